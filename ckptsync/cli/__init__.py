@@ -1,0 +1,1 @@
+"""Words, arguments, tables, exit codes: one file a command, one error boundary (``main``)."""

@@ -1,0 +1,1 @@
+"""The roles under APScheduler and watchdog: ``schedule``, signals and sd_notify."""

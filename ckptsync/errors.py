@@ -1,0 +1,63 @@
+"""Errors, one class per thing the operator does next.
+
+CkptsyncError           1  read the message
+├── ConfigError         2  fix the configuration, or the command
+├── Incomplete          3  wait, or fetch what is named: something is missing
+├── StoreError          4  storage or network: look at it, then try again
+│   ├── NotFound        4  (permanent: never retried)
+│   └── Exists          4  (permanent: somebody else wrote that name first)
+├── Unsupported         5  a layout, or a version, that this program does not know
+└── Corrupt            10  call someone: bytes are not what they should be
+
+Text: lower case, the thing first, then what was wanted and what was got; ``hint`` says what to do next.
+"""
+
+from __future__ import annotations
+
+
+class CkptsyncError(Exception):
+    """Anything the operator can act on; its message stands alone on one line."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+class ConfigError(CkptsyncError):
+    """The configuration or the command line asks for something that cannot be."""
+
+    exit_code = 2
+
+
+class Incomplete(CkptsyncError):
+    """Something that is needed has not arrived, or was never there."""
+
+    exit_code = 3
+
+
+class StoreError(CkptsyncError):
+    """Storage or network did not do what was asked; trying again may help."""
+
+    exit_code = 4
+
+
+class NotFound(StoreError):
+    """There is no such name; trying again does not help."""
+
+
+class Exists(StoreError):
+    """The name is taken; trying again does not help."""
+
+
+class Unsupported(CkptsyncError):
+    """A layout, an option or a format number that this program does not know."""
+
+    exit_code = 5
+
+
+class Corrupt(CkptsyncError):
+    """Bytes are not what their metadata, their digest or their format says."""
+
+    exit_code = 10

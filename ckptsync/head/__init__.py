@@ -1,0 +1,1 @@
+"""The head: catalogue what arrived, consolidate what is complete."""

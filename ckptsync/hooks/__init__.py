@@ -1,0 +1,1 @@
+"""Callbacks inside trainers.  Empty until the hooks land; nothing else may import torch."""

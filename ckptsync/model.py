@@ -1,0 +1,108 @@
+"""The nouns that formats and merging share: where bytes are, and what they mean.
+
+Shapes and offsets count elements; starts and sizes count bytes.  A dtype is safetensors' name for it
+(``F32``, ``BF16``, ``F8_E4M3``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from ckptsync.errors import Corrupt, Incomplete
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Extent:
+    """``size`` bytes of ``file`` from ``start``.  The only way this code says *where*."""
+
+    file: str
+    start: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A box of a tensor, and the bytes that hold it.
+
+    ``strides`` (in elements) are those of the stored box; ``None`` is row-major, the usual case.
+    """
+
+    offsets: Shape
+    sizes: Shape
+    extent: Extent
+    strides: Shape | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One stored copy of a tensor: boxes that tile ``grid``, each element once.
+
+    ``grid`` is the tensor's shape, or ``(numel,)`` where a framework cuts the flattened tensor.
+    """
+
+    dtype: str
+    grid: Shape
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A named tensor, in the dtype that the model itself has, and its stored copies.
+
+    ``tied`` names the tensor whose bytes this one shares, where the framework says so.
+    """
+
+    name: str
+    dtype: str
+    shape: Shape
+    copies: tuple[Copy, ...]
+    tied: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Demands:
+    """Files that a layout's own metadata demands, with their sizes where it knows them (else ``None``).
+
+    ``model``: what consolidation needs; empty means that nothing here says what a whole model is.
+    ``resume``: what else a resumed training needs.  ``world``: how many ranks wrote, where known.
+    """
+
+    model: dict[str, int | None] = field(default_factory=dict)
+    resume: dict[str, int | None] = field(default_factory=dict)
+    world: int | None = None
+
+
+class Files(Protocol):
+    """The files of one checkpoint under their relative POSIX names: all that a layout may look at.
+
+    Names were checked at the door (`ckptsync.records.names.checked_path`).
+    """
+
+    def sizes(self) -> Mapping[str, int]:
+        """Every file's size in bytes."""
+        ...
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """Fill ``out`` from ``start``; raises Incomplete (no such file) or Corrupt (too short)."""
+        ...
+
+
+def read(files: Files, extent: Extent) -> bytes:
+    """The bytes of one extent, for small things: headers, pickles, indexes."""
+    out = bytearray(extent.size)
+    files.read_into(extent.file, extent.start, memoryview(out))
+    return bytes(out)
+
+
+def read_whole(files: Files, name: str, limit: int = 64 << 20) -> bytes:
+    """All of a small file; raises Incomplete if it is not there, Corrupt if it is above ``limit`` bytes."""
+    size = files.sizes().get(name)
+    if size is None:
+        raise Incomplete(f"{name}: not there")
+    if size > limit:
+        raise Corrupt(f"{name}: {size} bytes, at most {limit} expected")
+    return read(files, Extent(name, 0, size))

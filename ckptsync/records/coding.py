@@ -1,0 +1,63 @@
+"""Records as bytes: canonical JSON, named by its own digest, refused when newer than this program."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Protocol, TypeVar
+
+import msgspec
+
+from ckptsync.digest import digest
+from ckptsync.errors import Corrupt, Unsupported
+from ckptsync.records.manifest import Manifest
+from ckptsync.records.names import RecordName, parse_record_name
+from ckptsync.records.report import Report
+from ckptsync.records.seal import Seal
+from ckptsync.records.tombstone import Tombstone
+
+Record = Manifest | Seal | Report | Tombstone
+R = TypeVar("R", Manifest, Seal, Report, Tombstone)
+FORMAT = 1
+
+
+class _Formatted(Protocol):
+    format: int
+
+
+def encode(record: Record) -> bytes:
+    """Canonical: sorted keys, no spaces, one final newline."""
+    return json.dumps(asdict(record), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+
+
+def record_name(record: Record, data: bytes) -> str:
+    """The name a record is stored under: it ends in its own digest's first 16 hex digits."""
+    node = record.node if isinstance(record, Manifest) else ""
+    kind = type(record).__name__.lower()
+    return str(RecordName(record.run, record.place, kind, node, record.n, digest(data)[:16]))  # type: ignore[arg-type]
+
+
+def decode(name: str, data: bytes, kind: type[R]) -> R:
+    """The record that ``data`` is, if it is what its ``name`` says; raises Corrupt, or Unsupported if it is newer."""
+    parsed = parse_record_name(name)
+    if parsed is None or parsed.digest != digest(data)[:16]:
+        raise Corrupt(f"{name}: bytes do not have the digest in the name")
+    _refuse_newer(name, data)
+    try:
+        record = msgspec.convert(msgspec.json.decode(data), kind, strict=True)
+    except (msgspec.ValidationError, msgspec.DecodeError, RecursionError) as e:
+        raise Corrupt(f"{name}: not a {kind.__name__.lower()}: {e}") from e
+    if (record.run, record.place, record.n) != (parsed.run, parsed.place, parsed.n):
+        raise Corrupt(f"{name}: speaks of {record.run}/{record.place} #{record.n}")
+    return record
+
+
+def _refuse_newer(name: str, data: bytes) -> None:
+    try:
+        number = msgspec.json.decode(data)["format"]
+    except (msgspec.DecodeError, KeyError, TypeError, RecursionError) as e:
+        raise Corrupt(f"{name}: no format number: {e}") from e
+    if not isinstance(number, int) or number > FORMAT:
+        raise Unsupported(
+            f"{name}: record format {number}, at most {FORMAT} is known here", hint="upgrade ckptsync on this machine"
+        )

@@ -1,0 +1,49 @@
+"""A node's word, written last: these files, in this save, are my part of the checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ckptsync.model import Demands
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """A stored file: POSIX path relative to the checkpoint, bytes, BLAKE3 (64 hex), a digest a block, mtime in ns."""
+
+    path: str
+    size: int
+    digest: str
+    block_size: int
+    blocks: tuple[str, ...]
+    mtime: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """One node's part of one save of a checkpoint.
+
+    ``checkpoint`` is the trainer's name for it; ``place`` is the directory in the store that holds it: the same name, or
+    ``<checkpoint>~<save>`` where another save had taken it.  ``n`` counts this node's manifests of this save from 0; manifest
+    n + 1 names files that came later.  ``save`` is the id that a hook agreed on, or empty.  ``started`` and ``ended`` (ns since
+    the epoch, on the node's clock) span the mtimes of its files; ``clock_offset`` (ns) is node clock minus store clock where it was
+    measured.  ``sources`` lists the weight sources seen (``zero:global_step4``).
+    """
+
+    run: str
+    checkpoint: str
+    place: str
+    node: str
+    n: int
+    files: tuple[FileEntry, ...]
+    ranks: tuple[int, ...]
+    started: int
+    ended: int
+    demands: Demands
+    sources: tuple[str, ...] = ()
+    save: str = ""
+    clock_offset: int = 0
+    version: str = ""
+    format: int = FORMAT

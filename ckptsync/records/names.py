@@ -1,0 +1,103 @@
+"""Where things lie in a store, and which names are safe to use there.
+
+<run>/checkpoint-500/…                                  the trainer's own files
+<run>/consolidated/checkpoint-500/…                     the consolidated model
+<run>/.ckptsync/checkpoint-500/manifest-<node>-<n>-<digest>.json, seal-<n>-…, report-<n>-…, tombstone-<n>-…
+<run>/.ckptsync/checkpoint-500/files/<node>/<path>      a node's copy of a name that another node owns with other bytes
+.ckptsync/store.json, .ckptsync/nodes/<node>.json
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from dataclasses import dataclass
+from typing import Literal
+
+from ckptsync.errors import Corrupt
+
+OURS = ".ckptsync"
+CONSOLIDATED = "consolidated"
+STORE_FILE = f"{OURS}/store.json"
+RecordKind = Literal["manifest", "seal", "report", "tombstone"]
+
+_RECORD = re.compile(r"(manifest)-([A-Za-z0-9_.-]+)-(\d+)-([0-9a-f]{16})\.json|(seal|report|tombstone)-(\d+)-([0-9a-f]{16})\.json")
+_NODE = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+
+
+def checked_path(path: str) -> str:
+    """``path`` itself, if it is a plain relative POSIX path; raises Corrupt if it could reach anywhere else.
+
+    Names come from indexes, pickles, manifests and servers, and so from anyone.
+    """
+    parts = path.split("/")
+    if (
+        not path
+        or len(path.encode("utf-8", "surrogateescape")) > 4096
+        or any(p in ("", ".", "..") or len(p.encode("utf-8", "surrogateescape")) > 255 for p in parts)
+    ):
+        raise Corrupt(f"{path!r}: not a plain relative path")
+    if any(unicodedata.category(c) in ("Cc", "Cs") or c == "\\" for c in path):
+        raise Corrupt(f"{path!r}: has characters that no checkpoint file's name has")
+    return path
+
+
+def checked_node(node: str) -> str:
+    """``node`` itself if it can be part of a record's name; raises Corrupt."""
+    if not _NODE.fullmatch(node) or node in (".", ".."):
+        raise Corrupt(f"{node!r}: not a node id (letters, digits, '_', '.', '-', at most 100)")
+    return node
+
+
+@dataclass(frozen=True, slots=True)
+class RecordName:
+    """A record's name, taken apart.  ``node`` is empty but for manifests; ``digest`` is the first 16 hex digits."""
+
+    run: str
+    place: str
+    kind: RecordKind
+    node: str
+    n: int
+    digest: str
+
+    def __str__(self) -> str:
+        node = f"{self.node}-" if self.kind == "manifest" else ""
+        return f"{records_prefix(self.run, self.place)}{self.kind}-{node}{self.n}-{self.digest}.json"
+
+
+def records_prefix(run: str, place: str) -> str:
+    """Where the records about one place stand; ends in a slash."""
+    return f"{run}/{OURS}/{place}/"
+
+
+def parse_record_name(name: str) -> RecordName | None:
+    """The parts of a record's name, or ``None`` for any other name.  ``str(parse_record_name(s)) == s``."""
+    head, _, base = name.rpartition("/")
+    run, _, place = head.partition(f"/{OURS}/")
+    found = _RECORD.fullmatch(base)
+    if not found or not run or not place or "/" in place:
+        return None
+    if found[1]:
+        return RecordName(run, place, "manifest", found[2], int(found[3]), found[4])
+    kind: RecordKind = "seal" if found[5] == "seal" else "report" if found[5] == "report" else "tombstone"
+    return RecordName(run, place, kind, "", int(found[6]), found[7])
+
+
+def file_name(run: str, place: str, path: str) -> str:
+    """Where a checkpoint's file lies under its plain name."""
+    return f"{run}/{place}/{path}"
+
+
+def node_file_name(run: str, place: str, node: str, path: str) -> str:
+    """Where a node's copy lies whose plain name another node owns with other bytes."""
+    return f"{records_prefix(run, place)}files/{node}/{path}"
+
+
+def consolidated_prefix(run: str, place: str) -> str:
+    """Where the consolidated model of a place lies; ends in a slash."""
+    return f"{run}/{CONSOLIDATED}/{place}/"
+
+
+def node_facts_name(node: str) -> str:
+    """A node's heartbeat: the only file in a store that is overwritten."""
+    return f"{OURS}/nodes/{node}.json"

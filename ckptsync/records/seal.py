@@ -1,0 +1,49 @@
+"""The head's word about a consolidated model: from what, how, and the digest of every file and tensor.
+
+It holds no time, host or version: two heads that consolidate the same sources write the same bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SealedFile:
+    """A file of the consolidated model; path relative to it, digests as in a manifest."""
+
+    path: str
+    size: int
+    digest: str
+    block_size: int
+    blocks: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SealedTensor:
+    """Where a tensor's bytes lie (``start`` counts from the file's first byte) and their BLAKE3."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: str
+    start: int
+    size: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Seal:
+    """``manifests``: names of the records it was made from.  ``options``: dtype, max_shard_size, source, config origin."""
+
+    run: str
+    checkpoint: str
+    place: str
+    n: int
+    manifests: tuple[str, ...]
+    options: dict[str, str]
+    files: tuple[SealedFile, ...]
+    tensors: tuple[SealedTensor, ...]
+    format: int = FORMAT

@@ -1,0 +1,1 @@
+"""The verifier: levels (stat, digest, parse, load), findings, reports."""
