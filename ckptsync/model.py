@@ -79,7 +79,7 @@ class Demands:
 class Files(Protocol):
     """The files of one checkpoint under their relative POSIX names: all that a layout may look at.
 
-    Names were checked at the door (`ckptsync.records.names.checked_path`).
+    Names were checked at the door (`ckptsync.paths.checked_path`).
     """
 
     def sizes(self) -> Mapping[str, int]:

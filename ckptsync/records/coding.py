@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -19,10 +19,6 @@ from ckptsync.records.tombstone import Tombstone
 Record = Manifest | Seal | Report | Tombstone
 R = TypeVar("R", Manifest, Seal, Report, Tombstone)
 FORMAT = 1
-
-
-class _Formatted(Protocol):
-    format: int
 
 
 def encode(record: Record) -> bytes:

@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import re
-import unicodedata
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,23 +22,6 @@ RecordKind = Literal["manifest", "seal", "report", "tombstone"]
 
 _RECORD = re.compile(r"(manifest)-([A-Za-z0-9_.-]+)-(\d+)-([0-9a-f]{16})\.json|(seal|report|tombstone)-(\d+)-([0-9a-f]{16})\.json")
 _NODE = re.compile(r"[A-Za-z0-9_.-]{1,100}")
-
-
-def checked_path(path: str) -> str:
-    """``path`` itself, if it is a plain relative POSIX path; raises Corrupt if it could reach anywhere else.
-
-    Names come from indexes, pickles, manifests and servers, and so from anyone.
-    """
-    parts = path.split("/")
-    if (
-        not path
-        or len(path.encode("utf-8", "surrogateescape")) > 4096
-        or any(p in ("", ".", "..") or len(p.encode("utf-8", "surrogateescape")) > 255 for p in parts)
-    ):
-        raise Corrupt(f"{path!r}: not a plain relative path")
-    if any(unicodedata.category(c) in ("Cc", "Cs") or c == "\\" for c in path):
-        raise Corrupt(f"{path!r}: has characters that no checkpoint file's name has")
-    return path
 
 
 def checked_node(node: str) -> str:

@@ -1,0 +1,24 @@
+"""Names of files: which are safe to join to a directory."""
+
+from __future__ import annotations
+
+import unicodedata
+
+from ckptsync.errors import Corrupt
+
+
+def checked_path(path: str) -> str:
+    """``path`` itself, if it is a plain relative POSIX path; raises Corrupt if it could reach anywhere else.
+
+    Names come from indexes, pickles, manifests and servers, and so from anyone.
+    """
+    parts = path.split("/")
+    if (
+        not path
+        or len(path.encode("utf-8", "surrogateescape")) > 4096
+        or any(p in ("", ".", "..") or len(p.encode("utf-8", "surrogateescape")) > 255 for p in parts)
+    ):
+        raise Corrupt(f"{path!r}: not a plain relative path")
+    if any(unicodedata.category(c) in ("Cc", "Cs") or c == "\\" for c in path):
+        raise Corrupt(f"{path!r}: has characters that no checkpoint file's name has")
+    return path
