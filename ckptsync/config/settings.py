@@ -1,0 +1,168 @@
+"""The table of every key: how its value is read, its default, and which environment variable overrides it.
+
+A reader takes what YAML (or the environment: always a string) gave and returns the value, or raises ValueError saying
+what was wanted.  Defaults are written as a person would write them, and pass the same readers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ckptsync.config.units import parse_duration, parse_size
+from ckptsync.config.values import ROLES, RunConfig
+from ckptsync.errors import Corrupt
+from ckptsync.paths import checked_path
+from ckptsync.records.names import CONSOLIDATED, checked_node
+from ckptsync.records.report import LEVELS
+
+DTYPES = ("auto", "keep", "bf16", "fp16", "fp32")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """``default`` passes ``read`` too.  ``environment`` is empty where a value is too rich for a variable."""
+
+    read: Callable[[object], Any]
+    default: object
+    environment: str = ""
+
+
+def text(value: object) -> str:
+    """Any string."""
+    if not isinstance(value, str):
+        raise ValueError(f"{value!r} is not a string")  # noqa: TRY004 - a problem of the file's, not of the program's types
+    return value
+
+
+def duration(value: object) -> float:
+    """Seconds from zero."""
+    return parse_duration(str(value))
+
+
+def period(value: object) -> float:
+    """A duration above zero."""
+    seconds = duration(value)
+    if seconds <= 0:
+        raise ValueError(f"{value!r} is not a period: something above zero is wanted, such as 30s")
+    return seconds
+
+
+def size(value: object) -> int:
+    """Bytes, at least one."""
+    count = value if isinstance(value, int) and not isinstance(value, bool) else parse_size(text(value))
+    if count < 1:
+        raise ValueError(f"{value!r} is not a size: at least one byte is wanted")
+    return count
+
+
+def location(value: object) -> str:
+    """An absolute path or a URL."""
+    url = text(value)
+    if url and "://" not in url and not url.startswith("/"):
+        raise ValueError(f"{url!r} is relative: a service has no directory of its own, an absolute path or a URL is wanted")
+    return url
+
+
+def count(value: object) -> int:
+    """A whole number from zero."""
+    number = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise ValueError(f"{value!r} is not a whole number from zero")
+    return number
+
+
+def one_of(*words: str) -> Callable[[object], str]:
+    """A reader of one word out of a list."""
+
+    def read(value: object) -> str:
+        if value not in words:
+            raise ValueError(f"{value!r} is not one of {', '.join(words)}")
+        return str(value)
+
+    return read
+
+
+def roles(value: object) -> tuple[str, ...]:
+    """A list of roles, or (from the environment) their names with commas."""
+    items = [item.strip() for item in value.split(",")] if isinstance(value, str) else value
+    if not isinstance(items, list) or not items:
+        raise ValueError(f"{value!r} is not a list of roles ({', '.join(ROLES)})")
+    role = one_of(*ROLES)
+    return tuple(dict.fromkeys(role(item) for item in items))
+
+
+def node(value: object) -> str:
+    """A node id, or nothing (it is computed then)."""
+    try:
+        return checked_node(text(value)) if value else ""
+    except Corrupt as e:
+        raise ValueError(str(e)) from e
+
+
+def mapping(value: object) -> dict[str, object]:
+    """A mapping with strings for keys."""
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise ValueError(f"{value!r} is not a mapping of names to values")
+    return dict(value)
+
+
+def directories(value: object) -> dict[str, str]:
+    """A mapping of run names to directories."""
+    return {name: text(path) for name, path in mapping(value).items()}
+
+
+def run_name(name: str) -> str:
+    """``name`` itself, if it may be a directory of the store; raises ValueError."""
+    try:
+        checked_path(name)
+    except Corrupt as e:
+        raise ValueError(str(e)) from e
+    if "/" in name or name.startswith((".", "_")) or name == CONSOLIDATED:
+        raise ValueError(f"{name!r} is not a run's name: one directory's name that starts with neither '.' nor '_' is wanted")
+    return name
+
+
+def runs(value: object) -> tuple[RunConfig, ...]:
+    """A list of ``{path, name}``; a plain string is a path."""
+    if not isinstance(value, list):
+        raise ValueError(f"{value!r} is not a list of runs, such as - path: /data/out")  # noqa: TRY004 - as in `text`
+    return tuple(_run(item) for item in value)
+
+
+def _run(item: object) -> RunConfig:
+    fields = {"path": item} if isinstance(item, str) else mapping(item)
+    unknown = sorted(set(fields) - {"path", "name"})
+    if unknown:
+        raise ValueError(f"{unknown[0]!r} is not a key of a run: path and name are")
+    if not fields.get("path"):
+        raise ValueError(f"{item!r} has no path")
+    name = text(fields.get("name") or "")
+    path = text(fields["path"])
+    if not path.startswith("/"):
+        raise ValueError(f"path {path!r} is relative: a service has no directory of its own, an absolute path is wanted")
+    return RunConfig(path, run_name(name) if name else "")
+
+
+SETTINGS: dict[str, Setting] = {
+    "node": Setting(node, "", "CKPTSYNC_NODE"),
+    "roles": Setting(roles, ["worker"], "CKPTSYNC_ROLES"),
+    "store.url": Setting(location, "", "CKPTSYNC_STORE"),
+    "store.options": Setting(mapping, {}),
+    "worker.runs": Setting(runs, []),
+    "worker.quiet": Setting(duration, "10s", "CKPTSYNC_WORKER_QUIET"),
+    "worker.unmarked": Setting(duration, "60s", "CKPTSYNC_WORKER_UNMARKED"),
+    "worker.scan_every": Setting(period, "30s", "CKPTSYNC_WORKER_SCAN_EVERY"),
+    "worker.keep_pins": Setting(count, 2, "CKPTSYNC_WORKER_KEEP_PINS"),
+    "head.every": Setting(period, "30s", "CKPTSYNC_HEAD_EVERY"),
+    "head.dtype": Setting(one_of(*DTYPES), "auto", "CKPTSYNC_HEAD_DTYPE"),
+    "head.max_shard_size": Setting(size, "5GB", "CKPTSYNC_HEAD_MAX_SHARD_SIZE"),
+    "head.config_from": Setting(directories, {}),
+    "verify.level": Setting(one_of(*LEVELS), "digest", "CKPTSYNC_VERIFY_LEVEL"),
+    "verify.every": Setting(period, "7d", "CKPTSYNC_VERIFY_EVERY"),
+    "verify.tick": Setting(period, "1m", "CKPTSYNC_VERIFY_TICK"),
+    "log.level": Setting(one_of("debug", "info", "warning", "error"), "info", "CKPTSYNC_LOG_LEVEL"),
+    "log.format": Setting(one_of("text", "json"), "text", "CKPTSYNC_LOG_FORMAT"),
+}
+SECTIONS = tuple(dict.fromkeys(key.split(".")[0] for key in SETTINGS if "." in key))

@@ -1,0 +1,55 @@
+"""Durations (``10s``, ``1h30m``) and sizes (``5GB``, ``512MiB``) as people write them.  Pure."""
+
+from __future__ import annotations
+
+import re
+
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]i?)?B?", re.IGNORECASE)
+_BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30, "TI": 1 << 40}
+
+
+def parse_duration(text: str) -> float:
+    """Seconds.  Units are ``ms s m h d`` and may be joined (``1h30m``); a number needs one, but for ``0``.  Raises ValueError."""
+    text = text.strip()
+    if text == "0":
+        return 0.0
+    if not _DURATION.fullmatch(text):
+        raise ValueError(f"{text!r} is not a duration: a number and a unit are wanted, such as 10s, 5m, 2h or 7d")
+    return sum(float(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(text))
+
+
+def parse_size(text: str) -> int:
+    """Bytes.  ``KB MB GB TB`` are powers of 1000 and ``KiB MiB GiB TiB`` of 1024; no unit is bytes.  Raises ValueError."""
+    found = _SIZE.fullmatch(text.strip())
+    if not found:
+        raise ValueError(f"{text!r} is not a size: a number and a unit are wanted, such as 5GB or 512MiB")
+    return round(float(found[1]) * _BYTES[(found[2] or "").upper()])
+
+
+def show_duration(seconds: float) -> str:
+    """The two largest units: ``90.0`` → ``1m30s``.  Below a minute, tenths."""
+    if seconds < 0:
+        return "-" + show_duration(-seconds)
+    if seconds < 60:
+        return f"{seconds:.1f}s".replace(".0s", "s")
+    parts: list[str] = []
+    left = round(seconds)
+    for unit in ("d", "h", "m", "s"):
+        count, left = divmod(left, int(_SECONDS[unit]))
+        if count or parts:
+            parts.append(f"{count}{unit}")
+    return "".join(p for p in parts[:2] if not p.startswith("0"))
+
+
+def show_size(size: int) -> str:
+    """Three figures in powers of 1000, as ``ls --si`` would: ``5_000_000_000`` → ``5 GB``."""
+    value, unit = float(size), "B"
+    for larger in ("KB", "MB", "GB", "TB", "PB"):
+        if value < 999.5:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.3g} {unit}"

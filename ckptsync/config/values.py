@@ -1,0 +1,79 @@
+"""What a configuration says, as frozen values.  Durations are seconds, sizes are bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ckptsync.records.report import Level
+
+Role = Literal["worker", "head", "verifier"]
+ROLES: tuple[Role, ...] = ("worker", "head", "verifier")
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """A training job's output directory, or a glob of them; ``name`` is empty where the directory's own name serves."""
+
+    path: str
+    name: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """Where checkpoints are gathered; ``options`` go to its fsspec file system."""
+
+    url: str
+    options: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerConfig:
+    """When a checkpoint counts as settled, how often to look, how many verified ones to keep pinned."""
+
+    runs: tuple[RunConfig, ...]
+    quiet: float
+    unmarked: float
+    scan_every: float
+    keep_pins: int
+
+
+@dataclass(frozen=True, slots=True)
+class HeadConfig:
+    """How often to consolidate, and how; ``config_from`` maps a run (or ``*``) to where config and tokenizer lie."""
+
+    every: float
+    dtype: str
+    max_shard_size: int
+    config_from: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyConfig:
+    """``level`` and how often each place is verified again; ``tick`` is how often to look what is due."""
+
+    level: Level
+    every: float
+    tick: float
+
+
+@dataclass(frozen=True, slots=True)
+class LogConfig:
+    """``level`` is one of logging's, in lower case; ``format`` is ``text`` or ``json``."""
+
+    level: str
+    format: str
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """All of it.  ``node`` is empty where the id is to be computed."""
+
+    node: str
+    roles: tuple[Role, ...]
+    store: StoreConfig
+    worker: WorkerConfig
+    head: HeadConfig
+    verify: VerifyConfig
+    log: LogConfig

@@ -1,0 +1,45 @@
+"""YAML as plain values, and the line of each key: so that a problem can say where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import yaml
+
+from ckptsync.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """``values``: what the file says.  ``lines``: the line of each key by its path (``worker.quiet``).  ``twice``: keys given twice."""
+
+    values: object
+    lines: dict[str, int]
+    twice: tuple[str, ...]
+
+
+def parse(text: str, name: str) -> Document:
+    """Raises ConfigError where ``text`` is not YAML at all."""
+    try:
+        values = yaml.safe_load(text)
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as e:
+        where = f"{name}:{e.problem_mark.line + 1}" if e.problem_mark else name
+        raise ConfigError(f"{where}: not YAML: {e.problem or e.context}") from e
+    except yaml.YAMLError as e:
+        raise ConfigError(f"{name}: not YAML: {e}") from e
+    keys = list(_keys(root, "")) if root is not None else []
+    paths = [path for path, _ in keys]
+    twice = tuple(dict.fromkeys(path for i, path in enumerate(paths) if path in paths[:i]))
+    return Document(values, dict(keys), twice)
+
+
+def _keys(node: yaml.Node, prefix: str, depth: int = 0) -> Iterator[tuple[str, int]]:
+    if depth > 3:  # no setting lies deeper, and an alias may hold itself
+        return
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            path = f"{prefix}{key.value}"
+            yield path, key.start_mark.line + 1
+            yield from _keys(value, f"{path}.", depth + 1)

@@ -1,0 +1,95 @@
+"""File and environment in, frozen values or every problem out."""
+
+from pathlib import Path
+
+import pytest
+
+from ckptsync.config.loading import load, read
+from ckptsync.config.values import Config, RunConfig
+from ckptsync.errors import ConfigError
+
+GOOD = "store: {url: /mnt/x}\nworker:\n  runs: [/data/out]\n"
+
+
+def problems(text: str, environment: dict[str, str] | None = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read(text, "c.yaml", environment or {})
+    assert caught.value.exit_code == 2
+    return str(caught.value)
+
+
+def test_a_short_file_gives_every_default() -> None:
+    config = read(GOOD, "c.yaml", {})
+    assert isinstance(config, Config)
+    assert (config.store.url, config.roles, config.node) == ("/mnt/x", ("worker",), "")
+    assert config.worker.runs == (RunConfig("/data/out"),)
+    assert (config.worker.quiet, config.worker.unmarked, config.worker.scan_every, config.worker.keep_pins) == (10, 60, 30, 2)
+    assert (config.head.every, config.head.dtype, config.head.max_shard_size) == (30, "auto", 5_000_000_000)
+    assert (config.verify.level, config.verify.every, config.verify.tick) == ("digest", 604800, 60)
+    assert (config.log.level, config.log.format) == ("info", "text")
+
+
+def test_all_problems_are_told_at_once_each_with_its_line_and_path() -> None:
+    said = problems("store: {}\nworker:\n  runs: [/data]\n  quite: 5s\n  scan_every: 30\nhed: {}\nhead:\n  dtype: int8\n")
+    assert said.startswith("c.yaml: 5 problems\n")
+    for part in (
+        "c.yaml:4: worker.quite: unknown key (did you mean worker.quiet?)",
+        "c.yaml:5: worker.scan_every: '30' is not a duration",
+        "c.yaml:6: hed: unknown key (did you mean head?)",
+        "c.yaml:8: head.dtype: 'int8' is not one of auto, keep",
+        "c.yaml: store.url: missing",
+    ):
+        assert part in said
+
+
+def test_a_key_in_the_wrong_section_is_sent_to_the_right_one() -> None:
+    assert "head.keep_pins: unknown key (did you mean worker.keep_pins?)" in problems(GOOD + "head: {keep_pins: 1}\n")
+
+
+def test_the_environment_overrides_the_file_and_its_problems_name_the_variable() -> None:
+    config = read(
+        GOOD, "c.yaml", {"CKPTSYNC_STORE": "/mnt/y", "CKPTSYNC_WORKER_QUIET": "2s", "CKPTSYNC_AUTOLOAD": "1", "HOME": "/"}
+    )
+    assert (config.store.url, config.worker.quiet) == ("/mnt/y", 2)
+    assert problems(GOOD, {"CKPTSYNC_WORKER_QUIET": "soon"}).startswith("CKPTSYNC_WORKER_QUIET: 'soon' is not a duration")
+    assert "unknown variable (did you mean CKPTSYNC_WORKER_QUIET?)" in problems(GOOD, {"CKPTSYNC_WORKER_QUIETT": "1s"})
+
+
+def test_variables_inside_values_are_not_expanded() -> None:
+    assert read("store: {url: '/mnt/${HOME}'}\nroles: [head]\n", "c.yaml", {"HOME": "/root"}).store.url == "/mnt/${HOME}"
+
+
+def test_a_key_given_twice_is_a_problem_and_not_a_choice() -> None:
+    assert "c.yaml:4: worker: given twice" in problems(GOOD + "worker: {runs: [/b]}\n")
+
+
+@pytest.mark.parametrize("text", ["[1, 2]", "just words", "3"])
+def test_a_file_that_is_no_mapping_is_refused(text: str) -> None:
+    assert "not a mapping" in problems(text)
+
+
+def test_what_is_not_yaml_is_refused_with_its_line() -> None:
+    assert problems("store:\n  url: [\n").startswith("c.yaml:3: not YAML")
+    assert "not YAML" in problems("store: \x00\n")
+
+
+def test_a_recursive_alias_ends_as_a_problem() -> None:
+    assert "problem" in problems("store: &a\n  url: *a\n  options: *a\n") or "not a string" in problems("store: &a\n  url: *a\n")
+
+
+def test_a_worker_wants_runs_and_a_head_does_not() -> None:
+    assert "worker.runs: missing" in problems("store: {url: /mnt/x}\n")
+    assert read("store: {url: /mnt/x}\nroles: [head]\n", "c.yaml", {}).worker.runs == ()
+    assert "two runs are named 'a'" in problems("store: {url: /s}\nworker: {runs: [{path: /1, name: a}, {path: /2, name: a}]}\n")
+
+
+def test_an_empty_section_is_its_defaults_and_a_section_that_is_no_mapping_a_problem() -> None:
+    assert read(GOOD + "head:\nlog:\n", "c.yaml", {}).head.dtype == "auto"
+    assert "c.yaml:4: head: 5 is not a mapping (its keys are every, dtype" in problems(GOOD + "head: 5\n")
+
+
+def test_a_file_that_is_not_there_or_not_text_is_a_configuration_error(tmp_path: Path) -> None:
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    for name in ("absent", "binary", "."):
+        with pytest.raises(ConfigError, match="cannot be read"):
+            load(tmp_path / name, {})

@@ -1,0 +1,55 @@
+"""Which output directories are there, and under which names."""
+
+from pathlib import Path
+
+from ckptsync.config.runs import output_directories
+from ckptsync.config.values import RunConfig
+
+
+def test_a_glob_takes_in_directories_that_appear_later(tmp_path: Path) -> None:
+    runs = [RunConfig(f"{tmp_path}/*")]
+    assert output_directories(runs, "/store").runs == ()
+    (tmp_path / "b").mkdir()
+    (tmp_path / "a").mkdir()
+    (tmp_path / "file").write_text("")
+    assert [r.name for r in output_directories(runs, "/store").runs] == ["a", "b"]
+
+
+def test_a_given_name_is_kept_and_a_missing_directory_is_no_problem(tmp_path: Path) -> None:
+    found = output_directories([RunConfig(str(tmp_path), "special"), RunConfig(f"{tmp_path}/absent")], "/store")
+    assert found.runs == (RunConfig(str(tmp_path), "special"),)
+    assert found.problems == ()
+
+
+def test_two_directories_of_one_name_are_told_apart_or_refused(tmp_path: Path) -> None:
+    for job in ("one", "two"):
+        (tmp_path / job / "out").mkdir(parents=True)
+    found = output_directories([RunConfig(f"{tmp_path}/*/out")], "/store")
+    assert found.runs == (RunConfig(f"{tmp_path}/one/out", "out"),)
+    assert "two/out: its run would be named 'out'" in found.problems[0]
+
+
+def test_an_output_directory_inside_the_store_is_refused_through_links_too(tmp_path: Path) -> None:
+    (tmp_path / "store" / "out").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "store" / "out")
+    for store in (f"{tmp_path}/store", f"file://{tmp_path}/store"):
+        found = output_directories([RunConfig(f"{tmp_path}/link")], store)
+        assert found.runs == ()
+        assert "inside the store" in found.problems[0]
+
+
+def test_a_link_that_a_glob_matches_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "link").symlink_to(tmp_path / "elsewhere")
+    assert output_directories([RunConfig(f"{tmp_path}/out/*")], "/store").runs == ()
+    assert output_directories([RunConfig(f"{tmp_path}/out/link")], "/store").runs == (
+        RunConfig(f"{tmp_path}/elsewhere", "elsewhere"),
+    )
+
+
+def test_a_directory_whose_name_is_no_runs_name_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / "consolidated").mkdir()
+    found = output_directories([RunConfig(f"{tmp_path}/.hidden"), RunConfig(f"{tmp_path}/cons*")], "s3://bucket")
+    assert (found.runs, len(found.problems)) == ((), 2)
