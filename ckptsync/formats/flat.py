@@ -1,0 +1,41 @@
+"""Flattened tensors, as DeepSpeed keeps them: runs of elements, end to end, in one or several extents."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+
+from ckptsync.formats.dtypes import ITEMSIZE
+from ckptsync.model import Extent, Part
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """Elements 0 to ``numel`` of one dtype; run ``i`` holds those from ``starts[i]``."""
+
+    dtype: str
+    runs: tuple[Extent, ...]
+    starts: tuple[int, ...]
+    numel: int
+
+    def cut(self, start: int, count: int, into: int = 0) -> Iterator[Part]:
+        """Elements ``start`` to ``start + count`` as boxes of a flattened tensor in which they begin at ``into``."""
+        item = ITEMSIZE[self.dtype]
+        at, end = start, start + count
+        index = bisect_right(self.starts, at) - 1
+        while at < end:
+            run = self.runs[index]
+            skip = at - self.starts[index]
+            size = min(end - at, run.size // item - skip)
+            if size > 0:
+                yield Part((into + at - start,), (size,), Extent(run.file, run.start + skip * item, size * item))
+            at, index = at + max(size, 0), index + 1
+
+
+def concatenate(dtype: str, runs: Iterable[Extent]) -> Flat:
+    """The runs end to end; empty ones are dropped."""
+    kept = tuple(run for run in runs if run.size)
+    ends = tuple(accumulate(run.size // ITEMSIZE[dtype] for run in kept))
+    return Flat(dtype, kept, (0, *ends[:-1]) if ends else (), ends[-1] if ends else 0)

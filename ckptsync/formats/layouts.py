@@ -1,0 +1,172 @@
+"""The table of layouts, and the questions that can be asked of any checkpoint without knowing which one it has."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from ckptsync.errors import Corrupt, Incomplete, Unsupported
+from ckptsync.formats import dcp, peft, safetensors, torch_zip, whole, zero
+from ckptsync.model import Demands, Extent, Files, Tensor, read_whole
+
+
+class Layout(Protocol):
+    """How one framework spreads tensors over files: a module with these names.  A new one goes in `LAYOUTS`.
+
+    ``root`` is a directory of the checkpoint, ``""`` for itself.
+    """
+
+    NAME: str
+
+    def roots(self, names: Collection[str]) -> tuple[str, ...]:
+        """The directories that this layout claims, judged by names alone."""
+        ...
+
+    def holds_weights(self, root: str) -> bool:
+        """False for a root of optimizer states only."""
+        ...
+
+    def demands(self, files: Files, root: str) -> dict[str, int | None]:
+        """Every file that the layout's own metadata needs, with its size where known; raises Incomplete if it is not here."""
+        ...
+
+    def tensors(self, files: Files, root: str) -> tuple[Tensor, ...]:
+        """The weights.  Raises Incomplete, Unsupported or Corrupt; reads no tensor bytes."""
+        ...
+
+
+LAYOUTS: dict[str, Layout] = {  # preferred first: whole weights win over shards
+    "whole": whole,
+    "peft": peft,
+    "dcp": dcp,
+    "zero": zero,
+}
+
+_RANK = re.compile(
+    r"__(\d+)_\d+\.distcp|.*zero_pp_rank_(\d+)_mp_rank_.*|rng_state_(\d+)\.pth|random_states_(\d+)\.pkl|.*_rank_(\d+)\.pt"
+)
+
+
+_RNG = re.compile(r"(rng_state_|random_states_)\d+(\.pth|\.pkl)")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One set of weights in a checkpoint.  ``str(source)`` is what ``--source`` takes: ``zero:global_step4``, ``whole:.``."""
+
+    layout: str
+    root: str
+
+    def __str__(self) -> str:
+        return f"{self.layout}:{self.root or '.'}"
+
+
+def sources(files: Files) -> tuple[Source, ...]:
+    """Every set of weights, the preferred one first; empty if this is no checkpoint that we know."""
+    names = files.sizes()
+    found = [Source(name, root) for name, layout in LAYOUTS.items() for root in layout.roots(names) if layout.holds_weights(root)]
+    tag = zero.preferred(files, tuple(s.root for s in found if s.layout == "zero"))
+    return tuple(sorted(found, key=lambda s: (_is_hollow(files, s), s.layout == "zero" and s.root != tag)))
+
+
+def choose(files: Files, wanted: str | None) -> Source:
+    """The source of that name, or the preferred one; raises Unsupported where there is none, or no telling."""
+    found = sources(files)
+    if wanted is not None:
+        chosen = [s for s in found if wanted in (str(s), s.layout, s.root)]
+        if len(chosen) != 1:
+            raise Unsupported(
+                f"source {wanted!r}: {len(chosen)} of that name", hint=f"there are: {', '.join(map(str, found)) or 'none'}"
+            )
+        return chosen[0]
+    if not found:
+        raise Unsupported(
+            "no layout claims these files", hint=f"known layouts: {', '.join(LAYOUTS)}; point at the checkpoint's directory"
+        )
+    rivals = [s for s in found if s.layout == found[0].layout]
+    if len(rivals) > 1 and (found[0].layout != "zero" or zero.preferred(files, tuple(s.root for s in rivals)) is None):
+        raise Unsupported(
+            f"{len(rivals)} sets of weights, and nothing says which is meant", hint=f"--source {' or '.join(map(str, rivals))}"
+        )
+    return found[0]
+
+
+def tensors(files: Files, source: Source) -> tuple[Tensor, ...]:
+    """The weights of one source."""
+    return LAYOUTS[source.layout].tensors(files, source.root)
+
+
+def demands(files: Files) -> Demands:
+    """What the metadata here demands; where this node's files do not tell, nothing.  Raises Corrupt or Unsupported."""
+    found = sources(files)
+    model = _told(files, found[0]) if found else {}
+    others = [Source(name, root) for name, layout in LAYOUTS.items() for root in layout.roots(files.sizes())]
+    resume = {k: v for source in others for k, v in _told(files, source).items() if k not in model}
+    world = _world(files, others, model)
+    resume |= {name: files.sizes().get(name) for name in _random_states(files.sizes(), world)}
+    return Demands(model, resume, world)
+
+
+def ranks(names: Iterable[str]) -> tuple[int, ...]:
+    """The ranks whose own files these are, by their names."""
+    matches = (_RANK.fullmatch(name.rpartition("/")[2]) for name in names)
+    return tuple(sorted({int(next(filter(None, m.groups()))) for m in matches if m}))
+
+
+def closed(name: str, files: Files) -> bool:
+    """Whether a file has the end that its format gives it.  True for formats that have none."""
+    size = files.sizes()[name]
+    try:
+        if name.endswith(".safetensors"):
+            return bool(safetensors.tensors(files, name)) or size > 8
+        if name.endswith((".pt", ".pth", ".bin")):
+            return torch_zip.has_end(files, Extent(name, 0, size)) or not _starts_like_zip(files, name)
+        if name.endswith(".json"):
+            json.loads(read_whole(files, name))
+    except (Corrupt, ValueError):
+        return False
+    return True
+
+
+def _starts_like_zip(files: Files, name: str) -> bool:
+    """A file cut short to nothing could still become an archive; other beginnings are torch's older format."""
+    size = files.sizes()[name]
+    start = bytearray(min(2, size))
+    files.read_into(name, 0, memoryview(start))
+    return size < 2 or bytes(start) == b"PK"
+
+
+def _is_hollow(files: Files, source: Source) -> bool:
+    """Whole weights that ZeRO-3 wrote as empty placeholders (LlamaFactory#1226, peft#2500) do not win."""
+    if source.layout not in ("whole", "peft"):
+        return False
+    try:
+        found = tensors(files, source)
+    except (Incomplete, Corrupt):
+        return False  # it is asked again, and answers for itself, when it is used
+    return any(t.shape == (0,) for t in found)
+
+
+def _told(files: Files, source: Source) -> dict[str, int | None]:
+    try:
+        return LAYOUTS[source.layout].demands(files, source.root)
+    except Incomplete:
+        return {}  # another node has the metadata
+
+
+def _world(files: Files, found: Iterable[Source], model: Iterable[str]) -> int | None:
+    """Ranks as ZeRO records them, or as the names of the files that DCP's metadata refers to."""
+    for source in found:
+        if source.layout == "zero" and _told(files, source):
+            return zero.world(files, source.root)
+    seen = ranks(model)
+    return seen[-1] + 1 if seen else None
+
+
+def _random_states(names: Iterable[str], world: int | None) -> list[str]:
+    """The files of random states that every rank writes, if any rank here wrote one."""
+    kinds = {(m[1], m[2]) for m in map(_RNG.fullmatch, names) if m}
+    return [f"{stem}{rank}{end}" for stem, end in sorted(kinds) for rank in range(world or 0)]

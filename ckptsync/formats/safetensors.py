@@ -1,0 +1,102 @@
+"""safetensors headers: read and checked once at the door, and written.
+
+Format: 8 bytes little-endian header length, JSON ``{name: {dtype, shape, data_offsets}}``, then the bytes, indexed from 0 to
+the end of the file without holes (https://github.com/huggingface/safetensors, *Format*).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from math import prod
+from typing import Any
+
+from ckptsync.errors import Corrupt
+from ckptsync.formats.dtypes import ITEMSIZE
+from ckptsync.model import Copy, Extent, Files, Part, Shape, Tensor, read
+
+MAX_HEADER = 100_000_000  # the reference implementation's own limit
+
+
+def header_size(files: Files, name: str) -> int:
+    """Bytes before the first tensor; raises Corrupt if the file cannot hold that many."""
+    size = files.sizes()[name]
+    if size < 8:
+        raise Corrupt(f"{name}: {size} bytes are too few for a safetensors file")
+    length = int.from_bytes(read(files, Extent(name, 0, 8)), "little")
+    if length > min(MAX_HEADER, size - 8):
+        raise Corrupt(f"{name}: header of {length} bytes in a file of {size}")
+    return 8 + length
+
+
+def tensors(files: Files, name: str) -> tuple[Tensor, ...]:
+    """Every tensor of one file, in the order of their bytes.  After this nothing needs to be checked again."""
+    base = header_size(files, name)
+    rows = sorted(_row(name, key, entry) for key, entry in _header(files, name, base).items() if key != "__metadata__")
+    at = 0
+    for start, end, key, dtype, shape in rows:
+        if start != at or end - start != prod(shape) * ITEMSIZE[dtype]:
+            raise Corrupt(f"{name}: {key} at {start}..{end}, {at}..{at + prod(shape) * ITEMSIZE[dtype]} expected")
+        at = end
+    if base + at != files.sizes()[name]:
+        raise Corrupt(f"{name}: {files.sizes()[name]} bytes, {base + at} expected by its header")
+    return tuple(_tensor(name, base, row) for row in rows)
+
+
+def metadata(files: Files, name: str) -> Mapping[str, Any]:
+    """The free-form ``__metadata__``, empty if there is none."""
+    found = _header(files, name, header_size(files, name)).get("__metadata__", {})
+    return found if isinstance(found, dict) else {}
+
+
+Row = tuple[int, int, str, str, Shape]
+
+
+def _header(files: Files, name: str, base: int) -> dict[str, Any]:
+    try:
+        header = json.loads(read(files, Extent(name, 8, base - 8)), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as e:
+        raise Corrupt(f"{name}: header is not JSON: {e}") from e
+    if not isinstance(header, dict):
+        raise Corrupt(f"{name}: header is not an object")
+    return header
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name is given twice")
+    return found
+
+
+def _row(name: str, key: str, entry: Any) -> Row:
+    try:
+        dtype, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+    except (TypeError, KeyError, ValueError) as e:
+        raise Corrupt(f"{name}: {key} has no dtype, shape and data_offsets") from e
+    numbers = [start, end, *shape] if isinstance(shape, list) else [None]
+    if dtype not in ITEMSIZE or any(type(n) is not int or n < 0 for n in numbers):
+        raise Corrupt(f"{name}: {key} has dtype {dtype!r:.40} and numbers {numbers!r:.100}")
+    return start, end, key, dtype, tuple(shape)
+
+
+def _tensor(name: str, base: int, row: Row) -> Tensor:
+    start, end, key, dtype, shape = row
+    part = Part((0,) * len(shape), shape, Extent(name, base + start, end - start))
+    return Tensor(key, dtype, shape, (Copy(dtype, shape, (part,)),))
+
+
+def encode_header(rows: Iterable[tuple[str, str, Shape]], *, align: int = 8) -> bytes:
+    """Length and header for tensors ``(name, dtype, shape)`` whose bytes follow in this order.
+
+    Padded with spaces to ``align`` bytes; `format: pt` because older transformers refuse files without it.
+    """
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    at = 0
+    for name, dtype, shape in rows:
+        size = prod(shape) * ITEMSIZE[dtype]
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-(8 + len(text)) % align)
+    return len(text).to_bytes(8, "little") + text

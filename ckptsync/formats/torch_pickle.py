@@ -1,0 +1,165 @@
+"""Pickles that ``torch.save`` writes: tensors become `Stored`, everything else plain values.
+
+Names observed in files of torch 2.13 and read in ``torch/_utils.py``, ``torch/storage.py`` and ``torch/_tensor.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+from typing import Any
+
+from ckptsync.errors import Corrupt
+from ckptsync.formats import torch_zip
+from ckptsync.formats.dtypes import FROM_TORCH, ITEMSIZE, STORAGES, from_torch
+from ckptsync.formats.inert import Build, Made, Name, loads, made
+from ckptsync.model import Extent, Files, Part, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """A run of elements that tensors are views of: record ``data/<key>``, ``numel`` elements."""
+
+    dtype: str
+    key: str
+    numel: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A tensor as a view of a storage; ``offset`` and ``strides`` count elements."""
+
+    dtype: str
+    storage: Storage
+    offset: int
+    shape: Shape
+    strides: Shape
+
+    @property
+    def numel(self) -> int:
+        """Elements in the tensor, not in its storage."""
+        return prod(self.shape)
+
+
+def span(shape: Shape, strides: Shape) -> int:
+    """How many elements of the storage a view reaches over, first to last."""
+    return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if prod(shape) else 0
+
+
+def row_major(shape: Shape) -> Shape:
+    """The strides of a contiguous tensor."""
+    return tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
+
+
+def _integers(values: Any) -> Shape:
+    if not isinstance(values, tuple) or any(type(v) is not int or v < 0 for v in values):
+        raise Corrupt("pickle: a shape, stride or offset that is not made of natural numbers")
+    return values
+
+
+def _stored(dtype: str, storage: Any, offset: Any, shape: Any, strides: Any) -> Stored:
+    _integers((offset,)), _integers(shape), _integers(strides)
+    if not isinstance(storage, Storage) or len(shape) != len(strides):
+        raise Corrupt("pickle: a tensor without a storage, or with strides of another rank")
+    numel = storage.numel * ITEMSIZE[storage.dtype] // ITEMSIZE[dtype]
+    if offset + span(shape, strides) > numel:
+        raise Corrupt(f"pickle: a tensor of shape {shape} reaches behind its storage of {numel} elements")
+    return Stored(dtype, storage, offset, shape, strides)
+
+
+def _rebuild_v2(_: Name, args: tuple[Any, ...]) -> Stored:
+    storage, offset, shape, strides = args[:4]
+    return _stored(storage.dtype if isinstance(storage, Storage) else "", storage, offset, shape, strides)
+
+
+def _rebuild_v3(_: Name, args: tuple[Any, ...]) -> Stored:
+    storage, offset, shape, strides = args[:4]
+    return _stored(dtype_of(args[6]), storage, offset, shape, strides)
+
+
+def _rebuild_from_type(_: Name, args: tuple[Any, ...]) -> Any:
+    """``_rebuild_from_type_v2(func, type, args, state)``: a tensor of a subclass, or with attributes."""
+    func, _kind, inner, _state = args
+    if not isinstance(func, Name) or func not in TENSORS:
+        raise Corrupt("pickle: a tensor that is rebuilt by something else")
+    return TENSORS[func](func, inner)
+
+
+def _first(_: Name, args: tuple[Any, ...]) -> Any:
+    return args[0]
+
+
+def _ordered(_: Name, args: tuple[Any, ...]) -> dict[Any, Any]:
+    return dict(args[0]) if args else {}
+
+
+def _tuple(_: Name, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(args[0])
+
+
+TENSORS: Mapping[Name, Build] = {
+    Name("torch._utils", "_rebuild_tensor_v2"): _rebuild_v2,
+    Name("torch._utils", "_rebuild_tensor_v3"): _rebuild_v3,
+    Name("torch._utils", "_rebuild_parameter"): _first,
+    Name("torch._tensor", "_rebuild_from_type_v2"): _rebuild_from_type,
+}
+
+ALLOWED: Mapping[Name, Build] = {
+    **TENSORS,
+    Name("collections", "OrderedDict"): _ordered,
+    Name("torch", "Size"): _tuple,
+    Name("torch", "Tensor"): made,
+    Name("torch.nn.parameter", "Parameter"): made,
+    Name("torch", "device"): made,
+    Name("torch.storage", "UntypedStorage"): made,
+    **{Name("torch", dtype): made for dtype in FROM_TORCH},
+    **{Name("torch", storage): made for storage in STORAGES},
+}
+
+
+def dtype_of(name: Any) -> str:
+    """Give safetensors' name for a ``torch.<dtype>`` in a pickle."""
+    if not isinstance(name, Name) or name.module != "torch":
+        raise Corrupt("pickle: something else where an element type is due")
+    return from_torch(name.name)
+
+
+def _persistent(value: Any) -> Storage:
+    """``("storage", type, key, location, numel)``; an UntypedStorage counts bytes."""
+    if not isinstance(value, tuple) or len(value) != 5 or value[0] != "storage" or not isinstance(value[1], Name):
+        raise Corrupt("pickle: a persistent id that is no storage")
+    _, kind, key, _, numel = value
+    if not isinstance(key, str) or type(numel) is not int or numel < 0:
+        raise Corrupt("pickle: a storage without key and size")
+    return Storage(STORAGES.get(kind.name, "U8"), key, numel)
+
+
+def load(files: Files, where: Extent, more: Mapping[Name, Build] | None = None) -> tuple[Any, torch_zip.Archive]:
+    """The value that one ``torch.save`` wrote, and its archive (see `part` for the bytes of a tensor)."""
+    archive = torch_zip.open_archive(files, where)
+    value, _ = loads(torch_zip.pickle_of(files, archive), {**ALLOWED, **(more or {})}, _persistent)
+    return value, archive
+
+
+def part(files: Files, archive: torch_zip.Archive, tensor: Stored) -> Part:
+    """Where a tensor's elements lie, as a box of itself; raises Corrupt if its record is too short."""
+    item = ITEMSIZE[tensor.dtype]
+    record = torch_zip.extent(files, archive, f"data/{tensor.storage.key}")
+    size = span(tensor.shape, tensor.strides) * item
+    if tensor.offset * item + size > record.size:
+        raise Corrupt(
+            f"{record.file}: storage {tensor.storage.key} has {record.size} bytes, {tensor.offset * item + size} expected"
+        )
+    strides = None if is_contiguous(tensor) else tensor.strides
+    extent = Extent(record.file, record.start + tensor.offset * item, size)
+    return Part((0,) * len(tensor.shape), tensor.shape, extent, strides)
+
+
+def is_contiguous(tensor: Stored) -> bool:
+    """Row-major; strides of axes of one element do not matter."""
+    plain = row_major(tensor.shape)
+    return all(n <= 1 or s == p for n, s, p in zip(tensor.shape, tensor.strides, plain, strict=True)) or not prod(tensor.shape)
+
+
+__all__ = ["ALLOWED", "Made", "Name", "Storage", "Stored", "dtype_of", "is_contiguous", "load", "part", "row_major", "span"]

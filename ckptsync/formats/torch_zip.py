@@ -1,0 +1,157 @@
+"""The zip container of ``torch.save``: which record lies where.
+
+``<prefix>/data.pkl`` is the pickle, ``<prefix>/data/<key>`` one storage each, stored and never compressed, so that a storage is
+an extent of the file.  Local headers carry no sizes (a data descriptor follows), so the central directory is what counts.  A DCP
+item is such an archive inside a larger file.  Source: PKWARE APPNOTE 4.3; ``caffe2/serialize/inline_container.cc``.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ckptsync.errors import Corrupt, Unsupported
+from ckptsync.model import Extent, Files, read
+
+_END = struct.Struct("<4s4H2LH")
+_END64 = struct.Struct("<4sQ2H2L4Q")
+_LOCATOR = struct.Struct("<4sLQL")
+_ENTRY = struct.Struct("<4s6H3L5H2L")
+_LOCAL = struct.Struct("<4s5H3L2H")
+_MAX_DIRECTORY = 64 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """A stored record; ``header`` is where its local header begins, counted from the archive's first byte."""
+
+    name: str
+    header: int
+    size: int
+    crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class Archive:
+    """Records by their name without the prefix (``data.pkl``, ``data/0``), inside one extent."""
+
+    where: Extent
+    records: Mapping[str, Record]
+
+
+def has_end(files: Files, where: Extent) -> bool:
+    """Whether the archive is closed: a zip's end record is its last bytes."""
+    return where.size >= _END.size and read(files, _last(where, _END.size))[:4] == b"PK\x05\x06"
+
+
+def open_archive(files: Files, where: Extent) -> Archive:
+    """The records of the archive in ``where``; raises Corrupt, or Unsupported if something is compressed."""
+    entries = list(_entries(read(files, _directory(files, where)), where))
+    prefixes = {name.removesuffix("data.pkl") for name, _ in entries if name.endswith("/data.pkl")}
+    if len(prefixes) != 1:
+        raise Corrupt(f"{_at(where)}: {len(prefixes)} data.pkl in the archive, 1 expected")
+    prefix = prefixes.pop()
+    records = {name.removeprefix(prefix): record for name, record in entries}
+    if len(records) != len(entries):
+        raise Corrupt(f"{_at(where)}: two records of one name")
+    archive = Archive(where, records)
+    _check_byteorder(files, archive)
+    return archive
+
+
+def extent(files: Files, archive: Archive, name: str) -> Extent:
+    """Where a record's bytes lie in the file; raises Corrupt if they cannot lie there."""
+    record = archive.records.get(name)
+    if record is None:
+        raise Corrupt(f"{_at(archive.where)}: no record {name}")
+    if record.header + _LOCAL.size > archive.where.size:
+        raise Corrupt(f"{_at(archive.where)}: record {name} begins behind the end")
+    head = read(files, Extent(archive.where.file, archive.where.start + record.header, _LOCAL.size))
+    magic, _, _, method, *_, name_size, extra_size = _LOCAL.unpack(head)
+    start = record.header + _LOCAL.size + name_size + extra_size
+    if magic != b"PK\x03\x04" or method != 0 or start + record.size > archive.where.size:
+        raise Corrupt(f"{_at(archive.where)}: record {name} is not where the directory says")
+    return Extent(archive.where.file, archive.where.start + start, record.size)
+
+
+def pickle_of(files: Files, archive: Archive) -> bytes:
+    """The bytes of ``data.pkl``."""
+    return read(files, extent(files, archive, "data.pkl"))
+
+
+def _last(where: Extent, size: int) -> Extent:
+    return Extent(where.file, where.start + where.size - size, size)
+
+
+def _at(where: Extent) -> str:
+    return f"{where.file} at {where.start}" if where.start else where.file
+
+
+def _directory(files: Files, where: Extent) -> Extent:
+    """Where the central directory lies.  torch writes no archive comment, so the end record is the last 22 bytes."""
+    if where.size < _END.size:
+        raise Corrupt(f"{_at(where)}: {where.size} bytes are too few for an archive")
+    magic, _, _, _, _, size, start, comment = _END.unpack(read(files, _last(where, _END.size)))
+    if magic != b"PK\x05\x06" or comment:
+        raise Corrupt(f"{_at(where)}: no end record where the archive should end")
+    if start == 0xFFFFFFFF or size == 0xFFFFFFFF:
+        size, start = _directory64(files, where)
+    if start + size > where.size or size > _MAX_DIRECTORY:
+        raise Corrupt(f"{_at(where)}: directory of {size} bytes at {start}, archive of {where.size}")
+    return Extent(where.file, where.start + start, size)
+
+
+def _directory64(files: Files, where: Extent) -> tuple[int, int]:
+    at = where.size - _END.size - _LOCATOR.size
+    if at < _END64.size:
+        raise Corrupt(f"{_at(where)}: no room for a zip64 end record")
+    magic, _, start, _ = _LOCATOR.unpack(read(files, Extent(where.file, where.start + at, _LOCATOR.size)))
+    if magic != b"PK\x06\x07" or start + _END64.size > at:
+        raise Corrupt(f"{_at(where)}: no zip64 end record")
+    fields = _END64.unpack(read(files, Extent(where.file, where.start + start, _END64.size)))
+    if fields[0] != b"PK\x06\x06":
+        raise Corrupt(f"{_at(where)}: no zip64 end record")
+    return fields[8], fields[9]
+
+
+def _entries(data: bytes, where: Extent) -> Iterator[tuple[str, Record]]:
+    at = 0
+    while at < len(data):
+        if at + _ENTRY.size > len(data):
+            raise Corrupt(f"{_at(where)}: directory ends in the middle of an entry")
+        magic, _, _, flags, method, _, _, crc, packed, size, names, extras, comments, *_, header = _ENTRY.unpack_from(data, at)
+        at += _ENTRY.size + names + extras + comments
+        if magic != b"PK\x01\x02" or at > len(data):
+            raise Corrupt(f"{_at(where)}: directory entry is damaged")
+        text = data[at - names - extras - comments : at - extras - comments]
+        extra = data[at - extras - comments : at - comments]
+        size, packed, header = _zip64(extra, size, packed, header, where)
+        name = text.decode("utf-8", "replace")
+        if method != 0 or packed != size or flags & 1:
+            raise Unsupported(f"{_at(where)}: record {name} is compressed or encrypted; torch.save never does that")
+        yield name, Record(name, header, size, crc)
+
+
+def _zip64(extra: bytes, size: int, packed: int, header: int, where: Extent) -> tuple[int, int, int]:
+    """Sizes and offset, from the zip64 field where the entry's own are all ones."""
+    if 0xFFFFFFFF not in (size, packed, header):
+        return size, packed, header
+    at = 0
+    while at + 4 <= len(extra):
+        kind, length = struct.unpack_from("<2H", extra, at)
+        if kind == 1:
+            numbers = iter(struct.unpack_from(f"<{length // 8}Q", extra[: at + 4 + length], at + 4))
+            try:
+                return tuple(next(numbers) if n == 0xFFFFFFFF else n for n in (size, packed, header))  # type: ignore[return-value]
+            except RuntimeError:
+                break
+        at += 4 + length
+    raise Corrupt(f"{_at(where)}: zip64 sizes are missing")
+
+
+def _check_byteorder(files: Files, archive: Archive) -> None:
+    if "byteorder" in archive.records:
+        order = read(files, extent(files, archive, "byteorder"))
+        if order != b"little":
+            raise Unsupported(f"{_at(archive.where)}: byte order {order[:20]!r}, only little-endian files are read")
