@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ckptsync.errors import StoreError
+from ckptsync.paths import checked_path
 
 Chunk = bytes | bytearray | memoryview
 
@@ -58,6 +59,15 @@ class Store(Protocol):
     def delete(self, name: str) -> None:
         """Deleting what is not there is not an error."""
         ...
+
+
+def checked_prefix(prefix: str) -> str:
+    """``prefix`` itself if it is "" or a plain path and a slash; raises Corrupt, or ValueError, which is our bug."""
+    if prefix and not prefix.endswith("/"):
+        raise ValueError(f"{prefix!r}: a prefix ends in a slash")
+    if prefix:
+        checked_path(prefix[:-1])
+    return prefix
 
 
 def read_all(store: Store, name: str, limit: int = 256 << 20) -> bytes:

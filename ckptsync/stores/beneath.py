@@ -1,0 +1,126 @@
+"""Files beneath a directory, reached component by component: no link is followed, at the end or on the way.
+
+The root itself may be a link, since the operator named it.  Functions here raise `OSError`; `is_absence` says which of them
+mean that there is no such regular file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator, Sequence
+
+from ckptsync.errors import Corrupt
+from ckptsync.paths import checked_path
+
+# O_PATH asks for no permission but search, and on NFS costs no round trip: a directory on the way is only passed through.
+PASS = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe under a checkpoint's name must not hang the reader
+_ABSENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO})
+_NFS_REMAINS = re.compile(r"\.nfs[0-9a-f]{8,}")  # a deleted file that some NFS client still has open
+
+
+def is_absence(e: OSError) -> bool:
+    """Nothing is there, or a link, or a socket: in any case no file that may be read."""
+    return e.errno in _ABSENT
+
+
+def open_directory(root: str, way: Sequence[str], flags: int = PASS) -> int:
+    """A descriptor of the directory ``way`` beneath ``root``, for the caller to close."""
+    at = os.open(root, flags)
+    for part in way:
+        try:
+            below = os.open(part, flags | os.O_NOFOLLOW, dir_fd=at)
+        finally:
+            os.close(at)
+        at = below
+    return at
+
+
+@contextlib.contextmanager
+def parent_of(root: str, name: str) -> Iterator[tuple[int, str]]:
+    """The directory that ``name`` is in, and the last part of ``name``."""
+    *way, last = name.split("/")
+    at = open_directory(root, way)
+    try:
+        yield at, last
+    finally:
+        os.close(at)
+
+
+def open_file(root: str, name: str) -> int:
+    """A descriptor of a regular file, for the caller to close."""
+    with parent_of(root, name) as (at, last):
+        fd = os.open(last, _FILE, dir_fd=at)
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise FileNotFoundError(errno.ENOENT, "not a regular file", name)
+    return fd
+
+
+def stat_file(root: str, name: str) -> os.stat_result:
+    """What `os.stat` says of a regular file."""
+    with parent_of(root, name) as (at, last):
+        found = os.stat(last, dir_fd=at, follow_symlinks=False)
+    if not stat.S_ISREG(found.st_mode):
+        raise FileNotFoundError(errno.ENOENT, "not a regular file", name)
+    return found
+
+
+def read_at(fd: int, start: int, out: memoryview) -> int:
+    """Fill ``out``; fewer bytes than it holds are returned only where the file ends."""
+    view, done = out.cast("B") if out.nbytes else out, 0
+    while done < out.nbytes:
+        count = os.preadv(fd, [view[done:]], start + done)
+        if not count:
+            break
+        done += count
+    return done
+
+
+def walk(root: str, prefix: str, skips: Callable[[str], bool]) -> Iterator[tuple[str, os.stat_result]]:
+    """Every regular file below ``prefix`` ("" or ending in "/"), sorted by whole name.
+
+    ``skips`` is asked about the last part of every file's and directory's name.  Names that `checked_path` refuses are no
+    checkpoint's and are left out.  What vanishes meanwhile was never there.  No descriptor is open while the caller works.
+    """
+    for key, found in sorted(_listing(root, prefix, skips)):
+        if found is None:
+            yield from walk(root, prefix + key, skips)
+        else:
+            yield prefix + key, found
+
+
+def _listing(root: str, prefix: str, skips: Callable[[str], bool]) -> Iterator[tuple[str, os.stat_result | None]]:
+    """One directory: files with what stat says, directories with a slash and ``None``.
+
+    The slash makes names sort as the whole paths do: ``a.b`` comes before ``a/b``.
+    """
+    try:
+        at = open_directory(root, prefix.split("/")[:-1], os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as e:
+        if prefix and is_absence(e):
+            return
+        raise
+    try:
+        with os.scandir(at) as entries:
+            for entry in entries:
+                if skips(entry.name) or _NFS_REMAINS.fullmatch(entry.name) or not _is_plain(entry.name):
+                    continue
+                if entry.is_dir(follow_symlinks=False):
+                    yield entry.name + "/", None
+                elif entry.is_file(follow_symlinks=False):
+                    with contextlib.suppress(FileNotFoundError):  # deleted since it was listed
+                        yield entry.name, entry.stat(follow_symlinks=False)
+    finally:
+        os.close(at)
+
+
+def _is_plain(part: str) -> bool:
+    try:
+        return bool(checked_path(part))
+    except Corrupt:
+        return False  # the question was whether it is refused

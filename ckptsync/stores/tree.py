@@ -1,0 +1,141 @@
+"""The files of a checkpoint as `ckptsync.model.Files`: a local directory, several overlaid, or some of a store's."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckptsync.errors import ConfigError, Corrupt, Incomplete, NotFound, StoreError
+from ckptsync.model import Files
+from ckptsync.stores import beneath
+from ckptsync.stores.contract import Store
+from ckptsync.stores.openfiles import OpenFiles
+
+OURS = ("_ckptsync", ".ckptsync")
+_UNFINISHED = re.compile(r"\.tmp.{6}|\.metadata\.tmp|.*\.part", re.DOTALL)  # safetensors', torch's; ours and other programs'
+
+
+def is_no_content(part: str) -> bool:
+    """Whether a file or directory with this last name is no part of a checkpoint: unfinished, or ckptsync's own."""
+    return part in OURS or _UNFINISHED.fullmatch(part) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Sighting:
+    size: int
+    mtime_ns: int
+    inode: int
+
+
+class LocalFiles:
+    """The regular files below a directory as they were at construction.  Links are not followed, and not there."""
+
+    def __init__(self, root: str) -> None:
+        self.root = str(Path(root).absolute())
+        self._seen = {name: _sighting(found) for name, found in _walk(self.root)}
+        self._sizes = {name: seen.size for name, seen in self._seen.items()}
+        self._files = OpenFiles(lambda name: beneath.open_file(self.root, name))
+
+    def sizes(self) -> Mapping[str, int]:
+        """As they were at construction."""
+        return self._sizes
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """As `Files` says; raises StoreError where the disk or its permissions refuse."""
+        if name not in self._sizes:
+            raise Incomplete(f"{name}: not in {self.root}")
+        try:
+            count = beneath.read_at(self._files.get(name).fd, start, out)
+        except OSError as e:
+            if beneath.is_absence(e):
+                raise Incomplete(f"{name}: no longer in {self.root}") from e
+            raise _refused(f"{self.root}/{name}", e) from e
+        if count < out.nbytes:
+            raise Corrupt(f"{name}: ends at byte {start + count}, {out.nbytes} bytes from {start} wanted")
+
+    def changed(self) -> tuple[str, ...]:
+        """Names of files that were replaced, written to or deleted since construction.
+
+        Whoever has read from a directory that a trainer may write to asks this before believing what was read.
+        """
+        return tuple(name for name, seen in self._seen.items() if seen != self._now(name))
+
+    def _now(self, name: str) -> _Sighting | None:
+        try:
+            return _sighting(beneath.stat_file(self.root, name))
+        except OSError as e:
+            if beneath.is_absence(e):
+                return None
+            raise _refused(f"{self.root}/{name}", e) from e
+
+
+class Overlay:
+    """The union of several trees; where a name is in several, the first tree has it."""
+
+    def __init__(self, trees: Sequence[Files]) -> None:
+        self._owners: dict[str, tuple[Files, ...]] = {}
+        for tree in trees:
+            for name in tree.sizes():
+                self._owners[name] = (*self._owners.get(name, ()), tree)
+        self._sizes = {name: owners[0].sizes()[name] for name, owners in sorted(self._owners.items())}
+
+    def sizes(self) -> Mapping[str, int]:
+        """As the first tree of each name says."""
+        return self._sizes
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """As `Files` says."""
+        if name not in self._owners:
+            raise Incomplete(f"{name}: in none of the places given")
+        self._owners[name][0].read_into(name, start, out)
+
+    def duplicates(self, name: str) -> tuple[Files, ...]:
+        """The trees that have ``name``, in the order given, so that callers can compare their bytes."""
+        return self._owners.get(name, ())
+
+    def conflicts(self) -> tuple[str, ...]:
+        """Names whose sizes differ between trees, sorted: these trees cannot be one save of one checkpoint."""
+        return tuple(name for name, owners in sorted(self._owners.items()) if len({o.sizes()[name] for o in owners}) > 1)
+
+
+class StoreFiles:
+    """Files of a store under a checkpoint's own names: ``{path: (name in the store, size)}``."""
+
+    def __init__(self, store: Store, where: Mapping[str, tuple[str, int]]) -> None:
+        self._store, self._where = store, dict(where)
+        self._sizes = {path: size for path, (_, size) in sorted(self._where.items())}
+
+    def sizes(self) -> Mapping[str, int]:
+        """As given."""
+        return self._sizes
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """As `Files` says; raises StoreError where the store does not answer."""
+        if name not in self._where:
+            raise Incomplete(f"{name}: not named by any manifest")
+        try:
+            self._store.read_into(self._where[name][0], start, out)
+        except NotFound as e:
+            raise Incomplete(f"{name}: not in the store as {self._where[name][0]}") from e
+
+
+def _walk(root: str) -> list[tuple[str, os.stat_result]]:
+    try:
+        return list(beneath.walk(root, "", is_no_content))
+    except OSError as e:
+        if beneath.is_absence(e):
+            fault = "not a directory" if os.path.lexists(root) else "no such directory"
+            raise ConfigError(f"{root}: {fault}, a checkpoint's directory wanted", hint="is the path right?") from e
+        raise _refused(root, e) from e
+
+
+def _sighting(found: os.stat_result) -> _Sighting:
+    return _Sighting(found.st_size, found.st_mtime_ns, found.st_ino)
+
+
+def _refused(path: str, e: OSError) -> StoreError:
+    hint = "ckptsync runs best as the user who trains" if isinstance(e, PermissionError) else ""
+    return StoreError(f"{path}: {(e.strerror or str(e)).lower()}", hint=hint)
