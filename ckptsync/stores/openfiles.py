@@ -9,6 +9,8 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 
+from ckptsync.stores import beneath
+
 MOST = 128  # far below the usual limit of 1024 descriptors, also where two checkpoints are overlaid
 
 
@@ -16,13 +18,22 @@ class OpenFile:
     """A descriptor that is closed when nobody refers to it any more.
 
     So a file may be dropped from `OpenFiles` while another thread reads it: its number is not reused under that thread.
+    Methods only, since a bare number would not keep the file open.
     """
 
-    __slots__ = ("__weakref__", "fd", "since")
+    __slots__ = ("__weakref__", "_fd", "since")
 
     def __init__(self, fd: int) -> None:
-        self.fd, self.since = fd, time.monotonic()
+        self._fd, self.since = fd, time.monotonic()
         weakref.finalize(self, os.close, fd)
+
+    def read_at(self, start: int, out: memoryview) -> int:
+        """Fill ``out``; fewer bytes than it holds are returned only where the file ends.  Raises OSError."""
+        return beneath.read_at(self._fd, start, out)
+
+    def links(self) -> int:
+        """How many names the file has; none once it was replaced or deleted.  Raises OSError."""
+        return os.fstat(self._fd).st_nlink
 
 
 class OpenFiles:

@@ -77,7 +77,7 @@ class PosixStore:
             file = self._files.get(name)
             if _is_stale(file):
                 file = self._files.reopen(name)
-            count = beneath.read_at(file.fd, start, out)
+            count = file.read_at(start, out)
         if count < out.nbytes:
             raise Corrupt(f"{name}: ends at byte {start + count}, {out.nbytes} bytes from {start} wanted")
 
@@ -281,7 +281,7 @@ def _is_stale(file: OpenFile) -> bool:
     if time.monotonic() - file.since > TRUSTED_S:
         return True
     try:
-        return os.fstat(file.fd).st_nlink == 0
+        return file.links() == 0
     except OSError as e:
         if e.errno != errno.ESTALE:
             raise

@@ -48,7 +48,7 @@ class LocalFiles:
         if name not in self._sizes:
             raise Incomplete(f"{name}: not in {self.root}")
         try:
-            count = beneath.read_at(self._files.get(name).fd, start, out)
+            count = self._files.get(name).read_at(start, out)
         except OSError as e:
             if beneath.is_absence(e):
                 raise Incomplete(f"{name}: no longer in {self.root}") from e

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Unsupported
+from ckptsync.records.names import STORE_FILE
+from ckptsync.stores.opening import create_store, is_store, open_store, path_of
+
+
+def test_a_store_is_made_once_and_found_by_path_and_url(tmp_path: Path) -> None:
+    url = str(tmp_path / "with space" / "store")
+    assert not is_store(url)
+    create_store(url).write("a", [b"x"])
+    create_store(url)
+    quoted = "file://" + url.replace(" ", "%20")
+    assert is_store(url)
+    assert is_store(quoted)
+    for found in (open_store(url), open_store(quoted), open_store(open_store(url).url)):
+        assert [e.name for e in found.names("")] == [STORE_FILE, "a"]
+    assert json.loads(Path(url, STORE_FILE).read_bytes()) == {"format": 1}
+
+
+def test_many_may_make_a_store_at_once(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        urls = {store.url for store in pool.map(lambda _: create_store(str(tmp_path / "new/store")), range(16))}
+    assert urls == {str(tmp_path / "new/store")}
+
+
+def test_readers_make_no_store(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such directory") as caught:
+        open_store(str(tmp_path / "nowhere"))
+    assert "mounted" in caught.value.hint
+    with pytest.raises(ConfigError, match="not a store"):
+        open_store(str(tmp_path))
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("url", ["s3://bucket/prefix", "sftp://host/path", "S3://b", "gs://b/x", "memory://"])
+def test_a_scheme_of_a_later_version_is_unsupported_by_name(url: str) -> None:
+    for call in (open_store, create_store, is_store):
+        with pytest.raises(Unsupported, match=f"{url.partition(':')[0].lower()}://") as caught:
+            call(url)
+        assert "s3:// and sftp:// stores come later" in caught.value.hint
+        assert caught.value.exit_code == 5
+
+
+@pytest.mark.parametrize("url", ["", "a\0b", "s3:/bucket", "host:/path", "file://host/path", "~nobody-of-this-name/store"])
+def test_nonsense_is_a_configuration_error(url: str) -> None:
+    with pytest.raises(ConfigError):
+        path_of(url)
+
+
+def test_a_path_is_made_absolute_and_home_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    (tmp_path / "odd:").mkdir()
+    assert path_of("store") == str(tmp_path / "store")
+    assert path_of("~/store") == "/home/me/store"
+    assert path_of("./odd:/x") == str(tmp_path / "odd:/x")
+    assert path_of("file:///a%20b") == "/a b"
+
+
+@pytest.mark.parametrize(
+    ("content", "error"),
+    [
+        (b'{"format":2}', Unsupported),
+        (b'{"format":"x"}', Unsupported),
+        (b"{}", Corrupt),
+        (b"[1]", Corrupt),
+        (b"", Corrupt),
+        (b"\xff", Corrupt),
+    ],
+)
+def test_a_newer_or_broken_store_is_refused(tmp_path: Path, content: bytes, error: type[CkptsyncError]) -> None:
+    (tmp_path / ".ckptsync").mkdir()
+    (tmp_path / STORE_FILE).write_bytes(content)
+    for call in (open_store, create_store):
+        with pytest.raises(error, match="format"):
+            call(str(tmp_path))
+    assert (tmp_path / STORE_FILE).read_bytes() == content
+
+
+def test_where_no_store_can_be_made_the_path_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(ConfigError, match=r"file/store: no store can be made here: not a directory"):
+        create_store(str(tmp_path / "file/store"))
+
+
+def test_a_path_takes_no_storage_options(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="key, secret"):
+        create_store(str(tmp_path), {"secret": 1, "key": 2})
+    create_store(str(tmp_path), {})

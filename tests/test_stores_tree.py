@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import os
+import random
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from ckptsync.errors import ConfigError, Corrupt, Incomplete
+from ckptsync.model import read_whole
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.stores.tree import LocalFiles, Overlay, StoreFiles, is_no_content
+
+
+def plant(root: Path, **files: bytes) -> Path:
+    """Files below ``root``; ``__`` in a keyword is a slash."""
+    for name, content in files.items():
+        path = root / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return root
+
+
+def test_a_directory_is_its_regular_files_with_sizes(tmp_path: Path) -> None:
+    files = LocalFiles(str(plant(tmp_path, config=b"{}", shards__one=b"111", shards__deep__two=b"")))
+    assert files.sizes() == {"config": 2, "shards/one": 3, "shards/deep/two": 0}
+    assert list(files.sizes()) == sorted(files.sizes())
+    assert read_whole(files, "shards/one") == b"111"
+
+
+@pytest.mark.parametrize(
+    "name", [".tmpAb3_x9", "model.safetensors.part", ".ckptsync-0.part", "_ckptsync", ".ckptsync", ".metadata.tmp"]
+)
+def test_unfinished_files_and_our_own_directories_are_no_content(tmp_path: Path, name: str) -> None:
+    assert is_no_content(name)
+    (tmp_path / name).write_bytes(b"x")
+    (tmp_path / "dir" / name).mkdir(parents=True)
+    (tmp_path / "dir" / name / "file").write_bytes(b"x")
+    assert LocalFiles(str(tmp_path)).sizes() == {}
+
+
+@pytest.mark.parametrize("name", [".metadata", ".tmp", ".tmpAb3_x", "__0_0.distcp", "part", "model.parts", "ckptsync"])
+def test_content_that_looks_like_it_is_content(name: str) -> None:
+    assert not is_no_content(name)
+
+
+def test_links_are_not_there(tmp_path: Path) -> None:
+    outside = plant(tmp_path / "outside", secret=b"secret")
+    root = plant(tmp_path / "checkpoint", a=b"x")
+    (root / "model.safetensors").symlink_to(outside / "secret")
+    (root / "shards").symlink_to(outside)
+    os.mkfifo(root / "pipe")
+    files = LocalFiles(str(root))
+    assert files.sizes() == {"a": 1}
+    with pytest.raises(Incomplete):
+        files.read_into("shards/secret", 0, memoryview(bytearray(1)))
+
+
+def test_a_file_replaced_by_a_link_after_the_listing_is_not_followed(tmp_path: Path) -> None:
+    root = plant(tmp_path / "checkpoint", dir__a=b"xxxxxx")
+    files = LocalFiles(str(root))
+    outside = plant(tmp_path / "outside", a=b"secret")
+    (root / "dir/a").unlink()
+    (root / "dir").rmdir()
+    (root / "dir").symlink_to(outside)
+    with pytest.raises(Incomplete, match="no longer"):
+        files.read_into("dir/a", 0, memoryview(bytearray(6)))
+    assert files.changed() == ("dir/a",)
+
+
+def test_a_file_that_ends_early_is_corrupt_and_one_that_is_gone_is_incomplete(tmp_path: Path) -> None:
+    files = LocalFiles(str(plant(tmp_path, short=b"0123456789", gone=b"x")))
+    (tmp_path / "gone").unlink()
+    with pytest.raises(Corrupt, match="short: ends at byte 10, 5 bytes from 6 wanted"):
+        files.read_into("short", 6, memoryview(bytearray(5)))
+    with pytest.raises(Incomplete, match="gone"):
+        files.read_into("gone", 0, memoryview(bytearray(1)))
+    with pytest.raises(Incomplete, match="never"):
+        files.read_into("never", 0, memoryview(bytearray(1)))
+
+
+def test_any_range_is_what_was_asked_for_from_many_threads(tmp_path: Path) -> None:
+    content = {f"f{n:03}": random.Random(n).randbytes(1000 + n) for n in range(200)}  # more than are kept open
+    files = LocalFiles(str(plant(tmp_path, **content)))
+
+    def is_right(seed: int) -> bool:
+        dice = random.Random(seed)
+        name = dice.choice(sorted(content))
+        start = dice.randrange(len(content[name]))
+        out = bytearray(dice.randrange(len(content[name]) - start))
+        files.read_into(name, start, memoryview(out))
+        return out == content[name][start : start + len(out)]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(is_right, range(4000)))
+
+
+def test_changed_names_what_was_touched_replaced_or_deleted_and_nothing_else(tmp_path: Path) -> None:
+    plant(tmp_path, same=b"1", grown=b"1", touched=b"1", replaced=b"1", deleted=b"1")
+    files = LocalFiles(str(tmp_path))
+    assert files.changed() == ()
+    (tmp_path / "grown").write_bytes(b"12")
+    os.utime(tmp_path / "touched", ns=(1, 1))
+    stat = (tmp_path / "replaced").stat()
+    (tmp_path / "other").write_bytes(b"2")
+    os.utime(tmp_path / "other", ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    (tmp_path / "other").rename(tmp_path / "replaced")
+    (tmp_path / "deleted").unlink()
+    assert files.changed() == ("deleted", "grown", "replaced", "touched")
+
+
+def test_what_is_read_is_what_was_there_even_if_rotation_deletes_it_meanwhile(tmp_path: Path) -> None:
+    files = LocalFiles(str(plant(tmp_path, a=b"0123456789")))
+    files.read_into("a", 0, memoryview(bytearray(1)))
+    (tmp_path / "a").unlink()
+    assert read_whole(files, "a") == b"0123456789"
+
+
+def test_a_path_that_is_no_directory_is_said_plainly(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+    with pytest.raises(ConfigError, match="nowhere: no such directory") as caught:
+        LocalFiles(str(tmp_path / "nowhere"))
+    assert caught.value.hint
+    with pytest.raises(ConfigError, match="file: not a directory"):
+        LocalFiles(str(tmp_path / "file"))
+
+
+def test_an_overlay_is_the_union_and_the_first_tree_wins(tmp_path: Path) -> None:
+    one = LocalFiles(str(plant(tmp_path / "1", both=b"one", only1=b"1")))
+    two = LocalFiles(str(plant(tmp_path / "2", both=b"two!", only2=b"22")))
+    files = Overlay([one, two])
+    assert files.sizes() == {"both": 3, "only1": 1, "only2": 2}
+    assert [read_whole(files, n) for n in files.sizes()] == [b"one", b"1", b"22"]
+    assert read_whole(Overlay([two, one]), "both") == b"two!"
+    with pytest.raises(Incomplete, match="none of the places"):
+        files.read_into("neither", 0, memoryview(bytearray(1)))
+
+
+def test_an_overlay_tells_duplicates_and_conflicts(tmp_path: Path) -> None:
+    one = LocalFiles(str(plant(tmp_path / "1", size=b"1", digest=b"1", only=b"1")))
+    two = LocalFiles(str(plant(tmp_path / "2", size=b"22", digest=b"2")))
+    files = Overlay([one, two])
+    assert files.conflicts() == ("size",)
+    assert files.duplicates("digest") == (one, two)
+    assert files.duplicates("only") == (one,)
+    assert files.duplicates("neither") == ()
+
+
+def test_files_of_a_store_are_read_from_where_they_lie() -> None:
+    store = MemoryStore()
+    store.write("run/.ckptsync/checkpoint-1/files/n1/rng", [b"0123"])
+    files = StoreFiles(store, {"rng": ("run/.ckptsync/checkpoint-1/files/n1/rng", 4), "gone": ("run/checkpoint-1/gone", 7)})
+    assert files.sizes() == {"gone": 7, "rng": 4}
+    assert read_whole(files, "rng") == b"0123"
+    with pytest.raises(Incomplete, match="gone: not in the store as run/checkpoint-1/gone"):
+        files.read_into("gone", 0, memoryview(bytearray(7)))
+    with pytest.raises(Incomplete, match="unnamed"):
+        files.read_into("unnamed", 0, memoryview(bytearray(1)))
+    with pytest.raises(Corrupt):
+        files.read_into("rng", 2, memoryview(bytearray(3)))
