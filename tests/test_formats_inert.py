@@ -1,0 +1,59 @@
+"""Nothing in a pickle is run, whatever it names."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptsync.errors import Corrupt, Unsupported
+from ckptsync.formats.inert import Made, Name, loads, made
+from tests.plain_files import Call, Global, torch_pickle
+
+
+class Payload:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.path}",)
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_a_pickle_that_would_run_a_command_is_refused_by_the_name_of_it(tmp_path: Path, protocol: int) -> None:
+    canary = tmp_path / "ran"
+    with pytest.raises(Unsupported, match=r"(posix|nt)\.system"):
+        loads(pickle.dumps({"weights": Payload(canary)}, protocol), {})
+    assert not canary.exists()
+
+
+def test_names_are_matched_whole() -> None:
+    allowed = {Name("torch", "Size"): made}
+    for module, name in [("torch", "Size.__class__"), ("torch.Size", ""), ("builtins", "getattr"), ("torch", "size")]:
+        with pytest.raises(Unsupported):
+            loads(torch_pickle(Global(module, name)), allowed)
+
+
+def test_an_allowed_name_becomes_its_arguments() -> None:
+    found, _ = loads(torch_pickle(Call(Global("a.b", "C"), 1, "x")), {Name("a.b", "C"): made})
+    assert isinstance(found, Made)
+    assert (str(found.name), found.args) == ("a.b.C", (1, "x"))
+
+
+def test_only_names_can_be_called() -> None:
+    for data in (b"\x80\x02K\x01)R.", b"\x80\x02]K\x01R.", b"\x80\x02cx\ny\nK\x01R."):
+        with pytest.raises((Corrupt, Unsupported)):
+            loads(data, {Name("x", "y"): made})
+
+
+def test_persistent_ids_are_refused_where_none_are_due() -> None:
+    with pytest.raises(Unsupported, match="persistent"):
+        loads(b"\x80\x02X\x01\x00\x00\x00aQ.", {})
+
+
+def test_a_huge_memo_index_costs_nothing() -> None:
+    found, _ = loads(b"\x80\x02Nr\xff\xff\xff\xff.", {})
+    assert found is None
