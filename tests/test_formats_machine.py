@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
+from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats.inert import loads
 from ckptsync.formats.machine import Machine
 
@@ -49,10 +50,8 @@ def test_shared_and_cyclic_values_keep_their_identity() -> None:
 
 @given(st.binary(max_size=60))
 def test_noise_is_refused_and_never_crashes(data: bytes) -> None:
-    try:
+    with contextlib.suppress(Unsupported, Corrupt):
         loads(data, {})
-    except CkptsyncError as e:
-        assert e.exit_code in (5, 10)
 
 
 @given(VALUES, st.data())
