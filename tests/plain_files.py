@@ -74,7 +74,7 @@ class Global:
         self.module, self.name = module, name
 
 
-class _Pickler(pickle._Pickler):  # type: ignore[name-defined,misc]
+class _Pickler(pickle._Pickler):
     """Writes what torch writes, without torch: persistent ids for storages, and names of things that need not exist."""
 
     def persistent_id(self, obj: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -34,7 +34,7 @@ class Layout(Protocol):
         ...
 
     def tensors(self, files: Files, root: str) -> tuple[Tensor, ...]:
-        """The weights.  Raises Incomplete, Unsupported or Corrupt; reads no tensor bytes."""
+        """The weights, of a root whose demands are met.  Raises Incomplete, Unsupported or Corrupt; reads no tensor bytes."""
         ...
 
 
@@ -95,8 +95,26 @@ def choose(files: Files, wanted: str | None) -> Source:
 
 
 def tensors(files: Files, source: Source) -> tuple[Tensor, ...]:
-    """The weights of one source."""
+    """The weights of one source, once every file it demands is there with its size."""
+    require(files, LAYOUTS[source.layout].demands(files, source.root))
     return LAYOUTS[source.layout].tensors(files, source.root)
+
+
+def require(files: Files, wanted: Mapping[str, int | None]) -> None:
+    """Raise Incomplete if a file is missing (3: fetch it), Corrupt if one has another size (10: it was cut or rewritten)."""
+    sizes = files.sizes()
+    missing = sorted(name for name in wanted if name not in sizes)
+    if missing:
+        more = f" and {len(missing) - 1} more" if missing[1:] else ""
+        raise Incomplete(
+            f"{missing[0]}{more}: not there, of {len(wanted)} files that the checkpoint needs",
+            hint="give the other nodes' directories too",
+        )
+    for name, size in wanted.items():
+        if size not in (None, sizes[name]):
+            raise Corrupt(
+                f"{name}: {sizes[name]} bytes, {size} expected by the metadata", hint="it was cut short, or belongs to another save"
+            )
 
 
 def demands(files: Files) -> Demands:
@@ -144,7 +162,7 @@ def _is_hollow(files: Files, source: Source) -> bool:
     if source.layout not in ("whole", "peft"):
         return False
     try:
-        found = tensors(files, source)
+        found = LAYOUTS[source.layout].tensors(files, source.root)
     except (Incomplete, Corrupt):
         return False  # it is asked again, and answers for itself, when it is used
     return any(t.shape == (0,) for t in found)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ckptsync.errors import Incomplete
 from ckptsync.formats import safetensors
 from ckptsync.formats.joining import inside, join
 from ckptsync.model import Files, Tensor
@@ -31,7 +30,4 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
 
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
     """The adapter's tensors under peft's own names."""
-    for name in demands(files, root):
-        if name not in files.sizes():
-            raise Incomplete(f"{name}: not there", hint="peft writes it beside the other; without it the adapter cannot be loaded")
     return safetensors.tensors(files, join(root, WEIGHTS))

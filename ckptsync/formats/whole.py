@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Collection
 
-from ckptsync.errors import Corrupt, Incomplete
+from ckptsync.errors import Corrupt
 from ckptsync.formats import safetensors
 from ckptsync.formats.joining import inside, join
 from ckptsync.model import Files, Tensor, read_whole
@@ -47,8 +47,6 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
     """Every tensor of every file; an index must name exactly these."""
     found: dict[str, tuple[str, Tensor]] = {}
     for name in demands(files, root):
-        if name not in files.sizes():
-            raise Incomplete(f"{name}: not there", hint="the other files of the model refer to it")
         for tensor in safetensors.tensors(files, name) if name.endswith(".safetensors") else ():
             if tensor.name in found:
                 raise Corrupt(f"{name}: {tensor.name} is also in {found[tensor.name][0]}")

@@ -43,12 +43,6 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
     """Parameters, buffers and tied names, each with all its stored copies."""
     what = setup(files, root)
-    missing = [name for name in demands(files, root) if name not in files.sizes()]
-    if missing:
-        raise Incomplete(
-            f"{missing[0]}: not there, and {len(missing) - 1} more of {what.world} ranks' files",
-            hint="add the other nodes' directories",
-        )
     sources = [load(files, name) for name in _model_names(files, root, what)[: None if what.stage == 3 else 1]]
     model = _Model(files, what, sources[0], sources)
     found = {tensor.name: tensor for tensor in (*_trained(model, root), *_frozen(model))}
