@@ -82,8 +82,9 @@ def gather(files: Files, tensor: PlannedTensor, block: Box) -> Array:
 
 
 def _fill(files: Files, fill: Fill, out: Array) -> None:
-    box: list[Any] = [slice(o, o + n) for o, n in zip(fill.into.offsets, fill.into.sizes, strict=True)]
-    target = out[tuple([*box, ...])]  # with the dots a 0-d array is a view too, not a number
+    box = [slice(o, o + n) for o, n in zip(fill.into.offsets, fill.into.sizes, strict=True)]
+    index: tuple[Any, ...] = (*box, ...)
+    target = out[index]  # with the dots a 0-d array is a view too, not a number
     if target.flags.c_contiguous and fill.extent.size == target.nbytes and _is_row_major(fill):
         files.read_into(fill.extent.file, fill.extent.start, target.reshape(-1).data.cast("B"))
         return
