@@ -1,1 +1,6 @@
-"""Words, arguments, tables, exit codes: one file a command, one error boundary (``main``)."""
+"""Words, arguments, tables, exit codes: one file a command, one error boundary (``main``).
+
+``arguments``: the parser, and nothing heavy.  ``main``: the boundary.  A command is a module with ``run(args) -> exit code``, imported
+when it is asked for.  ``output``: JSON and aligned tables.  ``progress``: a bar on a terminal, a line now and then elsewhere.
+``demo`` and ``demo_*``: the story, and its pieces.
+"""

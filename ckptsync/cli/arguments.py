@@ -1,0 +1,139 @@
+"""The command line's arguments.  Imports nothing heavy: ``--help`` answers at once."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any
+
+from ckptsync import __version__
+
+EXIT_CODES = """\
+exit codes:
+  0    all is well
+  1    failure
+  2    usage or configuration
+  3    incomplete: something is missing
+  4    store, storage or network
+  5    unsupported layout or version
+  10   corrupt: something is wrong
+  130  interrupted
+"""
+DTYPES = ("auto", "keep", "bf16", "fp16", "fp32")
+LEVELS = ("stat", "digest", "parse", "load")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line; each command's arguments name the module that runs it (``command``)."""
+    top = argparse.ArgumentParser(
+        prog="ckptsync",
+        description="Every finished checkpoint, whole and proven, in one place.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"ckptsync {__version__}")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for add in (_demo, _run, _push, _merge, _verify, _inspect, _ls, _status):
+        add(commands)
+    return top
+
+
+def _command(commands: Any, name: str, summary: str, description: str = "") -> argparse.ArgumentParser:
+    command: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.{' ' if description else ''}{description}",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    command.add_argument("--json", action="store_true", help="the result as JSON on stdout, errors as JSON on stderr")
+    command.set_defaults(command=f"ckptsync.cli.{name}")
+    return command
+
+
+def _store(command: argparse.ArgumentParser) -> None:
+    default = os.environ.get("CKPTSYNC_STORE")
+    command.add_argument(
+        "url", metavar="URL", nargs="?", default=default, help="the store (default: $CKPTSYNC_STORE, or the -c file's)"
+    )
+    command.add_argument("-c", "--config", metavar="CONFIG", help="a configuration file that names the store")
+
+
+def _merging(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default="auto",
+        help="auto: as the model has it; keep: the most precise copy stored (default: auto)",
+    )
+    command.add_argument(
+        "--max-shard-size", metavar="SIZE", default="5GB", help="of one output file, such as 5GB or 512MiB (default: 5GB)"
+    )
+    command.add_argument("--source", metavar="S", help="which weights, where a checkpoint holds several (inspect lists them)")
+    command.add_argument(
+        "--config-from", metavar="DIR", help="where config and tokenizer files lie, if not in the checkpoint or its run"
+    )
+
+
+def _demo(commands: Any) -> None:
+    command = _command(
+        commands, "demo", "the whole story on this machine, in a minute", "Two nodes, a head, a flipped bit, its repair."
+    )
+    command.add_argument("--dir", metavar="DIR", help="where to work; must be empty or absent (default: a new temporary directory)")
+
+
+def _run(commands: Any) -> None:
+    command = _command(commands, "run", "the daemon: its configuration names its roles (worker, head, verifier)")
+    command.add_argument(
+        "-c", "--config", metavar="CONFIG", required=True, help="configuration file; configs/ has complete examples"
+    )
+
+
+def _push(commands: Any) -> None:
+    command = _command(commands, "push", "send one checkpoint (or every one below a directory) to a store, now")
+    command.add_argument("directory", metavar="DIR", help="a checkpoint, or an output directory of checkpoints")
+    command.add_argument("url", metavar="STORE_URL", help="the store, a path or a URL")
+    command.add_argument("--run", metavar="NAME", help="the run's name in the store (default: the output directory's name)")
+    command.add_argument("--node", metavar="ID", help="the node's id in the store (default: computed)")
+    command.add_argument("--dry-run", action="store_true", help="say what would be sent, send nothing")
+
+
+def _merge(commands: Any) -> None:
+    command = _command(
+        commands,
+        "merge",
+        "consolidate a sharded checkpoint, with no service running",
+        "Several SRC\noverlay: shards of one checkpoint that were left on several nodes.",
+    )
+    command.add_argument(
+        "sources", metavar="SRC", nargs="+", help="a checkpoint, its inner shard directory, or a DeepSpeed save directory"
+    )
+    command.add_argument("destination", metavar="DST", help="a new directory: it appears whole or not at all")
+    _merging(command)
+    command.add_argument("--dry-run", action="store_true", help="say what would be written, write nothing")
+
+
+def _verify(commands: Any) -> None:
+    command = _command(commands, "verify", "prove what a store, or a checkpoint in a plain directory, holds")
+    command.add_argument("targets", metavar="PATH_OR_URL", nargs="+", help="a store, a run or a place in one, or a directory")
+    command.add_argument(
+        "--level", choices=LEVELS, help="stat: names and sizes; digest: every byte; parse: every header; load: every tensor, with torch "
+        "(default: digest for a store, parse for a directory)"
+    )  # fmt: skip
+
+
+def _inspect(commands: Any) -> None:
+    command = _command(commands, "inspect", "which layouts a checkpoint has, whether it is complete, its tensors")
+    command.add_argument("targets", metavar="PATH_OR_URL", nargs="+", help="a checkpoint, or a place in a store")
+    command.add_argument("--tensors", action="store_true", help="every tensor, not the first few")
+
+
+def _ls(commands: Any) -> None:
+    _store(_command(commands, "ls", "the runs and checkpoints of a store, each with one word"))
+
+
+def _status(commands: Any) -> None:
+    command = _command(commands, "status", "what a store's nodes and heads are doing, and what is missing")
+    _store(command)
+    command.add_argument("--watch", action="store_true", help="draw again every 2 seconds")

@@ -1,0 +1,73 @@
+"""``main``: the parser's choice is run inside the one boundary that turns an error into words and an exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from importlib import import_module
+
+from ckptsync.cli.arguments import parser
+from ckptsync.errors import CkptsyncError, StoreError
+
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; its exit code.  Anything but an operator's error escapes with its traceback (and exits 1)."""
+    args = parser().parse_args(argv)
+    return bounded(lambda: int(import_module(args.command).run(args)), as_json=args.json)
+
+
+def bounded(command: Callable[[], int], *, as_json: bool = False) -> int:
+    """The error boundary."""
+    try:
+        with _terminated_like_interrupted():
+            code = command()
+            sys.stdout.flush()
+    except CkptsyncError as e:
+        return _say(e, as_json=as_json)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # whoever read our output has left, which is their right; stdout must not be flushed into the pipe once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except OSError as e:
+        if e.errno is None:
+            raise
+        where = f"{e.filename}: " if e.filename else ""
+        return _say(StoreError(f"{where}{e.strerror or e}", hint="look at that disk or path, then try again"), as_json=as_json)
+    return code
+
+
+def _say(error: CkptsyncError, *, as_json: bool) -> int:
+    if as_json:
+        print(json.dumps({"error": str(error), "hint": error.hint, "exit_code": error.exit_code}), file=sys.stderr)
+        return error.exit_code
+    print(f"ckptsync: error: {error}", file=sys.stderr)
+    if error.hint:
+        print(f"ckptsync: hint: {error.hint}", file=sys.stderr)
+    return error.exit_code
+
+
+@contextlib.contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM unwinds the stack as ^C does, so that unfinished output is removed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def unwind(number: int, _frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, unwind)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,84 @@
+"""``ckptsync merge``: consolidate a sharded checkpoint, with no service running."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ckptsync.cli import output
+from ckptsync.cli.progress import shown, silent
+from ckptsync.config.units import parse_size, show_size
+from ckptsync.errors import ConfigError
+from ckptsync.merge.consolidate import Merged
+from ckptsync.merge.local import Prepared, carry_out_local, prepare_local
+from ckptsync.merge.plan import Options
+from ckptsync.stores.opening import path_of
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan, write, say what was written."""
+    options = Options(args.dtype, size(args.max_shard_size), args.source)
+    sources = [Path(path_of(source)) for source in args.sources]
+    config_from = Path(path_of(args.config_from)) if args.config_from else None
+    prepared = prepare_local(sources, Path(path_of(args.destination)), options, config_from)
+    if args.dry_run:
+        result = planned(prepared)
+    else:
+        with (silent if args.json else shown)(f"merging into {prepared.destination}") as progress:
+            result = written(prepared, carry_out_local(prepared, progress))
+    output.print_json(result) if args.json else _show(result)
+    return 0
+
+
+def size(text: str) -> int:
+    """Bytes, at least one; raises ConfigError."""
+    try:
+        count = parse_size(text)
+    except ValueError as e:
+        raise ConfigError(f"--max-shard-size: {e}") from e
+    if count < 1:
+        raise ConfigError(f"--max-shard-size: {text!r}: at least one byte is wanted")
+    return count
+
+
+def planned(prepared: Prepared) -> dict[str, Any]:
+    """What ``--dry-run`` says."""
+    job = prepared.job
+    files = [{"path": plan.name, "size": plan.size} for plan in job.plans] + [
+        {"path": name, "size": place.sizes()[name]} for name, place in job.beside
+    ]
+    dtypes = Counter(tensor.dtype for plan in job.plans for tensor in plan.tensors)
+    return _result(prepared, files, dtypes, job.notes) | {"dry_run": True}
+
+
+def written(prepared: Prepared, merged: Merged) -> dict[str, Any]:
+    """What a merge says."""
+    files = [{"path": file.path, "size": file.size, "blake3": file.digest} for file in merged.files]
+    return _result(prepared, files, Counter(tensor.dtype for tensor in merged.tensors), merged.notes) | {"dry_run": False}
+
+
+def _result(prepared: Prepared, files: list[dict[str, Any]], dtypes: Counter[str], notes: Iterable[str]) -> dict[str, Any]:
+    return {
+        "destination": str(prepared.destination),
+        "source": prepared.job.source,
+        "tensors": dtypes.total(),
+        "bytes": sum(file["size"] for file in files),
+        "dtypes": dict(dtypes.most_common()),
+        "files": files,
+        "notes": list(notes),
+    }
+
+
+def _show(result: dict[str, Any]) -> None:
+    would = "would be " if result["dry_run"] else ""
+    dtypes = ", ".join(f"{count} {dtype}" for dtype, count in result["dtypes"].items())
+    print(f"source   {output.clean(result['source'])}")
+    print(f"tensors  {result['tensors']} ({dtypes})")
+    for row in output.aligned([[f"         {file['path']}", show_size(file["size"])] for file in result["files"]]):
+        print(row)
+    for note in result["notes"]:
+        print(f"note     {output.clean(note)}")
+    print(f"{would}written: {len(result['files'])} files, {show_size(result['bytes'])}, in {output.clean(result['destination'])}")

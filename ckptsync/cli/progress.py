@@ -1,0 +1,48 @@
+"""How far long work is: a bar on a terminal, a line on stderr now and then elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+from ckptsync.config.units import show_size
+
+Progress = Callable[[int, int], None]
+SECONDS_BETWEEN_LINES = 5.0
+
+
+@contextlib.contextmanager
+def shown(what: str) -> Iterator[Progress]:
+    """A function of ``(bytes done, bytes in all)``, shown until the block ends."""
+    if not sys.stderr.isatty():
+        yield _Lines(what)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import Progress as RichProgress
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with RichProgress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextlib.contextmanager
+def silent(_what: str) -> Iterator[Progress]:
+    """For ``--json``: nothing but JSON is printed."""
+    yield lambda _done, _total: None
+
+
+class _Lines:
+    """At most a line every `SECONDS_BETWEEN_LINES`, and none for work that is over sooner."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._last = what, time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._last >= SECONDS_BETWEEN_LINES:
+            self._last = now
+            print(f"ckptsync: {self._what}: {show_size(done)} of {show_size(total)}", file=sys.stderr, flush=True)

@@ -1,0 +1,51 @@
+"""Logging: one line an event on stderr, ``key=value`` or JSON; what names hold cannot break a line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+
+from ckptsync.config.values import LogConfig
+
+
+class Text(logging.Formatter):
+    """``2026-01-02T03:04:05Z info worker phase=sent run=…``; tracebacks follow on lines of their own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = f"{_utc(record.created)} {record.levelname.lower()} {_short(record.name)} {_one_line(record.getMessage())}"
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+class Json(logging.Formatter):
+    """One object a line: time, level, logger, message, traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        event = {
+            "time": _utc(record.created),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        return json.dumps(event | ({"traceback": self.formatException(record.exc_info)} if record.exc_info else {}))
+
+
+def configure(config: LogConfig) -> None:
+    """Replace the root logger's handlers; libraries below warnings are silent."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(Json() if config.format == "json" else Text())
+    logging.basicConfig(handlers=[handler], level=config.level.upper(), force=True)
+    logging.getLogger("apscheduler").setLevel(logging.ERROR)  # it warns of each tick that is still running when the next is due
+    logging.getLogger("watchdog").setLevel(logging.WARNING)
+
+
+def _utc(seconds: float) -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(seconds))
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("ckptsync.")
+
+
+def _one_line(text: str) -> str:
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

@@ -1,0 +1,138 @@
+"""A node's word about itself: the only file in a store that is overwritten, and nothing depends on it but people and this check.
+
+Two live workers under one node id would each take the other's manifests for its own.  Whether another one lives is asked
+without comparing clocks: on the same machine its process answers, and elsewhere a living heart beats again while we wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+
+import msgspec
+
+from ckptsync.errors import ConfigError, Corrupt, NotFound, StoreError
+from ckptsync.records.names import OURS, node_facts_name
+from ckptsync.stores.contract import Entry, Store, read_all
+
+FORMAT = 1
+PERIOD = 15.0  # seconds between beats
+LIMIT = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """``instance`` is one process; ``machine`` one boot of one machine, within which ``pid`` and ``began`` name the process.
+
+    ``started``: seconds since the epoch on the node's clock.  ``queue``: what is on its way; ``errors``: what the last ticks said.
+    """
+
+    node: str
+    instance: str
+    machine: str
+    pid: int
+    began: str
+    started: float
+    roles: tuple[str, ...]
+    version: str
+    beat: int = 0
+    period: float = PERIOD
+    stopped: bool = False
+    queue: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+    format: int = FORMAT
+
+
+def heartbeat_name(node: str, roles: tuple[str, ...]) -> str:
+    """Where it lies.  A head without a worker has a name of its own (no node id holds a ``~``): it may share the machine with one."""
+    return node_facts_name(node if "worker" in roles else f"{node}~head")
+
+
+def encode(heart: Heartbeat) -> bytes:
+    """One line of JSON."""
+    return msgspec.json.encode(asdict(heart), order="sorted") + b"\n"
+
+
+def decode(name: str, data: bytes) -> Heartbeat:
+    """Raises Corrupt."""
+    try:
+        return msgspec.convert(msgspec.json.decode(data), Heartbeat, strict=True)
+    except (msgspec.ValidationError, msgspec.DecodeError, RecursionError) as e:
+        raise Corrupt(f"{name}: not a heartbeat: {e}") from e
+
+
+def write(store: Store, heart: Heartbeat) -> None:
+    """Replaces the node's last one; raises StoreError."""
+    store.write(heartbeat_name(heart.node, heart.roles), [encode(heart)])
+
+
+def read(store: Store, node: str, roles: tuple[str, ...]) -> Heartbeat | None:
+    """The last one, or ``None`` if there is none that can be read: it is overwritten by the next beat."""
+    name = heartbeat_name(node, roles)
+    try:
+        return decode(name, read_all(store, name, LIMIT))
+    except (NotFound, Corrupt):
+        return None
+
+
+def listed(store: Store) -> Iterator[tuple[Entry, Heartbeat | Corrupt]]:
+    """Every node's, with its entry (whose mtime is on the store's clock); one that cannot be read is its error."""
+    for entry in store.names(f"{OURS}/nodes/"):
+        if entry.name.endswith(".json"):
+            try:
+                yield entry, decode(entry.name, read_all(store, entry.name, LIMIT))
+            except Corrupt as e:
+                yield entry, e
+            except NotFound:
+                continue  # gone since it was listed
+
+
+def claim(
+    store: Store, mine: Heartbeat, is_running: Callable[[Heartbeat], bool | None], pause: Callable[[float], object]
+) -> Heartbeat | None:
+    """The heartbeat that this one takes over from, if any; raises ConfigError if its process lives.
+
+    ``is_running`` knows of this machine's processes (``None``: another machine's); ``pause`` waits that many seconds.
+    """
+    other = read(store, mine.node, mine.roles)
+    if other is None or other.stopped or other.instance == mine.instance:
+        return other
+    lives = is_running(other)
+    if lives is None:
+        pause(min(other.period, 10 * PERIOD) * 2.5)
+        now = read(store, mine.node, mine.roles)
+        lives = now is not None and not now.stopped and (now.instance, now.beat) != (other.instance, other.beat)
+    if lives:
+        raise _rival(other)
+    return other
+
+
+def beat(store: Store, mine: Heartbeat) -> Heartbeat:
+    """Beat once more; the new heartbeat.  Raises ConfigError if another process beats under this id and was there first."""
+    other = read(store, mine.node, mine.roles) if "worker" in mine.roles else None
+    if other and not other.stopped and other.instance != mine.instance and yields_to(mine, other):
+        raise _rival(other)
+    following = replace(mine, beat=mine.beat + 1)
+    write(store, following)
+    return following
+
+
+def yields_to(mine: Heartbeat, other: Heartbeat) -> bool:
+    """Whether ``mine`` is the second of the two.  Both sides read the same two values, so exactly one of them yields."""
+    return (other.started, other.instance) < (mine.started, mine.instance)
+
+
+def farewell(store: Store, mine: Heartbeat) -> StoreError | None:
+    """Say that this process has stopped; a store that cannot hear it is the answer, not an exception: we are leaving."""
+    try:
+        write(store, replace(mine, beat=mine.beat + 1, stopped=True, queue=()))
+    except StoreError as e:
+        return e
+    return None
+
+
+def _rival(other: Heartbeat) -> ConfigError:
+    return ConfigError(
+        f"node {other.node}: another live worker has this id (process {other.pid}, instance {other.instance})",
+        hint="stop one of them, or give each its own `node` in the configuration",
+    )

@@ -1,0 +1,83 @@
+"""``ckptsync inspect`` as a transcript, on the demo's real shards."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import ckptsync
+from ckptsync.cli.main import main
+
+DATA = Path(ckptsync.__file__).parent / "demo_data"
+FSDP = [str(DATA / "fsdp2" / node / "checkpoint-4") for node in ("node0", "node1")]
+ZERO = [str(DATA / "zero3" / node / "checkpoint-4") for node in ("node0", "node1")]
+
+
+def whole(sources: list[str], to: Path) -> Path:
+    for source in sources:
+        shutil.copytree(source, to, dirs_exist_ok=True)
+    return to
+
+
+@pytest.mark.parametrize(
+    ("sources", "source"), [(FSDP, "dcp:pytorch_model_fsdp_0"), (ZERO, "zero:global_step4")], ids=["fsdp2", "zero3"]
+)
+def test_a_complete_checkpoint_is_0_and_its_first_tensors(
+    sources: list[str], source: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["inspect", *sources]) == 0
+    said = capsys.readouterr().out
+    assert f"source      {source}  complete\n" in said
+    assert "world size  2\n" in said
+    assert "ranks seen  0, 1\n" in said
+    assert "21 tensors in" in said
+    assert "… and 13 more" in said
+    assert "missing" not in said
+
+
+def test_all_tensors_are_shown_when_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", *FSDP, "--tensors"]) == 0
+    said = capsys.readouterr().out
+    assert sum("  model." in line for line in said.splitlines()) >= 20
+    assert "more (" not in said
+
+
+def test_one_nodes_part_is_incomplete_and_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", ZERO[0], "--json"]) == 3
+    result = json.loads(capsys.readouterr().out)
+    assert result["missing"] == [f"global_step4/zero_pp_rank_1_mp_rank_00_{kind}_states.pt" for kind in ("model", "optim")]
+    assert result["missing_for_resume"] == ["rng_state_1.pth"]
+    assert result["sources"][0]["state"] == "incomplete"
+
+
+def test_a_shard_cut_short_is_10(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = whole(FSDP, tmp_path / "checkpoint-4")
+    shard = place / "pytorch_model_fsdp_0" / "__1_0.distcp"
+    shard.write_bytes(shard.read_bytes()[:1000])
+    assert main(["inspect", str(place)]) == 10
+    assert "dcp:pytorch_model_fsdp_0  corrupt: " in capsys.readouterr().out
+
+
+def test_several_sources_are_all_listed_and_the_preferred_one_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = whole(ZERO, tmp_path / "checkpoint-4")
+    assert main(["merge", str(place), str(tmp_path / "out")]) == 0
+    shutil.copy(tmp_path / "out" / "model.safetensors", place)
+    capsys.readouterr()
+    assert main(["inspect", str(place)]) == 0
+    said = capsys.readouterr().out
+    assert "whole:.  complete  (preferred)\n" in said
+    assert "zero:global_step4  complete\n" in said
+
+
+def test_directories_of_different_saves_are_not_one_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = whole(FSDP[:1], tmp_path / "checkpoint-4")
+    (place / "trainer_state.json").write_text("{}")
+    assert main(["inspect", FSDP[0], str(place)]) == 10
+    assert "trainer_state.json: has another size in each directory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("target", "code"), [(str(DATA / "base"), 5), ("/nonexistent", 2), ("s3://b/c", 5)])
+def test_what_is_no_checkpoint_has_its_code(target: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["inspect", target]) == code
+    assert capsys.readouterr().err.startswith("ckptsync: error: ")

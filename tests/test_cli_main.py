@@ -1,0 +1,132 @@
+"""The command line as a whole: help, exit codes, the error boundary."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ckptsync import __version__
+from ckptsync.cli import arguments
+from ckptsync.cli.main import bounded, main
+from ckptsync.config import settings
+from ckptsync.errors import ConfigError, Corrupt, Incomplete, NotFound, StoreError, Unsupported
+from ckptsync.records import report
+
+COMMANDS = ("demo", "run", "push", "merge", "verify", "inspect", "ls", "status")
+
+
+def raising(error: BaseException) -> object:
+    def command() -> int:
+        raise error
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(ConfigError, 2), (Incomplete, 3), (StoreError, 4), (NotFound, 4), (Unsupported, 5), (Corrupt, 10)],
+)
+def test_an_operators_error_is_two_lines_and_its_exit_code(
+    error: type[ConfigError], code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bounded(raising(error("x: wanted y", hint="do z"))) == code  # type: ignore[arg-type]
+    assert capsys.readouterr() == ("", "ckptsync: error: x: wanted y\nckptsync: hint: do z\n")
+    assert bounded(raising(error("x")), as_json=True) == code  # type: ignore[arg-type]
+    assert json.loads(capsys.readouterr().err) == {"error": "x", "hint": "", "exit_code": code}
+
+
+def test_a_full_disk_is_an_operators_error_and_a_bug_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bounded(raising(OSError(28, "No space left on device", "/mnt/x"))) == 4  # type: ignore[arg-type]
+    assert capsys.readouterr().err.startswith("ckptsync: error: /mnt/x: No space left on device\n")
+    with pytest.raises(ZeroDivisionError):
+        bounded(raising(ZeroDivisionError()))  # type: ignore[arg-type]
+
+
+def test_an_interrupt_is_130_without_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bounded(raising(KeyboardInterrupt())) == 130  # type: ignore[arg-type]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_termination_unwinds_so_that_unfinished_output_is_removed() -> None:
+    cleaned = []
+
+    def command() -> int:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            cleaned.append(True)
+        return 0
+
+    with pytest.raises(SystemExit) as ended:
+        bounded(command)
+    assert (ended.value.code, cleaned) == (143, [True])
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_reader_that_leaves_is_no_traceback() -> None:
+    code = (
+        "from ckptsync.cli.main import bounded\nimport sys\nsys.exit(bounded(lambda: [print('x' * 99) for _ in range(9999)] and 0))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdout
+        assert child.stderr
+        child.stdout.readline()
+        child.stdout.close()
+        assert child.stderr.read() == b""
+        assert child.wait() == 141
+
+
+@pytest.mark.parametrize("words", [[], ["nonsense"], ["merge", "only-one"], ["run"], ["merge", "a", "b", "--dtype", "int8"]])
+def test_wrong_usage_is_2(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    assert "usage: ckptsync" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_every_help_tells_the_exit_codes_and_every_command_takes_json(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([*([command] if command else []), "--help"])
+    said = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert "\n  10   corrupt" in said
+    assert "--json" in said if command else all(f"\n    {name} " in said for name in COMMANDS)
+
+
+def test_the_version_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--version"])
+    assert capsys.readouterr().out == f"ckptsync {__version__}\n"
+
+
+@pytest.mark.parametrize("words", [["--help"], ["merge", "--help"]])
+def test_help_answers_at_once_and_imports_nothing_heavy(words: list[str]) -> None:
+    code = (
+        "import sys\nfrom ckptsync.cli.main import main\n"
+        f"try: main({words})\nexcept SystemExit: pass\n"
+        "print(sorted({m.split('.')[0] for m in sys.modules} & {'numpy', 'rich', 'yaml', 'msgspec', 'blake3', 'apscheduler', 'asyncio'}))"
+    )
+    begun = time.monotonic()
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines()[-1] == "[]"
+    assert time.monotonic() - begun < 2  # 0.3 s are promised on an idle machine; this one may be busy
+
+
+def test_the_parser_and_the_rooms_below_know_the_same_words() -> None:
+    assert arguments.DTYPES == settings.DTYPES
+    assert arguments.LEVELS == report.LEVELS
+
+
+def test_a_broken_configuration_is_told_by_the_module_as_a_program(tmp_path: object) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-m", "ckptsync", "run", "-c", f"{tmp_path}/no.yaml", "--json"],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert ran.returncode == 2
+    assert json.loads(ran.stderr)["error"].endswith("no.yaml: cannot be read: No such file or directory")

@@ -1,0 +1,81 @@
+"""``ckptsync merge`` as a transcript, on the demo's real shards."""
+
+import json
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+import ckptsync
+from ckptsync.cli.main import main
+
+DATA = Path(ckptsync.__file__).parent / "demo_data"
+FSDP = [str(DATA / "fsdp2" / node / "checkpoint-4") for node in ("node0", "node1")]
+ZERO = [str(DATA / "zero3" / node / "checkpoint-4") for node in ("node0", "node1")]
+
+
+def names(path: Path) -> list[str]:
+    with safe_open(path, "np") as f:
+        return sorted(f.keys())
+
+
+@pytest.mark.parametrize("sources", [FSDP, ZERO], ids=["fsdp2", "zero3"])
+def test_shards_of_two_nodes_become_one_model(sources: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["merge", *sources, str(tmp_path / "out"), "--config-from", str(DATA / "base")]) == 0
+    said = capsys.readouterr().out
+    assert f"written: {len(list((tmp_path / 'out').iterdir()))} files" in said
+    assert "(21 F32)" in said
+    assert len(names(tmp_path / "out" / "model.safetensors")) == 21
+    assert (tmp_path / "out" / "config.json").exists()
+
+
+def test_json_tells_what_was_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["merge", *FSDP, str(tmp_path / "out"), "--json", "--dtype", "bf16", "--max-shard-size", "10KB"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["dtypes"] == {"BF16": 21}
+    assert {file["path"]: file["size"] for file in result["files"]} == {
+        p.name: p.stat().st_size for p in (tmp_path / "out").iterdir()
+    }
+    assert len(result["files"]) >= 3
+    assert "no config.json" in result["notes"][0]
+
+
+def test_a_dry_run_says_the_same_and_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for dry in (["--dry-run"], []):
+        assert main(["merge", *ZERO, str(tmp_path / "out"), "--json", *dry]) == 0
+        assert (tmp_path / "out").exists() is not bool(dry)
+    planned, written = map(json.loads, capsys.readouterr().out.splitlines())
+    assert {f["path"]: f["size"] for f in planned["files"]} == {f["path"]: f["size"] for f in written["files"]}
+    assert (planned["tensors"], planned["bytes"], planned["source"]) == (written["tensors"], written["bytes"], written["source"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ([FSDP[1], "{out}"], 3, "pytorch_model_fsdp_0/.metadata: not there"),
+        ([*FSDP, "{out}", "--source", "zero"], 5, "source 'zero'"),
+        ([str(DATA / "base"), "{out}"], 5, "no layout claims these files"),
+        (["s3://bucket/x", "{out}"], 5, "s3://"),
+        (["{out}/absent", "{out}"], 2, "no such directory"),
+        ([*FSDP, "{out}", "--max-shard-size", "big"], 2, "--max-shard-size: 'big' is not a size"),
+        ([*FSDP, "{out}", "--max-shard-size", "0"], 2, "at least one byte"),
+        ([*FSDP, "{out}", "--config-from", "{out}/absent"], 2, "absent"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_a_code_and_nothing_written(
+    arguments: list[str], code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["merge", *(a.format(out=tmp_path / "out") for a in arguments)]) == code
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("ckptsync: error: ")
+    assert said in err.splitlines()[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "precious").write_text("x")
+    assert main(["merge", *FSDP, str(tmp_path / "out")]) == 2
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["precious"]
+    assert "exists" in capsys.readouterr().err

@@ -1,0 +1,53 @@
+"""One line an event."""
+
+import io
+import json
+import logging
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from ckptsync.config.values import LogConfig
+from ckptsync.daemon.log import configure
+
+
+@pytest.fixture(autouse=True)
+def _restored() -> Iterator[None]:
+    root = logging.getLogger()
+    before = root.handlers[:], root.level
+    yield
+    root.handlers[:], root.level = before
+
+
+def logged(form: str, level: str, *events: tuple[int, str]) -> str:
+    configure(LogConfig(level, form))
+    stream = io.StringIO()
+    handler = logging.getLogger().handlers[0]
+    assert isinstance(handler, logging.StreamHandler)
+    handler.setStream(stream)
+    for number, message in events:
+        logging.getLogger("ckptsync.worker.tick").log(number, message)
+    return stream.getvalue()
+
+
+def test_a_line_has_time_level_room_and_message() -> None:
+    line = logged("text", "info", (logging.INFO, "phase=sent run=a"), (logging.DEBUG, "unseen"))
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ info worker\.tick phase=sent run=a\n", line)
+
+
+def test_what_a_name_holds_cannot_forge_a_line() -> None:
+    line = logged("text", "info", (logging.INFO, "phase=sent name=a\nphase=verified\x1b[2J"))
+    assert line.count("\n") == 1
+    assert "\x1b" not in line
+
+
+def test_json_is_an_object_a_line() -> None:
+    lines = logged("json", "debug", (logging.WARNING, "a\nb"), (logging.DEBUG, "c")).splitlines()
+    assert [json.loads(line)["message"] for line in lines] == ["a\nb", "c"]
+    assert json.loads(lines[0])["level"] == "warning"
+
+
+def test_the_scheduler_is_silent_about_ticks_that_are_late() -> None:
+    configure(LogConfig("debug", "text"))
+    assert not logging.getLogger("apscheduler.scheduler").isEnabledFor(logging.WARNING)

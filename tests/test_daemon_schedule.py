@@ -1,0 +1,60 @@
+"""When ticks run."""
+
+import threading
+import time
+
+from ckptsync.daemon.schedule import scheduled
+from ckptsync.daemon.tick import Tick
+
+
+def until(condition: object, seconds: float = 5) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():  # type: ignore[operator]
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_every_tick_runs_at_once_and_then_again_and_again() -> None:
+    runs: list[float] = []
+    with scheduled([Tick("a", 0.2, lambda: runs.append(time.monotonic()), print)]):
+        begun = time.monotonic()
+        assert until(lambda: len(runs) >= 3)
+    assert runs[0] - begun < 1
+
+
+def test_a_hint_hastens_a_tick_that_is_far_away() -> None:
+    runs: list[int] = []
+    tick = Tick("a", 3600, lambda: runs.append(1), print)
+    with scheduled([tick]):
+        assert until(lambda: len(runs) == 1)
+        tick.hint()
+        assert until(lambda: len(runs) == 2)
+        time.sleep(0.1)
+        tick.hint()
+        assert until(lambda: len(runs) == 3)
+
+
+def test_a_tick_never_runs_twice_at_a_time_and_does_not_hold_up_others() -> None:
+    at_once, most, others = [0], [0], []
+    release = threading.Event()
+
+    def slow() -> None:
+        at_once[0] += 1
+        most[0] = max(most[0], at_once[0])
+        release.wait(5)
+        at_once[0] -= 1
+
+    with scheduled([Tick("slow", 0.05, slow, print), Tick("quick", 0.05, lambda: others.append(1), print)]):
+        assert until(lambda: len(others) > 5)
+        release.set()
+    assert most[0] == 1
+
+
+def test_a_hint_after_the_end_is_no_fault() -> None:
+    tick = Tick("a", 1, lambda: None, print)
+    with scheduled([tick]):
+        pass
+    until(lambda: not tick.is_running)
+    tick.hint()

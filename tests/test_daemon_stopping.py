@@ -1,0 +1,57 @@
+"""Signals: a clean stop, then an end."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+from ckptsync.daemon.stopping import stopping
+
+
+def test_a_signal_ends_the_wait_at_once() -> None:
+    with stopping() as stop:
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+        begun = time.monotonic()
+        assert stop.wait(10)
+        assert time.monotonic() - begun < 5
+        assert stop.code == 0
+
+
+def test_a_fault_in_a_thread_decides_the_exit_code_and_a_later_signal_does_not() -> None:
+    with stopping() as stop:
+        threading.Thread(target=stop.ask, args=(1,)).start()
+        assert stop.wait(10)
+        stop.ask(0)
+        stop.ask(2)
+        assert stop.code == 1
+
+
+def test_nothing_asked_is_a_whole_wait_and_handlers_are_given_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with stopping() as stop:
+        assert not stop.wait(0.05)
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+STUBBORN = """
+import time
+from ckptsync.daemon.stopping import stopping
+with stopping() as stop:
+    print("ready", flush=True)
+    stop.wait(30)
+    print("first", flush=True)
+    time.sleep(30)
+"""
+
+
+def test_a_second_signal_ends_the_process_at_once() -> None:
+    with subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout
+        assert child.stdout.readline() == "ready\n"
+        child.send_signal(signal.SIGTERM)
+        assert child.stdout.readline() == "first\n"
+        child.send_signal(signal.SIGINT)
+        assert child.wait(5) == 128 + signal.SIGINT

@@ -1,0 +1,83 @@
+"""A node's word about itself, and two workers under one id."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ckptsync.errors import ConfigError, Corrupt, StoreError
+from ckptsync.fleet import heartbeat
+from ckptsync.fleet.heartbeat import Heartbeat
+from ckptsync.stores.contract import Store
+from ckptsync.stores.posix import PosixStore
+
+FIRST = Heartbeat("n0", "aa", "boot", 1, "100", 1000.0, ("worker",), "0")
+SECOND = replace(FIRST, instance="bb", pid=2, started=2000.0)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return PosixStore(str(tmp_path))
+
+
+def never(_seconds: float) -> None:
+    raise AssertionError("nothing to wait for")
+
+
+def test_a_heartbeat_reads_back_as_it_was_written(store: Store) -> None:
+    mine = heartbeat.beat(store, replace(FIRST, queue=("run/checkpoint-4: sending",), errors=("é\n",)))
+    assert heartbeat.read(store, "n0", ("worker",)) == mine
+    assert [(e.name, h) for e, h in heartbeat.listed(store)] == [(".ckptsync/nodes/n0.json", mine)]
+    assert mine.beat == 1
+
+
+def test_one_that_cannot_be_read_is_listed_as_its_error_and_overwritten(store: Store) -> None:
+    store.write(".ckptsync/nodes/n0.json", [b"{broken"])
+    [(_, error)] = heartbeat.listed(store)
+    assert isinstance(error, Corrupt)
+    assert heartbeat.claim(store, FIRST, lambda _: True, never) is None
+    heartbeat.beat(store, FIRST)
+
+
+def test_a_second_worker_on_one_machine_is_refused_at_once(store: Store) -> None:
+    heartbeat.beat(store, FIRST)
+    with pytest.raises(ConfigError, match="another live worker has this id"):
+        heartbeat.claim(store, SECOND, lambda _: True, never)
+
+
+def test_a_worker_takes_over_from_one_that_died_or_said_farewell(store: Store) -> None:
+    mine = heartbeat.beat(store, FIRST)
+    assert heartbeat.claim(store, SECOND, lambda _: False, never) == mine
+    heartbeat.farewell(store, mine)
+    assert heartbeat.claim(store, SECOND, lambda _: True, never) is not None
+
+
+def test_another_machines_worker_is_alive_if_it_beats_while_we_wait(store: Store) -> None:
+    mine = heartbeat.beat(store, FIRST)
+    with pytest.raises(ConfigError):
+        heartbeat.claim(store, SECOND, lambda _: None, lambda _: heartbeat.write(store, replace(mine, beat=2)))
+    waited: list[float] = []
+    assert heartbeat.claim(store, SECOND, lambda _: None, waited.append)
+    assert waited == [2.5 * FIRST.period]
+
+
+def test_of_two_that_started_at_once_exactly_the_second_stops(store: Store) -> None:
+    first, second = heartbeat.beat(store, FIRST), replace(SECOND, beat=7)
+    heartbeat.write(store, second)
+    heartbeat.beat(store, first)
+    with pytest.raises(ConfigError):
+        heartbeat.beat(store, second)
+    assert heartbeat.yields_to(SECOND, FIRST) is not heartbeat.yields_to(FIRST, SECOND)
+
+
+def test_heads_may_be_several_and_do_not_beat_under_a_workers_name(store: Store) -> None:
+    head = replace(FIRST, roles=("head", "verifier"))
+    heartbeat.beat(store, head)
+    heartbeat.beat(store, replace(head, instance="cc", started=3000.0))
+    assert heartbeat.read(store, "n0", ("worker",)) is None
+    assert heartbeat.read(store, "n0", ("head",)) is not None
+
+
+def test_a_farewell_that_the_store_cannot_hear_is_said_and_not_raised(tmp_path: Path) -> None:
+    (tmp_path / ".ckptsync").write_text("a file")
+    assert isinstance(heartbeat.farewell(PosixStore(str(tmp_path)), FIRST), StoreError)
