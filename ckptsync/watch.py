@@ -1,0 +1,182 @@
+"""Hints that something changed below a directory, from watchdog.
+
+A hint says "look now" and nothing else: what is true, a scan finds out, a little later also without any hint.  So nothing here
+raises after construction, and losing every event costs time only.  Only what a finished write looks like is listened to:
+opening and reading, which our own scans do, would hint for ever, and an event for each piece written would cost the trainer CPU.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from watchdog.events import (
+    DirCreatedEvent,
+    DirMovedEvent,
+    FileClosedEvent,
+    FileCreatedEvent,
+    FileModifiedEvent,
+    FileMovedEvent,
+    FileSystemEvent,
+    FileSystemEventHandler,
+)
+from watchdog.observers import Observer
+from watchdog.observers.api import BaseObserver
+from watchdog.observers.polling import PollingObserverVFS
+
+Mode = Literal["events", "polling", "waiting", "none"]
+POLL_S = 10  # often enough to beat a scan a minute; each time costs one stat of every file on a file server
+
+# Where other machines write without this kernel hearing of it; fuse.* too.
+_BLIND = frozenset(
+    {"9p", "acfs", "afs", "beegfs", "ceph", "cifs", "coda", "cvmfs", "fuse", "fuseblk", "gfs2", "gpfs", "lustre", "nfs", "nfs4"}
+    | {"ocfs2", "orangefs", "pvfs2", "smb3", "smbfs", "vboxsf", "virtiofs", "wekafs"}
+)
+_LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOMEM})  # of inotify: instances, files, watches, memory
+_FINISHED: list[type[FileSystemEvent]] = [DirCreatedEvent, DirMovedEvent, FileClosedEvent, FileCreatedEvent, FileMovedEvent]
+_POLLED: list[type[FileSystemEvent]] = [*_FINISHED, FileModifiedEvent]
+_OCTAL = re.compile(r"\\([0-7]{3})")
+_log = logging.getLogger(__name__)
+
+
+def is_blind(fstype: str) -> bool:
+    """Whether inotify may miss changes on a file system of this type."""
+    return fstype in _BLIND or fstype.startswith("fuse.")
+
+
+def file_system_type(mountinfo: str, path: str) -> str:
+    """The type of the file system that an absolute path without links is on, as ``/proc/self/mountinfo`` tells; "" if it does not."""
+    best, fstype = "", ""
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        fields = left.split(" ")
+        if len(fields) < 5 or not right:
+            continue
+        mounted = _OCTAL.sub(lambda m: chr(int(m[1], 8)), fields[4])
+        if len(mounted) >= len(best) and (path + "/").startswith(mounted.rstrip("/") + "/"):
+            best, fstype = mounted, right.split(" ")[0]  # of several on one another, the last one is seen
+    return fstype
+
+
+def watch(paths: Iterable[str], hint: Callable[[], None], poll_s: int = POLL_S) -> Watch:
+    """Call ``hint`` from another thread whenever something below ``paths`` may be worth a look; it may be called very often.
+
+    Paths need not exist yet: the nearest directory above is watched until `Watch.refresh` finds them.
+    """
+    return Watch(tuple(dict.fromkeys(paths)), hint, poll_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _Aim:
+    """What is watched for a path.  A directory that is deleted and made again is another one, and needs another watch."""
+
+    directory: str
+    identity: tuple[int, int]
+    is_whole: bool  # the path itself with all below it, not just the entries of a directory above
+    is_blind: bool
+
+
+class Watch:
+    """Watches until `close`.  Not to be called from within ``hint``."""
+
+    def __init__(self, paths: tuple[str, ...], hint: Callable[[], None], poll_s: int) -> None:
+        self._paths, self._listener, self._poll_s = paths, _Listener(hint), poll_s
+        self._armed: dict[str, tuple[_Aim, BaseObserver | None, Mode]] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Watch what has come into being, and again what was replaced.  Cheap where nothing changed; call it before every scan."""
+        mounts = _mountinfo()
+        for path in self._paths:
+            aim = _aim(path, mounts)
+            armed = self._armed.get(path)
+            if aim and armed and armed[0] == aim and _is_alive(armed[1]):
+                continue
+            self._disarm(path)
+            if aim:
+                self._armed[path] = (aim, *_arm(aim, self._listener, self._poll_s))
+
+    def modes(self) -> dict[str, Mode]:
+        """How each path is watched: by events, by polling, waiting for it to be made, or not at all."""
+        return {path: self._armed[path][2] if path in self._armed else "none" for path in self._paths}
+
+    def close(self) -> None:
+        """No hint comes after this has returned.  May be called twice."""
+        for path in self._paths:
+            self._disarm(path)
+
+    def _disarm(self, path: str) -> None:
+        _, observer, _ = self._armed.pop(path, (None, None, None))
+        if observer:
+            observer.stop()
+            observer.join()
+
+
+class _Listener(FileSystemEventHandler):
+    def __init__(self, hint: Callable[[], None]) -> None:
+        self._hint = hint
+
+    def on_any_event(self, event: FileSystemEvent) -> None:
+        """Runs in watchdog's thread."""
+        if not isinstance(event, tuple(_POLLED)):
+            return
+        try:
+            self._hint()
+        except Exception:  # noqa: BLE001
+            # An error here would end watchdog's thread, and with it every later hint.  What it hinted at, a scan finds.
+            _log.exception("hint failed path=%s", os.fsdecode(event.src_path))
+
+
+def _aim(path: str, mounts: str) -> _Aim | None:
+    """The directory to watch for ``path``: itself, or the nearest one above that exists."""
+    try:
+        wanted = Path(path).resolve()  # watchdog watches a link itself, not what it points to
+        for place in (wanted, *wanted.parents):
+            if place.is_dir():
+                found = place.stat()
+                blind = is_blind(file_system_type(mounts, str(place)))
+                return _Aim(str(place), (found.st_dev, found.st_ino), place == wanted, blind)
+    except (OSError, RuntimeError) as e:  # no permission, a server that is away, links in a circle: a scan says so, and raises
+        _log.warning("not watched path=%s error=%s", path, e)
+    return None
+
+
+def _arm(aim: _Aim, listener: _Listener, poll_s: int) -> tuple[BaseObserver | None, Mode]:
+    if not aim.is_blind:
+        try:
+            return _started(Observer(), aim, listener, _FINISHED), "events" if aim.is_whole else "waiting"
+        except OSError as e:
+            if e.errno not in _LIMITS:
+                _log.warning("not watched path=%s error=%s", aim.directory, e)
+                return None, "none"
+            _log.warning("inotify limit reached, polling instead path=%s every=%ss error=%s", aim.directory, poll_s, e)
+    try:
+        polling = PollingObserverVFS(os.lstat, os.scandir, polling_interval=poll_s)  # lstat: links lead out of the directory
+        return _started(polling, aim, listener, _POLLED), "polling" if aim.is_whole else "waiting"
+    except OSError as e:
+        _log.warning("not watched path=%s error=%s", aim.directory, e)
+        return None, "none"
+
+
+def _started(observer: BaseObserver, aim: _Aim, listener: _Listener, events: list[type[FileSystemEvent]]) -> BaseObserver:
+    observer.schedule(listener, aim.directory, recursive=aim.is_whole, event_filter=events)
+    observer.start()
+    return observer
+
+
+def _is_alive(observer: BaseObserver | None) -> bool:
+    """Whether watchdog still listens: its threads end where a directory vanishes, and on errors of its own."""
+    return observer is not None and observer.is_alive() and all(emitter.is_alive() for emitter in observer.emitters)
+
+
+def _mountinfo() -> str:
+    try:
+        return Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
+    except OSError:
+        return ""  # no Linux: its own events see what there is to see
