@@ -1,0 +1,122 @@
+"""What the files of a checkpoint say of themselves: read here, judged in ``settle``."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import signal
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from ckptsync.errors import Corrupt
+from ckptsync.formats import layouts
+from ckptsync.model import read_whole
+from ckptsync.scan import Spot
+from ckptsync.walk import Stat
+from ckptsync.worker.hold import Held, Hold
+from ckptsync.worker.settle import TRAINER_STATE, Evidence, TrainerState
+
+# Where a refused lease means that somebody writes.  NFS and FUSE refuse leases for reasons of their own.
+_LEASE_FILE_SYSTEMS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs", "zfs", "bcachefs"})
+_MOUNTS = Path("/proc/self/mountinfo")
+
+
+def gather(hold: Hold, spot: Spot, *, later: bool, mates: bool) -> Evidence:
+    """All facts about a checkpoint.  Raises Incomplete if files vanish meanwhile: look again."""
+    return Evidence(
+        family=hold.family,
+        step=spot.step,
+        files=hold.stats,
+        partial=hold.partial,
+        state=trainer_state(hold),
+        unclosed=tuple(name for name in sorted(hold.held) if not layouts.closed(name, hold)),
+        writing=writing(hold.held.values()),
+        later=later,
+        mates=mates,
+        gone=hold.gone,
+    )
+
+
+def is_later(this: Iterable[Stat], other: Iterable[Stat]) -> bool:
+    """Whether a checkpoint with a higher number was written after this one: not so if a resumed run writes over this one."""
+    ends, starts = [s.mtime for s in this], [s.mtime for s in other]
+    return bool(ends and starts) and min(starts) >= max(ends)
+
+
+def trainer_state(hold: Hold) -> TrainerState | None:
+    """``trainer_state.json``, if there is one."""
+    held = hold.held.get(TRAINER_STATE)
+    if held is None:
+        return None
+    try:
+        told = json.loads(read_whole(hold, TRAINER_STATE))
+    except (ValueError, RecursionError, Corrupt):  # being written, or torn: that it does not parse is the fact
+        told = None
+    step = told.get("global_step") if isinstance(told, dict) else None
+    return TrainerState(step if isinstance(step, int) else None, held.stat.mtime)
+
+
+def writing(files: Iterable[Held]) -> tuple[str, ...] | None:
+    """Names that somebody holds open for writing; ``None`` if none is known to be, but not all could be asked.
+
+    A read lease is refused while a file is open for writing.  Where there are no leases, root looks at all processes.
+    """
+    types = _file_systems()
+    asked = [(h, _is_leased_for_writing(h) if types.get(h.stat.device) in _LEASE_FILE_SYSTEMS else None) for h in files]
+    unknown = [h.stat for h, answer in asked if answer is None]
+    busy = [h.stat.path for h, answer in asked if answer] + _in_descriptors(unknown)
+    return tuple(sorted(busy)) if busy or not unknown else None
+
+
+def _is_leased_for_writing(held: Held) -> bool | None:
+    fd = held.open()
+    try:
+        # the kernel tells a lease's holder of a writer by this signal; SIGIO, the default, would end the process
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except OSError as e:
+        return True if e.errno == errno.EAGAIN else None
+    finally:
+        os.close(fd)
+    return False
+
+
+def _in_descriptors(files: Iterable[Stat]) -> list[str]:
+    """Those that a process of this machine writes to.  Others than root see too little, and a writer may sit elsewhere."""
+    wanted = {(f.inode, f.device): f.path for f in files}
+    busy = []
+    for link in Path("/proc").glob("[0-9]*/fd/*") if wanted and os.geteuid() == 0 else ():
+        with contextlib.suppress(OSError):  # processes end while we look
+            found = link.stat()
+            path = wanted.get((found.st_ino, found.st_dev))
+            if path is not None and _is_writable(link):
+                busy.append(path)
+    return busy
+
+
+def _is_writable(link: Path) -> bool:
+    told = re.search(r"^flags:\s+([0-7]+)", (link.parent.parent / "fdinfo" / link.name).read_text(), re.MULTILINE)
+    return told is not None and int(told[1], 8) & os.O_ACCMODE != os.O_RDONLY
+
+
+def _file_systems() -> dict[int, str]:
+    """The type of each mounted device."""
+    try:
+        lines = _MOUNTS.read_text(errors="replace").splitlines()
+    except OSError:  # no /proc here: nothing is known, which is what an empty table says
+        return {}
+    return dict(_mounts(lines))
+
+
+def _mounts(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
+    for line in lines:
+        left, dash, right = line.partition(" - ")
+        fields = left.split()
+        if dash and len(fields) > 2 and right:
+            major, _, minor = fields[2].partition(":")
+            yield os.makedev(int(major), int(minor)), right.split()[0]

@@ -1,0 +1,84 @@
+"""A checkpoint as this node can read it: in its pin where it is pinned, else where the trainer left it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckptsync.errors import Corrupt, Incomplete, StoreError
+from ckptsync.scan import Family, Found
+from ckptsync.spool import Pin
+from ckptsync.walk import Stat, open_file
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One file and the directory it is read from."""
+
+    stat: Stat
+    root: Path
+    is_pinned: bool
+
+    def open(self) -> int:
+        """A descriptor; raises Incomplete if it is gone."""
+        return open_file(self.root, self.stat.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """``held`` by path.  ``partial`` and ``others`` are the source's; ``gone`` if there is no source any more."""
+
+    name: str
+    family: Family
+    held: Mapping[str, Held]
+    partial: tuple[Stat, ...] = ()
+    others: tuple[str, ...] = ()
+    gone: bool = False
+
+    @property
+    def stats(self) -> tuple[Stat, ...]:
+        """Of the files, by path."""
+        return tuple(self.held[path].stat for path in sorted(self.held))
+
+    @property
+    def unpinned(self) -> tuple[str, ...]:
+        """Files that only the trainer's own directory holds: rotation may take them at any moment."""
+        return tuple(sorted(p for p, h in self.held.items() if not h.is_pinned))
+
+    def sizes(self) -> Mapping[str, int]:
+        """As `ckptsync.model.Files` says: at the time of the look."""
+        return {path: h.stat.size for path, h in self.held.items()}
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """As `ckptsync.model.Files` says; StoreError where the disk refuses."""
+        if name not in self.held:
+            raise Incomplete(f"{name}: not in {self.name}")
+        fd = self.held[name].open()
+        try:
+            fill(fd, start, out, f"{self.name}/{name}")
+        finally:
+            os.close(fd)
+
+
+def hold(found: Found | None, pin: Pin | None, family: Family, name: str) -> Hold:
+    """What there is to read.  A pin's names stay when the source loses them: rotation takes files one by one."""
+    held = {f.path: Held(f, found.path, is_pinned=False) for f in found.files} if found else {}
+    if pin is not None:
+        held |= {f.path: Held(f, pin.root, is_pinned=True) for f in pin.files}
+    is_gone = found is None or not (found.files or found.partial)
+    return Hold(name, family, held, found.partial if found else (), found.others if found else (), is_gone)
+
+
+def fill(fd: int, start: int, out: memoryview, name: str) -> None:
+    """Fill ``out`` from byte ``start`` of an open file; raises Corrupt if it ends before."""
+    got = 0
+    while got < len(out):
+        try:
+            count = os.preadv(fd, [out[got:]], start + got)
+        except OSError as e:
+            raise StoreError(f"{name}: {e.strerror}", hint="look at the disk that the trainer writes to") from e
+        if count == 0:
+            raise Corrupt(f"{name}: ends at byte {start + got}, {start + len(out)} expected")
+        got += count

@@ -1,0 +1,77 @@
+"""What a worker is told: who it is, which output directories it watches, and how long it waits."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckptsync.errors import ConfigError, Corrupt
+from ckptsync.paths import checked_path
+from ckptsync.records.names import checked_node
+from ckptsync.scan import spot_at
+from ckptsync.walk import OURS
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """A run: its name in the store, and the trainer's output directory on this node."""
+
+    name: str
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerOptions:
+    """Seconds: ``quiet`` without a change settles what the trainer says is finished, ``unmarked`` what nobody says anything about.
+
+    ``keep_pins``: how many pinned checkpoints of a run are kept once they are VERIFIED in the store.
+    """
+
+    node: str
+    runs: tuple[RunDir, ...]
+    quiet: float = 10.0
+    unmarked: float = 60.0
+    keep_pins: int = 2
+
+
+def checked_options(options: WorkerOptions, store_url: str) -> WorkerOptions:
+    """``options`` themselves; raises ConfigError where a run and the store would eat each other."""
+    checked_node(options.node)
+    names = [run.name for run in options.runs]
+    for name in sorted({n for n in names if names.count(n) > 1}):
+        raise ConfigError(f"{name}: two output directories under one name", hint="give each run a name of its own")
+    for name in names:
+        checked_run(name)
+    root = local_root(store_url)
+    for run in options.runs if root is not None else ():
+        assert root is not None
+        refuse_overlap(run.path, root)
+    return options
+
+
+def checked_run(name: str) -> str:
+    """``name`` itself, if a store can keep a run under it; raises ConfigError."""
+    try:
+        checked_path(name)
+    except Corrupt as e:
+        raise ConfigError(f"run {e}", hint="a run's name is a relative path, such as llama-sft") from e
+    if any(part.startswith((".", "_")) for part in name.split("/")):
+        raise ConfigError(f"run {name!r}: no part of a run's name may begin with '.' or '_'")
+    return name
+
+
+def local_root(store_url: str) -> Path | None:
+    """The directory of a store on this file system, or ``None``."""
+    if store_url.startswith("file:"):
+        return Path(store_url.removeprefix("file:").removeprefix("//") or "/").resolve()
+    return None if "://" in store_url else Path(store_url).resolve()
+
+
+def refuse_overlap(directory: Path, root: Path) -> None:
+    """Raises ConfigError if a source lies in the store, or the store in a checkpoint: what is sent would be found, and sent again."""
+    inside = directory.resolve()
+    if inside == root or root in inside.parents:
+        raise ConfigError(f"{directory}: lies inside the store {root}", hint="keep output directories and the store apart")
+    above = [p for p in (root, *root.parents) if p == inside or inside in p.parents]
+    if any(p.name == OURS or spot_at(p) is not None for p in above):
+        raise ConfigError(f"{root}: the store lies inside a checkpoint of {directory}", hint="keep checkpoints and the store apart")

@@ -1,0 +1,71 @@
+"""What to do about pins.  Pure: from what lies there to what is to be done."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from ckptsync.scan import Found
+from ckptsync.spool import Pin, compare
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Begin pin number ``k`` with everything that lies in the source."""
+
+    k: int
+
+
+@dataclass(frozen=True, slots=True)
+class Grow:
+    """Add what has appeared."""
+
+    pin: Pin
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Trim:
+    """Let go of names that the trainer took back."""
+
+    pin: Pin
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Let go of a pin."""
+
+    pin: Pin
+
+
+Action = Open | Grow | Trim | Drop
+
+
+def follow(found: Found | None, pins: Iterable[Pin], node: str, taken: Collection[int]) -> tuple[Action, ...]:
+    """How this node's pins of one checkpoint follow its source.  ``taken``: numbers of pins whose save was found whole.
+
+    A pin holds one save.  Where a name stands for another file than before, the trainer is saving again: what was taken stays,
+    what was not is a save given up half way, and goes.  Where no file at all is the same, the directory was removed and made
+    again, and the old pin may well be a whole save that rotation was quicker with.
+    """
+    ours = sorted(pins, key=lambda p: p.k)
+    if found is None or not found.files or (ours and ours[-1].node != node):
+        return ()
+    if not ours:
+        return (Open(0),)
+    newest = ours[-1]
+    relation = compare(newest.files, found.files)
+    if newest.files and not relation.same:
+        return (Open(newest.k + 1),)
+    if relation.changed:
+        return (Open(newest.k + 1), *(() if newest.k in taken else (Drop(newest),)))
+    # rotation only takes: where something new stands, the missing was taken back (ZeRO-3's placeholder of the weights)
+    trimmed = (Trim(newest, relation.vanished),) if relation.vanished and relation.new else ()
+    return (*trimmed, *((Grow(newest, relation.new),) if relation.new else ()))
+
+
+def spare(proven: Iterable[Pin], keep: int) -> tuple[Pin, ...]:
+    """Of pins whose checkpoints are VERIFIED, oldest first, all but the newest ``keep`` may go."""
+    ordered = tuple(proven)
+    return ordered[: max(0, len(ordered) - keep)]

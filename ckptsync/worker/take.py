@@ -1,0 +1,99 @@
+"""Taking a checkpoint: the digest of every file, and the proof that nothing changed from the first look to the last."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ckptsync.digest import Digester
+from ckptsync.errors import Corrupt, Incomplete, Unsupported
+from ckptsync.formats import layouts
+from ckptsync.model import Demands
+from ckptsync.paths import checked_path
+from ckptsync.records.manifest import FileEntry
+from ckptsync.walk import Stat, look
+from ckptsync.worker.hold import Held, Hold
+
+CHUNK = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a manifest will say: ``started`` and ``ended`` (ns) span the files' mtimes.  ``stats`` is what it holds for."""
+
+    files: tuple[FileEntry, ...]
+    stats: tuple[Stat, ...]
+    ranks: tuple[int, ...]
+    sources: tuple[str, ...]
+    demands: Demands
+    started: int
+    ended: int
+    notes: tuple[str, ...] = ()
+
+
+def take(hold: Hold, look_up: Callable[[], None] = lambda: None) -> Taken:
+    """Digest what is held.  Raises Incomplete if anything changed meanwhile, Corrupt where a file's name cannot be stored.
+
+    ``look_up`` is called between chunks: a large checkpoint takes minutes, in which others appear.
+    """
+    files = tuple(_entry(hold.held[checked_path(path)], look_up) for path in sorted(hold.held))
+    demands, sources, notes = _asked(hold)
+    taken = Taken(
+        files,
+        hold.stats,
+        layouts.ranks(f.path for f in files),
+        sources,
+        demands,
+        min((f.mtime for f in files), default=0),
+        max((f.mtime for f in files), default=0),
+        notes,
+    )
+    unchanged(hold)
+    return taken
+
+
+def unchanged(hold: Hold) -> None:
+    """Raises Incomplete unless every file is still the one that was looked at."""
+    for held in hold.held.values():
+        fd = held.open()
+        try:
+            _same(held.stat, look(fd, held.stat.path))
+        finally:
+            os.close(fd)
+
+
+def chunks(held: Held, look_up: Callable[[], None]) -> Iterator[memoryview]:
+    """A file's bytes, a chunk at a time in one buffer that is used again; raises Incomplete if it is not the file looked at."""
+    buffer = memoryview(bytearray(min(CHUNK, max(1, held.stat.size))))
+    fd = held.open()
+    try:
+        _same(held.stat, look(fd, held.stat.path))
+        while count := os.readv(fd, [buffer]):
+            yield buffer[:count]
+            look_up()
+        _same(held.stat, look(fd, held.stat.path))
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # training wants the memory more than we do
+    finally:
+        os.close(fd)
+
+
+def _entry(held: Held, look_up: Callable[[], None]) -> FileEntry:
+    digester = Digester(held.stat.size)
+    for chunk in chunks(held, look_up):
+        digester.update(chunk)
+    found = digester.result()
+    return FileEntry(held.stat.path, found.size, found.digest, found.block_size, found.blocks, held.stat.mtime)
+
+
+def _asked(hold: Hold) -> tuple[Demands, tuple[str, ...], tuple[str, ...]]:
+    """What the layouts say.  A layout that is unknown or broken is stored as it is: here it is a note, the head says it again."""
+    try:
+        return layouts.demands(hold), tuple(str(s) for s in layouts.sources(hold)), ()
+    except (Corrupt, Unsupported) as e:
+        return Demands(), (), (str(e),)
+
+
+def _same(before: Stat, after: Stat) -> None:
+    if before != after:
+        raise Incomplete(f"{before.path}: changed while it was read", hint="it is taken again when it is quiet")

@@ -1,0 +1,129 @@
+"""Is a checkpoint finished?  Every trap that a real trainer sets, as values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ckptsync.scan import Family
+from ckptsync.walk import Stat
+from ckptsync.worker.settle import Evidence, Rule, Sighting, TrainerState, is_hopeless, judge, observe
+
+RULE = Rule(quiet=10, unmarked=60, doubtful=600)
+S = 10**9
+
+
+def files(told: dict[str, float], size: int = 1) -> tuple[Stat, ...]:
+    """Names and their mtimes in seconds."""
+    return tuple(Stat(name, size, int(at * S), n, 0) for n, (name, at) in enumerate(told.items()))
+
+
+def trainer(told: dict[str, float], **more: object) -> Evidence:
+    state = TrainerState(4, int(told["trainer_state.json"] * S)) if "trainer_state.json" in told else None
+    return replace(Evidence("trainer", 4, files(told), state=state), **more)  # type: ignore[arg-type]
+
+
+def wait(evidence: Evidence) -> float | None:
+    """Seconds from the first sight until it is settled; ``None``: never."""
+    seen = Sighting(evidence.files, 1000.0)
+    for after in (0.0, 10.0, 60.0, 600.0):
+        if judge(evidence, seen, 1000.0 + after, RULE).settled:
+            return after
+        if after:
+            assert not judge(evidence, seen, 1000.0 + after - 0.1, RULE).settled
+    return None
+
+
+DONE = {"model.safetensors": 100.0, "optimizer.pt": 101.0, "rng_state_0.pth": 101.1, "trainer_state.json": 101.2}
+SHARDS = {"pytorch_model_fsdp_0/__2_0.distcp": 100.0, "rng_state_2.pth": 101.0}
+
+
+def test_a_trainer_state_that_is_the_newest_needs_only_quiet() -> None:
+    assert wait(trainer(DONE)) == 10
+    assert wait(trainer(DONE | {"rng_state_1.pth": 105.0})) == 10
+
+
+def test_no_clock_is_compared_with_another() -> None:
+    for at in (-1e6, 0.0, 1e9, 1e12):
+        assert wait(trainer({name: at + t for name, t in DONE.items()})) == 10
+
+
+def test_zero_3_between_its_two_writes_waits_for_the_trainer_state() -> None:
+    shards = {"global_step4/zero_pp_rank_0_mp_rank_00_optim_states.pt": 100.0, "latest": 100.1, "config.json": 99.0}
+    assert wait(trainer(shards)) == 600
+    assert wait(trainer(shards | {"trainer_state.json": 102.0})) == 10
+
+
+def test_an_old_trainer_state_proves_nothing_of_newer_shards() -> None:
+    assert wait(trainer(DONE | {"optimizer.pt": 5000.0})) == 600
+    assert wait(trainer(DONE | {"model.safetensors": 103.0})) == 60  # a callback edits it after the trainer
+
+
+def test_a_node_of_shards_waits_longer_unless_something_else_tells() -> None:
+    assert wait(trainer(SHARDS)) == 60
+    assert wait(trainer(SHARDS, mates=True)) == 10
+    assert wait(trainer(SHARDS, later=True)) == 10
+
+
+def test_metadata_older_than_its_shards_is_a_save_in_progress() -> None:
+    told = {"step/.metadata": 50.0, "step/__0_0.distcp": 100.0}
+    assert wait(trainer(told | {"trainer_state.json": 101.0})) == 600
+    assert wait(trainer(told | {"step/.metadata": 100.0, "trainer_state.json": 101.0})) == 10
+
+
+@pytest.mark.parametrize(("family", "seconds"), [("dcp", 10), ("accelerate", 60), ("deepspeed", 60), ("trainer", 600)])
+def test_metadata_is_the_last_word_only_where_nothing_follows_it(family: Family, seconds: float) -> None:
+    assert wait(Evidence(family, 4, files({".metadata": 100.0, "__0_0.distcp": 100.0}))) == seconds
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        trainer({}),
+        trainer(DONE, writing=("optimizer.pt",)),
+        trainer(DONE, unclosed=("model.safetensors",)),
+        trainer(DONE, partial=files({"checkpoint-is-incomplete.txt": 1.0})),
+    ],
+)
+def test_what_is_surely_unfinished_waits_for_ever_and_says_why(evidence: Evidence) -> None:
+    verdict = judge(evidence, Sighting(evidence.files, 0.0), 1e9, RULE)
+    assert not verdict.settled
+    assert verdict.left is None
+    assert verdict.reason
+
+
+def test_a_partial_file_that_a_crash_left_delays_and_does_not_block() -> None:
+    assert wait(trainer(DONE, partial=files({".tmpAb3xYz": 99.0}))) == 600
+
+
+def test_a_trainer_state_of_another_step_or_cut_short_is_doubted() -> None:
+    assert wait(trainer(DONE, state=TrainerState(8, 200 * S))) == 600
+    assert wait(trainer(DONE, state=TrainerState(None, 200 * S))) == 600
+
+
+def test_empty_shards_are_legal_and_unknown_writers_do_not_block() -> None:
+    assert wait(replace(trainer(DONE), files=files(DONE, size=0))) == 10
+    assert wait(trainer(DONE, writing=None)) == 10
+
+
+def test_what_rotation_took_needs_no_quiet() -> None:
+    assert wait(trainer(DONE, gone=True)) == 0
+    assert wait(trainer(SHARDS, gone=True)) == 60
+    assert wait(trainer(SHARDS, gone=True, later=True)) == 0
+
+
+def test_a_save_given_up_half_way_is_hopeless_only_once_removed() -> None:
+    half = trainer({"config.json": 1.0, "model.safetensors": 2.0})
+    assert not is_hopeless(half)
+    assert is_hopeless(replace(half, gone=True))
+    assert not is_hopeless(replace(half, gone=True, later=True))
+    assert not is_hopeless(trainer(SHARDS, gone=True))
+    assert is_hopeless(trainer(SHARDS, gone=True, unclosed=("rng_state_2.pth",)))
+
+
+def test_any_change_restarts_the_clock_and_so_does_a_clock_set_back() -> None:
+    first = observe(None, files(DONE), 100.0)
+    assert observe(first, reversed(files(DONE)), 105.0) == first
+    assert observe(first, files(DONE, size=2), 105.0).since == 105.0
+    assert observe(first, files(DONE), 50.0).since == 50.0

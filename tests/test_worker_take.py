@@ -1,0 +1,95 @@
+"""A take is of one state of the files, or it is none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from blake3 import blake3
+
+from ckptsync.errors import Corrupt, Incomplete
+from ckptsync.scan import found, spots
+from ckptsync.worker.hold import Hold, hold
+from ckptsync.worker.take import take, unchanged
+from tests.vector import vector
+
+
+def held(path: Path) -> Hold:
+    (spot,) = spots(path)
+    return hold(found(spot), None, spot.family, spot.name)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    shutil.copytree(vector("hf-zero3-2node").sources[0].parent, tmp_path / "out")
+    return tmp_path / "out"
+
+
+def test_a_take_of_a_real_checkpoint_says_all_that_a_manifest_needs(out: Path) -> None:
+    taken = take(held(out))
+    files = {p.relative_to(out / "checkpoint-4").as_posix(): p for p in (out / "checkpoint-4").rglob("*") if p.is_file()}
+    assert {f.path: (f.size, f.digest, f.mtime) for f in taken.files} == {
+        name: (p.stat().st_size, blake3(p.read_bytes()).hexdigest(), p.stat().st_mtime_ns) for name, p in files.items()
+    }
+    assert taken.ranks == (0, 1)
+    assert taken.sources == ("zero:global_step4",)
+    assert len(taken.demands.model) == 4 * 2
+    assert (taken.started, taken.ended) == (min(f.mtime for f in taken.files), max(f.mtime for f in taken.files))
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def written_in_place(path: Path) -> None:
+    with path.open("r+b") as f:
+        f.write(b"X")
+
+
+def replaced(path: Path) -> None:
+    shutil.copy2(path, path.with_name("new"))
+    path.with_name("new").rename(path)
+
+
+@pytest.mark.parametrize("change", [truncated, written_in_place, replaced, Path.unlink])
+def test_any_change_during_a_take_discards_it(out: Path, change: Callable[[Path], None]) -> None:
+    victim = out / "checkpoint-4" / "config.json"  # among the first to be read, so it changes after its turn
+    seen = held(out)
+    calls: list[int] = []
+
+    def strike() -> None:
+        calls.append(1)
+        if len(calls) == 10:
+            change(victim)
+
+    with pytest.raises(Incomplete):
+        take(seen, strike)
+
+
+def test_what_was_seen_must_still_be_there_when_it_is_asked_again(out: Path) -> None:
+    seen = held(out)
+    unchanged(seen)
+    os.utime(out / "checkpoint-4" / "latest", ns=(1, 1))
+    with pytest.raises(Incomplete, match="latest: changed"):
+        unchanged(seen)
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\\b", b"\xff\xfe".decode("utf-8", "surrogateescape")])
+def test_a_name_that_no_store_can_keep_is_refused_by_name(out: Path, name: str) -> None:
+    (out / "checkpoint-4" / name).write_text("x")
+    with pytest.raises(Corrupt, match="has characters"):
+        take(held(out))
+
+
+def test_metadata_that_is_broken_is_taken_with_a_note(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint-4" / "pytorch_model_fsdp_0"
+    folder.mkdir(parents=True)
+    (folder / ".metadata").write_bytes(b"cos\nsystem\n(S'echo PWNED'\ntR.")
+    (folder / "__0_0.distcp").touch()
+    taken = take(held(tmp_path))
+    assert len(taken.files) == 2
+    assert taken.demands.model == {}
+    assert taken.notes
