@@ -29,7 +29,8 @@ class Manifest:
     ``<checkpoint>~<save>`` where another save had taken it.  ``n`` counts this node's manifests of this save from 0; manifest
     n + 1 names files that came later.  ``save`` is the id that a hook agreed on, or empty.  ``started`` and ``ended`` (ns since
     the epoch, on the node's clock) span the mtimes of its files; ``clock_offset`` (ns) is node clock minus store clock where it was
-    measured.  ``sources`` lists the weight sources seen (``zero:global_step4``).
+    measured.  ``sources`` lists the weight sources seen (``zero:global_step4``).  ``supersedes`` names earlier manifests of this node
+    that it takes back: the save has moved to this place.
     """
 
     run: str
@@ -45,5 +46,6 @@ class Manifest:
     sources: tuple[str, ...] = ()
     save: str = ""
     clock_offset: int = 0
+    supersedes: tuple[str, ...] = ()
     version: str = ""
     format: int = FORMAT

@@ -1,0 +1,146 @@
+"""Whether two manifests of one checkpoint name are of one save: proven, disproven, or neither.
+
+The order of the evidence, strongest first:
+
+1. One node, one path, two contents: two saves (or a file edited later, which nobody can tell from one).
+2. Hook ids on both sides decide.
+3. Two nodes with a rank in both, unless its files are the same bytes: two saves, since a rank is one process on one node.
+4. Metadata that contradicts itself (two sizes demanded of a file, two numbers of ranks), or whole weights with two contents: two saves.
+5. One node: its own manifests of one place, or a file that is still the very same one, with its mtime: one save.
+6. The spans of their files' times touch, on the store's clock: one save.
+7. Otherwise nothing is proven.
+
+A file that a node had already named in an earlier save, with this digest and this mtime, was not written in this one: it does not
+stretch the span.  So a checkpoint that is written over, or edited the day after, does not reach back to the nodes of the first save.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from ckptsync.formats import layouts
+from ckptsync.model import Demands
+from ckptsync.records.manifest import Manifest
+
+SLACK = 1_000_000_000
+"""ns that may lie between the spans of one save.
+
+Ranks leave the last barrier together, file systems keep mtimes by the clock tick (4 ms) and some by the second, and clocks that NTP
+holds differ by milliseconds; measured between two real nodes it was 1 ms.  A restart that comes to the same step again takes longer.
+"""
+
+Relation = Literal["one", "two", "unproven"]
+Files = Mapping[str, tuple[str, int]]
+"""Path → digest, mtime."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sameness:
+    """``reason`` is for people, and names no node: the caller knows which two were compared."""
+
+    relation: Relation
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A manifest as evidence: ``start`` and ``end`` are ns on the store's clock; ``save`` is empty where an id proves nothing."""
+
+    manifest: Manifest
+    files: Files
+    save: str
+    start: int
+    end: int
+
+
+def parts(manifests: Sequence[Manifest]) -> tuple[Part, ...]:
+    """Each manifest in the light of all that are known of this checkpoint name, in the order given."""
+    plain = [_plain(m) for m in manifests]
+    return tuple(_without_earlier(part, _earlier_saves(part, plain)) for part in plain)
+
+
+def same_save(a: Manifest, b: Manifest) -> Sameness:
+    """What these two alone prove.  Symmetric."""
+    first, second = parts([a, b])
+    return compare(first, second)
+
+
+def compare(a: Part, b: Part) -> Sameness:
+    """As `same_save`, in the light that `parts` had.  Symmetric."""
+    is_one_node = a.manifest.node == b.manifest.node
+    if is_one_node and (path := _two_contents(a.files, b.files)):
+        return Sameness("two", f"{path} has two contents")
+    if a.save and b.save:
+        return Sameness("one", "one save id") if a.save == b.save else Sameness("two", "two save ids")
+    contradiction = (_rank_in_both(a, b) or _two_weights(a, b)) if not is_one_node else ""
+    contradiction = contradiction or demands_differ(a.manifest.demands, b.manifest.demands)
+    if contradiction:
+        return Sameness("two", contradiction)
+    if is_one_node and (_is_one_place(a.manifest, b.manifest) or a.files.items() & b.files.items()):
+        return Sameness("one", "one node's own files")
+    gap = max(a.start, b.start) - min(a.end, b.end)
+    if gap <= SLACK:
+        return Sameness("one", "written at one time")
+    return Sameness("unproven", f"{gap / 1e9:.1f} s lie between their files, and no save id tells")
+
+
+def demands_differ(a: Demands, b: Demands) -> str:
+    """How two words about one checkpoint's metadata contradict each other; empty if they do not."""
+    if None not in (a.world, b.world) and a.world != b.world:
+        return f"{a.world} and {b.world} ranks"
+    for first, second in ((a.model, b.model), (a.resume, b.resume), (a.model, b.resume), (a.resume, b.model)):
+        for path in sorted(first.keys() & second.keys()):
+            if None not in (first[path], second[path]) and first[path] != second[path]:
+                return f"{path} should have {first[path]} and {second[path]} bytes"
+    return ""
+
+
+def _plain(manifest: Manifest) -> Part:
+    files = {f.path: (f.digest, f.mtime) for f in manifest.files}
+    offset = manifest.clock_offset
+    return Part(manifest, files, manifest.save, manifest.started - offset, manifest.ended - offset)
+
+
+def _earlier_saves(part: Part, others: Sequence[Part]) -> list[Part]:
+    """What this node wrote in earlier saves: all of a place in which a file had another content."""
+    mine = [o for o in others if o.manifest.node == part.manifest.node and o.end < part.end and o is not part]
+    places = {o.manifest.place for o in mine if _two_contents(o.files, part.files)}
+    return [o for o in mine if o.manifest.place in places]
+
+
+def _without_earlier(part: Part, earlier: Sequence[Part]) -> Part:
+    """Files that are still those of an earlier save say nothing about when this one was written; nor does a repeated id."""
+    old = {item for e in earlier for item in e.files.items()}
+    times = [f.mtime for f in part.manifest.files if (f.path, (f.digest, f.mtime)) not in old]
+    if not old or not times:
+        return part
+    save = "" if part.save in {e.save for e in earlier} else part.save
+    offset = part.manifest.clock_offset
+    return replace(part, save=save, start=min(times) - offset, end=max(times) - offset)
+
+
+def _two_contents(a: Files, b: Files) -> str:
+    return min((path for path in a.keys() & b.keys() if a[path][0] != b[path][0]), default="")
+
+
+def _rank_in_both(a: Part, b: Part) -> str:
+    """A rank is one process on one node: found on two, its files are copies of the same bytes, or of two saves."""
+    for rank in sorted(set(a.manifest.ranks) & set(b.manifest.ranks)):
+        shared = [path for path in a.files.keys() & b.files.keys() if rank in layouts.ranks([path])]
+        if not shared or any(a.files[path][0] != b.files[path][0] for path in shared):
+            return f"both have files of rank {rank}"
+    return ""
+
+
+def _two_weights(a: Part, b: Part) -> str:
+    """Replicas write whole weights byte for byte alike: a safetensors file is a function of its tensors."""
+    weights = a.manifest.demands.model.keys() & b.manifest.demands.model.keys()
+    both = {p for p in weights if p.endswith(".safetensors")} & a.files.keys() & b.files.keys()
+    path = min((p for p in both if a.files[p][0] != b.files[p][0]), default="")
+    return f"{path} has two contents" if path else ""
+
+
+def _is_one_place(a: Manifest, b: Manifest) -> bool:
+    return a.place == b.place != ""
