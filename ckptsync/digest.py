@@ -49,8 +49,8 @@ class Digester:
 
     def update(self, chunk: bytes | bytearray | memoryview) -> None:
         """Chunks may be of any length."""
-        self._file.update(chunk)
         view = memoryview(chunk).cast("B")
+        self._file.update(view)
         self._size += len(view)
         while len(view) >= self._room:
             self._block.update(view[: self._room])

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import inspect
+import pickle
+
+import pytest
+
+from ckptsync import errors
+from ckptsync.errors import CkptsyncError
+
+CODES = {
+    "CkptsyncError": 1,
+    "ConfigError": 2,
+    "Incomplete": 3,
+    "StoreError": 4,
+    "NotFound": 4,
+    "Exists": 4,
+    "Unsupported": 5,
+    "Corrupt": 10,
+}
+CLASSES: list[type[CkptsyncError]] = [c for _, c in inspect.getmembers(errors, inspect.isclass)]
+
+
+def test_exit_codes_are_an_interface_that_does_not_change() -> None:
+    assert {c.__name__: c.exit_code for c in CLASSES} == CODES
+
+
+@pytest.mark.parametrize("error", CLASSES)
+def test_every_error_is_one_family_and_the_module_draws_it(error: type[CkptsyncError]) -> None:
+    assert issubclass(error, CkptsyncError)
+    assert f"{error.__name__} " in str(errors.__doc__)
+
+
+@pytest.mark.parametrize("error", CLASSES)
+def test_an_error_has_a_message_and_a_hint(error: type[CkptsyncError]) -> None:
+    assert str(error("a: 3 bytes, 4 expected")) == "a: 3 bytes, 4 expected"
+    assert error("x").hint == ""
+    assert error("x", hint="do this").hint == "do this"
+
+
+@pytest.mark.parametrize("error", CLASSES)
+def test_an_error_comes_back_from_a_child_process(error: type[CkptsyncError]) -> None:
+    """Futures of a process pool carry errors as pickles."""
+    back = pickle.loads(pickle.dumps(error("a: wrong", hint="do this")))
+    assert (type(back), str(back), back.hint) == (error, "a: wrong", "do this")
+
+
+def test_what_is_permanent_is_a_store_error_that_callers_can_tell() -> None:
+    assert issubclass(errors.NotFound, errors.StoreError)
+    assert issubclass(errors.Exists, errors.StoreError)
+    assert not issubclass(errors.NotFound, errors.Exists)
