@@ -39,8 +39,8 @@ class Odd(nn.Module):
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return a number that every parameter has a hand in."""
-        hidden = torch.tanh(self.inner(inputs) - self.mean) * self.single + self.pair.sum()
-        return self.head(hidden / self.temperature).float().square().mean()
+        hidden = torch.tanh(self.inner(inputs.to(self.inner.weight.dtype)) - self.mean) * self.single + self.pair.sum()
+        return self.head((hidden / self.temperature).to(self.head.weight.dtype)).float().square().mean()
 
 
 def config(options: argparse.Namespace) -> dict[str, object]:
@@ -81,7 +81,7 @@ def loss_of(engine: deepspeed.DeepSpeedEngine, generator: torch.Generator, optio
     """Return the loss of a batch of this rank's own."""
     if options.odd:
         inputs = torch.randn(4, 7, generator=generator)
-        return engine(inputs.bfloat16() if options.bf16 else inputs)
+        return engine(inputs)
     ids = batch(generator, rows=1)
     return engine(input_ids=ids, labels=ids).loss
 
