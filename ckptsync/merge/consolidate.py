@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ckptsync.digest import digest_stream
+from ckptsync.digest import digest
 from ckptsync.errors import Corrupt
 from ckptsync.formats import layouts
 from ckptsync.merge import output, ties
@@ -88,7 +88,7 @@ def carry_out(job: Job, files: Files, write: Write, progress: Progress | None = 
         copying = Copying(file, files, done.add)
         write(file.name, copying.chunks())
         copied = copying.result()
-        sealed.append(SealedFile(file.name, copied.file.size, copied.file.digest, copied.file.block_size, copied.file.blocks))
+        sealed.append(SealedFile(file.name, file.size, copied.digest))
         tensors.extend(_sealed_tensors(file, copied))
         notes.extend(f"{name}: {count} finite values became infinite in the cast" for name, count in copied.overflows)
     for name, place in job.beside:
@@ -145,5 +145,4 @@ def _sealed_tensors(file: FilePlan, copied: Copied) -> Iterator[SealedTensor]:
 def _write_small(name: str, data: bytes, write: Write) -> SealedFile:
     pieces = [data[at : at + _PIECE] for at in range(0, len(data), _PIECE)]
     write(name, pieces)
-    found = digest_stream(pieces, len(data))
-    return SealedFile(name, found.size, found.digest, found.block_size, found.blocks)
+    return SealedFile(name, len(data), digest(data))

@@ -11,7 +11,6 @@ import numpy as np
 from blake3 import blake3
 from numpy.lib.stride_tricks import as_strided
 
-from ckptsync.digest import Digester, FileDigest
 from ckptsync.formats.dtypes import ITEMSIZE
 from ckptsync.merge.cast import RAW, Array, cast
 from ckptsync.merge.cut import Box, Fill, blocks, fills
@@ -24,9 +23,9 @@ CAST_ELEMENTS = 128 << 10  # a cast's temporary arrays stay in the second-level 
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """What was written: the file's digests, each tensor's, and how many finite values a cast made infinite, by tensor."""
+    """What was written: the file's BLAKE3, each tensor's, and how many finite values a cast made infinite, by tensor."""
 
-    file: FileDigest
+    digest: str
     tensors: tuple[tuple[str, str], ...]
     overflows: tuple[tuple[str, int], ...]
 
@@ -39,7 +38,7 @@ class Copying:
 
     def __init__(self, plan: FilePlan, files: Files, progress: Callable[[int], None]) -> None:
         self._plan, self._files, self._progress = plan, files, progress
-        self._digester = Digester(plan.size)
+        self._digester = blake3()
         self._tensors: list[tuple[str, str]] = []
         self._overflows: list[tuple[str, int]] = []
 
@@ -53,7 +52,7 @@ class Copying:
 
     def result(self) -> Copied:
         """Call after the last chunk."""
-        return Copied(self._digester.result(), tuple(self._tensors), tuple(self._overflows))
+        return Copied(self._digester.hexdigest(), tuple(self._tensors), tuple(self._overflows))
 
     def _tensor(self, tensor: PlannedTensor) -> Iterator[memoryview]:
         digester = blake3()

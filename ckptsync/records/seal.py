@@ -12,13 +12,11 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class SealedFile:
-    """A file of the consolidated model; path relative to it, digests as in a manifest."""
+    """A file of the consolidated model; path relative to it, BLAKE3 (64 hex).  Its tensors' digests narrow damage, so it has no blocks."""
 
     path: str
     size: int
     digest: str
-    block_size: int
-    blocks: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
