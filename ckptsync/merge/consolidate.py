@@ -138,8 +138,8 @@ def _check_bounds(files: Files, plans: Sequence[FilePlan]) -> None:
 
 
 def _sealed_tensors(file: FilePlan, copied: Copied) -> Iterator[SealedTensor]:
-    for tensor, (_, digest) in zip(file.tensors, copied.tensors, strict=True):
-        yield SealedTensor(tensor.name, tensor.dtype, tensor.shape, file.name, tensor.start, tensor.size, digest)
+    for tensor, (_, found) in zip(file.tensors, copied.tensors, strict=True):
+        yield SealedTensor(tensor.name, tensor.dtype, tensor.shape, file.name, tensor.start, tensor.size, found)
 
 
 def _write_small(name: str, data: bytes, write: Write) -> SealedFile:
