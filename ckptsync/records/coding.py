@@ -10,6 +10,7 @@ import msgspec
 
 from ckptsync.digest import digest
 from ckptsync.errors import Corrupt, Unsupported
+from ckptsync.records.checks import check
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.names import RecordName, parse_record_name
 from ckptsync.records.report import Report
@@ -43,8 +44,12 @@ def decode(name: str, data: bytes, kind: type[R]) -> R:
         record = msgspec.convert(msgspec.json.decode(data), kind, strict=True)
     except (msgspec.ValidationError, msgspec.DecodeError, RecursionError) as e:
         raise Corrupt(f"{name}: not a {kind.__name__.lower()}: {e}") from e
-    if (record.run, record.place, record.n) != (parsed.run, parsed.place, parsed.n):
-        raise Corrupt(f"{name}: speaks of {record.run}/{record.place} #{record.n}")
+    if record_name(record, data) != name:
+        raise Corrupt(f"{name}: speaks of {record_name(record, data)}")
+    try:
+        check(record)
+    except Corrupt as e:
+        raise Corrupt(f"{name}: {e}") from e
     return record
 
 

@@ -1,0 +1,70 @@
+"""What a record must be beyond its types: everything in it that others will join to a path, or index by, is checked here, once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from ckptsync.errors import Corrupt
+from ckptsync.paths import checked_path
+from ckptsync.records.manifest import FileEntry, Manifest
+from ckptsync.records.names import checked_node, parse_record_name
+from ckptsync.records.report import Report
+from ckptsync.records.seal import Seal, SealedFile
+from ckptsync.records.tombstone import Tombstone
+
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def check(record: Manifest | Seal | Report | Tombstone) -> None:
+    """Raises Corrupt."""
+    if record.place != record.checkpoint and not record.place.startswith(f"{record.checkpoint}~"):
+        raise Corrupt(f"{record.place!r}: not a place of {record.checkpoint!r}")
+    if isinstance(record, Manifest):
+        _check_manifest(record)
+        return
+    _check_names(record.manifests)
+    if isinstance(record, Seal):
+        _check_files(record.files)
+        _check_tensors(record)
+
+
+def _check_manifest(manifest: Manifest) -> None:
+    checked_node(manifest.node)
+    _check_names(manifest.supersedes)
+    _check_files(manifest.files)
+    for file in manifest.files:
+        _check_blocks(file)
+    for path in (*manifest.demands.model, *manifest.demands.resume):
+        checked_path(path)
+    if manifest.started > manifest.ended:
+        raise Corrupt(f"{manifest.node}: its files begin at {manifest.started} and end at {manifest.ended}")
+
+
+def _check_names(names: Iterable[str]) -> None:
+    for name in names:
+        parsed = parse_record_name(name)
+        if parsed is None or parsed.kind != "manifest":
+            raise Corrupt(f"{name!r}: not the name of a manifest")
+
+
+def _check_files(files: Iterable[FileEntry | SealedFile]) -> None:
+    paths: set[str] = set()
+    for file in files:
+        if checked_path(file.path) in paths:
+            raise Corrupt(f"{file.path}: named twice")
+        paths.add(file.path)
+        if file.size < 0 or not _DIGEST.fullmatch(file.digest):
+            raise Corrupt(f"{file.path}: {file.size} bytes of digest {file.digest!r:.80} cannot be")
+
+
+def _check_blocks(file: FileEntry) -> None:
+    if file.block_size < 1 or len(file.blocks) != -(-file.size // file.block_size):
+        raise Corrupt(f"{file.path}: {len(file.blocks)} blocks of {file.block_size} bytes do not make {file.size} bytes")
+
+
+def _check_tensors(seal: Seal) -> None:
+    sizes = {f.path: f.size for f in seal.files}
+    for tensor in seal.tensors:
+        if not 0 <= tensor.start <= tensor.start + tensor.size <= sizes.get(tensor.file, -1):
+            raise Corrupt(f"{tensor.name}: bytes {tensor.start} to {tensor.start + tensor.size} are not in {tensor.file!r:.200}")

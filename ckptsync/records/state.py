@@ -1,0 +1,238 @@
+"""What may be said of one place: facets, each with its evidence, and the one word.
+
+A listing is no instant: a file may be written, or let go, while it is being made.  So a file that is named and not listed makes a
+facet not hold, and the evidence says so, but only a report says DAMAGED.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ckptsync.model import Demands
+from ckptsync.records.manifest import Manifest
+from ckptsync.records.names import consolidated_prefix
+from ckptsync.records.report import LEVELS, Level, Report, Verdict
+from ckptsync.records.saves import Known, Located, demanded, live, locate, save_of
+from ckptsync.records.seal import Seal
+from ckptsync.records.tombstone import Tombstone
+
+Word = Literal["ARRIVING", "COMPLETE", "CONSOLIDATED", "VERIFIED", "DAMAGED", "AMBIGUOUS", "RETIRED"]
+WORDS: tuple[Word, ...] = ("ARRIVING", "COMPLETE", "CONSOLIDATED", "VERIFIED", "DAMAGED", "AMBIGUOUS", "RETIRED")
+DIGEST = LEVELS.index("digest")
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """All records about one place, by name."""
+
+    manifests: Mapping[str, Manifest] = field(default_factory=dict)
+    seals: Mapping[str, Seal] = field(default_factory=dict)
+    reports: Mapping[str, Report] = field(default_factory=dict)
+    tombstones: Mapping[str, Tombstone] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Facet:
+    """``evidence``: why it does not hold, a line for each thing that is missing; or what should be known although it does."""
+
+    holds: bool
+    evidence: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What the verifier found last.  ``damage``: names of the reports that say DAMAGED and have not been answered.
+
+    ``holds``: a report at level digest or above found no damage in these very manifests and this very seal.
+    ``report`` is the name of the one that ``verdict``, ``level`` and ``when`` are of; empty if there is none.
+    """
+
+    holds: bool = False
+    damage: tuple[str, ...] = ()
+    report: str = ""
+    verdict: Verdict | None = None
+    level: Level | None = None
+    when: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Facets:
+    """``ambiguous`` and ``retired`` give the reason, and are empty where they do not apply."""
+
+    model: Facet
+    resume: Facet
+    sealed: Facet
+    proof: Proof
+    ambiguous: str = ""
+    retired: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One place as the names and records in the store describe it.
+
+    ``manifests``: those that count.  ``files``: path → where its contents lie (see `locate`); empty if ambiguous.  ``sizes``: store
+    name → bytes of all that is listed of this place.  ``seal``: the one that counts, and its name, also where its files are missing.
+    """
+
+    run: str
+    checkpoint: str
+    place: str
+    manifests: tuple[Known, ...]
+    files: Mapping[str, tuple[Located, ...]]
+    sizes: Mapping[str, int]
+    demands: Demands
+    records: Records
+    facets: Facets
+    seal_name: str = ""
+    seal: Seal | None = None
+
+    @property
+    def word(self) -> Word:
+        """The one word that people are shown."""
+        return word(self.facets)
+
+    @property
+    def evidence(self) -> tuple[str, ...]:
+        """Why it is no better than its word says."""
+        f = self.facets
+        by_word = {
+            "ARRIVING": f.model.evidence,
+            "COMPLETE": f.sealed.evidence,
+            "AMBIGUOUS": (f.ambiguous,),
+            "RETIRED": (f.retired,),
+        }
+        return by_word.get(self.word, f.proof.damage if self.word == "DAMAGED" else f.sealed.evidence)
+
+    def present(self) -> dict[str, tuple[str, int]]:
+        """Path → (store name, size) of the files that are there as named: what `StoreFiles` takes."""
+        owners = {path: where[0] for path, where in self.files.items()}
+        return {path: (at.name, at.entry.size) for path, at in owners.items() if self.sizes.get(at.name) == at.entry.size}
+
+
+def word(facets: Facets) -> Word:
+    """The worst that is known comes first, then the best that is proven."""
+    if facets.retired:
+        return "RETIRED"
+    if facets.ambiguous:
+        return "AMBIGUOUS"
+    if facets.proof.damage:
+        return "DAMAGED"
+    if not facets.model.holds:
+        return "ARRIVING"
+    if not facets.sealed.holds:
+        return "COMPLETE"
+    return "VERIFIED" if facets.proof.holds else "CONSOLIDATED"
+
+
+def snapshot(place: str, records: Records, known: Iterable[Known], sizes: Mapping[str, int]) -> Snapshot | None:
+    """What the records of ``place`` and the names under it say; ``None`` if none of its manifests counts any more (it has moved).
+
+    ``known``: every manifest of the checkpoint's name, in whatever place, since they tell which of them are one save.
+    """
+    counting = live(known)
+    here = tuple(k for k in counting if k.manifest.place == place)
+    if not here:
+        return None
+    first = here[0].manifest
+    manifests = [k.manifest for k in here]
+    doubt = save_of(place, counting)
+    files = {} if doubt else locate(manifests)
+    demands = demanded(manifests)
+    seal_name, seal = seal_that_counts(records.seals, here)
+    model = _model(demands, files, sizes)
+    facets = Facets(
+        model=model,
+        resume=_resume(demands, files, sizes, model),
+        sealed=_sealed(records.seals, seal_name, seal, sizes),
+        proof=proof(records.reports, {k.name for k in here}, seal_name),
+        ambiguous=doubt,
+        retired=_retired(records.tombstones, {k.name for k in here}),
+    )
+    return Snapshot(first.run, first.checkpoint, place, here, files, sizes, demands, records, facets, seal_name, seal)
+
+
+def seal_that_counts(seals: Mapping[str, Seal], manifests: Iterable[Known]) -> tuple[str, Seal | None]:
+    """Of those made from manifests that still count, the highest number; of two with one number, the first by name."""
+    names = {k.name for k in manifests}
+    valid = {name: s for name, s in seals.items() if s.manifests and names.issuperset(s.manifests)}
+    name = min(valid, key=lambda name: (-valid[name].n, name), default="")
+    return name, valid.get(name)
+
+
+def proof(reports: Mapping[str, Report], manifests: set[str], seal: str) -> Proof:
+    """What the reports prove.  Damage is answered only by a later number at its level or above: less reading proves less."""
+    if not reports:
+        return Proof()
+    ordered = sorted(reports.items(), key=lambda r: (r[1].n, _BADNESS[r[1].verdict], r[0]))
+    damage = tuple(name for name, report in ordered if report.verdict == "damaged" and not _is_answered(report, reports))
+    proven = [
+        (name, r)
+        for name, r in ordered
+        if r.verdict == "ok" and LEVELS.index(r.level) >= DIGEST and manifests.issubset(r.manifests) and r.seal == seal
+    ]
+    name, last = (damage[-1], reports[damage[-1]]) if damage else proven[-1] if proven else ordered[-1]
+    return Proof(bool(proven) and not damage, damage, name, last.verdict, last.level, last.when)
+
+
+_BADNESS: dict[Verdict, int] = {"ok": 0, "arriving": 1, "damaged": 2}
+
+
+def _is_answered(damaged: Report, reports: Mapping[str, Report]) -> bool:
+    level = LEVELS.index(damaged.level)
+    return any(r.n > damaged.n and r.verdict != "damaged" and LEVELS.index(r.level) >= level for r in reports.values())
+
+
+def _model(demands: Demands, files: Mapping[str, tuple[Located, ...]], sizes: Mapping[str, int]) -> Facet:
+    if not demands.model:
+        return Facet(holds=False, evidence=("nothing here says what a whole model is",))
+    lacking = tuple(_lacking(demands.model, files, sizes))
+    return Facet(not lacking, lacking)
+
+
+def _resume(demands: Demands, files: Mapping[str, tuple[Located, ...]], sizes: Mapping[str, int], model: Facet) -> Facet:
+    if not demands.resume:
+        return Facet(holds=False, evidence=("nothing here says what a resumed training needs",))
+    lacking = (*model.evidence, *_lacking(demands.resume, files, sizes))
+    return Facet(model.holds and not lacking, lacking)
+
+
+def _lacking(
+    demands: Mapping[str, int | None], files: Mapping[str, tuple[Located, ...]], sizes: Mapping[str, int]
+) -> Iterator[str]:
+    for path, wanted in sorted(demands.items()):
+        if path not in files:
+            yield f"{path}: no node has sent it"
+            continue
+        at = files[path][0]
+        if wanted is not None and at.entry.size != wanted:
+            yield f"{path}: {at.entry.size} bytes, {wanted} demanded"
+        elif sizes.get(at.name) != at.entry.size:
+            yield f"{path}: {at.nodes[0]} has sent {at.entry.size} bytes, {_there(sizes.get(at.name))}"
+
+
+def _there(size: int | None) -> str:
+    return "and it is not in the store" if size is None else f"{size} are in the store"
+
+
+def _sealed(seals: Mapping[str, Seal], name: str, seal: Seal | None, sizes: Mapping[str, int]) -> Facet:
+    if seal is None:
+        return Facet(holds=False, evidence=("it has not been consolidated",))
+    prefix = consolidated_prefix(seal.run, seal.place)
+    lacking = tuple(
+        f"consolidated {f.path}: {f.size} bytes were written, {_there(sizes.get(prefix + f.path))}"
+        for f in seal.files
+        if sizes.get(prefix + f.path) != f.size
+    )
+    rivals = sorted(other for other, s in seals.items() if s.n == seal.n and other != name)
+    differing = tuple(f"{other}: another seal of the same number, by a head with other options; {name} counts" for other in rivals)
+    return Facet(not lacking, lacking + differing)
+
+
+def _retired(tombstones: Mapping[str, Tombstone], manifests: set[str]) -> str:
+    for name, stone in sorted(tombstones.items()):
+        if not manifests.isdisjoint(stone.manifests):
+            return stone.reason or name
+    return ""
