@@ -134,6 +134,10 @@ def main() -> None:
     full = {name.replace("_fsdp_wrapped_module.", ""): value for name, value in gather(trainer, OPTIONS.mode).items()}
     if OPTIONS.lora:
         full = {name: value for name, value in full.items() if name in trainable}
+    if OPTIONS.lora and OPTIONS.mode == "fsdp2":
+        from peft import get_peft_model_state_dict
+
+        full = get_peft_model_state_dict(trainer.model, state_dict=full)
     save_reference(OPTIONS.reference / "full.safetensors", full)
     finish()
 

@@ -74,60 +74,92 @@ def trainer(name: str, mode: str, exercises: str, *, world: int, nodes: int = 1,
     )  # fmt: skip
 
 
-def raw(name: str, stage: int, exercises: str, *, world: int, extra: tuple[str, ...] = (), tied: bool = False) -> Vector:
+def raw(name: str, stage: int, exercises: str, *, world: int, extra: tuple[str, ...] = (), tied: bool = False, note: str = "") -> Vector:
     """Return a vector of DeepSpeed without a trainer."""
     bf16, frozen = "--bf16" in extra, "--frozen" in extra
     facts: dict[str, Any] = {"stage": stage, "tag": "global_step2", "dtype": "bfloat16" if bf16 else "float32", "frozen": frozen}
+    facts["notes"] = [note] if note else []
     if tied:
         facts |= {"tied": True, "tied_names": TIED}
     return Vector(
         name, "raw_deepspeed.py", (str(stage), *extra), "zero", "DeepSpeed", exercises, world, base="base-tied" if tied else "base",
-        checkpoint="out", keep="fp32_master", auto="model_dtype", facts=facts,
+        checkpoint="out", keep="fp32_master", auto="model_dtype" if bf16 else "fp32_master", facts=facts,
     )  # fmt: skip
 
 
-def dcp(name: str, what: str, exercises: str, *, world: int) -> Vector:
+def dcp(name: str, what: str, exercises: str, *, world: int, note: str = "") -> Vector:
     """Return a vector of torch.distributed.checkpoint by hand."""
-    facts = {"dtype": "mixed", "model_folder": "", "alternatives": [["plain"], ["items"]], "wrappers": {"wrapped": "model"}}
+    facts = {"notes": [note] if note else [], "dtype": "mixed", "model_folder": "", "alternatives": [["plain"], ["items"]], "wrappers": {"wrapped": "model"}}
     return Vector(name, "raw_dcp.py", (what,), "dcp", "torch", exercises, world, base="", checkpoint="wrapped", facts=facts)
 
 
-ADAPTER = {"adapter": True}
+ODD = ("--bf16", "--odd")
+ODD_NOTE = "DeepSpeed leaves the float buffers of a bf16 model in fp32; `scratch` is not persistent and not in the file"
+LORA_NOTE = "zero_to_fp32 and the shards say lora_A.default.weight; adapter_model.safetensors beside them says lora_A.weight, same bits"
+TIED_NOTE = "zero_to_fp32 adds lm_head.weight, the same bits as its owner; safe_get_full_fp32_param knows the owner only"
 ALL = (
     trainer("hf-fsdp2-2node", "fsdp2", "FSDP2 SHARDED; .metadata on node 0 only; the optimizer kept", world=4, nodes=2, optimizer=True),
     trainer("hf-zero3-2node", "zero3", "ZeRO-3, gather16 off; latest, config and tokenizer on node 0 only", world=4, nodes=2),
     trainer("hf-zero2", "zero2", "ZeRO-2; the Trainer puts a whole model.safetensors beside the shards", world=2),
+    trainer("hf-zero1", "zero1", "ZeRO-1 over an odd world; a whole model.safetensors beside the shards", world=3),
     trainer("hf-fsdp1", "fsdp1", "FSDP1 SHARDED", world=2),
+    trainer("hf-ddp", "ddp", "a whole model, nothing to merge", world=2),
+    trainer(
+        "hf-zero3-lora", "zero3", "ZeRO shards hold the trained subset only; adapter beside them", world=2, extra=("--lora",),
+        adapter=True, adapter_file="out/checkpoint-4/adapter_model.safetensors", notes=[LORA_NOTE],
+    ),
+    trainer(
+        "hf-fsdp2-lora", "fsdp2", "the DCP folder holds LoRA keys only, under the saved names", world=2, extra=("--lora",), adapter=True,
+        notes=["no adapter_config.json anywhere in the checkpoint"],
+    ),
     Vector(
         "acc-fsdp2-bf16-tied", "accelerate_state.py", ("fsdp2", "--bf16"), "dcp", "accelerate", "both names of a tied weight stored", 3,
         base="base-tied", checkpoint="out/checkpoints/checkpoint_0",
         facts={"dtype": "bfloat16", "tied": True, "tied_names": TIED, "model_folder": "pytorch_model_fsdp_0"},
     ),
-    raw("raw-ds-zero2-bf16-tied", 2, "tied names share a storage in `module`; paddings between params", world=3, extra=("--bf16",), tied=True),
-    raw("raw-ds-zero3-bf16-frozen", 3, "frozen fragments stay bf16 in model_states", world=3, extra=("--bf16", "--frozen")),
-    dcp("dcp-dress", "dress", "empty chunks, 0-d, columns, strides, views, odd names, items that are no tensors", world=3),
-    trainer("hf-zero1", "zero1", "ZeRO-1 over an odd world", world=3),
-    raw("raw-ds-zero1-frozen", 1, "frozen_* are None at stage 1; zero_to_fp32 drops the frozen weights", world=2, extra=("--frozen",)),
-    raw("raw-ds-zero2-frozen", 2, "frozen weights whole, twice in the file", world=2, extra=("--frozen",)),
-    raw("raw-ds-zero3-tied", 3, "params that span two sub-groups; shared_params", world=2, extra=("--sub-group-size", "1000"), tied=True),
-    raw("raw-ds-zero1-bf16", 1, "stage 1 by DeepSpeedZeroOptimizer (stage_1_and_2)", world=2, extra=("--bf16",)),
-    raw("raw-ds-zero1-bf16-fp32acc", 1, "stage 1 by BF16_Optimizer: no zero_stage in the file", world=2, extra=("--bf16", "--accumulate-fp32")),
-    raw("raw-ds-zero2-odd", 2, "buffers of every sort, params smaller than the world", world=3, extra=("--bf16", "--odd")),
-    raw("raw-ds-zero3-odd", 3, "buffers of every sort, params smaller than the world", world=3, extra=("--bf16", "--odd")),
     Vector(
         "acc-zero3", "accelerate_state.py", ("zero3",), "zero", "accelerate", "the tag is pytorch_model", 2,
         checkpoint="out/checkpoints/checkpoint_0", facts={"dtype": "float32", "stage": 3, "tag": "pytorch_model"},
     ),
-    trainer("hf-ddp", "ddp", "a whole model, nothing to merge", world=2),
+    raw(
+        "raw-ds-zero1-frozen", 1, "frozen weights lie in `module` only", world=2, extra=("--frozen",),
+        note="frozen_param_shapes and frozen_param_fragments are None at stage 1, and zero_to_fp32 drops the frozen weights",
+    ),
+    raw("raw-ds-zero2-frozen", 2, "frozen weights whole, twice in the file", world=2, extra=("--frozen",)),
+    raw("raw-ds-zero3-bf16-frozen", 3, "frozen fragments stay bf16 in model_states", world=3, extra=("--bf16", "--frozen")),
+    raw("raw-ds-zero1-bf16", 1, "stage 1 by DeepSpeedZeroOptimizer (stage_1_and_2)", world=2, extra=("--bf16",)),
+    raw(
+        "raw-ds-zero1-bf16-fp32acc", 1, "stage 1 by BF16_Optimizer", world=2, extra=("--bf16", "--accumulate-fp32"),
+        note="no zero_stage in the file, so zero_to_fp32 refuses it; nothing but the reference vouches for this one",
+    ),
+    raw(
+        "raw-ds-zero2-bf16-tied", 2, "tied names share a storage in `module`; paddings at the groups' ends", world=3, extra=("--bf16",),
+        tied=True, note=TIED_NOTE,
+    ),
+    raw(
+        "raw-ds-zero3-tied", 3, "several sub-groups; shared_params on rank 0 only", world=2, extra=("--sub-group-size", "1000"), tied=True,
+        note=TIED_NOTE + "; no param spans two sub-groups: DeepSpeed 0.19 closes a sub-group after the param that fills it",
+    ),
+    raw("raw-ds-zero2-odd", 2, "buffers of every sort, params smaller than the world", world=3, extra=ODD, note=ODD_NOTE),
+    raw("raw-ds-zero3-odd", 3, "buffers of every sort, params smaller than the world", world=3, extra=ODD, note=ODD_NOTE),
+    raw(
+        "raw-ds-zero2-aligned", 2, "param_alignment_paddings that are not 0, params in round-robin order", world=3,
+        extra=(*ODD, "--round-robin"), note=ODD_NOTE,
+    ),
+    dcp(
+        "dcp-dress", "dress", "empty chunks, 0-d, columns, strides, views, odd names, items that are no tensors", world=3,
+        note="empty chunks of two ranks at one offset are one chunk in .metadata",
+    ),
+    dcp("dcp-mesh", "mesh", "HSDP, two dimensions of shards, FSDP over tensor parallelism", world=4, note="chunks are not in the order of their offsets"),
+    dcp("dcp-fp8", "dtypes", "every dtype that torch and safetensors share, fp8, unsigned and complex among them", world=1),
     Vector("hf-sharded", "whole.py", ("sharded",), "safetensors", "transformers", "an index over several files", checkpoint="out", facts={"dtype": "bfloat16"}),
-    trainer("hf-zero3-lora", "zero3", "ZeRO shards hold the trained subset only; adapter beside them", world=2, extra=("--lora",), **ADAPTER),
     Vector(
         "peft-adapter", "whole.py", ("adapter",), "safetensors", "peft", "an adapter with modules_to_save", checkpoint="out", keep="adapter",
-        auto="adapter", facts={"dtype": "float32", **ADAPTER, "merged": "reference/full.safetensors"},
+        auto="adapter",
+        facts={
+            "dtype": "float32", "adapter": True, "adapter_file": "out/adapter_model.safetensors", "merged": "reference/full.safetensors",
+        },
     ),
-    dcp("dcp-mesh", "mesh", "HSDP, two dimensions of shards, FSDP over tensor parallelism", world=4),
-    dcp("dcp-fp8", "dtypes", "every dtype that torch and safetensors share, fp8, unsigned and complex among them", world=1),
-    trainer("hf-fsdp2-lora", "fsdp2", "the DCP folder holds LoRA keys only, under the adapter's saved names", world=2, extra=("--lora",), **ADAPTER),
 )  # fmt: skip
 DEMOS = (
     trainer("fsdp2", "fsdp2", "demo", world=2, nodes=2, optimizer=True),
@@ -220,7 +252,9 @@ def make(vector: Vector, scratch: Path) -> None:
     collect(vector, scratch / vector.name, target)
     for alternative in vector.facts.get("alternatives", []):
         shutil.copytree(scratch / vector.name / alternative[0], target / alternative[0])
-    shutil.copytree(scratch / vector.name / "reference", target / "reference")
+    for name in {facts["keep"], facts["auto"], facts.get("merged", facts["keep"])}:
+        (target / name).parent.mkdir(exist_ok=True)
+        shutil.copyfile(scratch / vector.name / name, target / name)
     (target / "vector.json").write_text(json.dumps(facts, indent=1) + "\n")
     checked = facts["checked"]
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())

@@ -61,6 +61,8 @@ def config(options: argparse.Namespace) -> dict[str, object]:
         "zero_allow_untested_optimizer": True,
         "zero_optimization": zero,
     }
+    if options.round_robin:
+        zero |= {"round_robin_gradients": True, "parameter_alignment": True}
     if options.accumulate_fp32:
         made["data_types"] = {"grad_accum_dtype": "fp32"}
     return made
@@ -112,6 +114,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--odd", action="store_true", help="train Odd, not the base model")
     parser.add_argument("--accumulate-fp32", action="store_true", help="at stage 1 with bf16 this selects BF16_Optimizer")
     parser.add_argument("--sub-group-size", type=int)
+    parser.add_argument("--round-robin", action="store_true", help="reorder the params of a group, and align each")
     return parser.parse_args()
 
 
