@@ -1,0 +1,98 @@
+"""`run`: from a configuration to an exit code.
+
+    open the store → no other live worker of this id → ticks, until a signal or a fault → let running ticks end, or abandon them
+
+A tick that is abandoned loses nothing: what it was writing appears whole or not at all, and the next start finishes it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from ckptsync.config.values import Config
+from ckptsync.daemon import identity
+from ckptsync.daemon.heart import Heart
+from ckptsync.daemon.log import configure
+from ckptsync.daemon.progress import advanced, mark
+from ckptsync.daemon.schedule import scheduled
+from ckptsync.daemon.sdnotify import Notifier
+from ckptsync.daemon.stopping import Stopping, stopping
+from ckptsync.daemon.tick import Tick
+from ckptsync.daemon.working import Roles, Working
+from ckptsync.fleet.heartbeat import claim
+from ckptsync.stores.contract import Store
+from ckptsync.stores.opening import create_store
+from ckptsync.worker.node import node_id
+
+GRACE = 4.0  # seconds that running ticks have to end after a signal
+STATUS_EVERY = 5.0
+
+log = logging.getLogger(__name__)
+
+
+def run(config: Config, roles: Roles) -> int:
+    """Until SIGTERM or SIGINT (0), a second live worker of this id (2) or a fault of ours (1).  Raises ConfigError at the start."""
+    configure(config.log)
+    store = create_store(config.store.url, config.store.options)
+    node = config.node or node_id()
+    with stopping() as stop:
+        code = _serve(config, node, store, stop, roles)
+    logging.shutdown()
+    return code
+
+
+def _serve(config: Config, node: str, store: Store, stop: Stopping, roles: Roles) -> int:
+    notifier = Notifier()
+    notifier.send("READY=1", "STATUS=looking for another worker of this node")
+    mine = identity.heartbeat(node, config.roles)
+    claim(store, mine, identity.is_running, stop.wait)
+    if stop.asked:
+        return stop.code
+    fatal = _fatal(stop)
+    with roles(config, node, store, fatal) as working:
+        heart = Heart(store, mine, working, stop)
+        ticks = (Tick("heartbeat", mine.period, heart.beat, fatal), *working.ticks)
+        log.info("phase=started node=%s roles=%s store=%s", node, ",".join(config.roles), store.url)
+        with scheduled(ticks):
+            _attend(ticks, working, notifier, stop)
+        notifier.send("STOPPING=1", "STATUS=stopping")
+        _end(ticks, stop.code)
+        heart.farewell()
+    log.info("phase=stopped node=%s exit_code=%d", node, stop.code)
+    return stop.code
+
+
+def _fatal(stop: Stopping) -> Callable[[BaseException], None]:
+    def fatal(e: BaseException) -> None:
+        log.critical("phase=failed error=%s", f"{type(e).__name__}: {e}", exc_info=e)
+        stop.ask(1)
+
+    return fatal
+
+
+def _attend(ticks: Sequence[Tick], working: Working, notifier: Notifier, stop: Stopping) -> None:
+    """Tell systemd how it goes, until a stop is asked for."""
+    names = [tick.name for tick in ticks]
+    period = min(STATUS_EVERY, (notifier.watchdog or 2 * STATUS_EVERY) / 2)
+    before = mark(ticks)
+    while not stop.wait(period):
+        now = mark(ticks)
+        notifier.send(*(["WATCHDOG=1"] if advanced(before, now, names) else []), f"STATUS={working.status()}")
+        before = now
+
+
+def _end(ticks: Sequence[Tick], code: int) -> None:
+    """Wait for running ticks; those that need longer are abandoned, and with them the process: a thread cannot be killed."""
+    until = time.monotonic() + GRACE
+    while any(tick.is_running for tick in ticks) and time.monotonic() < until:
+        time.sleep(0.05)
+    running = [tick.name for tick in ticks if tick.is_running]
+    if running:
+        log.warning("phase=abandoned ticks=%s: what they were writing will not appear", ",".join(running))
+        logging.shutdown()
+        sys.stderr.flush()
+        os._exit(code)

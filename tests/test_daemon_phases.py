@@ -1,0 +1,18 @@
+"""One log line for each change."""
+
+from ckptsync.daemon.phases import Line, changed, pairs
+
+
+def test_a_line_is_said_when_it_changes_and_again_when_it_comes_back() -> None:
+    waiting, sent = Line("a", "phase=waiting"), Line("a", "phase=sent")
+    said: dict[str, str] = {}
+    told = []
+    for now in ([waiting], [waiting], [sent], [], [waiting], [waiting, Line("b", "x")]):
+        lines, said = changed(said, now)
+        told.append([line.text for line in lines])
+    assert told == [["phase=waiting"], [], ["phase=sent"], [], ["phase=waiting"], ["x"]]
+
+
+def test_pairs_are_quoted_where_they_must_be() -> None:
+    assert pairs(phase="sent", run="a", detail="not yet", empty="", none=None, zero=0) == 'phase=sent run=a detail="not yet" zero=0'
+    assert pairs(x='say "a\\b"') == 'x="say \\"a\\\\b\\""'

@@ -1,0 +1,150 @@
+"""The service as a real process: signals, faults, systemd, a second worker."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ckptsync.daemon.identity import heartbeat
+from ckptsync.fleet.heartbeat import read, write
+from ckptsync.stores.opening import create_store, open_store
+
+SERVICE = """
+import contextlib, sys, time
+from ckptsync.config.loading import read
+from ckptsync.daemon.service import run
+from ckptsync.daemon.working import Outcome, Role, Working
+from ckptsync.errors import StoreError
+
+def look():
+    print("looked", flush=True)
+    {look}
+    return Outcome()
+
+@contextlib.contextmanager
+def roles(config, node, store, fatal):
+    yield Working([Role("worker", 0.2, look, fatal)])
+    print("left", flush=True)
+
+sys.exit(run(read("node: n0\\nroles: [worker]\\nworker: {{runs: [/data]}}\\nstore: {{url: " + sys.argv[1] + "}}", "c", {{}}), roles))
+"""
+
+
+@contextmanager
+def service(store: Path, look: str = "pass", **environment: str) -> Iterator[subprocess.Popen[str]]:
+    child = subprocess.Popen(
+        [sys.executable, "-c", SERVICE.format(look=look), str(store)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+    try:
+        with child:
+            yield child
+            child.kill()
+    finally:
+        child.kill()
+
+
+def line(child: subprocess.Popen[str]) -> str:
+    assert child.stdout
+    return child.stdout.readline().strip()
+
+
+def error(child: subprocess.Popen[str]) -> str:
+    assert child.stderr
+    return child.stderr.read()
+
+
+def test_a_signal_ends_it_cleanly_and_its_last_word_is_in_the_store(tmp_path: Path) -> None:
+    with service(tmp_path / "s") as child:
+        assert [line(child), line(child)] == ["looked", "looked"]
+        store = open_store(str(tmp_path / "s"))
+        deadline = time.monotonic() + 5
+        while not (alive := read(store, "n0", ("worker",))) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert alive
+        assert not alive.stopped
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(8) == 0
+        said = read(store, "n0", ("worker",))
+        assert said
+        assert said.stopped
+        assert "phase=stopped node=n0 exit_code=0" in error(child)
+
+
+def test_a_fault_ends_it_with_its_traceback_and_1(tmp_path: Path) -> None:
+    with service(tmp_path / "s", "1 / 0") as child:
+        assert child.wait(10) == 1
+        told = error(child)
+        assert "ZeroDivisionError" in told
+        assert "Traceback" in told
+
+
+def test_an_operators_error_does_not_end_it(tmp_path: Path) -> None:
+    with service(tmp_path / "s", "raise StoreError('away')") as child:
+        assert [line(child) for _ in range(4)] == ["looked"] * 4
+        child.send_signal(signal.SIGINT)
+        assert child.wait(8) == 0
+        assert error(child).count("error=away") == 1
+
+
+def test_a_tick_that_does_not_end_is_abandoned_within_seconds(tmp_path: Path) -> None:
+    with service(tmp_path / "s", "time.sleep(60)") as child:
+        assert line(child) == "looked"
+        begun = time.monotonic()
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(15) == 0
+        assert time.monotonic() - begun < 10
+        assert "phase=abandoned ticks=worker" in error(child)
+
+
+def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
+    with service(tmp_path / "s", "time.sleep(60)") as child:
+        assert line(child) == "looked"
+        child.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(2) == 128 + signal.SIGTERM
+
+
+def test_a_second_worker_of_one_id_stops_with_2_and_the_first_goes_on(tmp_path: Path) -> None:
+    create_store(str(tmp_path / "s"))
+    write(open_store(str(tmp_path / "s")), heartbeat("n0", ("worker",)))  # this very process: it lives
+    with service(tmp_path / "s") as child:
+        assert child.wait(10) == 1  # run() raised ConfigError: the command line makes 2 of it
+        assert "another live worker has this id" in error(child)
+    still = read(open_store(str(tmp_path / "s")), "n0", ("worker",))
+    assert still
+    assert still.pid == os.getpid()
+
+
+def test_systemd_hears_of_start_progress_and_stop(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
+        s.bind(str(tmp_path / "notify"))
+        s.settimeout(10)
+        with service(tmp_path / "s", NOTIFY_SOCKET=str(tmp_path / "notify"), WATCHDOG_USEC="400000") as child:
+            assert s.recv(999).startswith(b"READY=1\n")
+            assert s.recv(999).startswith(b"WATCHDOG=1\nSTATUS=worker ")
+            child.send_signal(signal.SIGTERM)
+            while not (told := s.recv(999)).startswith(b"STOPPING=1"):
+                assert told.startswith(b"WATCHDOG=1")
+            assert child.wait(8) == 0
+
+
+def test_a_hung_tick_does_not_feed_the_watchdog(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
+        s.bind(str(tmp_path / "notify"))
+        s.settimeout(10)
+        with service(tmp_path / "s", "time.sleep(60)", NOTIFY_SOCKET=str(tmp_path / "notify"), WATCHDOG_USEC="400000") as child:
+            assert line(child) == "looked"
+            time.sleep(1)
+            told = [s.recv(999) for _ in range(5)]
+            assert [t for t in told[2:] if t.startswith(b"WATCHDOG=1")] == []
+            child.send_signal(signal.SIGKILL)
