@@ -25,16 +25,26 @@ class Extent:
 
 
 @dataclass(frozen=True, slots=True)
+class Checksum:
+    """What the source's own container says of a run of bytes: the CRC32 of all of ``extent``."""
+
+    extent: Extent
+    crc32: int
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """A box of a tensor, and the bytes that hold it.
 
-    ``strides`` (in elements) are those of the stored box; ``None`` is row-major, the usual case.
+    ``strides`` (in elements) are those of the stored box; ``None`` is row-major, the usual case.  ``checksum`` is of the record
+    that ``extent`` lies in, where there is one.
     """
 
     offsets: Shape
     sizes: Shape
     extent: Extent
     strides: Shape | None = None
+    checksum: Checksum | None = None
 
 
 @dataclass(frozen=True, slots=True)

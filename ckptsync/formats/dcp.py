@@ -7,7 +7,7 @@ and length of an item, which is a whole ``torch.save`` archive.  Source: ``torch
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
@@ -200,4 +200,4 @@ def _part(files: Files, name: str, dtype: str, chunk: Chunk) -> Part:
     if not isinstance(stored, torch_pickle.Stored) or (stored.dtype, stored.shape) != (dtype, chunk.sizes):
         raise Corrupt(f"{chunk.item.file}: the item at {chunk.item.start} is not the {dtype} chunk of {name} of size {chunk.sizes}")
     part = torch_pickle.part(files, archive, stored)
-    return Part(chunk.offsets, chunk.sizes, part.extent, part.strides)
+    return replace(part, offsets=chunk.offsets)

@@ -16,7 +16,7 @@ class Flat:
     """Elements 0 to ``numel`` of one dtype; run ``i`` holds those from ``starts[i]``."""
 
     dtype: str
-    runs: tuple[Extent, ...]
+    runs: tuple[Part, ...]
     starts: tuple[int, ...]
     numel: int
 
@@ -28,14 +28,15 @@ class Flat:
         while at < end:
             run = self.runs[index]
             skip = at - self.starts[index]
-            size = min(end - at, run.size // item - skip)
+            size = min(end - at, run.extent.size // item - skip)
             if size > 0:
-                yield Part((into + at - start,), (size,), Extent(run.file, run.start + skip * item, size * item))
+                extent = Extent(run.extent.file, run.extent.start + skip * item, size * item)
+                yield Part((into + at - start,), (size,), extent, None, run.checksum)
             at, index = at + max(size, 0), index + 1
 
 
-def concatenate(dtype: str, runs: Iterable[Extent]) -> Flat:
+def concatenate(dtype: str, runs: Iterable[Part]) -> Flat:
     """The runs end to end; empty ones are dropped."""
-    kept = tuple(run for run in runs if run.size)
-    ends = tuple(accumulate(run.size // ITEMSIZE[dtype] for run in kept))
+    kept = tuple(run for run in runs if run.extent.size)
+    ends = tuple(accumulate(run.extent.size // ITEMSIZE[dtype] for run in kept))
     return Flat(dtype, kept, (0, *ends[:-1]) if ends else (), ends[-1] if ends else 0)

@@ -145,7 +145,8 @@ def load(files: Files, where: Extent, more: Mapping[Name, Build] | None = None) 
 def part(files: Files, archive: torch_zip.Archive, tensor: Stored) -> Part:
     """Where a tensor's elements lie, as a box of itself; raises Corrupt if its record is too short."""
     item = ITEMSIZE[tensor.dtype]
-    record = torch_zip.extent(files, archive, f"data/{tensor.storage.key}")
+    name = f"data/{tensor.storage.key}"
+    record = torch_zip.extent(files, archive, name)
     size = span(tensor.shape, tensor.strides) * item
     if tensor.offset * item + size > record.size:
         raise Corrupt(
@@ -153,7 +154,7 @@ def part(files: Files, archive: torch_zip.Archive, tensor: Stored) -> Part:
         )
     strides = None if is_contiguous(tensor) else tensor.strides
     extent = Extent(record.file, record.start + tensor.offset * item, size)
-    return Part((0,) * len(tensor.shape), tensor.shape, extent, strides)
+    return Part((0,) * len(tensor.shape), tensor.shape, extent, strides, torch_zip.checksum(archive, name, record))
 
 
 def is_contiguous(tensor: Stored) -> bool:

@@ -8,11 +8,12 @@ item is such an archive inside a larger file.  Source: PKWARE APPNOTE 4.3; ``caf
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.model import Extent, Files, read
+from ckptsync.model import Checksum, Extent, Files, read
 
 _END = struct.Struct("<4s4H2LH")
 _END64 = struct.Struct("<4sQ2H2L4Q")
@@ -34,10 +35,14 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """Records by their name without the prefix (``data.pkl``, ``data/0``), inside one extent."""
+    """Records by their name without the prefix (``data.pkl``, ``data/0``), inside one extent.
+
+    ``summed``: the CRC32s are real.  ``torch.serialization.set_crc32_options(False)`` leaves junk in their place.
+    """
 
     where: Extent
     records: Mapping[str, Record]
+    summed: bool = False
 
 
 def has_end(files: Files, where: Extent) -> bool:
@@ -56,8 +61,7 @@ def open_archive(files: Files, where: Extent) -> Archive:
     if len(records) != len(entries):
         raise Corrupt(f"{_at(where)}: two records of one name")
     archive = Archive(where, records)
-    _check_byteorder(files, archive)
-    return archive
+    return replace(archive, summed=_check_byteorder(files, archive))
 
 
 def extent(files: Files, archive: Archive, name: str) -> Extent:
@@ -76,8 +80,16 @@ def extent(files: Files, archive: Archive, name: str) -> Extent:
 
 
 def pickle_of(files: Files, archive: Archive) -> bytes:
-    """The bytes of ``data.pkl``."""
-    return read(files, extent(files, archive, "data.pkl"))
+    """The bytes of ``data.pkl``; raises Corrupt if they do not have their CRC32."""
+    data = read(files, extent(files, archive, "data.pkl"))
+    if archive.summed and zlib.crc32(data) != archive.records["data.pkl"].crc:
+        raise Corrupt(f"{_at(archive.where)}: data.pkl does not have its CRC32", hint="the file is damaged: fetch it again")
+    return data
+
+
+def checksum(archive: Archive, name: str, where: Extent) -> Checksum | None:
+    """The CRC32 of a record whose bytes lie at ``where``."""
+    return Checksum(where, archive.records[name].crc) if archive.summed else None
 
 
 def _last(where: Extent, size: int) -> Extent:
@@ -150,8 +162,12 @@ def _zip64(extra: bytes, size: int, packed: int, header: int, where: Extent) -> 
     raise Corrupt(f"{_at(where)}: zip64 sizes are missing")
 
 
-def _check_byteorder(files: Files, archive: Archive) -> None:
-    if "byteorder" in archive.records:
-        order = read(files, extent(files, archive, "byteorder"))
-        if order != b"little":
-            raise Unsupported(f"{_at(archive.where)}: byte order {order[:20]!r}, only little-endian files are read")
+def _check_byteorder(files: Files, archive: Archive) -> bool:
+    """Refuse other byte orders; the answer is whether the CRC32 of a small record that is surely right says so too."""
+    name = next((name for name in ("byteorder", "version") if name in archive.records), None)
+    if name is None:
+        return False
+    content = read(files, extent(files, archive, name))
+    if name == "byteorder" and content != b"little":
+        raise Unsupported(f"{_at(archive.where)}: byte order {content[:20]!r}, only little-endian files are read")
+    return zlib.crc32(content) == archive.records[name].crc

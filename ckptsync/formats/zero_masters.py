@@ -31,7 +31,7 @@ def copies(files: Files, stage: int, optim: Sequence[StateFile], groups: Groups)
 
 def from_fragments(name: str, shape: Shape, dtype: str, parts: Sequence[Part]) -> Copy:
     """A frozen parameter at stage 3: rank r holds elements from ``r * ceil(numel / W)``; the last ones are padding."""
-    flats = [concatenate(dtype, [part.extent]) for part in parts]
+    flats = [concatenate(dtype, [part]) for part in parts]
     numel = prod(shape)
     each = -(-numel // len(flats))
     if any(flat.numel < each for flat in flats):
@@ -47,7 +47,7 @@ def _flat(files: Files, file: StateFile, key: str, which: slice) -> Flat:
     dtypes = {t.dtype for t in held}
     if len(dtypes) != 1 or not held[which]:
         raise Corrupt(f"{file.name}: {key} has {len(held)} tensors of {len(dtypes)} element types")
-    return concatenate(dtypes.pop(), [file.part(files, tensor).extent for tensor in held[which]])
+    return concatenate(dtypes.pop(), [file.part(files, tensor) for tensor in held[which]])
 
 
 def _stage12(ranks: Sequence[Flat], shapes: dict[str, Shape], gaps: Sequence[int], padding: int) -> Iterator[tuple[str, Copy]]:

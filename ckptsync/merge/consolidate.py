@@ -12,9 +12,10 @@ from ckptsync.digest import digest
 from ckptsync.errors import Corrupt
 from ckptsync.formats import layouts
 from ckptsync.merge import output, ties
+from ckptsync.merge.checked import CheckedFiles
 from ckptsync.merge.copying import Copied, Copying
 from ckptsync.merge.plan import FilePlan, Options, plan
-from ckptsync.model import Files, read_whole
+from ckptsync.model import Checksum, Files, read_whole
 from ckptsync.records.seal import SealedFile, SealedTensor
 
 Chunk = bytes | bytearray | memoryview
@@ -37,6 +38,11 @@ class Job:
     def size(self) -> int:
         """Bytes of weights to write."""
         return sum(p.size for p in self.plans)
+
+    @property
+    def checksums(self) -> frozenset[Checksum]:
+        """What the containers say of the records that are read."""
+        return frozenset(part.checksum for p in self.plans for t in p.tensors for part in t.copy.parts if part.checksum)
 
     @property
     def reads(self) -> frozenset[str]:
@@ -79,18 +85,20 @@ def consolidate(
 
 
 def carry_out(job: Job, files: Files, write: Write, progress: Progress | None = None) -> Merged:
-    """Do what was prepared."""
+    """Do what was prepared.  Raises Corrupt if a source's bytes do not have the CRC32 that its container tells."""
+    checked = CheckedFiles(files, job.checksums)
     sealed: list[SealedFile] = []
     tensors: list[SealedTensor] = []
     notes = list(job.notes)
     done = _Counter(job.size, progress)
     for file in job.plans:
-        copying = Copying(file, files, done.add)
+        copying = Copying(file, checked, done.add)
         write(file.name, copying.chunks())
         copied = copying.result()
         sealed.append(SealedFile(file.name, file.size, copied.digest))
         tensors.extend(_sealed_tensors(file, copied))
         notes.extend(f"{name}: {count} finite values became infinite in the cast" for name, count in copied.overflows)
+    checked.finish()
     for name, place in job.beside:
         sealed.append(_write_small(name, read_whole(place, name, _MAX_BESIDE), write))
     if len(job.plans) > 1:

@@ -17,7 +17,7 @@ from ckptsync.merge.cut import Box, Fill, blocks, fills
 from ckptsync.merge.plan import FilePlan, PlannedTensor
 from ckptsync.model import Files
 
-WINDOW = 4 << 20  # bytes of a block as it is stored: large enough for a disk, small enough for the cache
+WINDOW = 2 << 20  # bytes of a block as it is stored: large enough for a disk, small enough for the cache
 CAST_ELEMENTS = 128 << 10  # a cast's temporary arrays stay in the second-level cache
 
 

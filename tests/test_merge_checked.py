@@ -1,0 +1,75 @@
+"""CRC32s of the containers: any order of reads, every damage, and files that have none."""
+
+from __future__ import annotations
+
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ckptsync.errors import Corrupt
+from ckptsync.merge import consolidate
+from ckptsync.merge.checked import CheckedFiles
+from ckptsync.merge.plan import Options
+from ckptsync.model import Checksum, Extent
+from tests.plain_files import MemoryFiles, tree
+from tests.vector import vector
+
+DATA = bytes(range(200)) * 3
+RECORDS = [Extent("f", 10, 100), Extent("f", 110, 300), Extent("f", 450, 1)]
+
+
+def checked(data: bytes) -> CheckedFiles:
+    sums = [Checksum(e, zlib.crc32(DATA[e.start : e.start + e.size])) for e in RECORDS]
+    return CheckedFiles(MemoryFiles({"f": data}), sums)
+
+
+def read(files: CheckedFiles, start: int, size: int) -> bytes:
+    out = bytearray(size)
+    files.read_into("f", start, memoryview(out))
+    return bytes(out)
+
+
+READS = st.lists(st.tuples(st.integers(0, 599), st.integers(0, 200)).map(lambda r: (r[0], min(r[1], 600 - r[0]))), max_size=12)
+
+
+@given(READS)
+def test_sound_bytes_pass_in_whatever_order_they_are_read(reads: list[tuple[int, int]]) -> None:
+    files = checked(DATA)
+    for start, size in reads:
+        assert read(files, start, size) == DATA[start : start + size]
+    files.finish()
+
+
+@given(READS, st.sampled_from(RECORDS), st.data())
+def test_a_flipped_bit_in_a_record_is_found_in_whatever_order_it_is_read(
+    reads: list[tuple[int, int]], record: Extent, data: st.DataObject
+) -> None:
+    damaged = bytearray(DATA)
+    damaged[data.draw(st.integers(record.start, record.start + record.size - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    files = checked(bytes(damaged))
+    with pytest.raises(Corrupt, match="CRC32"):
+        [read(files, start, size) for start, size in reads] and files.finish()
+        files.finish()
+
+
+def test_the_last_read_of_a_record_tells() -> None:
+    files = checked(DATA[:50] + b"!" + DATA[51:])
+    read(files, 10, 60)
+    with pytest.raises(Corrupt, match="f: bytes 10 to 110"):
+        read(files, 70, 40)
+
+
+@pytest.mark.parametrize("name", ["hf-fsdp1", "hf-zero3-2node", "raw-ds-zero2-bf16-tied"])
+def test_a_flipped_bit_in_any_tensor_that_is_read_stops_a_merge(name: str) -> None:
+    files = tree(*vector(name).sources)
+    job = consolidate.prepare(files, Options(dtype="keep"))
+    extents = sorted({part.extent for p in job.plans for t in p.tensors for part in t.copy.parts})
+    for extent in extents[:: max(1, len(extents) // 20)]:
+        damaged = bytearray(files.content[extent.file])
+        damaged[extent.start + extent.size // 2] ^= 0x10
+        with pytest.raises(Corrupt, match="CRC32"):
+            consolidate.carry_out(
+                job, MemoryFiles({**files.content, extent.file: bytes(damaged)}), lambda _, chunks: [*chunks].clear()
+            )
