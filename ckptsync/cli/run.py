@@ -6,9 +6,10 @@ import argparse
 from pathlib import Path
 
 from ckptsync.config.loading import load
-from ckptsync.daemon import service
+from ckptsync.daemon.roles import roles
+from ckptsync.daemon.service import run as serve
 
 
 def run(args: argparse.Namespace) -> int:
     """Until a signal; ``log.format: json`` makes its log JSON."""
-    return service.run(load(Path(args.config)))
+    return serve(load(Path(args.config)), roles)
