@@ -1,0 +1,54 @@
+# make demo     the whole story on this machine in a minute: needs Python 3.10 or newer, no torch
+# make test     what CI runs: format, lint, types, tests.  Installs torch: for its small CPU build, where there is one,
+#               PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test
+# make lint     format, lint, types       make format   put the format right       make bench   the figures in the documents
+# make clean    forget the environment
+#
+# PYTHON=python3.12 make test    takes another Python, VENV=... another place for the environment, TESTS=tests/test_watch.py fewer tests.
+
+PYTHON ?= python3
+VENV ?= .venv
+TESTS ?= tests
+JOBS ?= 2
+DEMO ?=
+BENCH ?=
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test lint format bench clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.installed
+	$(BIN)/ckptsync demo $(DEMO)
+
+test: lint
+	$(BIN)/python -m pytest -n $(JOBS) $(TESTS)
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/.installed-test
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.installed-test
+	$(BIN)/python benchmarks/merge.py $(BENCH)
+
+clean:
+	rm -rf $(VENV)
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and f"{sys.executable} is Python {sys.version.split()[0]}, 3.10 or newer is needed: PYTHON=python3.12 make ...")'
+	$(PYTHON) -m venv $(VENV)
+
+# Installed in place, so that a change of the code needs no second installation; a change of these files does.
+$(VENV)/.installed: pyproject.toml | $(BIN)/python
+	$(PIP) --editable .
+	@touch $@
+
+$(VENV)/.installed-test: pyproject.toml tests/requirements.txt | $(BIN)/python
+	$(PIP) --requirement tests/requirements.txt --editable '.[test,load]'
+	@touch $@ $(VENV)/.installed

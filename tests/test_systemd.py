@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parent.parent
+UNITS = sorted((ROOT / "systemd").glob("*.service"))
+each_unit = pytest.mark.parametrize("unit", UNITS, ids=lambda p: p.stem)
+needs_systemd = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
+
+
+def settings(unit: Path) -> dict[str, list[str]]:
+    """``Section.Key`` → its values in order."""
+    found: dict[str, list[str]] = {}
+    section = ""
+    for line in unit.read_text().splitlines():
+        if line.startswith("["):
+            section = line.strip("[]")
+        elif line and not line.startswith("#"):
+            key, _, value = line.partition("=")
+            found.setdefault(f"{section}.{key}", []).append(value)
+    return found
+
+
+def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["systemd-analyze", *arguments], capture_output=True, text=True, check=False)
+
+
+def test_there_is_a_unit_for_each_kind_of_machine() -> None:
+    assert [u.name for u in UNITS] == ["ckptsync-head.service", "ckptsync-worker.service"]
+
+
+@each_unit
+def test_a_unit_runs_the_daemon_with_a_configuration_that_is_shipped(unit: Path) -> None:
+    command = settings(unit)["Service.ExecStart"][0].split()
+    assert command[0].startswith("/")
+    assert command[1:3] == ["run", "-c"]
+    config = yaml.safe_load((ROOT / "configs" / Path(command[3]).name).read_text())
+    assert config["roles"][0] == unit.stem.removeprefix("ckptsync-")
+
+
+@each_unit
+def test_a_unit_may_write_to_what_the_shipped_configuration_names(unit: Path) -> None:
+    told = settings(unit)
+    config = yaml.safe_load((ROOT / "configs" / Path(told["Service.ExecStart"][0].split()[-1]).name).read_text())
+    needed = [config["store"]["url"]]
+    if "worker" in config["roles"]:
+        needed += [run["path"].removesuffix("/*") for run in config["worker"]["runs"]]
+    assert set(needed) == set(told["Service.ReadWritePaths"][0].split()) == set(told["Unit.RequiresMountsFor"][0].split())
+
+
+@each_unit
+def test_a_unit_says_what_the_daemon_relies_on(unit: Path) -> None:
+    told = settings(unit)
+    assert told["Service.Type"] == ["notify"]
+    assert told["Service.WatchdogSec"] == ["60"]
+    assert told["Service.Restart"] == ["on-failure"]
+    assert told["Service.RestartPreventExitStatus"] == ["2"], "a wrong configuration, or a second worker"
+    assert {"network-online.target", "remote-fs.target"} <= set(told["Unit.After"][0].split())
+    assert int(told["Service.TimeoutStopSec"][0]) > 10, "running writes have a few seconds to end"
+
+
+@each_unit
+def test_a_unit_steps_back_behind_training(unit: Path) -> None:
+    told = settings(unit)
+    assert int(told["Service.Nice"][0]) > 0
+    assert int(told["Service.CPUWeight"][0]) < 100
+    assert int(told["Service.IOWeight"][0]) < 100
+    assert int(told["Service.OOMScoreAdjust"][0]) > 0
+    assert "Service.MemoryMax" in told
+
+
+def test_the_worker_is_held_to_a_gigabyte_and_is_a_user_of_its_own() -> None:
+    told = settings(ROOT / "systemd/ckptsync-worker.service")
+    assert told["Service.MemoryMax"] == ["1G"]
+    assert told["Service.User"] not in (["root"], [""])
+
+
+@each_unit
+def test_every_setting_that_is_unusual_gives_its_reason(unit: Path) -> None:
+    text = unit.read_text()
+    for key in (
+        "User",
+        "UMask",
+        "RestartPreventExitStatus",
+        "WatchdogSec",
+        "ReadWritePaths",
+        "RequiresMountsFor",
+        "PrivateNetwork",
+    ):
+        assert re.search(rf"^#.*\n{key}=", text, re.MULTILINE), key
+
+
+@needs_systemd
+@each_unit
+def test_systemd_understands_a_unit(unit: Path, tmp_path: Path) -> None:
+    copy = tmp_path / unit.name
+    copy.write_text(re.sub(r"^ExecStart=\S+", "ExecStart=/bin/true", unit.read_text(), flags=re.MULTILINE))
+    done = analyze("verify", "--recursive-errors=no", str(copy))
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+
+
+@needs_systemd
+@each_unit
+def test_a_unit_is_shut_in_well(unit: Path) -> None:
+    done = analyze("security", "--offline=true", "--threshold=20", str(unit))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert float(re.findall(r"exposure level .*: ([\d.]+)", done.stdout)[0]) <= 2.0
+
+
+@needs_systemd
+def test_the_checks_see_a_bad_unit(tmp_path: Path) -> None:
+    bad = tmp_path / "bad.service"
+    bad.write_text("[Service]\nExecStart=/bin/true\nNiceness=10\n")
+    assert "Niceness" in analyze("verify", "--recursive-errors=no", str(bad)).stderr
+    assert analyze("security", "--offline=true", "--threshold=20", str(bad)).returncode != 0
