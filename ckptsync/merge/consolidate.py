@@ -33,7 +33,7 @@ class Job:
     plans: tuple[FilePlan, ...]
     beside: tuple[tuple[str, Files], ...]
     notes: tuple[str, ...]
-    retyped: str = ""  # the configuration whose dtype is to say what was written
+    dtype: str | None = None  # what `config.json` is to say
 
     @property
     def size(self) -> int:
@@ -75,7 +75,7 @@ def prepare(files: Files, options: Options, config: Sequence[Files] = ()) -> Job
             *notes,
             "no config.json was found: give its directory with --config-from, so that from_pretrained can open the model",
         )
-    return Job(str(source), plans, beside, notes, "" if options.dtype == "auto" else "config.json")
+    return Job(str(source), plans, beside, notes, output.dtype_to_tell(plans, options.dtype))
 
 
 def consolidate(
@@ -102,7 +102,7 @@ def carry_out(job: Job, files: Files, write: Write, progress: Progress | None = 
     checked.finish()
     for name, place in job.beside:
         data = read_whole(place, name, _MAX_BESIDE)
-        sealed.append(_write_small(name, output.with_dtype(data, job.plans) if name == job.retyped else data, write))
+        sealed.append(_write_small(name, output.with_dtype(data, job.dtype) if name == "config.json" else data, write))
     if len(job.plans) > 1:
         stem = job.plans[0].name.rpartition("-of-")[0].rpartition("-")[0]
         sealed.append(_write_small(f"{stem}.safetensors.index.json", output.index(job.plans), write))

@@ -9,7 +9,7 @@ from math import prod
 
 from ckptsync.formats.dtypes import FROM_TORCH
 from ckptsync.merge.cast import PRECISION, is_castable
-from ckptsync.merge.plan import FilePlan
+from ckptsync.merge.plan import DType, FilePlan
 
 # What `from_pretrained` and inference servers read beside the weights, and nothing of a training's state.
 _BESIDE = re.compile(
@@ -33,21 +33,27 @@ def beside(names: Iterable[str], *, adapter: bool) -> tuple[str, ...]:
     return tuple(sorted(name for name in names if is_beside(name) and name != other))
 
 
-def with_dtype(config: bytes, plans: Sequence[FilePlan]) -> bytes:
-    """``config.json`` with the element type of what was written, since `from_pretrained` casts to what it says there.
+def dtype_to_tell(plans: Sequence[FilePlan], asked: DType) -> str | None:
+    """The dtype that ``config.json`` should name, since `from_pretrained` casts to it: torch's word, or None for leave it alone.
 
-    The most precise floating type among the tensors; a file that names none, or cannot be read, is left as it is.
+    The one floating type of all tensors; of several the most precise, unless the model itself mixes them (``auto``).
     """
     found = {t.dtype for p in plans for t in p.tensors if is_castable(t.dtype)}
+    if not found or (len(found) > 1 and asked == "auto"):
+        return None
+    return _TORCH[max(found, key=PRECISION.__getitem__)]
+
+
+def with_dtype(config: bytes, dtype: str | None) -> bytes:
+    """``config.json`` naming ``dtype`` where it names one; a file that names none, or cannot be read, is left as it is."""
     try:
         content = json.loads(config)
     except (ValueError, RecursionError):
         return config  # it is copied as it is; what it means is for its reader to say
-    if not found or not isinstance(content, dict):
+    keys = [k for k in ("dtype", "torch_dtype") if isinstance(content, dict) and isinstance(content.get(k), str)]
+    if dtype is None or all(content[key] == dtype for key in keys):
         return config
-    dtype = _TORCH[max(found, key=PRECISION.__getitem__)]
-    changed = {key: dtype for key in ("dtype", "torch_dtype") if isinstance(content.get(key), str) and content[key] != dtype}
-    return (json.dumps(content | changed, indent=2, ensure_ascii=False) + "\n").encode() if changed else config
+    return (json.dumps(content | dict.fromkeys(keys, dtype), indent=2, ensure_ascii=False) + "\n").encode()
 
 
 def index(plans: Sequence[FilePlan]) -> bytes:
