@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
@@ -103,7 +104,13 @@ def _metadata(files: Files, root: str) -> dict[str, Any]:
         raise Incomplete(
             f"{name}: not there", hint="it is written by rank 0 after all shards: add the directory of the node that ran rank 0"
         )
-    value, _ = loads(read_whole(files, name, MAX_BYTES), _ALLOWED)
+    return _parsed(read_whole(files, name, MAX_BYTES))
+
+
+@lru_cache(maxsize=1)  # it is asked for what it demands and then for what it holds; of a large model it has 100 MB
+def _parsed(data: bytes) -> dict[str, Any]:
+    """The attributes of the pickled Metadata, not to be changed."""
+    value, _ = loads(data, _ALLOWED)
     return _fields(value, "Metadata")
 
 
@@ -196,8 +203,8 @@ def _tensor(files: Files, name: str, chunked: Chunked) -> Tensor:
 
 
 def _part(files: Files, name: str, dtype: str, chunk: Chunk) -> Part:
-    stored, archive = torch_pickle.load(files, chunk.item)
-    if not isinstance(stored, torch_pickle.Stored) or (stored.dtype, stored.shape) != (dtype, chunk.sizes):
+    stored, archive = torch_pickle.load_tensor(files, chunk.item)
+    if (stored.dtype, stored.shape) != (dtype, chunk.sizes):
         raise Corrupt(f"{chunk.item.file}: the item at {chunk.item.start} is not the {dtype} chunk of {name} of size {chunk.sizes}")
     part = torch_pickle.part(files, archive, stored)
     return replace(part, offsets=chunk.offsets)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -135,11 +136,24 @@ def _persistent(value: Any) -> Storage:
     return Storage(STORAGES.get(kind.name, "U8"), key, numel)
 
 
-def load(files: Files, where: Extent, more: Mapping[Name, Build] | None = None) -> tuple[Any, torch_zip.Archive]:
+def load(files: Files, where: Extent, allowed: Mapping[Name, Build] = ALLOWED) -> tuple[Any, torch_zip.Archive]:
     """The value that one ``torch.save`` wrote, and its archive (see `part` for the bytes of a tensor)."""
     archive = torch_zip.open_archive(files, where)
-    value, _ = loads(torch_zip.pickle_of(files, archive), {**ALLOWED, **(more or {})}, _persistent)
+    return loads(torch_zip.pickle_of(files, archive), allowed, _persistent)[0], archive
+
+
+def load_tensor(files: Files, where: Extent) -> tuple[Stored, torch_zip.Archive]:
+    """As `load`, for an archive of one tensor, of which a distributed checkpoint has one for every chunk."""
+    archive = torch_zip.open_archive(files, where)
+    value = _tensor(torch_zip.pickle_of(files, archive))
+    if not isinstance(value, Stored):
+        raise Corrupt(f"{where.file}: no tensor in the archive at {where.start}")
     return value, archive
+
+
+@lru_cache(maxsize=256)  # chunks of one shape have one pickle
+def _tensor(data: bytes) -> Any:
+    return loads(data, ALLOWED, _persistent)[0]
 
 
 def part(files: Files, archive: torch_zip.Archive, tensor: Stored) -> Part:
@@ -163,4 +177,17 @@ def is_contiguous(tensor: Stored) -> bool:
     return all(n <= 1 or s == p for n, s, p in zip(tensor.shape, tensor.strides, plain, strict=True)) or not prod(tensor.shape)
 
 
-__all__ = ["ALLOWED", "Made", "Name", "Storage", "Stored", "dtype_of", "is_contiguous", "load", "part", "row_major", "span"]
+__all__ = [
+    "ALLOWED",
+    "Made",
+    "Name",
+    "Storage",
+    "Stored",
+    "dtype_of",
+    "is_contiguous",
+    "load",
+    "load_tensor",
+    "part",
+    "row_major",
+    "span",
+]

@@ -24,7 +24,8 @@ MODEL_OF_RANK = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_mo
 MODEL = re.compile(r"mp_rank_(\d+)_model_states\.pt")
 _OTHERS = re.compile(r"expp_rank_.*|layer_\d+.*model_states\.pt|expert_\d+_.*|mp_rank_\d+_\d+_model_states\.pt")
 
-_MORE: Mapping[Name, Build] = {
+_ALLOWED: Mapping[Name, Build] = {
+    **torch_pickle.ALLOWED,
     Name("deepspeed.runtime.fp16.loss_scaler", "LossScaler"): made,
     Name("deepspeed.runtime.fp16.loss_scaler", "DynamicLossScaler"): made,
     Name("deepspeed.runtime.zero.config", "ZeroStageEnum"): made,
@@ -61,7 +62,7 @@ def load(files: Files, name: str) -> StateFile:
         raise Incomplete(
             f"{name}: not there", hint="each node writes its own ranks' files: add the directory of the node that ran this rank"
         )
-    value, archive = torch_pickle.load(files, Extent(name, 0, files.sizes()[name]), _MORE)
+    value, archive = torch_pickle.load(files, Extent(name, 0, files.sizes()[name]), _ALLOWED)
     if not isinstance(value, dict):
         raise Corrupt(f"{name}: a {type(value).__name__}, a dictionary expected")
     return StateFile(name, archive, value)
