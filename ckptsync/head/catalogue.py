@@ -1,0 +1,74 @@
+"""Everything that a store holds, read once: names, and the records not read before."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ckptsync.errors import CkptsyncError, Corrupt, NotFound, Unsupported
+from ckptsync.records.coding import Record, decode
+from ckptsync.records.manifest import Manifest
+from ckptsync.records.names import RecordKind, RecordName
+from ckptsync.records.places import record_names, snapshots
+from ckptsync.records.report import Report
+from ckptsync.records.seal import Seal
+from ckptsync.records.state import Snapshot
+from ckptsync.records.tombstone import Tombstone
+from ckptsync.stores.contract import Store, read_all
+
+RECORD_LIMIT = 256 << 20
+_KINDS: dict[RecordKind, type[Record]] = {"manifest": Manifest, "seal": Seal, "report": Report, "tombstone": Tombstone}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A record that cannot be read.  Nothing is said or done about its place, unless it is a damaged seal, which is written again."""
+
+    run: str
+    place: str
+    record: str
+    error: CkptsyncError
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """``snapshots`` by run and step; ``faults`` in the order of their names."""
+
+    snapshots: tuple[Snapshot, ...]
+    faults: tuple[Fault, ...]
+
+
+@dataclass(slots=True)
+class RecordCache:
+    """Records by name.  They never change under one name, so nothing here can be out of date; losing it costs reading again."""
+
+    records: dict[str, Record] = field(default_factory=dict)
+
+
+def read_catalogue(store: Store, run: str = "", cache: RecordCache | None = None) -> Catalogue:
+    """What ``store`` holds, of one run or of all.  Raises StoreError; what is wrong with a single record is a `Fault`."""
+    cache = cache or RecordCache()
+    listed = {entry.name: entry.size for entry in store.names(f"{run}/" if run else "")}
+    records: dict[str, Record] = {}
+    faults: list[Fault] = []
+    for name, parsed in record_names(listed).items():
+        found = cache.records.get(name) or _read(store, name, parsed)
+        if isinstance(found, Fault):
+            faults.append(found)
+        elif found:
+            records[name] = found
+    cache.records = records
+    return Catalogue(snapshots(records, listed, {(f.run, f.place) for f in faults if _hides(f)}), tuple(faults))
+
+
+def _hides(fault: Fault) -> bool:
+    """A seal follows from the manifests, so without a damaged one its place is only not sealed."""
+    return not (isinstance(fault.error, Corrupt) and "/seal-" in fault.record)
+
+
+def _read(store: Store, name: str, parsed: RecordName) -> Record | Fault | None:
+    try:
+        return decode(name, read_all(store, name, RECORD_LIMIT), _KINDS[parsed.kind])  # type: ignore[type-var]
+    except NotFound:
+        return None  # it was let go since it was listed
+    except (Corrupt, Unsupported) as e:
+        return Fault(parsed.run, parsed.place, name, e)

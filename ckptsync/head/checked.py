@@ -1,0 +1,64 @@
+"""Files whose every byte is checked against its manifest before it is believed: what is merged is what the node sent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from blake3 import blake3
+
+from ckptsync.digest import BLOCK_HEX
+from ckptsync.errors import Corrupt
+from ckptsync.model import Files
+from ckptsync.records.manifest import FileEntry
+
+PIECE = 1 << 20
+
+
+class CheckedFiles:
+    """``files``, of which each block is digested when it is first touched.  A block read whole is read once, another one twice.
+
+    The whole file is not digested: block digests of 128 bits say the same of the blocks that were read.
+    """
+
+    def __init__(self, files: Files, entries: Mapping[str, FileEntry]) -> None:
+        self._files, self._entries = files, entries
+        self._checked = {name: bytearray(len(entry.blocks)) for name, entry in entries.items()}
+
+    def sizes(self) -> Mapping[str, int]:
+        """Of the files that a manifest names."""
+        return {name: size for name, size in self._files.sizes().items() if name in self._entries}
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """As `Files` says; raises Corrupt where a block is not what the manifest says."""
+        self._files.read_into(name, start, out)
+        entry = self._entries.get(name)
+        if entry is None or not out.nbytes:
+            return  # nothing names it: `sizes` does not either
+        bytes_read = out.cast("B")
+        is_checked = self._checked[name]
+        for block in range(start // entry.block_size, (start + out.nbytes - 1) // entry.block_size + 1):
+            if not is_checked[block]:
+                self._check(entry, block, start, bytes_read)
+                is_checked[block] = True
+
+    def _check(self, entry: FileEntry, block: int, start: int, bytes_read: memoryview) -> None:
+        first = block * entry.block_size
+        end = min(first + entry.block_size, entry.size)
+        digester = blake3()
+        if start <= first and end <= start + len(bytes_read):
+            digester.update(bytes_read[first - start : end - start])
+        else:
+            for piece in self._pieces(entry.path, first, end):
+                digester.update(piece)
+        if digester.hexdigest()[:BLOCK_HEX] != entry.blocks[block]:
+            raise Corrupt(
+                f"{entry.path}: bytes {first} to {end} in the store are not those that its node sent",
+                hint="verify the checkpoint: a node that still has the bytes then sends them again",
+            )
+
+    def _pieces(self, name: str, start: int, end: int) -> Iterator[memoryview]:
+        buffer = memoryview(bytearray(min(PIECE, end - start)))
+        for at in range(start, end, PIECE):
+            piece = buffer[: min(PIECE, end - at)]
+            self._files.read_into(name, at, piece)
+            yield piece

@@ -1,0 +1,114 @@
+"""The head's tick: every checkpoint that is complete becomes one model, sealed; what is damaged is made again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache, partial
+
+from ckptsync.errors import CkptsyncError
+from ckptsync.head import deciding, sealing
+from ckptsync.head.catalogue import Catalogue, RecordCache, read_catalogue
+from ckptsync.head.deciding import Failure, Place, Task
+from ckptsync.head.sealing import Made, Origin
+from ckptsync.merge.plan import Options
+from ckptsync.model import Files
+from ckptsync.records.state import Snapshot
+from ckptsync.stores.contract import Store
+from ckptsync.stores.tree import LocalFiles
+
+FINAL = "final"
+ANY_RUN = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadOptions:
+    """``config_from``: run (or ``*``) → local directory with the configuration and tokenizer of its base model."""
+
+    merge: Options = field(default_factory=Options)
+    config_from: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A place that could not be consolidated or mended.  ``is_new`` is false while the same failure waits to be tried again."""
+
+    run: str
+    place: str
+    error: CkptsyncError
+    is_new: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HeadResult:
+    """``catalogue`` is what the tick began with: what it ``made`` is not in it."""
+
+    made: tuple[Made, ...]
+    failed: tuple[Failed, ...]
+    catalogue: Catalogue
+
+
+@dataclass(slots=True)
+class Memory:
+    """What a head may forget at any time: it saves reading again, and trying again too soon."""
+
+    cache: RecordCache = field(default_factory=RecordCache)
+    failures: dict[Place, Failure] = field(default_factory=dict)
+    looked_at: dict[Place, frozenset[str]] = field(default_factory=dict)
+    """Places whose files were found well, or mended, in this state: a report that is not answered yet does not cost a read a tick."""
+
+
+def tick(store: Store, options: HeadOptions, now: float, memory: Memory | None = None) -> HeadResult:
+    """Look once, do what is due.  One place's failure stops no other.  Raises StoreError if the store cannot be listed.
+
+    ``now``: seconds on a clock that only this process reads.
+    """
+    memory = memory or Memory()
+    catalogue = read_catalogue(store, cache=memory.cache)
+    configured = cache(LocalFiles)  # one look at a directory a tick
+    made, fails = [], []
+    for snapshot in catalogue.snapshots:
+        place = (snapshot.run, snapshot.place)
+        if not deciding.is_due(snapshot, memory.failures, now):
+            fails.append(Failed(*place, memory.failures[place].error, is_new=False))
+            continue
+        try:
+            done = _do(store, snapshot, partial(_origins, store, snapshot, options, catalogue, configured), options.merge, memory)
+        except CkptsyncError as e:
+            memory.failures[place] = deciding.failed(e, snapshot, now)
+            fails.append(Failed(*place, e, is_new=True))
+        else:
+            memory.failures.pop(place, None)
+            made += [done] if done else []
+    return HeadResult(tuple(made), tuple(fails), catalogue)
+
+
+def _do(store: Store, snapshot: Snapshot, look: Callable[[], Sequence[Origin]], options: Options, memory: Memory) -> Made | None:
+    task = deciding.task(snapshot)
+    if task.deed == "nothing" or _is_looked_at(snapshot, task, memory):
+        return None
+    if task.deed == "consolidate":
+        return sealing.consolidate(store, snapshot, options, look())
+    if task.deed == "complete":
+        return sealing.complete(store, snapshot, look())
+    done = sealing.mend(store, snapshot, task.files, look())
+    memory.looked_at[snapshot.run, snapshot.place] = deciding.state_key(snapshot)
+    return done
+
+
+def _is_looked_at(snapshot: Snapshot, task: Task, memory: Memory) -> bool:
+    is_same = memory.looked_at.get((snapshot.run, snapshot.place)) == deciding.state_key(snapshot)
+    return task.deed == "mend" and is_same and snapshot.facets.sealed.holds
+
+
+def _origins(
+    store: Store, snapshot: Snapshot, options: HeadOptions, catalogue: Catalogue, configured: Callable[[str], Files]
+) -> Sequence[Origin]:
+    """After the checkpoint itself: the model that the trainer left in the run's root, then what the operator gave."""
+    finals = [
+        s for s in catalogue.snapshots if (s.run, s.checkpoint) == (snapshot.run, FINAL) and s.word not in ("AMBIGUOUS", "RETIRED")
+    ]
+    newest = sorted(finals, key=lambda s: (max(k.manifest.ended for k in s.manifests), s.place))[-1:]
+    found = [Origin(FINAL, sealing.source_files(store, s)) for s in newest if s.place != snapshot.place]
+    directory = options.config_from.get(snapshot.run) or options.config_from.get(ANY_RUN)
+    return [*found, Origin("config_from", configured(directory))] if directory else found

@@ -1,0 +1,207 @@
+"""Making, mending and completing one consolidated model.  Its seal is written after every file that it names.
+
+Killed anywhere and called again, the same bytes and the same seal come of it: they are a function of the manifests, the options and the
+configuration found.  Two heads at once write the same bytes under the same names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from blake3 import blake3
+
+from ckptsync.digest import digest
+from ckptsync.errors import Corrupt, Exists, Incomplete, NotFound
+from ckptsync.head.checked import CheckedFiles
+from ckptsync.merge import output
+from ckptsync.merge.consolidate import Chunk, Job, carry_out, prepare
+from ckptsync.merge.plan import FORMAT, Options, check_dtype
+from ckptsync.model import Files, read_whole
+from ckptsync.records.coding import encode, record_name
+from ckptsync.records.names import consolidated_prefix
+from ckptsync.records.seal import Seal, SealedFile
+from ckptsync.records.state import Snapshot
+from ckptsync.stores.contract import Store, read_all
+from ckptsync.stores.tree import StoreFiles
+
+PIECE = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """A further place for configuration and tokenizer; ``name`` stands in the seal, so it is the same for every head."""
+
+    name: str
+    files: Files
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """``files`` (of ``size`` bytes together) were written into the consolidated model; ``seal`` is the name of its record."""
+
+    run: str
+    place: str
+    seal: str
+    files: tuple[str, ...]
+    size: int
+    notes: tuple[str, ...] = ()
+
+
+def source_files(store: Store, snapshot: Snapshot) -> CheckedFiles:
+    """A checkpoint's own files, each byte checked as it is read."""
+    there = snapshot.present()
+    return CheckedFiles(StoreFiles(store, there), {path: snapshot.files[path][0].entry for path in there})
+
+
+def consolidate(store: Store, snapshot: Snapshot, options: Options, origins: Sequence[Origin]) -> Made:
+    """Merge a place that is model complete.  Raises Incomplete, Unsupported, Corrupt or StoreError; without the seal nothing was made."""
+    files = source_files(store, snapshot)
+    job = prepare(files, options, [o.files for o in origins])
+    prefix = consolidated_prefix(snapshot.run, snapshot.place)
+    merged = carry_out(job, files, lambda name, chunks: store.write(prefix + name, chunks))
+    seal = Seal(
+        run=snapshot.run,
+        checkpoint=snapshot.checkpoint,
+        place=snapshot.place,
+        n=_next_n(snapshot),
+        manifests=tuple(k.name for k in snapshot.manifests),
+        options={
+            "dtype": options.dtype,
+            "max_shard_size": str(options.max_shard_size),
+            "source": job.source,
+            "config": _origins_of(job.beside, origins),
+            "format": str(FORMAT),
+        },
+        files=merged.files,
+        tensors=merged.tensors,
+    )
+    return _sealed(store, seal, merged.files, merged.notes)
+
+
+def mend(store: Store, snapshot: Snapshot, suspects: Sequence[str], origins: Sequence[Origin]) -> Made | None:
+    """Write again those of ``suspects`` whose bytes are not the sealed ones; ``None`` if all are well.
+
+    Options are the seal's, whatever this head's are.  Raises Corrupt, with nothing written under that name, if the sources no longer
+    give the bytes that the seal names.
+    """
+    seal = _seal_of(snapshot)
+    prefix = consolidated_prefix(snapshot.run, snapshot.place)
+    bad = {f.path: f for f in seal.files if f.path in suspects and not _is_whole(store, prefix + f.path, f)}
+    if not bad:
+        return None
+    files = source_files(store, snapshot)
+    job = prepare(files, _options_of(seal), [o.files for o in origins])
+    done: set[str] = set()
+
+    def write(name: str, chunks: Iterable[Chunk]) -> None:
+        if name in bad and name not in done:
+            store.write(prefix + name, _proven(chunks, bad[name]))
+            done.add(name)
+
+    for name in sorted(bad):
+        if name.endswith(".index.json"):  # it speaks of all files, also of those that need no mending
+            write(name, [output.index(job.plans)])
+    carry_out(_only(job, bad), files, write)
+    if lost := sorted(bad.keys() - done):
+        raise Incomplete(f"{prefix}{lost[0]}: nothing has its content any more", hint="the configuration it came from has gone")
+    return Made(snapshot.run, snapshot.place, snapshot.seal_name, tuple(sorted(bad)), sum(f.size for f in bad.values()))
+
+
+def complete(store: Store, snapshot: Snapshot, origins: Sequence[Origin]) -> Made | None:
+    """Add configuration and tokenizer files that have come since it was sealed, under a further seal; ``None`` if there are none.
+
+    Nothing that a seal has bound is ever written over, so weights stay as they were merged.
+    """
+    seal = _seal_of(snapshot)
+    bound = {f.path for f in seal.files}
+    is_adapter = any(f.path.startswith("adapter_model") for f in seal.files)
+    places = [Origin("checkpoint", source_files(store, snapshot)), *origins]
+    found: dict[str, Files] = {}
+    for place in places:
+        for name in output.beside(place.files.sizes(), adapter=is_adapter):
+            found.setdefault(name, place.files)
+    new = {name: found[name] for name in sorted(found.keys() - bound)}
+    if not new:
+        return None
+    added = tuple(_copied(store, snapshot, name, files) for name, files in new.items())
+    config = " ".join(filter(None, (seal.options.get("config", ""), _origins_of(tuple(new.items()), origins))))
+    further = replace(
+        seal,
+        n=_next_n(snapshot),
+        manifests=tuple(k.name for k in snapshot.manifests),
+        options={**seal.options, "config": config},
+        files=(*seal.files, *added),
+    )
+    return _sealed(store, further, added, ())
+
+
+def _seal_of(snapshot: Snapshot) -> Seal:
+    assert snapshot.seal is not None
+    return snapshot.seal
+
+
+def _next_n(snapshot: Snapshot) -> int:
+    return max((seal.n for seal in snapshot.records.seals.values()), default=-1) + 1
+
+
+def _sealed(store: Store, seal: Seal, written: Sequence[SealedFile], notes: tuple[str, ...]) -> Made:
+    data = encode(seal)
+    name = record_name(seal, data)
+    try:
+        store.create(name, [data])
+    except Exists:  # another head, or this one before it was killed
+        if read_all(store, name) != data:
+            store.write(name, [data])  # damaged there: its name says that these bytes are the right ones
+    return Made(seal.run, seal.place, name, tuple(f.path for f in written), sum(f.size for f in written), notes)
+
+
+def _origins_of(beside: Sequence[tuple[str, Files]], origins: Sequence[Origin]) -> str:
+    """``config.json=final tokenizer.json=final``: those that the checkpoint did not bring itself."""
+    return " ".join(f"{name}={o.name}" for name, files in beside for o in origins if o.files is files)
+
+
+def _options_of(seal: Seal) -> Options:
+    try:
+        return Options(check_dtype(seal.options["dtype"]), int(seal.options["max_shard_size"]), seal.options["source"])
+    except (KeyError, ValueError) as e:
+        raise Corrupt(f"{seal.run}/{seal.place}: its seal has no usable options: {e}") from e
+
+
+def _only(job: Job, wanted: Iterable[str]) -> Job:
+    names = set(wanted)
+    plans = tuple(p for p in job.plans if p.name in names)
+    return replace(job, plans=plans, beside=tuple(b for b in job.beside if b[0] in names))
+
+
+def _is_whole(store: Store, name: str, file: SealedFile) -> bool:
+    digester = blake3()
+    try:
+        if store.size(name) != file.size:
+            return False
+        buffer = memoryview(bytearray(min(PIECE, file.size)))
+        for at in range(0, file.size, PIECE):
+            piece = buffer[: min(PIECE, file.size - at)]
+            store.read_into(name, at, piece)
+            digester.update(piece)
+    except (NotFound, Corrupt):  # gone, or shorter than it was a moment ago
+        return False
+    return digester.hexdigest() == file.digest
+
+
+def _proven(chunks: Iterable[Chunk], file: SealedFile) -> Iterator[Chunk]:
+    """The chunks; raises Corrupt after the last one, so that nothing appears, if they are not the sealed bytes."""
+    digester = blake3()
+    for chunk in chunks:
+        digester.update(chunk)
+        yield chunk
+    if digester.hexdigest() != file.digest:
+        raise Corrupt(
+            f"{file.path}: made again, it is not what the seal says", hint="its configuration, or this program, has changed"
+        )
+
+
+def _copied(store: Store, snapshot: Snapshot, name: str, files: Files) -> SealedFile:
+    data = read_whole(files, name)
+    store.write(consolidated_prefix(snapshot.run, snapshot.place) + name, [data])
+    return SealedFile(name, len(data), digest(data))

@@ -1,0 +1,89 @@
+"""Stores as workers would have filled them, without a worker: for tests of what reads them.
+
+Bytes are the vectors' own; times are given, since git keeps none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from ckptsync.digest import digest, digest_stream
+from ckptsync.formats import layouts
+from ckptsync.model import read_whole
+from ckptsync.records.coding import encode, record_name
+from ckptsync.records.manifest import FileEntry, Manifest
+from ckptsync.records.report import Finding, Level, Report, Verdict
+from ckptsync.records.state import Snapshot
+from ckptsync.records.tombstone import Tombstone
+from ckptsync.stores.contract import Store
+from ckptsync.stores.tree import LocalFiles
+
+HERE = Path(__file__).parent
+DEMO = HERE.parent / "ckptsync" / "demo_data"
+SECOND = 1_000_000_000
+FIRST = 1_790_000_000 * SECOND
+
+
+def send(store: Store, directory: Path, node: str, place: str = "checkpoint-4", *, run: str = "run", at: int = FIRST) -> str:
+    """Store one node's files and its manifest; the manifest's name."""
+    files = LocalFiles(str(directory))
+    entries = []
+    for path, size in sorted(files.sizes().items()):
+        data = read_whole(files, path)
+        store.write(f"{run}/{place}/{path}", [data])
+        found = digest_stream([data], size)
+        entries.append(FileEntry(path, size, found.digest, found.block_size, found.blocks, at))
+    manifest = Manifest(
+        run=run,
+        checkpoint=place.partition("~")[0],
+        place=place,
+        node=node,
+        n=0,
+        files=tuple(entries),
+        ranks=layouts.ranks(files.sizes()),
+        started=at,
+        ended=at,
+        demands=layouts.demands(files),
+        sources=tuple(map(str, layouts.sources(files))),
+    )
+    return put(store, manifest)
+
+
+def put(store: Store, record: Manifest | Report | Tombstone) -> str:
+    """Store a record; its name."""
+    data = encode(record)
+    name = record_name(record, data)
+    store.write(name, [data])
+    return name
+
+
+def report_on(snapshot: Snapshot, n: int, verdict: Verdict, findings: Iterable[Finding] = (), level: Level = "digest") -> Report:
+    names = tuple(k.name for k in snapshot.manifests)
+    return Report(
+        snapshot.run, snapshot.checkpoint, snapshot.place, n, level, verdict, names, snapshot.seal_name, 1, tuple(findings), 0.0
+    )
+
+
+def two_nodes(store: Store, kind: str = "fsdp2", place: str = "checkpoint-4") -> None:
+    """The demo's checkpoint, sent by both of its nodes."""
+    for node in ("node0", "node1"):
+        send(store, DEMO / kind / node / "checkpoint-4", node, place)
+
+
+def contents(store: Store) -> dict[str, str]:
+    """Everything in a store: name → digest."""
+    return {e.name: digest(read(store, e.name)) for e in store.names("")}
+
+
+def read(store: Store, name: str) -> bytes:
+    out = bytearray(store.size(name))
+    store.read_into(name, 0, memoryview(out))
+    return bytes(out)
+
+
+def flip(store: Store, name: str, at: int = 0) -> None:
+    """Turn one bit of a stored file."""
+    data = bytearray(read(store, name))
+    data[at] ^= 1
+    store.write(name, [data])
