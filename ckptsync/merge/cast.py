@@ -28,7 +28,8 @@ def cast(values: Array, source: str, target: str) -> tuple[Array, int]:
     if source == target:
         return values, 0
     wide = _widen(values, source)
-    narrow = _to_bf16(wide) if target == "BF16" else _to_float(wide, target)
+    single = wide if wide.dtype.itemsize == 4 else _to_float(wide, "F32").view("<f4")  # as torch: a float64 is rounded twice
+    narrow = _to_bf16(single) if target == "BF16" else _to_float(single, target)
     return narrow, _overflowed(wide, narrow, target)
 
 
@@ -44,10 +45,6 @@ def _to_float(wide: Array, target: str) -> Array:
 
 
 def _to_bf16(wide: Array) -> Array:
-    """Through float32, as torch does (a float64 is rounded twice there too)."""
-    if wide.dtype.itemsize != 4:
-        with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-            wide = wide.astype("<f4")
     bits = np.ascontiguousarray(wide).view("<u4")
     rounded = bits >> 16
     rounded &= 1
@@ -56,9 +53,7 @@ def _to_bf16(wide: Array) -> Array:
     rounded >>= 16
     narrow = rounded.astype("<u2")
     nan = np.isnan(wide)
-    if (
-        nan.any()
-    ):  # sign and upper payload stay, and the quiet bit; torch itself gives 0x7FC0 or 0xFFFF, by the vector unit it finds
+    if nan.any():  # sign and upper payload stay, and the quiet bit; torch gives 0x7FC0 or 0xFFFF, by the vector unit it finds
         narrow[nan] = (bits[nan] >> 16).astype("<u2") | 0x40
     return narrow
 
