@@ -11,7 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 WORDS = """the of and to in is it you that he was for on are with as his they be at one have this from or had by hot but
 some what there we can out other were all your when up use word how said an each she which do their time if will way about
-many then them would write like so these her long make thing see him two has look more day could go come did my sound""".split()
+many then them would write like so these her long make thing see him two has look more day could go come did my sound""".split()  # noqa: SIM905
 
 
 def corpus() -> list[str]:
@@ -27,9 +27,7 @@ def tokenizer(lines: list[str]) -> PreTrainedTokenizerFast:
     bpe.decoder = decoders.ByteLevel()
     special = ["<unk>", "<s>", "</s>", "<pad>"]
     bpe.train_from_iterator(lines, trainers.BpeTrainer(vocab_size=VOCABULARY, special_tokens=special, show_progress=False))
-    wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=bpe, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<pad>"
-    )
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=bpe, unk_token="<unk>", bos_token="<s>", eos_token="</s>", pad_token="<pad>")
     wrapped.chat_template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}"
     return wrapped
 

@@ -87,7 +87,7 @@ def compare(found: dict[str, torch.Tensor], reference: dict[str, torch.Tensor]) 
 
 def fp32_groups(folder: Path) -> dict[str, object]:
     """Return what the optimizer's file of rank 0 says of itself."""
-    file = sorted(folder.glob("*/*zero_pp_rank_0_mp_rank_00_optim_states.pt"))[0]
+    file = min(folder.glob("*/*zero_pp_rank_0_mp_rank_00_optim_states.pt"))
     state = torch.load(file, map_location="cpu", weights_only=False)["optimizer_state_dict"]
     groups = state.get("fp32_flat_groups", state.get("single_partition_of_fp32_groups"))
     keys = sorted(str(key) for key in state)

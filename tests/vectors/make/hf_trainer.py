@@ -26,9 +26,16 @@ OPTIONS = options()
 if OPTIONS.mode != "ddp":
     import shim  # noqa: F401  must come before transformers looks at the state
 
-import torch
-from common import finish, save_reference
-from transformers import AutoModelForCausalLM, AutoTokenizer, DataCollatorForLanguageModeling, Trainer, TrainingArguments, set_seed
+import torch  # noqa: E402
+from common import finish, save_reference  # noqa: E402
+from transformers import (  # noqa: E402
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DataCollatorForLanguageModeling,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
 
 
 def strategy(mode: str) -> dict[str, object]:

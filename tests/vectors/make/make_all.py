@@ -59,7 +59,9 @@ class Vector:
         return [f"node{node}/{self.checkpoint}" for node in range(self.nodes)]
 
 
-def trainer(name: str, mode: str, exercises: str, *, world: int, nodes: int = 1, extra: tuple[str, ...] = (), **facts: Any) -> Vector:
+def trainer(
+    name: str, mode: str, exercises: str, *, world: int, nodes: int = 1, extra: tuple[str, ...] = (), **facts: Any
+) -> Vector:
     """Return a vector of the HF Trainer."""
     optimizer = bool(facts.pop("optimizer", False))
     keep = facts.pop("keep", "full")
@@ -74,7 +76,9 @@ def trainer(name: str, mode: str, exercises: str, *, world: int, nodes: int = 1,
     )  # fmt: skip
 
 
-def raw(name: str, stage: int, exercises: str, *, world: int, extra: tuple[str, ...] = (), tied: bool = False, note: str = "") -> Vector:
+def raw(
+    name: str, stage: int, exercises: str, *, world: int, extra: tuple[str, ...] = (), tied: bool = False, note: str = ""
+) -> Vector:
     """Return a vector of DeepSpeed without a trainer."""
     bf16, frozen = "--bf16" in extra, "--frozen" in extra
     facts: dict[str, Any] = {"stage": stage, "tag": "global_step2", "dtype": "bfloat16" if bf16 else "float32", "frozen": frozen}
@@ -89,13 +93,21 @@ def raw(name: str, stage: int, exercises: str, *, world: int, extra: tuple[str, 
 
 def dcp(name: str, what: str, exercises: str, *, world: int, note: str = "") -> Vector:
     """Return a vector of torch.distributed.checkpoint by hand."""
-    facts = {"notes": [note] if note else [], "dtype": "mixed", "model_folder": "", "alternatives": [["plain"], ["items"]], "wrappers": {"wrapped": "model"}}
+    facts = {
+        "notes": [note] if note else [],
+        "dtype": "mixed",
+        "model_folder": "",
+        "alternatives": [["plain"], ["items"]],
+        "wrappers": {"wrapped": "model"},
+    }
     return Vector(name, "raw_dcp.py", (what,), "dcp", "torch", exercises, world, base="", checkpoint="wrapped", facts=facts)
 
 
 ODD = ("--bf16", "--odd")
 ODD_NOTE = "DeepSpeed leaves the float buffers of a bf16 model in fp32; `scratch` is not persistent and not in the file"
-LORA_NOTE = "zero_to_fp32 and the shards say lora_A.default.weight; adapter_model.safetensors beside them says lora_A.weight, same bits"
+LORA_NOTE = (
+    "zero_to_fp32 and the shards say lora_A.default.weight; adapter_model.safetensors beside them says lora_A.weight, same bits"
+)
 TIED_NOTE = "zero_to_fp32 adds lm_head.weight, the same bits as its owner; safe_get_full_fp32_param knows the owner only"
 ALL = (
     trainer("hf-fsdp2-2node", "fsdp2", "FSDP2 SHARDED; .metadata on node 0 only; the optimizer kept", world=4, nodes=2, optimizer=True),
@@ -130,7 +142,7 @@ ALL = (
     raw("raw-ds-zero1-bf16", 1, "stage 1 by DeepSpeedZeroOptimizer (stage_1_and_2)", world=2, extra=("--bf16",)),
     raw(
         "raw-ds-zero1-bf16-fp32acc", 1, "stage 1 by BF16_Optimizer", world=2, extra=("--bf16", "--accumulate-fp32"),
-        note="no zero_stage in the file, so zero_to_fp32 refuses it; nothing but the reference vouches for this one",
+        note="no zero_stage, so zero_to_fp32 refuses it; its partitions joined and cut by param_shapes are the reference, bit for bit",
     ),
     raw(
         "raw-ds-zero2-bf16-tied", 2, "tied names share a storage in `module`; paddings at the groups' ends", world=3, extra=("--bf16",),
@@ -182,7 +194,17 @@ def command(vector: Vector, node: int, port: int, *, up: str) -> list[str]:
     if vector.world == 1:
         return [sys.executable, *script]
     ranks = ["--nproc-per-node", str(vector.world // vector.nodes), "--nnodes", str(vector.nodes), "--node-rank", str(node)]
-    return [sys.executable, "-m", "torch.distributed.run", *ranks, "--master-addr", "127.0.0.1", "--master-port", str(port), *script]
+    return [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        *ranks,
+        "--master-addr",
+        "127.0.0.1",
+        "--master-port",
+        str(port),
+        *script,
+    ]
 
 
 def run(vector: Vector, scratch: Path) -> None:

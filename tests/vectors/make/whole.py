@@ -21,7 +21,9 @@ def adapter(base: Path, reference: Path) -> None:
     from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 
     torch.manual_seed(0)
-    config = LoraConfig(r=3, lora_alpha=6, target_modules=["q_proj", "down_proj"], modules_to_save=["lm_head"], task_type="CAUSAL_LM")
+    config = LoraConfig(
+        r=3, lora_alpha=6, target_modules=["q_proj", "down_proj"], modules_to_save=["lm_head"], task_type="CAUSAL_LM"
+    )
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32), config)
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     generator = torch.Generator().manual_seed(0)
