@@ -21,8 +21,8 @@ _NUMBERED: tuple[tuple[re.Pattern[str], Family], ...] = (
     (re.compile(r"checkpoint_[0-9]{1,18}"), "accelerate"),
     (re.compile(r"step-[0-9]{1,18}"), "dcp"),
 )
-_NESTED = ("checkpoints", "checkpoint")  # accelerate's projects, torchtitan's dump folder
-_RESERVED = ("consolidated", "final", *_NESTED)
+NESTED = ("checkpoints", "checkpoint")  # accelerate's projects, torchtitan's dump folder
+_RESERVED = ("consolidated", "final", *NESTED)
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
@@ -79,16 +79,21 @@ def spot_at(directory: Path) -> Spot | None:
     return _spot(path.parent, path.name)
 
 
+def family_of(name: str) -> Family:
+    """Whose checkpoint has such a name; a tag may have any."""
+    return next((family for pattern, family in _NUMBERED if pattern.fullmatch(name)), "deepspeed")
+
+
 def _top(output_dir: Path) -> Iterator[Spot]:
     for name in _folders(output_dir):
-        spot = None if name in _NESTED else _spot(output_dir, name)
+        spot = None if name in NESTED else _spot(output_dir, name)
         if spot is not None:
             yield spot
 
 
 def _nested(output_dir: Path) -> Iterator[Spot]:
     inside = set(_folders(output_dir))
-    for folder in _NESTED:
+    for folder in NESTED:
         for name in _folders(output_dir / folder) if folder in inside else ():
             spot = _spot(output_dir / folder, name)
             if spot is not None and spot.family != "deepspeed":

@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptsync.errors import ConfigError, Corrupt
+from ckptsync.errors import ConfigError, Corrupt, Unsupported
 from ckptsync.paths import checked_path
 from ckptsync.records.names import checked_node
 from ckptsync.scan import spot_at
+from ckptsync.stores.opening import path_of
 from ckptsync.walk import OURS
 
 
@@ -62,9 +63,10 @@ def checked_run(name: str) -> str:
 
 def local_root(store_url: str) -> Path | None:
     """The directory of a store on this file system, or ``None``."""
-    if store_url.startswith("file:"):
-        return Path(store_url.removeprefix("file:").removeprefix("//") or "/").resolve()
-    return None if "://" in store_url else Path(store_url).resolve()
+    try:
+        return Path(path_of(store_url)).resolve()
+    except Unsupported:  # a scheme of another machine
+        return None
 
 
 def refuse_overlap(directory: Path, root: Path) -> None:

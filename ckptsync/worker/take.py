@@ -16,6 +16,11 @@ from ckptsync.walk import Stat, look
 from ckptsync.worker.hold import Held, Hold
 
 CHUNK = 4 << 20
+Passed = Callable[[int], None]
+
+
+def nothing(_: int) -> None:
+    """For callers who do not care how far it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +37,12 @@ class Taken:
     notes: tuple[str, ...] = ()
 
 
-def take(hold: Hold, look_up: Callable[[], None] = lambda: None) -> Taken:
+def take(hold: Hold, passed: Passed = nothing) -> Taken:
     """Digest what is held.  Raises Incomplete if anything changed meanwhile, Corrupt where a file's name cannot be stored.
 
-    ``look_up`` is called between chunks: a large checkpoint takes minutes, in which others appear.
+    ``passed`` is told the bytes of each chunk: a large checkpoint takes minutes, in which others appear.
     """
-    files = tuple(_entry(hold.held[checked_path(path)], look_up) for path in sorted(hold.held))
+    files = tuple(_entry(hold.held[checked_path(path)], passed) for path in sorted(hold.held))
     demands, sources, notes = _asked(hold)
     taken = Taken(
         files,
@@ -63,7 +68,7 @@ def unchanged(hold: Hold) -> None:
             os.close(fd)
 
 
-def chunks(held: Held, look_up: Callable[[], None]) -> Iterator[memoryview]:
+def chunks(held: Held, passed: Passed) -> Iterator[memoryview]:
     """A file's bytes, a chunk at a time in one buffer that is used again; raises Incomplete if it is not the file looked at."""
     buffer = memoryview(bytearray(min(CHUNK, max(1, held.stat.size))))
     fd = held.open()
@@ -71,16 +76,16 @@ def chunks(held: Held, look_up: Callable[[], None]) -> Iterator[memoryview]:
         _same(held.stat, look(fd, held.stat.path))
         while count := os.readv(fd, [buffer]):
             yield buffer[:count]
-            look_up()
+            passed(count)
         _same(held.stat, look(fd, held.stat.path))
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # training wants the memory more than we do
     finally:
         os.close(fd)
 
 
-def _entry(held: Held, look_up: Callable[[], None]) -> FileEntry:
+def _entry(held: Held, passed: Passed) -> FileEntry:
     digester = Digester(held.stat.size)
-    for chunk in chunks(held, look_up):
+    for chunk in chunks(held, passed):
         digester.update(chunk)
     found = digester.result()
     return FileEntry(held.stat.path, found.size, found.digest, found.block_size, found.blocks, held.stat.mtime)

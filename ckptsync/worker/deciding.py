@@ -1,0 +1,125 @@
+"""What to send, where it belongs, and what need not be sent.  Pure: from manifests, listings and a take to plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ckptsync.records import saves
+from ckptsync.records.manifest import FileEntry, Manifest
+from ckptsync.records.names import node_file_name
+from ckptsync.records.tombstone import Tombstone
+from ckptsync.walk import Stat
+from ckptsync.worker.take import Taken
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """One file and the name it belongs under.
+
+    ``is_bound``: another manifest vouches for these bytes under that name.  ``is_shared``: other nodes may be writing that name,
+    too, and nothing says yet whose it is.  ``moves``: names that the bytes of another node must be copied to before.
+    """
+
+    entry: FileEntry
+    name: str
+    is_bound: bool = False
+    is_shared: bool = False
+    moves: tuple[tuple[str, FileEntry], ...] = ()
+
+
+def draft(told: Manifest, taken: Taken) -> Manifest:
+    """A manifest of all that was taken; run, checkpoint, node and save are as in ``told``, place and number are still open."""
+    return replace(
+        told,
+        files=taken.files,
+        ranks=taken.ranks,
+        started=taken.started,
+        ended=taken.ended,
+        demands=taken.demands,
+        sources=taken.sources,
+    )
+
+
+def holder(stats: Iterable[Stat], manifests: Iterable[Manifest]) -> Manifest | None:
+    """A manifest of the node and place that hold exactly these files already, by path, size and mtime (ns).
+
+    This is what spares a worker that was started again from reading everything again.
+    """
+    return _covering({(s.path, s.size, s.mtime) for s in stats}, manifests, lambda f: (f.path, f.size, f.mtime))
+
+
+def stored(files: Iterable[FileEntry], manifests: Iterable[Manifest]) -> Manifest | None:
+    """The same by path and digest: proof, where `holder` is a good guess."""
+    return _covering({(f.path, f.digest) for f in files}, manifests, lambda f: (f.path, f.digest))
+
+
+def missing(planned: Manifest, there: Sequence[Manifest]) -> tuple[Parcel, ...]:
+    """What this take has still to send to ``planned.place``, small files first: metadata that says what the shards are.
+
+    ``there``: the live manifests of that place.
+    """
+    own = {(f.path, f.digest) for m in there if m.node == planned.node for f in m.files}
+    fresh = replace(planned, files=tuple(f for f in planned.files if (f.path, f.digest) not in own))
+    before = saves.locate(there)
+    after = saves.locate([*there, fresh])
+    parcels = (_parcel(entry, fresh, before.get(entry.path, ()), after[entry.path]) for entry in fresh.files)
+    return tuple(sorted(parcels, key=lambda p: (p.entry.size, p.entry.path)))
+
+
+def displaced(node: str, there: Sequence[Manifest], copies: Mapping[str, int]) -> tuple[Parcel, ...]:
+    """Files of this node that now belong beside the checkpoint, since a smaller node named them with other bytes, and are not there."""
+    located = (at for every in saves.locate(there).values() for at in every[1:])
+    return tuple(Parcel(at.entry, at.name) for at in located if at.nodes == (node,) and copies.get(at.name) != at.entry.size)
+
+
+def has_mate(stats: Iterable[Stat], node: str, offset: int, manifests: Iterable[Manifest]) -> bool:
+    """Whether another node has stored its part of the save that wrote these files, none of which may be newer than that save.
+
+    ``offset``: this node's clock minus the store's, ns.
+    """
+    times = [s.mtime - offset for s in stats]
+    return bool(times) and any(
+        m.started - m.clock_offset - saves.SLACK <= max(times) <= m.ended - m.clock_offset + saves.SLACK
+        for m in manifests
+        if m.node != node
+    )
+
+
+def is_retired(
+    told: Manifest, stats: Iterable[Stat], buried: Mapping[str, tuple[Tombstone, float]], known: Iterable[saves.Known]
+) -> bool:
+    """Whether these very files were given up.  ``buried``: tombstones of this checkpoint, and when they came (store's clock).
+
+    Where gc has already removed the manifest that a tombstone names, time decides: a save that ended before was the one meant.
+    """
+    seen = tuple(stats)
+    manifests = {k.name: k.manifest for k in known}
+    named = {name for tombstone, _ in buried.values() for name in tombstone.manifests}
+    if holder(seen, [m for name, m in manifests.items() if name in named]):
+        return True
+    ended = max((s.mtime for s in seen), default=0)
+    mine = f"/manifest-{told.node}-"
+    lost = (at for tombstone, at in buried.values() if any(mine in name and name not in manifests for name in tombstone.manifests))
+    return any(ended < at * 1e9 for at in lost)
+
+
+def _covering(wanted: set[Hashable], manifests: Iterable[Manifest], key: Callable[[FileEntry], Hashable]) -> Manifest | None:
+    bound: dict[tuple[str, str], set[Hashable]] = {}
+    last: dict[tuple[str, str], Manifest] = {}
+    for m in manifests:
+        bound.setdefault((m.place, m.node), set()).update(key(f) for f in m.files)
+        last[m.place, m.node] = m
+    found = [at for at, files in bound.items() if wanted and wanted <= files]
+    return last[min(found)] if found else None
+
+
+def _parcel(entry: FileEntry, fresh: Manifest, before: Sequence[saves.Located], after: Sequence[saves.Located]) -> Parcel:
+    mine = next(at for at in after if fresh.node in at.nodes and at.entry.digest == entry.digest)
+    if not before:
+        return Parcel(entry, mine.name, is_shared=True)
+    owner = before[0]
+    if owner.name != mine.name or owner.entry.digest == entry.digest:
+        return Parcel(entry, mine.name, is_bound=any((at.name, at.entry.digest) == (mine.name, entry.digest) for at in before))
+    moves = ((node_file_name(fresh.run, fresh.place, node, entry.path), owner.entry) for node in owner.nodes)
+    return Parcel(entry, mine.name, moves=tuple(sorted(moves)))

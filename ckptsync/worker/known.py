@@ -1,0 +1,88 @@
+"""What a store's records say of one run, read once a tick.  A record never changes, so each is fetched once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from ckptsync.errors import CkptsyncError, Corrupt, NotFound, Unsupported
+from ckptsync.records import saves
+from ckptsync.records.coding import Record, decode
+from ckptsync.records.manifest import Manifest
+from ckptsync.records.names import OURS, RecordName, parse_record_name
+from ckptsync.records.report import Report
+from ckptsync.records.seal import Seal
+from ckptsync.records.state import Records
+from ckptsync.records.tombstone import Tombstone
+from ckptsync.stores.contract import Store, read_all
+
+R = TypeVar("R", Manifest, Seal, Report, Tombstone)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Records by name; ``broken`` are those that cannot be read, with the reason: nothing is decided about their places.
+
+    ``times``: when each came, on the store's clock.  ``copies``: sizes of what lies beside the checkpoints, by name.
+    """
+
+    records: Mapping[str, Record] = field(default_factory=dict)
+    broken: Mapping[str, CkptsyncError] = field(default_factory=dict)
+    times: Mapping[str, float] = field(default_factory=dict)
+    copies: Mapping[str, int] = field(default_factory=dict)
+
+    def of(self, kind: type[R]) -> dict[str, R]:
+        """All records of one kind."""
+        return {name: r for name, r in self.records.items() if isinstance(r, kind)}
+
+    def manifests(self, checkpoint: str) -> tuple[saves.Known, ...]:
+        """All of one checkpoint name, in every place, also those taken back."""
+        return tuple(saves.Known(name, m) for name, m in self.of(Manifest).items() if m.checkpoint == checkpoint)
+
+    def place(self, place: str) -> Records:
+        """All about one place."""
+        return Records(self._at(Manifest, place), self._at(Seal, place), self._at(Report, place), self._at(Tombstone, place))
+
+    def _at(self, kind: type[R], place: str) -> dict[str, R]:
+        return {name: r for name, r in self.of(kind).items() if r.place == place}
+
+    def broken_place(self, checkpoint: str) -> CkptsyncError | None:
+        """The first error in the records of a checkpoint's places."""
+        for name, error in self.broken.items():
+            parsed = parse_record_name(name)
+            if parsed is not None and parsed.place.partition("~")[0] == checkpoint:
+                return error
+        return None
+
+
+def read_known(store: Store, run: str, before: Known) -> Known:
+    """The records of a run as they are now; ``before`` saves fetching again.  Raises StoreError."""
+    records: dict[str, Record] = {}
+    broken: dict[str, CkptsyncError] = {}
+    entries = tuple(store.names(f"{run}/{OURS}/"))
+    for entry in entries:
+        parsed = parse_record_name(entry.name)
+        if parsed is None or parsed.run != run:
+            continue
+        try:
+            records[entry.name] = before.records.get(entry.name) or _fetched(store, parsed)
+        except NotFound:
+            continue  # gc was quicker
+        except (Corrupt, Unsupported) as e:
+            broken[entry.name] = e
+    return Known(records, broken, {e.name: e.mtime for e in entries}, {e.name: e.size for e in entries})
+
+
+def _fetched(store: Store, parsed: RecordName) -> Record:
+    name = str(parsed)
+    data = read_all(store, name)
+    match parsed.kind:
+        case "manifest":
+            return decode(name, data, Manifest)
+        case "seal":
+            return decode(name, data, Seal)
+        case "report":
+            return decode(name, data, Report)
+        case "tombstone":
+            return decode(name, data, Tombstone)

@@ -1,0 +1,100 @@
+"""``ckptsync push``: one checkpoint, or every one below a directory, now.  Nothing is waited for, but what changes is not sent."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from ckptsync import scan
+from ckptsync.errors import CkptsyncError, ConfigError, Incomplete
+from ckptsync.scan import Spot
+from ckptsync.stores.contract import Store
+from ckptsync.worker import clock, deciding, rivals
+from ckptsync.worker.evidence import gather
+from ckptsync.worker.hold import hold
+from ckptsync.worker.known import Known, read_known
+from ckptsync.worker.looking import Seen
+from ckptsync.worker.node import node_id
+from ckptsync.worker.options import checked_run, local_root, refuse_overlap
+from ckptsync.worker.result import Progress
+from ckptsync.worker.saving import is_given_up, sent_progress, told
+from ckptsync.worker.send import Road, send, tidy
+from ckptsync.worker.settle import Rule, Sighting, judge
+from ckptsync.worker.take import Passed, nothing, take
+
+NOW = Rule(quiet=0, unmarked=0, doubtful=0)
+
+
+def to_push(directory: Path) -> tuple[str, tuple[Spot, ...]]:
+    """The run's name by its directory, and the checkpoints; raises ConfigError if there are none."""
+    if not directory.is_dir():
+        raise ConfigError(
+            f"{directory}: no such directory", hint="give a checkpoint's directory, or the one that holds checkpoints"
+        )
+    own = scan.spot_at(directory)
+    if own is not None:
+        above = own.path.parent
+        return (above.parent if above.name in scan.NESTED else above).name, (own,)
+    found = scan.spots(directory.resolve())
+    if not found:
+        raise ConfigError(
+            f"{directory}: no checkpoint in it",
+            hint="wanted: checkpoint-N, checkpoints/checkpoint_K, step-N, or a DeepSpeed save directory",
+        )
+    return directory.resolve().name, found
+
+
+def push_now(directory: Path, store: Store, node: str = "", run: str = "", passed: Passed = nothing) -> tuple[Progress, ...]:
+    """Send all of them; of several errors the first is raised, after everything else has been tried.
+
+    ``passed`` is told the bytes of each chunk that is read: every file is read twice, to be digested and to be sent.
+    Raises ConfigError (no checkpoint; the store lies in it), Incomplete (it is being written), Corrupt, StoreError.
+    """
+    name, spots = to_push(directory)
+    root = local_root(store.url)
+    if root is not None:
+        refuse_overlap(directory, root)
+    name = checked_run(run or name)
+    results: list[Progress] = []
+    errors: list[CkptsyncError] = []
+    for spot in spots:
+        result = _attempt(spot, store, node or node_id(), name, passed)
+        (results if isinstance(result, Progress) else errors).append(result)  # type: ignore[arg-type]
+    if errors:
+        raise errors[0]
+    return tuple(results)
+
+
+def _attempt(spot: Spot, store: Store, node: str, run: str, passed: Passed) -> Progress | CkptsyncError:
+    try:
+        return _push(spot, store, node, run, passed)
+    except CkptsyncError as e:  # raised by the caller, once the others have had their turn
+        return e
+
+
+def _push(spot: Spot, store: Store, node: str, run: str, passed: Passed) -> Progress:
+    seen = Seen(run, spot, hold(scan.found(spot), None, spot.family, spot.name), None)
+    evidence = gather(seen.hold, spot, later=False, mates=False)
+    found = judge(evidence, Sighting(evidence.files, 0.0), 0.0, NOW)
+    if not found.settled:
+        raise Incomplete(f"{spot.path}: {found.reason}", hint="push it when the trainer is done with it")
+    known = Known()
+
+    def read() -> Known:
+        nonlocal known
+        known = read_known(store, run, known)
+        return known
+
+    road = Road(store, lambda: read().manifests(spot.name), lambda: rivals.is_contended(store, node, run, spot.name), passed)
+    broken = read().broken_place(spot.name)
+    if broken is not None:
+        raise broken
+    if is_given_up(seen, node, known):
+        return Progress(run, spot.name, 0, "retired", "given up in the store")
+    taken = take(seen.hold, passed)
+    planned = replace(deciding.draft(told(seen, node), taken), clock_offset=clock.measure(store, node))
+    sent = send(planned, seen.hold, road)
+    if sent.waiting:
+        raise Incomplete(f"{spot.path}: another node is writing {sent.waiting[0]}", hint="push it again when that node is done")
+    place = tidy(node, sent.place, seen.hold, road, read().copies)
+    return sent_progress(seen, taken, replace(sent, place=place))

@@ -1,0 +1,71 @@
+"""A report that says DAMAGED is the request: the files in it that this node named are sent again, if it still has their bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ckptsync.errors import Incomplete
+from ckptsync.records import saves
+from ckptsync.records.manifest import FileEntry
+from ckptsync.records.state import Records, proof
+from ckptsync.stores.contract import Store
+from ckptsync.worker.hold import Held, Hold
+from ckptsync.worker.send import Road, checked, is_stored
+from ckptsync.worker.take import chunks
+
+OF_BYTES = ("missing", "size", "digest")  # damage that other bytes than the named ones make
+OF_MEANING = ("parse", "load")  # damage that may have been taken with the file
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One damaged file that this node has named: the report, the file as the report calls it, where it lies, what it should be."""
+
+    report: str
+    finding: str
+    name: str
+    entry: FileEntry
+    kind: str
+
+
+def wanted(records: Records, node: str, place: str, known: Iterable[saves.Known]) -> tuple[Request, ...]:
+    """What the unanswered reports about a place want from ``node``.  Pure.
+
+    ``known``: all manifests of the checkpoint's name.  A file is asked for once, however many reports name it: by the newest.
+    """
+    here = [k for k in saves.live(known) if k.manifest.place == place]
+    if not here:
+        return ()
+    run = here[0].manifest.run
+    located = [at for every in saves.locate(k.manifest for k in here).values() for at in every if node in at.nodes]
+    mine = {at.name: at for at in located}
+    requests: dict[str, Request] = {}
+    for report in proof(records.reports, {k.name for k in here}, "").damage:
+        for finding in records.reports[report].findings:
+            at = mine.get(f"{run}/{finding.name}")
+            if at is not None and finding.kind in (*OF_BYTES, *OF_MEANING):
+                requests[at.name] = Request(report, finding.name, at.name, at.entry, finding.kind)
+    return tuple(requests[name] for name in sorted(requests))
+
+
+def serve(request: Request, holds: Iterable[Hold], road: Road) -> str:
+    """Send it again; empty, or the reason why it could not be.  Raises StoreError."""
+    if request.kind in OF_MEANING and is_stored(road.store, request.name, request.entry):
+        return "the store has the very bytes that were taken: the file was damaged before"
+    candidates = [h.held[request.entry.path] for h in holds if request.entry.path in h.held]
+    for held in sorted(candidates, key=lambda held: held.stat.mtime != request.entry.mtime):
+        if held.stat.size == request.entry.size and _written(road.store, request, held, road):
+            return ""
+    return "this node no longer has its bytes"
+
+
+def _written(store: Store, request: Request, held: Held, road: Road) -> bool:
+    """Only bytes of the digest that the manifest names are ever written under the name."""
+    try:
+        for _ in checked(chunks(held, road.passed), request.entry, request.entry.path):
+            pass  # once for the digest alone: wrong bytes need not travel to be refused
+        store.write(request.name, checked(chunks(held, road.passed), request.entry, request.entry.path))
+    except Incomplete:  # these are other bytes by now: the next candidate may have the right ones
+        return False
+    return True

@@ -1,0 +1,76 @@
+"""What a worker's tick says, as values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ckptsync.errors import CkptsyncError
+
+Phase = Literal["waiting", "sent", "stored", "elsewhere", "retired", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """One save of a checkpoint on this node.
+
+    ``waiting``: not settled, or not all could be sent yet; ``sent``: by this tick; ``stored``: before it; ``elsewhere``: another
+    node sends it, or has; ``retired``: given up in the store; ``failed``: see the failure.  ``detail`` is in words, for people.
+    """
+
+    run: str
+    checkpoint: str
+    k: int
+    phase: Phase
+    detail: str
+    place: str = ""
+    files: int = 0
+    size: int = 0
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An error, as the operator needs it.  ``checkpoint`` is empty where the whole run is concerned."""
+
+    run: str
+    checkpoint: str
+    error: str
+    text: str
+    hint: str
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class Repaired:
+    """A file that a report called damaged: sent again, or, with ``reason``, why not.  ``name`` is as in the report."""
+
+    run: str
+    report: str
+    name: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerResult:
+    """All that one tick saw and did."""
+
+    node: str
+    progress: tuple[Progress, ...] = ()
+    repairs: tuple[Repaired, ...] = ()
+    failures: tuple[Failure, ...] = ()
+
+    @property
+    def queue(self) -> tuple[str, ...]:
+        """``run/checkpoint`` of all that is still on its way."""
+        return tuple(dict.fromkeys(f"{p.run}/{p.checkpoint}" for p in self.progress if p.phase in ("waiting", "failed")))
+
+    @property
+    def errors(self) -> tuple[str, ...]:
+        """One line each, for a heartbeat."""
+        return tuple(f"{f.run}/{f.checkpoint}: {f.text}" if f.checkpoint else f"{f.run}: {f.text}" for f in self.failures)
+
+
+def failure(run: str, checkpoint: str, error: CkptsyncError) -> Failure:
+    """An error as a value."""
+    return Failure(run, checkpoint, type(error).__name__, str(error), error.hint, error.exit_code)
