@@ -104,6 +104,7 @@ def _listing(root: str, prefix: str, skips: Callable[[str], bool]) -> Iterator[t
     except OSError as e:
         if prefix and is_absence(e):
             return
+        e.filename = prefix or root  # else it is the last part alone
         raise
     try:
         with os.scandir(at) as entries:

@@ -61,10 +61,12 @@ class PosixStore:
     def names(self, prefix: str) -> Iterator[Entry]:
         """As the contract says."""
         self._files.forget_older(TRUSTED_S)
-        with _writing(prefix or self.root):
-            self._look()
+        self._look()
+        try:
             for name, found in beneath.walk(self.root, checked_prefix(prefix), is_unfinished):
                 yield Entry(name, found.st_size, found.st_mtime)
+        except OSError as e:
+            raise _store_error(str(e.filename or self.root), e) from e
 
     def size(self, name: str) -> int:
         """As the contract says."""

@@ -129,7 +129,7 @@ def _walk(root: str) -> list[tuple[str, os.stat_result]]:
         if beneath.is_absence(e):
             fault = "not a directory" if os.path.lexists(root) else "no such directory"
             raise ConfigError(f"{root}: {fault}, a checkpoint's directory wanted", hint="is the path right?") from e
-        raise _refused(root, e) from e
+        raise _refused(str(Path(root, str(e.filename or ""))), e) from e
 
 
 def _sighting(found: os.stat_result) -> _Sighting:
