@@ -1,0 +1,58 @@
+"""Level digest: every byte read and compared with its record; damage narrowed to byte ranges, and those to tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ckptsync.errors import Corrupt, NotFound
+from ckptsync.model import Extent, Files
+from ckptsync.records.report import Finding
+from ckptsync.verify.expected import Expected
+from ckptsync.verify.naming import named
+from ckptsync.verify.ranges import Ranges, Spans, differing, joined
+from ckptsync.verify.reading import Reads, blocks_of, digest_of
+
+
+def contents(source: Reads, files: Iterable[Expected], checkpoint: Files) -> tuple[Finding, ...]:
+    """What differs in ``files``, which are there with their sizes; ``checkpoint`` is read to name the tensors of its shards.
+
+    Raises StoreError where the store does not answer: that is not damage.
+    """
+    damaged = [(file, finding) for file in files if (finding := _check(source, file))]
+    own = {file.path: finding.ranges for file, finding in damaged if _is_shard(file)}
+    tensors = named(checkpoint, own) if own else {}
+    return tuple(replace(finding, tensors=tensors.get(file.path, ())) if _is_shard(file) else finding for file, finding in damaged)
+
+
+def _is_shard(file: Expected) -> bool:
+    return not file.is_sealed and not file.is_copy
+
+
+def _check(source: Reads, file: Expected) -> Finding | None:
+    try:
+        if digest_of(source, Extent(file.name, 0, file.size)) == file.wanted.digest:
+            return None
+        if file.is_sealed:
+            return _sealed(source, file)
+        ranges = differing(file.wanted, blocks_of(source, file.name, file.size))
+    except NotFound:
+        return Finding("missing", file.shown, f"{file.size} bytes were stored, and it went away while it was read")
+    except Corrupt as e:
+        return Finding("size", file.shown, f"{file.size} bytes expected: {e}")
+    return Finding("digest", file.shown, _detail(ranges, file), ranges)
+
+
+def _sealed(source: Reads, file: Expected) -> Finding:
+    """Each tensor's own digest tells which differ; what no tensor explains lies in the header."""
+    odd = [t for t in file.tensors if digest_of(source, Extent(file.name, t.start, t.size)) != t.digest]
+    header = (0, min((t.start for t in file.tensors), default=file.size))
+    ranges = joined((t.start, t.start + t.size) for t in odd if t.size) or (header,)
+    spans = Spans((t.name, Extent(file.path, t.start, t.size)) for t in file.tensors)
+    return Finding("digest", file.shown, _detail(ranges, file), ranges, spans.overlapping(file.path, ranges))
+
+
+def _detail(ranges: Ranges, file: Expected) -> str:
+    if not ranges:
+        return "read twice with two results, the second one right: disk, memory or network are not to be trusted"
+    return f"{sum(end - start for start, end in ranges)} of {file.size} bytes lie where something differs from what was stored"

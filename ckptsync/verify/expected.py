@@ -1,0 +1,85 @@
+"""What should be in the store: the files that manifests and a seal name, where they lie, with their digests.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from ckptsync.digest import FileDigest
+from ckptsync.records.names import consolidated_prefix
+from ckptsync.records.report import Finding
+from ckptsync.records.seal import Seal, SealedTensor
+from ckptsync.records.state import Snapshot
+from ckptsync.verify.ranges import Ranges
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """One file.  ``name`` is the store's, ``path`` the checkpoint's or the consolidated model's, ``shown`` a report's.
+
+    ``wanted`` has no blocks for a sealed file: its ``tensors`` narrow damage.  ``is_copy``: a node's own copy of a name that another
+    node owns.
+    """
+
+    name: str
+    path: str
+    shown: str
+    wanted: FileDigest
+    tensors: tuple[SealedTensor, ...] = ()
+    is_sealed: bool = False
+    is_copy: bool = False
+
+    @property
+    def size(self) -> int:
+        """Bytes it should have."""
+        return self.wanted.size
+
+
+def expected(seen: Snapshot) -> tuple[Expected, ...]:
+    """All files of a place, the checkpoint's before the consolidated model's."""
+    return (*_shards(seen), *(_sealed(seen.run, seen.seal) if seen.seal else ()))
+
+
+def missing_parts(seen: Snapshot) -> Iterator[Finding]:
+    """What the checkpoint's own metadata demands and no manifest names: nothing is damaged, it has not arrived."""
+    for use, demanded in (("consolidation", seen.demands.model), ("resuming", seen.demands.resume)):
+        for path in sorted(demanded.keys() - seen.files.keys()):
+            yield Finding("note", f"{seen.place}/{path}", f"has not arrived: the checkpoint's metadata demands it for {use}")
+    if not seen.demands.model:
+        yield Finding("note", seen.place, "nothing that has arrived says what a whole model is")
+
+
+def stat(files: Iterable[Expected], sizes: Mapping[str, int]) -> Iterator[Finding]:
+    """Level stat: every file is there with its size.  ``sizes``: store name → bytes."""
+    for file in files:
+        size = sizes.get(file.name)
+        if size is None:
+            yield Finding("missing", file.shown, f"{file.size} bytes were stored, and it is not there")
+        elif size != file.size:
+            yield Finding("size", file.shown, f"{size} bytes, {file.size} expected", _beyond(size, file.size))
+
+
+def _beyond(size: int, wanted: int) -> Ranges:
+    return ((size, wanted),) if size < wanted else ()
+
+
+def _shards(seen: Snapshot) -> Iterator[Expected]:
+    for path, where in seen.files.items():
+        for at in where:
+            entry = at.entry
+            wanted = FileDigest(entry.size, entry.digest, entry.block_size, entry.blocks)
+            yield Expected(at.name, path, _shown(seen.run, at.name), wanted, is_copy=at is not where[0])
+
+
+def _sealed(run: str, seal: Seal) -> Iterator[Expected]:
+    prefix = consolidated_prefix(seal.run, seal.place)
+    tensors: dict[str, list[SealedTensor]] = {}
+    for tensor in seal.tensors:
+        tensors.setdefault(tensor.file, []).append(tensor)
+    for file in seal.files:
+        name, wanted = prefix + file.path, FileDigest(file.size, file.digest, 0, ())
+        yield Expected(name, file.path, _shown(run, name), wanted, tuple(tensors.get(file.path, ())), is_sealed=True)
+
+
+def _shown(run: str, name: str) -> str:
+    return name.removeprefix(f"{run}/")

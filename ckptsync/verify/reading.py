@@ -1,0 +1,82 @@
+"""Reading what is verified, and counting it: a report says how many bytes were really read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Protocol
+
+from blake3 import blake3
+
+from ckptsync.digest import FileDigest, digest_stream
+from ckptsync.model import Extent, Files
+
+WINDOW = 4 << 20
+
+
+class Reads(Protocol):
+    """What stores and trees have in common."""
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """Fill ``out`` from ``start``."""
+        ...
+
+
+class Watched:
+    """Files that remember what was read of them."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self.reads: list[Extent] = []
+
+    def sizes(self) -> Mapping[str, int]:
+        """As the files say."""
+        return self._files.sizes()
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """As `Files` says."""
+        self.reads.append(Extent(name, start, out.nbytes))
+        self._files.read_into(name, start, out)
+
+    @property
+    def read(self) -> int:
+        """Bytes, those read twice counted twice."""
+        return sum(extent.size for extent in self.reads)
+
+    @property
+    def last(self) -> str:
+        """The file read last: where an error about some file's content most likely lies.  Empty before the first."""
+        return self.reads[-1].file if self.reads else ""
+
+
+class Counted:
+    """A source that counts the bytes that were really read."""
+
+    def __init__(self, source: Reads) -> None:
+        self.source, self.read = source, 0
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """As the source does."""
+        self.source.read_into(name, start, out)
+        self.read += out.nbytes
+
+
+def pieces(source: Reads, extent: Extent) -> Iterator[memoryview]:
+    """Its bytes, front to back; each piece is valid until the next one is asked for."""
+    buffer = memoryview(bytearray(min(WINDOW, extent.size)))
+    for at in range(0, extent.size, WINDOW):
+        piece = buffer[: min(WINDOW, extent.size - at)]
+        source.read_into(extent.file, extent.start + at, piece)
+        yield piece
+
+
+def digest_of(source: Reads, extent: Extent) -> str:
+    """BLAKE3 of its bytes, all of them read; raises what the source raises."""
+    digester = blake3()
+    for piece in pieces(source, extent):
+        digester.update(piece)
+    return digester.hexdigest()
+
+
+def blocks_of(source: Reads, name: str, size: int) -> FileDigest:
+    """As a manifest records it: the digest of a whole file, and of its blocks."""
+    return digest_stream(pieces(source, Extent(name, 0, size)), size)

@@ -1,0 +1,106 @@
+"""Level parse: files open, metadata agrees with them, tensors tile, and a consolidated model is what its seal says."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+
+from ckptsync.errors import Corrupt, Incomplete, Unsupported
+from ckptsync.formats import layouts, safetensors
+from ckptsync.formats.layouts import Source
+from ckptsync.merge import tile
+from ckptsync.model import Files, Tensor
+from ckptsync.records.report import Finding
+from ckptsync.records.seal import SealedTensor
+from ckptsync.verify.reading import Watched
+
+Name = Callable[[str], str]
+"""From a path in the checkpoint to the name that a finding has; of the empty path, the checkpoint's own."""
+
+
+def checkpoint(files: Watched, name: Name) -> Iterator[Finding]:
+    """What is wrong with the structure of a checkpoint; notes for what this program cannot judge.  Raises StoreError."""
+    yield from _closed(files, name)
+    try:
+        found = layouts.sources(files)
+    except Corrupt as e:
+        yield Finding("parse", name(files.last), str(e))
+        return
+    except Unsupported as e:
+        yield Finding("note", name(files.last), f"not parsed: {e}")
+        return
+    if not found:
+        yield Finding("note", name(""), "not parsed: no layout that this program knows")
+    for source in found:
+        yield from _guarded(files, name, partial(_check, files, source))
+    if found:
+        yield from _guarded(files, name, partial(_check_demands, files))
+
+
+def consolidated(files: Watched, tensors: Iterable[SealedTensor], name: Name) -> Iterator[Finding]:
+    """What of a consolidated model is not as its seal says."""
+    yield from _closed(files, name)
+    told: defaultdict[str, list[SealedTensor]] = defaultdict(list)
+    for tensor in tensors:
+        told[tensor.file].append(tensor)
+    for file in sorted(told):
+        yield from _guarded(files, name, partial(_check_sealed, files, file, told[file]))
+    for source in layouts.sources(files):
+        yield from _guarded(files, name, partial(_check, files, source))
+
+
+def _guarded(files: Watched, name: Name, check: Callable[[], None]) -> Iterator[Finding]:
+    try:
+        check()
+    except Corrupt as e:
+        yield Finding("parse", name(files.last), str(e))
+    except Incomplete as e:
+        yield Finding("note", name(""), f"not all of it is here: {e}")
+    except Unsupported as e:
+        yield Finding("note", name(files.last), f"not parsed: {e}")
+
+
+def _closed(files: Watched, name: Name) -> Iterator[Finding]:
+    for path in files.sizes():
+        yield from _guarded(files, name, partial(_check_closed, files, path))
+
+
+def _check_closed(files: Files, path: str) -> None:
+    if not layouts.closed(path, files):
+        raise Corrupt(f"{path}: does not have the end, or the header, that its format gives it")
+
+
+def _check(files: Files, source: Source) -> None:
+    """Every stored copy tiles its tensor, inside its file."""
+    sizes = files.sizes()
+    for tensor in layouts.tensors(files, source):
+        for copy in tensor.copies:
+            tile.check(tensor, copy)
+        for extent in (part.extent for copy in tensor.copies for part in copy.parts):
+            if extent.start + extent.size > sizes.get(extent.file, 0):
+                raise Corrupt(
+                    f"{extent.file}: {sizes.get(extent.file, 0)} bytes, {tensor.name} ends at {extent.start + extent.size}"
+                )
+
+
+def _check_demands(files: Files) -> None:
+    """What metadata demands of the files that are here; which are not is the manifests' to say."""
+    demands = layouts.demands(files)
+    for path, size in (demands.model | demands.resume).items():
+        here = files.sizes().get(path)
+        if here is not None and size is not None and here != size:
+            raise Corrupt(f"{path}: {here} bytes, {size} demanded by the checkpoint's own metadata")
+
+
+def _check_sealed(files: Files, file: str, told: Iterable[SealedTensor]) -> None:
+    wanted = sorted((t.start, t.size, t.name, t.dtype, t.shape) for t in told)
+    found = sorted(map(_row, safetensors.tensors(files, file)))
+    if wanted != found:
+        odd = min(set(wanted) ^ set(found))
+        raise Corrupt(f"{file}: {odd[2]} is not where, or not what, the seal says")
+
+
+def _row(tensor: Tensor) -> tuple[int, int, str, str, tuple[int, ...]]:
+    extent = tensor.copies[0].parts[0].extent
+    return extent.start, extent.size, tensor.name, tensor.dtype, tensor.shape

@@ -1,0 +1,89 @@
+"""From what an operator names to what is verified: a store, a run, a place, or a plain directory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckptsync.errors import ConfigError, Incomplete
+from ckptsync.records.names import CONSOLIDATED, OURS
+from ckptsync.records.report import Finding, Level, Report
+from ckptsync.stores.contract import Store
+from ckptsync.stores.opening import is_store, open_store, path_of
+from ckptsync.stores.tree import LocalFiles
+from ckptsync.verify.place import verify_place
+from ckptsync.verify.plain import verify_path
+from ckptsync.verify.survey import Survey, survey
+
+
+@dataclass(frozen=True, slots=True)
+class InStore:
+    """A store, and what of it was named: everything, a run, or a place of a run."""
+
+    store: Store
+    run: str = ""
+    place: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """A directory outside every store."""
+
+    root: str
+
+
+def target(url: str) -> InStore | Plain:
+    """What ``url`` means: a store, a directory inside one (a consolidated model finds its place), or any other directory."""
+    path = Path(path_of(url))
+    for root in (path, *path.parents):
+        if is_store(str(root)):
+            return _inside(open_store(str(root)), path.relative_to(root).parts)
+    return Plain(str(path))
+
+
+def verify(where: InStore | Plain, level: Level, now: float = 0.0) -> Iterator[Report]:
+    """One report a place, as each is done.
+
+    Raises ConfigError if nothing is there, and Unsupported, after all the others, for a place with records newer than this program.
+    """
+    if isinstance(where, Plain):
+        yield verify_path(LocalFiles(where.root), level, Path(where.root).name)
+        return
+    found = survey(where.store, where.run)
+    asked = sorted(_places(found, where))
+    if where.run and not asked:
+        raise ConfigError(
+            f"{where.run}/{where.place}".rstrip("/") + ": no node has told this store of it",
+            hint="`ckptsync ls` shows what is there",
+        )
+    for place in asked:
+        if found.newer(*place) is None:
+            yield _report(where.store, found, place, level, now)
+    for newer in filter(None, (found.newer(*place) for place in asked)):
+        raise newer
+
+
+def _inside(store: Store, parts: tuple[str, ...]) -> InStore:
+    if len(parts) > 1 and parts[1] in (CONSOLIDATED, OURS):
+        parts = (parts[0], *parts[2:])
+    return InStore(store, *parts[:2])
+
+
+def _places(found: Survey, where: InStore) -> set[tuple[str, str]]:
+    everything = {(s.run, s.place) for s in found.places} | {(f.record.run, f.record.place) for f in found.faults}
+    return {(run, place) for run, place in everything if where.place in ("", place) and where.run in ("", run)}
+
+
+def _report(store: Store, found: Survey, where: tuple[str, str], level: Level, now: float) -> Report:
+    run, place = where
+    seen = next((s for s in found.places if (s.run, s.place) == where), None)
+    faults = found.faults_of(run, place)
+    if seen is None:
+        findings = tuple(fault.finding for fault in faults)
+        return Report(run, place.partition("~")[0], place, 0, "stat", "damaged", (), "", 0, findings, now)
+    try:
+        return verify_place(store, seen, level, faults, now)
+    except Incomplete as e:  # it is being let go, or moves: said, and not judged
+        note = Finding("note", place, str(e))
+        return Report(run, seen.checkpoint, place, 0, level, "arriving", (), "", 0, (note,), now)

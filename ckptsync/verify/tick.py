@@ -1,0 +1,56 @@
+"""The verifier's tick: look once at the store, verify the one place that is due most, write its report last."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ckptsync.errors import Incomplete
+from ckptsync.records.report import Report
+from ckptsync.records.state import Snapshot
+from ckptsync.stores.contract import Store
+from ckptsync.verify.due import Due, Schedule, due
+from ckptsync.verify.place import verify_place
+from ckptsync.verify.survey import Fault, Survey, survey, write_report
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyResult:
+    """``report`` is what was found, if anything was due, and ``written`` its record's name, empty if it is not worth a record.
+
+    ``waiting``: places that are due as well, as ``run/place``.  ``faults``: records that cannot be read.
+    """
+
+    report: Report | None = None
+    written: str = ""
+    waiting: tuple[str, ...] = ()
+    faults: tuple[Fault, ...] = ()
+
+
+def tick(store: Store, schedule: Schedule, now: float) -> VerifyResult:
+    """Verify at most one place.  ``now`` is seconds since the epoch on this machine.  Raises StoreError, and then nothing is reported.
+
+    Ages count on the store's clock, which stands at its newest file's mtime at least; ``now`` moves it on where nothing writes.
+    """
+    found = survey(store)
+    clock = max(now, *found.mtimes.values(), 0.0)
+    todo = [d for d in due(found.places, schedule, found.mtimes, clock) if found.newer(d.place.run, d.place.place) is None]
+    for i, next_ in enumerate(todo):
+        report = _verified(store, next_, found, now)
+        if report:
+            written = write_report(store, report) if _is_worth_writing(report, next_.place) else ""
+            waiting = tuple(f"{d.place.run}/{d.place.place}" for d in (*todo[:i], *todo[i + 1 :]))
+            return VerifyResult(report, written, waiting, found.faults)
+    return VerifyResult(None, "", tuple(f"{d.place.run}/{d.place.place}" for d in todo), found.faults)
+
+
+def _verified(store: Store, next_: Due, found: Survey, now: float) -> Report | None:
+    seen = next_.place
+    try:
+        return verify_place(store, seen, next_.level, found.faults_of(seen.run, seen.place), now)
+    except Incomplete:
+        return None  # it changed meanwhile: the next tick sees what it has become
+
+
+def _is_worth_writing(report: Report, seen: Snapshot) -> bool:
+    """What is still arriving says so itself; a report about it is needed only for damage, and to answer an earlier one."""
+    return report.verdict != "arriving" or bool(seen.facets.proof.damage)

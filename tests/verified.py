@@ -1,0 +1,90 @@
+"""Stores with a checkpoint in them, as workers and a head would leave them, written without their code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from ckptsync.digest import digest_stream
+from ckptsync.formats import layouts
+from ckptsync.merge.consolidate import consolidate
+from ckptsync.merge.plan import Options
+from ckptsync.model import Files
+from ckptsync.records.coding import Record, encode, record_name
+from ckptsync.records.manifest import FileEntry, Manifest
+from ckptsync.records.names import consolidated_prefix, file_name
+from ckptsync.records.report import Level, Report
+from ckptsync.records.seal import Seal
+from ckptsync.records.state import Snapshot
+from ckptsync.stores.contract import Store, read_all
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.verify.place import verify_place
+from ckptsync.verify.survey import survey
+from tests.plain_files import MemoryFiles, safetensors_file
+
+RUN, PLACE = "run", "checkpoint-4"
+TENSORS = {
+    "a": ("F32", (100, 100), bytes(range(200)) * 200),
+    "b": ("BF16", (20_000,), bytes(range(1, 201)) * 200),
+    "c": ("I8", (3,), b"xyz"),
+}
+WHOLE = {"model.safetensors": safetensors_file(TENSORS), "config.json": b'{"model_type": "llama"}'}
+
+
+def put(store: Store, record: Record) -> str:
+    data = encode(record)
+    store.write(record_name(record, data), [data])
+    return record_name(record, data)
+
+
+def entry(path: str, data: bytes) -> FileEntry:
+    found = digest_stream([data], len(data))
+    return FileEntry(path, found.size, found.digest, found.block_size, found.blocks, 1000)
+
+
+def manifest(files: Mapping[str, bytes], node: str = "n0", **more: object) -> Manifest:
+    tree = MemoryFiles(files)
+    entries = tuple(entry(path, data) for path, data in sorted(files.items()))
+    plain = Manifest(RUN, PLACE, PLACE, node, 0, entries, layouts.ranks(files), 1000, 1000, layouts.demands(tree))
+    return replace(plain, **more)  # type: ignore[arg-type]
+
+
+def arrive(store: Store, files: Mapping[str, bytes], node: str = "n0", **more: object) -> str:
+    """What a worker does: files, then their manifest; the record's name."""
+    for path, data in files.items():
+        store.write(file_name(RUN, PLACE, path), [data])
+    return put(store, manifest(files, node, **more))
+
+
+def seal(store: Store, files: Files, manifests: Iterable[str]) -> str:
+    """What a head does: the consolidated model, then its seal."""
+    prefix = consolidated_prefix(RUN, PLACE)
+    merged = consolidate(files, lambda name, chunks: store.write(prefix + name, chunks), Options())
+    return put(store, Seal(RUN, PLACE, PLACE, 0, tuple(manifests), {}, merged.files, merged.tensors))
+
+
+def whole_store() -> MemoryStore:
+    """One node's whole model, consolidated."""
+    store = MemoryStore()
+    seal(store, MemoryFiles(WHOLE), [arrive(store, WHOLE)])
+    return store
+
+
+def place(store: Store) -> Snapshot:
+    (found,) = survey(store).places
+    return found
+
+
+def verified(store: Store, level: Level = "digest") -> Report:
+    found = survey(store)
+    return verify_place(store, found.places[0], level, found.faults)
+
+
+def flip(store: Store, name: str, at: int, bit: int = 0) -> None:
+    data = bytearray(read_all(store, name))
+    data[at] ^= 1 << bit
+    store.write(name, [data])
+
+
+def damage(report: Report) -> list[tuple[str, str]]:
+    return [(f.kind, f.name) for f in report.findings if f.kind not in ("note", "nonfinite")]
