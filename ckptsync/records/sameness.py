@@ -88,12 +88,13 @@ def compare(a: Part, b: Part) -> Sameness:
 
 def demands_differ(a: Demands, b: Demands) -> str:
     """How two words about one checkpoint's metadata contradict each other; empty if they do not."""
-    if None not in (a.world, b.world) and a.world != b.world:
-        return f"{a.world} and {b.world} ranks"
+    if a.world is not None and b.world is not None and a.world != b.world:
+        return f"{min(a.world, b.world)} and {max(a.world, b.world)} ranks"
     for first, second in ((a.model, b.model), (a.resume, b.resume), (a.model, b.resume), (a.resume, b.model)):
         for path in sorted(first.keys() & second.keys()):
-            if None not in (first[path], second[path]) and first[path] != second[path]:
-                return f"{path} should have {first[path]} and {second[path]} bytes"
+            sizes = sorted({size for size in (first[path], second[path]) if size is not None})
+            if len(sizes) > 1:
+                return f"{path} should have {sizes[0]} and {sizes[1]} bytes"
     return ""
 
 

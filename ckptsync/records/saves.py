@@ -58,6 +58,10 @@ class Group:
         """Of two groups in one place the smaller keeps it: one in doubt, since it never moves; then the one that began first."""
         return (not self.doubt, *min((p.start, p.manifest.node, p.end, sorted(p.files.items())) for p in self.parts))
 
+    def has(self, node: str, place: str) -> bool:
+        """Whether a node has manifests of it in a place."""
+        return any((p.manifest.node, p.manifest.place) == (node, place) for p in self.parts)
+
     def only(self, manifest: Manifest) -> Group:
         """One of its manifests by itself."""
         return Group(tuple(p for p in self.parts if p.manifest is manifest), "")
@@ -126,7 +130,7 @@ def choose_place(ours: Manifest, known: Iterable[Known]) -> str:
     mine = next(g for g in found if any(p.manifest is take for p in g.parts))
     if mine.doubt:
         return _own_place(mine, take) or _opened(mine.only(take), everyone)
-    return _home(mine, found) or _opened(mine, everyone)
+    return _home(mine, found, take.node) or _opened(mine, everyone)
 
 
 def better_place(node: str, place: str, known: Iterable[Known]) -> str:
@@ -136,10 +140,10 @@ def better_place(node: str, place: str, known: Iterable[Known]) -> str:
     """
     everyone = tuple(known)
     found = groups([k.manifest for k in live(everyone)])
-    mine = [g for g in found if any((p.manifest.node, p.manifest.place) == (node, place) for p in g.parts)]
+    mine = [g for g in found if g.has(node, place)]
     if len(mine) != 1 or mine[0].doubt:
         return place  # nothing proves where else it should be
-    return _home(mine[0], found) or _opened(mine[0], everyone)
+    return _home(mine[0], found, node) or _opened(mine[0], everyone)
 
 
 def moved(mine: Sequence[Known], place: str, n: int) -> Manifest:
@@ -204,10 +208,14 @@ def _own_place(group: Group, take: Manifest) -> str:
     return min((p.manifest.place for p in others if compare(p, own).relation == "one"), default="")
 
 
-def _home(mine: Group, found: Sequence[Group]) -> str:
-    """The first of its places by name that no other group has an earlier claim to; empty if there is none."""
+def _home(mine: Group, found: Sequence[Group], node: str) -> str:
+    """The first of its places by name that no other group has an earlier claim to; empty if there is none.
+
+    Not one that ``node`` has still to leave with another save of its own: one node's manifests of a place are taken for one save.
+    """
     for place in mine.places():
-        if all(mine.claim < other.claim for other in found if other is not mine and place in other.places()):
+        others = [g for g in found if g is not mine and place in g.places()]
+        if all(mine.claim < g.claim and not g.has(node, place) for g in others):
             return place
     return ""
 

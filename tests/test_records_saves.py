@@ -1,0 +1,153 @@
+"""Manifests of two saves are never taken for one, and every node finds the same place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ckptsync.digest import digest
+from ckptsync.model import Demands
+from ckptsync.records.manifest import FileEntry, Manifest
+from ckptsync.records.saves import Known, better_place, choose_place, live, locate, moved, next_n, save_of
+
+S = 1_000_000_000
+FIRST, LATER = 1_000 * S, 9_000 * S
+
+
+def entry(path: str, content: str = "", at: int = FIRST) -> FileEntry:
+    return FileEntry(path, len(content), digest(f"{path} {content}".encode()), 1, (), at)
+
+
+def shard(rank: int, save: str = "first", at: int = FIRST) -> FileEntry:
+    return entry(f"dcp/__{rank}_0.distcp", save, at)
+
+
+def manifest(node: str, *files: FileEntry, place: str = "checkpoint-5", ranks: tuple[int, ...] = (), save: str = "") -> Manifest:
+    times = [f.mtime for f in files] or [FIRST]
+    return Manifest("run", "checkpoint-5", place, node, 0, files, ranks, min(times), max(times), Demands(), save=save)
+
+
+def of_rank(rank: int, node: str, save: str = "first", at: int = FIRST, place: str = "checkpoint-5") -> Manifest:
+    return manifest(node, shard(rank, save, at), place=place, ranks=(rank,))
+
+
+def known(*manifests: Manifest) -> tuple[Known, ...]:
+    return tuple(Known(f"{i}-{m.node}-{m.place}", m) for i, m in enumerate(manifests))
+
+
+def test_the_first_take_has_the_plain_name() -> None:
+    assert choose_place(of_rank(0, "a"), []) == "checkpoint-5"
+
+
+def test_another_node_of_the_same_save_joins() -> None:
+    assert choose_place(of_rank(1, "b"), known(of_rank(0, "a"))) == "checkpoint-5"
+
+
+def test_the_same_rank_written_again_opens_a_place() -> None:
+    assert choose_place(of_rank(0, "a", "second", LATER), known(of_rank(0, "a"))).startswith("checkpoint-5~")
+
+
+def test_a_node_that_comes_from_another_time_does_not_join() -> None:
+    assert choose_place(of_rank(1, "b", "second", LATER), known(of_rank(0, "a"))) != "checkpoint-5"
+
+
+def test_moving_takes_back_what_was_said() -> None:
+    old = known(of_rank(1, "b", place="checkpoint-5~1"))
+    at_home = moved(old, "checkpoint-5", 0)
+    assert live([*old, Known("new", at_home)]) == (Known("new", at_home),)
+
+
+def test_a_file_that_comes_later_joins_its_own_node_whatever_the_time() -> None:
+    stored = of_rank(0, "a", place="checkpoint-5~1")
+    take = manifest("a", *stored.files, entry("README.md", at=LATER), ranks=(0,))
+    assert choose_place(take, known(stored)) == "checkpoint-5~1"
+
+
+def test_the_second_save_of_every_node_meets_in_one_place() -> None:
+    first = [of_rank(0, "a"), of_rank(1, "b")]
+    again = of_rank(0, "a", "second", LATER)
+    again = replace(again, place=choose_place(again, known(*first)))
+    assert choose_place(of_rank(1, "b", "second", LATER), known(*first, again)) == again.place
+
+
+def test_a_save_id_names_the_place_and_decides_against_time() -> None:
+    first = replace(of_rank(0, "a"), save="abcdefgh-1")
+    assert choose_place(replace(of_rank(1, "b"), save="0123456789"), known(first)) == "checkpoint-5~01234567"
+    assert choose_place(replace(of_rank(1, "b", at=LATER), save="abcdefgh-1"), known(first)) == "checkpoint-5"
+
+
+def test_an_id_that_is_no_name_is_hashed_into_one() -> None:
+    place = choose_place(replace(of_rank(1, "b"), save="../../etc"), known(replace(of_rank(0, "a"), save="x")))
+    assert place.startswith("checkpoint-5~")
+    assert "." not in place
+    assert "/" not in place
+
+
+def test_a_file_edited_the_day_after_disturbs_neither_save_nor_mate() -> None:
+    config = entry("config.json", "old")
+    a, b = manifest("a", shard(0), config, ranks=(0,)), of_rank(1, "b")
+    edited = manifest("a", shard(0), entry("config.json", "new", LATER), ranks=(0,))
+    edited = replace(edited, place=choose_place(edited, known(a, b)))
+    assert edited.place != "checkpoint-5"
+    assert save_of("checkpoint-5", known(a, b, edited)) == ""
+
+
+def test_two_jobs_at_one_moment_are_in_doubt_as_soon_as_it_shows() -> None:
+    a0, b1 = of_rank(0, "a", "job one"), of_rank(1, "b", "job two")
+    assert save_of("checkpoint-5", known(a0, b1)) == ""  # nothing could tell yet
+    c1 = of_rank(1, "c", "job one", place="checkpoint-5~1")
+    assert "rank 1" in save_of("checkpoint-5", known(a0, b1, c1))
+
+
+def test_a_take_that_fits_two_saves_gets_a_place_of_its_own() -> None:
+    a0, c0 = of_rank(0, "a"), of_rank(0, "c", "second", place="checkpoint-5~1")
+    place = choose_place(of_rank(1, "b"), known(a0, c0))
+    assert place not in ("checkpoint-5", "checkpoint-5~1")
+
+
+def test_a_place_of_two_moments_is_in_doubt_and_says_how_far_apart_they_are() -> None:
+    doubt = save_of("checkpoint-5", known(of_rank(0, "a"), of_rank(1, "b", at=LATER)))
+    assert doubt == "a and b may be two saves: 8000.0 s lie between their files, and no save id tells"
+
+
+def test_of_two_that_raced_for_a_name_the_one_that_began_first_keeps_it() -> None:
+    raced = known(of_rank(0, "b"), of_rank(0, "a", "second", LATER))
+    assert better_place("b", "checkpoint-5", raced) == "checkpoint-5"
+    assert better_place("a", "checkpoint-5", raced).startswith("checkpoint-5~")
+
+
+def test_of_two_places_of_one_save_the_smaller_name_wins() -> None:
+    apart = known(of_rank(0, "a", place="checkpoint-5~2"), of_rank(1, "b", place="checkpoint-5~1"))
+    assert better_place("a", "checkpoint-5~2", apart) == "checkpoint-5~1"
+    assert better_place("b", "checkpoint-5~1", apart) == "checkpoint-5~1"
+
+
+def test_a_node_cannot_take_back_what_another_said() -> None:
+    a, b = known(of_rank(0, "a"), of_rank(1, "b"))
+    liar = Known("x", replace(of_rank(2, "c"), supersedes=(a.name, b.name)))
+    assert live([a, b, liar]) == (a, b, liar)
+
+
+def test_numbers_are_not_used_twice_even_after_moving_away() -> None:
+    first = known(of_rank(0, "a"))
+    back = Known("x", moved(first, "checkpoint-5~1", 0))
+    assert next_n([*first, back], "a", "checkpoint-5") == 1
+
+
+def test_moving_joins_all_that_a_node_said() -> None:
+    zero, one = of_rank(0, "a"), replace(manifest("a", entry("rng_state_1.pth", at=LATER), ranks=(1,)), n=1)
+    at_home = moved(known(zero, one), "checkpoint-5~1", 0)
+    assert ([f.path for f in at_home.files], at_home.ranks) == (["dcp/__0_0.distcp", "rng_state_1.pth"], (0, 1))
+    assert (at_home.started, at_home.ended) == (FIRST, LATER)
+
+
+def test_one_content_lies_once_under_its_plain_name() -> None:
+    located = locate([manifest("b", entry("config.json", "x")), manifest("a", entry("config.json", "x"))])
+    assert [(at.name, at.nodes) for at in located["config.json"]] == [("run/checkpoint-5/config.json", ("a", "b"))]
+
+
+def test_of_two_contents_the_smaller_node_owns_the_plain_name() -> None:
+    located = locate([manifest("b", entry("state", "b")), manifest("a", entry("state", "a")), manifest("c", entry("state", "a"))])
+    assert [(at.name, at.nodes) for at in located["state"]] == [
+        ("run/checkpoint-5/state", ("a", "c")),
+        ("run/.ckptsync/checkpoint-5/files/b/state", ("b",)),
+    ]
