@@ -13,6 +13,7 @@ from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import torch_pickle
+from ckptsync.formats.dtypes import MOST_AXES
 from ckptsync.formats.inert import MAX_BYTES, Build, Made, Name, loads, made
 from ckptsync.formats.joining import join
 from ckptsync.model import Copy, Extent, Files, Part, Shape, Tensor, read_whole
@@ -122,7 +123,7 @@ def _fields(value: Any, kind: str) -> dict[str, Any]:
 
 
 def _shape(value: Any) -> Shape:
-    if not isinstance(value, (tuple, list)) or any(type(n) is not int or n < 0 for n in value):
+    if not isinstance(value, (tuple, list)) or len(value) > MOST_AXES or any(type(n) is not int or n < 0 for n in value):
         raise Corrupt(f"{METADATA}: a shape or offset that is not made of natural numbers")
     return tuple(value)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from ckptsync.errors import Unsupported
 
+MOST_AXES = 32  # what numpy 1 can hold; it also bounds the work of multiplying a shape that comes from anyone
+
 ITEMSIZE = {
     "BOOL": 1,
     "U8": 1,

@@ -12,7 +12,7 @@ from math import prod
 from typing import Any
 
 from ckptsync.errors import Corrupt
-from ckptsync.formats.dtypes import ITEMSIZE
+from ckptsync.formats.dtypes import ITEMSIZE, MOST_AXES
 from ckptsync.model import Copy, Extent, Files, Part, Shape, Tensor, read
 
 MAX_HEADER = 100_000_000  # the reference implementation's own limit
@@ -74,8 +74,8 @@ def _row(name: str, key: str, entry: Any) -> Row:
         dtype, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
     except (TypeError, KeyError, ValueError) as e:
         raise Corrupt(f"{name}: {key} has no dtype, shape and data_offsets") from e
-    numbers = [start, end, *shape] if isinstance(shape, list) else [None]
-    if dtype not in ITEMSIZE or any(type(n) is not int or n < 0 for n in numbers):
+    numbers = [start, end, *shape] if isinstance(shape, list) and len(shape) <= MOST_AXES else [None]
+    if not isinstance(dtype, str) or dtype not in ITEMSIZE or any(type(n) is not int or n < 0 for n in numbers):
         raise Corrupt(f"{name}: {key} has dtype {dtype!r:.40} and numbers {numbers!r:.100}")
     return start, end, key, dtype, tuple(shape)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ckptsync.errors import Corrupt
 from ckptsync.formats import torch_zip
-from ckptsync.formats.dtypes import FROM_TORCH, ITEMSIZE, STORAGES, from_torch
+from ckptsync.formats.dtypes import FROM_TORCH, ITEMSIZE, MOST_AXES, STORAGES, from_torch
 from ckptsync.formats.inert import Build, Made, Name, loads, made
 from ckptsync.model import Extent, Files, Part, Shape
 
@@ -54,7 +54,7 @@ def row_major(shape: Shape) -> Shape:
 
 
 def _integers(values: Any) -> Shape:
-    if not isinstance(values, tuple) or any(type(v) is not int or v < 0 for v in values):
+    if not isinstance(values, tuple) or len(values) > MOST_AXES or any(type(v) is not int or v < 0 for v in values):
         raise Corrupt("pickle: a shape, stride or offset that is not made of natural numbers")
     return values
 
