@@ -11,8 +11,8 @@ import pytest
 from ckptsync import __version__
 from ckptsync.cli import arguments
 from ckptsync.cli.main import bounded, main
-from ckptsync.config import settings
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, NotFound, StoreError, Unsupported
+from ckptsync.merge import plan
 from ckptsync.records import report
 
 COMMANDS = ("demo", "run", "push", "merge", "verify", "inspect", "ls", "status")
@@ -117,7 +117,7 @@ def test_help_answers_at_once_and_imports_nothing_heavy(words: list[str]) -> Non
 
 
 def test_the_parser_and_the_rooms_below_know_the_same_words() -> None:
-    assert arguments.DTYPES == settings.DTYPES
+    assert arguments.DTYPES == plan.DTYPES
     assert arguments.LEVELS == report.LEVELS
 
 

@@ -8,7 +8,7 @@ import pytest
 from ckptsync.errors import ConfigError, Corrupt, StoreError
 from ckptsync.fleet import heartbeat
 from ckptsync.fleet.heartbeat import Heartbeat
-from ckptsync.stores.contract import Store
+from ckptsync.stores.contract import Entry, Store
 from ckptsync.stores.posix import PosixStore
 
 FIRST = Heartbeat("n0", "aa", "boot", 1, "100", 1000.0, ("worker",), "0")
@@ -76,6 +76,14 @@ def test_heads_may_be_several_and_do_not_beat_under_a_workers_name(store: Store)
     heartbeat.beat(store, replace(head, instance="cc", started=3000.0))
     assert heartbeat.read(store, "n0", ("worker",)) is None
     assert heartbeat.read(store, "n0", ("head",)) is not None
+
+
+def test_the_stores_clock_is_told_by_a_heartbeat_of_this_machine() -> None:
+    hour_behind = (Entry("a", 1, 10_000.0), replace(FIRST, told=13_600.0))
+    other = (Entry("b", 1, 10_000.0), replace(FIRST, machine="elsewhere", told=99_999.0))
+    assert heartbeat.store_now([hour_behind, other], "boot", 13_605.0) == 10_005.0
+    assert heartbeat.store_now([other], "boot", 13_605.0) == 13_605.0
+    assert heartbeat.store_now([hour_behind], "", 1.0) == 1.0
 
 
 def test_a_farewell_that_the_store_cannot_hear_is_said_and_not_raised(tmp_path: Path) -> None:

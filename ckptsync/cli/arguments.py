@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Any
 
 from ckptsync import __version__
@@ -53,10 +52,7 @@ def _command(commands: Any, name: str, summary: str, description: str = "") -> a
 
 
 def _store(command: argparse.ArgumentParser) -> None:
-    default = os.environ.get("CKPTSYNC_STORE")
-    command.add_argument(
-        "url", metavar="URL", nargs="?", default=default, help="the store (default: $CKPTSYNC_STORE, or the -c file's)"
-    )
+    command.add_argument("url", metavar="URL", nargs="?", help="the store (default: the -c file's, or $CKPTSYNC_STORE)")
     command.add_argument("-c", "--config", metavar="CONFIG", help="a configuration file that names the store")
 
 

@@ -13,11 +13,10 @@ from typing import Any
 from ckptsync.config.units import parse_duration, parse_size
 from ckptsync.config.values import ROLES, RunConfig
 from ckptsync.errors import Corrupt
+from ckptsync.merge.plan import DTYPES
 from ckptsync.paths import checked_path
 from ckptsync.records.names import CONSOLIDATED, checked_node
 from ckptsync.records.report import LEVELS
-
-DTYPES = ("auto", "keep", "bf16", "fp16", "fp32")
 
 
 @dataclass(frozen=True, slots=True)

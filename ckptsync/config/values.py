@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from ckptsync.merge.plan import DType
 from ckptsync.records.report import Level
 
 Role = Literal["worker", "head", "verifier"]
@@ -44,7 +45,7 @@ class HeadConfig:
     """How often to consolidate, and how; ``config_from`` maps a run (or ``*``) to where config and tokenizer lie."""
 
     every: float
-    dtype: str
+    dtype: DType
     max_shard_size: int
     config_from: Mapping[str, str]
 

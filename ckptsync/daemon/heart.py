@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import replace
 from typing import Protocol
 
@@ -12,7 +13,7 @@ from ckptsync.fleet import heartbeat
 from ckptsync.fleet.heartbeat import Heartbeat
 from ckptsync.stores.contract import Store
 
-MOST = 100  # entries of the queue that a heartbeat tells
+MOST = 1000  # entries of the queue that a heartbeat tells; other nodes ask it who is sending what
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +38,7 @@ class Heart:
 
     def beat(self) -> None:
         """Write one; asks for a stop with exit code 2 if another live worker of this id was there first."""
-        telling = replace(self._mine, queue=self._working.queue()[:MOST], errors=self._working.errors())
+        telling = replace(self._mine, told=time.time(), queue=self._working.queue()[:MOST], errors=self._working.errors())
         try:
             self._mine = heartbeat.beat(self._store, telling)
         except ConfigError as e:

@@ -12,8 +12,6 @@ from ckptsync.daemon.phases import Line, changed
 from ckptsync.daemon.tick import Tick
 from ckptsync.stores.contract import Store
 
-log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -31,6 +29,7 @@ class Role:
         self.tick = Tick(name, every, self._run, fatal)
         self.outcome = Outcome()
         self._look = look
+        self._log = logging.getLogger(f"ckptsync.{name}")
         self._said: dict[str, str] = {}
 
     def errors(self) -> tuple[str, ...]:
@@ -41,7 +40,7 @@ class Role:
         self.outcome = self._look()
         lines, self._said = changed(self._said, self.outcome.lines)
         for line in lines:
-            log.log(logging.ERROR if line.is_error else logging.INFO, "%s", line.text)
+            self._log.log(logging.ERROR if line.is_error else logging.INFO, "%s", line.text)
 
 
 class Working:

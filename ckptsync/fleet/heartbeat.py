@@ -6,7 +6,7 @@ without comparing clocks: on the same machine its process answers, and elsewhere
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 
 import msgspec
@@ -24,7 +24,7 @@ LIMIT = 1 << 20
 class Heartbeat:
     """``instance`` is one process; ``machine`` one boot of one machine, within which ``pid`` and ``began`` name the process.
 
-    ``started``: seconds since the epoch on the node's clock.  ``queue``: what is on its way; ``errors``: what the last ticks said.
+    ``started`` and ``told`` (when it was written): seconds since the epoch on the node's clock.  ``queue``: what is on its way; ``errors``: what the last ticks said.
     """
 
     node: str
@@ -36,6 +36,7 @@ class Heartbeat:
     roles: tuple[str, ...]
     version: str
     beat: int = 0
+    told: float = 0.0
     period: float = PERIOD
     stopped: bool = False
     queue: tuple[str, ...] = ()
@@ -129,6 +130,12 @@ def farewell(store: Store, mine: Heartbeat) -> StoreError | None:
     except StoreError as e:
         return e
     return None
+
+
+def store_now(known: Iterable[tuple[Entry, Heartbeat]], machine: str, now: float) -> float:
+    """The time on the store's clock: this machine's own, corrected by what one of its heartbeats tells, if there is one.  Pure."""
+    offsets = [heart.told - entry.mtime for entry, heart in known if machine and heart.machine == machine and heart.told]
+    return now - min(offsets, key=abs, default=0.0)
 
 
 def _rival(other: Heartbeat) -> ConfigError:

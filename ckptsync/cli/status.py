@@ -1,0 +1,114 @@
+"""``ckptsync status``: what a store's nodes and heads are doing, and what is missing."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ckptsync.cli import output, places
+from ckptsync.config.units import show_duration
+from ckptsync.daemon.identity import machine
+from ckptsync.errors import Corrupt
+from ckptsync.fleet import heartbeat
+from ckptsync.fleet.heartbeat import Heartbeat
+from ckptsync.head.catalogue import Catalogue, read_catalogue
+from ckptsync.stores.contract import Store
+
+EVERY = 2.0  # seconds between two drawings of --watch
+SILENT = 4  # periods without a beat
+HEADING = ("NODE", "ROLES", "STATE", "LAST BEAT", "ON THE WAY", "LAST ERROR")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """A node by its heartbeat; ``age`` in seconds on the store's clock.  ``state``: alive, stopped, silent or unreadable."""
+
+    node: str
+    roles: tuple[str, ...]
+    state: str
+    age: float
+    queue: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+    version: str = ""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Once, or again and again until it is interrupted."""
+    store = places.asked_store(args)
+    if args.watch:
+        return _watch(store, as_json=args.json)
+    return _once(store, as_json=args.json)
+
+
+def node_states(store: Store, now: float) -> list[NodeState]:
+    """Every node that has ever beaten, by name."""
+    known = list(heartbeat.listed(store))
+    there = heartbeat.store_now([(e, h) for e, h in known if isinstance(h, Heartbeat)], machine(), now)
+    return [node_state(entry.name, heart, max(0.0, there - entry.mtime)) for entry, heart in known]
+
+
+def node_state(name: str, heart: Heartbeat | Corrupt, age: float) -> NodeState:
+    """Pure."""
+    plain = name.rpartition("/")[2].removesuffix(".json")
+    if isinstance(heart, Corrupt):
+        return NodeState(plain, (), "unreadable", age, errors=(str(heart),))
+    state = "stopped" if heart.stopped else "silent" if age > SILENT * heart.period else "alive"
+    return NodeState(heart.node, heart.roles, state, age, heart.queue, heart.errors, heart.version)
+
+
+def _once(store: Store, *, as_json: bool) -> int:
+    nodes, found = node_states(store, time.time()), read_catalogue(store)
+    if as_json:
+        output.print_json(_described(store, nodes, found))
+    else:
+        for line in lines(store, nodes, found):
+            print(output.painted(line) if sys.stdout.isatty() else line)
+    return places.exit_code(found)
+
+
+def _described(store: Store, nodes: Iterable[NodeState], found: Catalogue) -> dict[str, Any]:
+    described = [places.described(store, snapshot) for snapshot in found.snapshots]
+    return {"store": store.url, "nodes": list(nodes), "places": described, "unreadable": places.fault_lines(found)}
+
+
+def lines(store: Store, nodes: list[NodeState], found: Catalogue) -> list[str]:
+    """Two tables: the nodes, and the places with what is missing."""
+    rows = [
+        [
+            n.node,
+            "+".join(n.roles),
+            n.state,
+            f"{show_duration(round(n.age))} ago",
+            places.first_of(n.queue),
+            places.first_of(n.errors),
+        ]
+        for n in nodes
+    ]
+    shown = [places.row(store, snapshot) for snapshot in found.snapshots]
+    return [
+        f"store {output.clean(store.url)}",
+        "",
+        *(output.aligned([HEADING, *rows]) if rows else ["no node has been seen here"]),
+        "",
+        *(output.aligned([places.HEADING, *shown]) if shown else ["no checkpoints yet"]),
+        *(output.clean(f"unreadable: {line}") for line in places.fault_lines(found)),
+    ]
+
+
+def _watch(store: Store, *, as_json: bool) -> int:
+    if as_json or not sys.stdout.isatty():
+        while True:
+            _once(store, as_json=as_json)
+            time.sleep(EVERY)
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(auto_refresh=False, screen=True) as live:
+        while True:
+            drawn = lines(store, node_states(store, time.time()), read_catalogue(store))
+            live.update(Text.from_ansi("\n".join(map(output.painted, drawn))), refresh=True)
+            time.sleep(EVERY)
