@@ -152,8 +152,8 @@ def _zip64(extra: bytes, size: int, packed: int, header: int, where: Extent) -> 
     at = 0
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<2H", extra, at)
-        if kind == 1:
-            numbers = iter(struct.unpack_from(f"<{length // 8}Q", extra[: at + 4 + length], at + 4))
+        if kind == 1 and at + 4 + length <= len(extra):
+            numbers = iter(struct.unpack_from(f"<{length // 8}Q", extra, at + 4))
             try:
                 return tuple(next(numbers) if n == 0xFFFFFFFF else n for n in (size, packed, header))  # type: ignore[return-value]
             except RuntimeError:
