@@ -1,0 +1,194 @@
+"""The zip reader against Python's own, and against archives that torch would never write."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import struct
+import zipfile
+import zlib
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
+from ckptsync.formats.torch_zip import Archive, checksum, extent, has_end, open_archive, pickle_of
+from ckptsync.model import Extent, read
+from tests.plain_files import MemoryFiles, torch_zip_file
+from tests.torch_files import saved
+
+REAL = saved({"w": torch.arange(6.0).reshape(2, 3), "step": 3})
+SMALL = torch_zip_file({"data.pkl": b"N.", "byteorder": b"little", "data/0": b"12345678"})
+
+
+def opened(data: bytes, before: int = 0, after: int = 0) -> tuple[MemoryFiles, Archive]:
+    files = MemoryFiles({"m": b"\xaa" * before + data + b"\xbb" * after})
+    return files, open_archive(files, Extent("m", before, len(data)))
+
+
+def records(data: bytes, before: int = 0, after: int = 0) -> dict[str, bytes]:
+    files, archive = opened(data, before, after)
+    return {name: read(files, extent(files, archive, name)) for name in archive.records}
+
+
+def by_zipfile(data: bytes) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+
+
+def zip64(records: dict[str, bytes]) -> bytes:
+    """Every local header, directory entry and end record in its zip64 form, as torch writes beyond 4 GiB."""
+    out, directory, full = b"", b"", 2**32 - 1
+    for name, data in records.items():
+        path, crc = f"archive/{name}".encode(), zlib.crc32(data)
+        sizes = (crc, full, full, len(path))
+        extra = struct.pack("<2H3Q", 1, 24, len(data), len(data), len(out))
+        directory += struct.pack("<4s6H3L5H2L", b"PK\x01\x02", 45, 45, 0, 0, 0, 0, *sizes, 28, 0, 0, 0, 0, full) + path + extra
+        out += struct.pack("<4s5H3L2H", b"PK\x03\x04", 45, 0, 0, 0, 0, *sizes, 4) + path + b"xx\0\0" + data
+    end = struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, *[len(records)] * 2, len(directory), len(out))
+    locator = struct.pack("<4sLQL", b"PK\x06\x07", 0, len(out) + len(directory), 1)
+    return out + directory + end + locator + struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, *[2**16 - 1] * 2, full, full, 0)
+
+
+@given(
+    st.lists(st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.float8_e4m3fn]), max_size=4),
+    st.integers(0, 2000),
+    st.integers(0, 100),
+)
+@settings(max_examples=30)
+def test_real_archives_have_the_records_that_zipfile_finds(kinds: list[torch.dtype], before: int, after: int) -> None:
+    data = saved([torch.zeros(n * 7, dtype=kind) for n, kind in enumerate(kinds)])
+    assert records(data, before, after) == by_zipfile(data)
+
+
+@pytest.mark.parametrize("force", [True, False])
+def test_what_python_writes_is_read_with_zip64_headers_too(force: bool) -> None:  # noqa: FBT001
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w", allowZip64=True) as archive:
+        for name, data in {"data.pkl": b"N.", "data/0": bytes(range(100))}.items():
+            with archive.open(f"archive/{name}", "w", force_zip64=force) as record:
+                record.write(data)
+    assert records(out.getvalue(), 3) == by_zipfile(out.getvalue())
+
+
+@pytest.mark.parametrize("before", [0, 1000])
+def test_sizes_and_offsets_are_taken_from_zip64_records(before: int) -> None:
+    content = {"data.pkl": b"N.", "byteorder": b"little", "data/0": bytes(range(200)), "data/1": b""}
+    assert by_zipfile(zip64(content)) == content
+    assert records(zip64(content), before, 5) == content
+
+
+@pytest.mark.parametrize("data", [REAL, SMALL, zip64({"data.pkl": b"N.", "data/0": b"x"})], ids=["real", "small", "zip64"])
+def test_an_archive_cut_anywhere_is_corrupt(data: bytes) -> None:
+    for size in range(len(data)):
+        files = MemoryFiles({"m": data[:size]})
+        assert not has_end(files, Extent("m", 0, size))
+        with pytest.raises(Corrupt, match="m"):
+            open_archive(files, Extent("m", 0, size))
+    assert has_end(MemoryFiles({"m": data}), Extent("m", 0, len(data)))
+
+
+@pytest.mark.parametrize("data", [REAL, SMALL, zip64({"data.pkl": b"N.", "data/0": b"x"})], ids=["real", "small", "zip64"])
+def test_one_changed_byte_is_read_or_refused_and_never_crashes(data: bytes) -> None:
+    for at in range(len(data)):
+        for value in (0, 1, 255, data[at] ^ 16):
+            with contextlib.suppress(CkptsyncError):
+                records(data[:at] + bytes([value]) + data[at + 1 :])
+
+
+def test_the_records_of_an_archive_inside_a_file_stay_inside_it() -> None:
+    data = bytearray(SMALL)
+    at = data.index(b"PK\x01\x02", data.index(b"PK\x01\x02") + 1)
+    struct.pack_into("<2L", data, at + 20, 5000, 5000)  # sizes beyond the archive, not beyond the file
+    with pytest.raises(Corrupt, match="not where the directory says"):
+        records(bytes(data), 0, 9000)
+    struct.pack_into("<L", data, at + 42, len(SMALL) - 5)
+    with pytest.raises(Corrupt, match="behind the end"):
+        records(bytes(data), 0, 9000)
+
+
+def test_compressed_records_are_refused_and_never_inflated() -> None:
+    bomb = torch_zip_file({"data.pkl": b"N.", "data/0": bytes(1 << 20)}, method=zipfile.ZIP_DEFLATED)
+    with pytest.raises(Unsupported, match=r"data\.pkl is compressed"):
+        opened(bomb)
+
+
+def test_encrypted_records_are_refused() -> None:
+    data = bytearray(SMALL)
+    data[data.index(b"PK\x01\x02") + 8] |= 1
+    with pytest.raises(Unsupported, match="encrypted"):
+        opened(bytes(data))
+
+
+def test_a_record_stored_and_called_compressed_by_its_own_header_is_refused() -> None:
+    data = bytearray(SMALL)
+    data[8] = 8
+    with pytest.raises(Corrupt, match=r"data\.pkl is not where"):
+        pickle_of(*opened(bytes(data)))
+
+
+def test_only_little_endian_files_are_read() -> None:
+    with pytest.raises(Unsupported, match="byte order b'big'"):
+        opened(torch_zip_file({"data.pkl": b"N.", "byteorder": b"big"}))
+    assert records(torch_zip_file({"data.pkl": b"N."})) == {"data.pkl": b"N."}
+
+
+def test_there_is_one_data_pkl() -> None:
+    with pytest.raises(Corrupt, match=r"0 data\.pkl"):
+        opened(torch_zip_file({"data/0": b"x"}))
+    two = io.BytesIO(torch_zip_file({"data.pkl": b"N."}))
+    with zipfile.ZipFile(two, "a") as archive:
+        archive.writestr("other/data.pkl", b"N.")
+    with pytest.raises(Corrupt, match=r"2 data\.pkl"):
+        opened(two.getvalue())
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_two_records_of_one_name_are_refused() -> None:
+    out = io.BytesIO(SMALL)
+    with zipfile.ZipFile(out, "a") as archive:
+        archive.writestr("archive/data/0", b"other")
+    with pytest.raises(Corrupt, match="two records"):
+        opened(out.getvalue())
+
+
+def test_a_comment_hides_no_end_record() -> None:
+    out = io.BytesIO(SMALL)
+    with zipfile.ZipFile(out, "a") as archive:
+        archive.comment = b"PK\x05\x06 and so on"
+    with pytest.raises(Corrupt, match="no end record"):
+        opened(out.getvalue())
+
+
+def test_a_record_that_is_not_there_is_corrupt() -> None:
+    files, archive = opened(SMALL, 7)
+    with pytest.raises(Corrupt, match="m at 7: no record data/9"):
+        extent(files, archive, "data/9")
+
+
+def test_a_record_has_the_crc_that_its_bytes_have() -> None:
+    files, archive = opened(REAL, 11)
+    where = extent(files, archive, "data/0")
+    found = checksum(archive, "data/0", where)
+    assert found is not None
+    assert (found.extent, found.crc32) == (where, zlib.crc32(read(files, where)))
+
+
+def test_a_damaged_pickle_is_corrupt() -> None:
+    at = REAL.index(b"FloatStorage")
+    with pytest.raises(Corrupt, match=r"data\.pkl does not have its CRC32"):
+        pickle_of(*opened(REAL[:at] + b"f" + REAL[at + 1 :]))
+
+
+def test_junk_where_torch_was_told_to_write_no_crc_is_not_taken_for_one() -> None:
+    was = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(compute_crc32=False)
+    try:
+        data = saved(torch.arange(5))
+    finally:
+        torch.serialization.set_crc32_options(was)
+    files, archive = opened(data)
+    assert pickle_of(files, archive)
+    assert checksum(archive, "data/0", extent(files, archive, "data/0")) is None
