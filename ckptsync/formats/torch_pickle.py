@@ -64,6 +64,8 @@ def _stored(dtype: str, storage: Any, offset: Any, shape: Any, strides: Any) -> 
     if not isinstance(storage, Storage) or len(shape) != len(strides):
         raise Corrupt("pickle: a tensor without a storage, or with strides of another rank")
     numel = storage.numel * ITEMSIZE[storage.dtype] // ITEMSIZE[dtype]
+    if not prod(shape):
+        offset = 0  # an empty view may lie behind the end of its storage
     if offset + span(shape, strides) > numel:
         raise Corrupt(f"pickle: a tensor of shape {shape} reaches behind its storage of {numel} elements")
     return Stored(dtype, storage, offset, shape, strides)
