@@ -1,0 +1,181 @@
+"""Tensors in pickles against torch, which wrote them; and against what no torch would write."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from math import prod
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
+from ckptsync.formats import torch_pickle as subject
+from ckptsync.formats.dtypes import FROM_TORCH, ITEMSIZE, from_torch
+from ckptsync.formats.torch_pickle import Stored, dtype_of, is_contiguous, load, load_tensor, part, row_major, span
+from ckptsync.formats.torch_zip import Archive
+from ckptsync.model import Extent
+from tests.dcp_files import item
+from tests.plain_files import Call, Global, MemoryFiles, StorageId, tensor_call, torch_pickle, torch_zip_file
+from tests.torch_files import raw, saved
+
+
+def loaded(data: bytes) -> tuple[MemoryFiles, Any, Archive]:
+    files = MemoryFiles({"m": b"\xcc" * 9 + data})
+    value, archive = load(files, Extent("m", 9, len(data)))
+    return files, value, archive
+
+
+def elements(files: MemoryFiles, archive: Archive, stored: Stored) -> bytes:
+    """The tensor row by row, gathered one element at a time."""
+    found, size = part(files, archive, stored), ITEMSIZE[stored.dtype]
+    held = files.content["m"][found.extent.start :][: found.extent.size]
+    strides = found.strides or row_major(found.sizes)
+    starts = (sum(i * s for i, s in zip(index, strides, strict=True)) * size for index in np.ndindex(*found.sizes))
+    return b"".join(held[at : at + size] for at in starts)
+
+
+@st.composite
+def views(draw: st.DrawFn) -> torch.Tensor:
+    """Any view that torch can save: sliced, permuted, expanded, of a larger storage."""
+    shape = draw(st.lists(st.integers(0, 4), max_size=3))
+    base = torch.arange(prod(shape) + 5).to(draw(st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.uint8])))
+    tensor = base[draw(st.integers(0, 5)) :][: prod(shape)].reshape(shape)
+    tensor = tensor.permute(draw(st.permutations(range(len(shape)))))
+    for axis in range(tensor.dim()):
+        tensor = tensor.narrow(
+            axis, low := draw(st.integers(0, tensor.shape[axis])), draw(st.integers(0, tensor.shape[axis] - low))
+        )
+    return tensor.unsqueeze(0).expand(3, *tensor.shape) if draw(st.booleans()) else tensor
+
+
+@given(views())
+@settings(max_examples=60)
+def test_any_view_is_found_as_torch_has_it(tensor: torch.Tensor) -> None:
+    files, value, archive = loaded(saved(tensor))
+    assert (value.shape, value.dtype, value.numel) == (tuple(tensor.shape), from_torch(str(tensor.dtype)[6:]), tensor.numel())
+    assert elements(files, archive, value) == raw(tensor)
+    assert is_contiguous(value) == tensor.is_contiguous()
+
+
+@pytest.mark.parametrize("name", FROM_TORCH)
+def test_every_element_type_is_found(name: str) -> None:
+    tensor = torch.arange(24, dtype=torch.uint8).view(getattr(torch, name))[1:]
+    files, value, archive = loaded(saved(tensor))
+    assert value.dtype == FROM_TORCH[name]
+    assert elements(files, archive, value) == raw(tensor)
+
+
+def test_parameters_shared_storages_and_plain_values_are_found() -> None:
+    weight = torch.nn.Parameter(torch.arange(6.0).reshape(2, 3), requires_grad=False)
+    files, value, archive = loaded(saved({"a": weight, "b": weight.T, "n": 3, "size": weight.shape, "device": torch.device("cpu")}))
+    assert (value["n"], value["size"]) == (3, (2, 3))
+    assert value["a"].storage == value["b"].storage
+    assert elements(files, archive, value["b"]) == raw(weight.T)
+
+
+def test_a_module_is_refused_by_name() -> None:
+    with pytest.raises(Unsupported, match=r"torch\.nn\.modules\.linear\.Linear"):
+        loaded(saved(torch.nn.Linear(2, 2)))
+
+
+def test_an_element_type_that_safetensors_lacks_is_unsupported() -> None:
+    with pytest.raises(Unsupported, match="ComplexDoubleStorage"):
+        loaded(saved(torch.zeros(2, dtype=torch.complex128)))
+
+
+def test_the_first_tensor_of_equal_pickles_is_not_taken_for_the_others() -> None:
+    one, other = saved(torch.tensor([1.0, 2.0])), saved(torch.tensor([3.0, 4.0]))
+    files = MemoryFiles({"m": one + other})
+    for at, data, wanted in [(0, one, [1.0, 2.0]), (len(one), other, [3.0, 4.0])]:
+        stored, archive = load_tensor(files, Extent("m", at, len(data)))
+        assert elements(files, archive, stored) == raw(torch.tensor(wanted))
+
+
+def test_an_item_that_is_no_tensor_is_corrupt() -> None:
+    data = saved([1, 2])
+    with pytest.raises(Corrupt, match="no tensor"):
+        load_tensor(MemoryFiles({"m": data}), Extent("m", 0, len(data)))
+
+
+def pickled(value: object) -> bytes:
+    return torch_zip_file({"data.pkl": torch_pickle(value), "data/0": bytes(16)})
+
+
+FLOATS = StorageId("FloatStorage", "0", 4)
+BAD: dict[str, object] = {
+    "reaches behind its storage": tensor_call(FLOATS, 1, (4,), (1,)),
+    "strides reach behind it": tensor_call(FLOATS, 0, (2, 2), (3, 1)),
+    "negative offset": tensor_call(FLOATS, -1, (2,), (1,)),
+    "negative shape": tensor_call(FLOATS, 0, (-2,), (1,)),
+    "negative strides": tensor_call(FLOATS, 3, (2,), (-1,)),
+    "strides of another rank": tensor_call(FLOATS, 0, (2, 2), (1,)),
+    "no storage": tensor_call([], 0, (2,), (1,)),  # type: ignore[arg-type]
+    "shape of floats": tensor_call(FLOATS, 0, (2.0,), (1,)),  # type: ignore[arg-type]
+    "offset of none": tensor_call(FLOATS, None, (2,), (1,)),  # type: ignore[arg-type]
+    "a shape that is no tuple": tensor_call(FLOATS, 0, "ab", (1, 1)),  # type: ignore[arg-type]
+    "a thousand axes": tensor_call(FLOATS, 0, (1,) * 1000, (1,) * 1000),
+    "two arguments": Call(Global("torch._utils", "_rebuild_tensor_v2"), FLOATS, 0),
+    "no arguments": Call(Global("torch._utils", "_rebuild_parameter")),
+    "a size of no tuple": Call(Global("torch", "Size"), 5),
+    "an unhashable order": Call(Global("collections", "OrderedDict"), [[[], 1]]),
+    "rebuilt by something else": Call(Global("torch._tensor", "_rebuild_from_type_v2"), Global("torch", "device"), 0, (), {}),
+    "a storage of a negative size": tensor_call(StorageId("FloatStorage", "0", -4), 0, (0,), (1,)),
+    "a storage whose key is a number": tensor_call(StorageId("FloatStorage", 0, 4), 0, (2,), (1,)),  # type: ignore[arg-type]
+}
+
+
+@pytest.mark.parametrize("value", BAD.values(), ids=BAD)
+def test_what_no_torch_writes_is_corrupt(value: object) -> None:
+    with pytest.raises(Corrupt, match="pickle"):
+        loaded(pickled({"w": value}))
+
+
+def test_a_storage_that_is_shorter_than_its_pickle_says_is_corrupt() -> None:
+    files, value, archive = loaded(pickled(tensor_call(StorageId("FloatStorage", "0", 5), 0, (5,), (1,))))
+    with pytest.raises(Corrupt, match="storage 0 has 16 bytes, 20 expected"):
+        part(files, archive, value)
+
+
+def test_a_storage_key_reaches_no_other_record() -> None:
+    files, value, archive = loaded(pickled(tensor_call(StorageId("FloatStorage", "../data.pkl", 1), 0, (1,), (1,))))
+    with pytest.raises(Corrupt, match="no record"):
+        part(files, archive, value)
+
+
+def _changed(data: bytes) -> Iterator[bytes]:
+    for at in range(len(data)):
+        for value in (0, 2, 255, data[at] ^ 1):
+            yield data[:at] + bytes([value]) + data[at + 1 :]
+
+
+def test_one_changed_byte_in_a_pickle_is_read_or_refused_and_never_crashes() -> None:
+    text = torch_pickle({"w": tensor_call(FLOATS, 0, (2, 2), (2, 1)), "o": Call(Global("collections", "OrderedDict"))})
+    for changed in _changed(text):
+        with contextlib.suppress(CkptsyncError):
+            files, value, archive = loaded(torch_zip_file({"data.pkl": changed, "data/0": bytes(16)}))
+            for stored in value.values() if isinstance(value, dict) else ():
+                part(files, archive, stored) if isinstance(stored, Stored) else None
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 9)), max_size=4))
+def test_a_view_reaches_from_its_first_element_to_its_last(axes: list[tuple[int, int]]) -> None:
+    shape, strides = tuple(n for n, _ in axes), tuple(s for _, s in axes)
+    places = [sum(i * s for i, s in zip(index, strides, strict=True)) for index in np.ndindex(*shape)]
+    assert span(shape, strides) == (max(places) + 1 if places else 0)
+
+
+def test_only_torch_names_element_types() -> None:
+    assert dtype_of(subject.Name("torch", "bfloat16")) == "BF16"
+    for other in (subject.Name("numpy", "float32"), "float32", None):
+        with pytest.raises(Corrupt):
+            dtype_of(other)
+
+
+def test_plain_items_are_what_torch_would_have_written() -> None:
+    files, value, archive = loaded(item(b"aaaabbbbccccdddd", (2, 2), (1, 2)))
+    assert elements(files, archive, value) == b"aaaaccccbbbbdddd"
