@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from ckptsync.records.coding import decode
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.names import parse_record_name
 from ckptsync.records.saves import Known, live, locate, save_of
-from ckptsync.stores.contract import Store, read_all
+from ckptsync.stores.contract import Chunk, Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
 from ckptsync.worker.push import push_now
@@ -141,6 +142,44 @@ def test_two_saves_of_two_nodes_never_mix_in_any_order(tmp_path: Path, order: tu
         {"A": ONE, "B": TWO},
         {"A": other(ONE), "B": other(TWO)},
     ]
+
+
+class Interrupted:
+    """A store in front of another; something happens there just before the ``nth`` change that is made through it."""
+
+    def __init__(self, store: Store, nth: int, meddle: Callable[[], object]) -> None:
+        self.url, self._store, self._left, self._meddle = store.url, store, nth, meddle
+        self.names, self.size, self.read_into, self.delete = store.names, store.size, store.read_into, store.delete
+
+    def write(self, name: str, chunks: Iterable[Chunk]) -> None:
+        self._count()
+        self._store.write(name, chunks)
+
+    def create(self, name: str, chunks: Iterable[Chunk]) -> None:
+        self._count()
+        self._store.create(name, chunks)
+
+    def _count(self) -> None:
+        self._left -= 1
+        if self._left == -1:
+            self._meddle()
+
+
+@pytest.mark.parametrize(("node", "files", "at"), [("a", TWO, 0.5), ("z", TWO, 0.5), ("a", TWO, 5000.0), ("z", TWO, 5000.0)])
+def test_another_node_that_comes_in_between_at_any_moment_mixes_nothing(
+    tmp_path: Path, node: str, files: dict[str, bytes], at: float
+) -> None:
+    source, another = lay(tmp_path / "m" / "run", ONE), lay(tmp_path / node / "run", files, at)
+    for nth in range(3 * len(ONE)):
+        store = MemoryStore()
+        for n in (nth, 99):
+            push_now(source, Interrupted(store, n, lambda s=store: push_now(another, s, node)), "m")  # type: ignore[misc]
+            push_now(another, store, node)
+        told = kept(store).values()
+        assert sorted((n, f == (ONE if n == "m" else files)) for place in told for n, f in place.items()) == sorted(
+            [("m", True), (node, True)]
+        ), nth
+        assert len(told) == (1 if at < 1 else 2), nth
 
 
 def test_late_files_are_a_further_manifest_and_nothing_is_sent_twice(tmp_path: Path) -> None:

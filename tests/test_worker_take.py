@@ -60,7 +60,7 @@ def test_any_change_during_a_take_discards_it(out: Path, change: Callable[[Path]
     seen = held(out)
     calls: list[int] = []
 
-    def strike() -> None:
+    def strike(_: int) -> None:
         calls.append(1)
         if len(calls) == 10:
             change(victim)

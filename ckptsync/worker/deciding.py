@@ -73,6 +73,14 @@ def displaced(node: str, there: Sequence[Manifest], copies: Mapping[str, int]) -
     return tuple(Parcel(at.entry, at.name) for at in located if at.nodes == (node,) and copies.get(at.name) != at.entry.size)
 
 
+def returned(node: str, there: Sequence[Manifest], copies: Mapping[str, int]) -> tuple[tuple[Parcel, str], ...]:
+    """Files of this node that belong under their plain names again, since the node that displaced them has left: with their copies."""
+    located = [every[0] for every in saves.locate(there).values() if node in every[0].nodes]
+    run, place = (there[0].run, there[0].place) if there else ("", "")
+    found = ((at, node_file_name(run, place, node, at.entry.path)) for at in located)
+    return tuple((Parcel(at.entry, at.name), copy) for at, copy in found if copy in copies)
+
+
 def has_mate(stats: Iterable[Stat], node: str, offset: int, manifests: Iterable[Manifest]) -> bool:
     """Whether another node has stored its part of the save that wrote these files, none of which may be newer than that save.
 

@@ -119,8 +119,9 @@ def hardened(seen: Seen) -> Seen:
 def _stored(seen: Seen, mine: Manifest, desk: Desk) -> Progress:
     known = desk.known.manifests(seen.spot.name)
     there = [k.manifest for k in saves.live(known) if k.manifest.place == mine.place]
-    place = mine.place
-    if saves.better_place(desk.node, place, known) != place or deciding.displaced(desk.node, there, desk.known.copies):
+    place, copies = mine.place, desk.known.copies
+    is_due = deciding.displaced(desk.node, there, copies) or deciding.returned(desk.node, there, copies)
+    if is_due or saves.better_place(desk.node, place, known) != place:
         place = tidy(desk.node, place, seen.hold, desk.road, desk.known.copies)
     return _progress(seen, "stored", "stored", place)
 

@@ -5,7 +5,7 @@ Nothing is ever appended to, nothing half sent has a name, and a name that a man
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from blake3 import blake3
@@ -15,7 +15,7 @@ from ckptsync.records import coding, saves
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.names import file_name
 from ckptsync.stores.contract import Store
-from ckptsync.worker.deciding import Parcel, displaced, missing, stored
+from ckptsync.worker.deciding import Parcel, displaced, missing, returned, stored
 from ckptsync.worker.hold import Hold
 from ckptsync.worker.take import CHUNK, Passed, chunks, nothing, unchanged
 
@@ -42,27 +42,29 @@ class Road:
     passed: Passed = nothing
 
 
+class _Overtaken(Incomplete):
+    """Another node has named what we were about to replace: look again."""
+
+
 def send(planned: Manifest, hold: Hold, road: Road) -> Sent:
     """Store what ``planned`` names, then the manifest.  Raises Incomplete if the source changed: nothing was committed then."""
-    done: dict[str, FileEntry] = {}
+    done: dict[str, Parcel] = {}
     for _ in range(ROUNDS):
         known = road.known()
         mine = stored(planned.files, [k.manifest for k in saves.live(known) if k.manifest.node == planned.node])
         if mine is not None:
             return Sent(mine.place)
         planned, parcels = _plan(planned, known)
-        waiting = _send_all(planned, parcels, hold, road, done)
+        try:
+            waiting = _send_all(planned, parcels, hold, road, done)
+        except _Overtaken:
+            continue
         known = road.known()
         if _plan(planned, known) == (planned, parcels):
-            late = tuple(p.entry.path for p in waiting)
             unchanged(hold)
-            _commit(
-                road.store,
-                planned,
-                [p.entry for p in parcels if p not in waiting],
-                saves.next_n(known, planned.node, planned.place),
-            )
-            return Sent(planned.place, len(done), sum(e.size for e in done.values()), late)
+            _commit(planned, [p.entry for p in parcels if p not in waiting], known, road.store)
+            _heal(planned, {k.name for k in known}, hold, road)
+            return Sent(planned.place, len(done), sum(p.entry.size for p in done.values()), tuple(p.entry.path for p in waiting))
     raise Incomplete(f"{planned.checkpoint}: other nodes kept changing the place it belongs to", hint="it is tried again")
 
 
@@ -74,6 +76,10 @@ def tidy(node: str, place: str, hold: Hold, road: Road, copies: Mapping[str, int
     there = [k.manifest for k in saves.live(road.known()) if k.manifest.place == home]
     for parcel in displaced(node, there, copies):
         _put(parcel, hold, road, _places_of(parcel.entry, there))
+    for parcel, copy in returned(node, there, copies):
+        if not is_stored(road.store, parcel.name, parcel.entry):
+            _put(parcel, hold, road, [copy])
+        road.store.delete(copy)
     return home
 
 
@@ -118,23 +124,21 @@ def _plan(planned: Manifest, known: Sequence[saves.Known]) -> tuple[Manifest, tu
     return placed, missing(placed, [k.manifest for k in saves.live(known) if k.manifest.place == placed.place])
 
 
-def _send_all(
-    planned: Manifest, parcels: Iterable[Parcel], hold: Hold, road: Road, done: dict[str, FileEntry]
-) -> tuple[Parcel, ...]:
+def _send_all(planned: Manifest, parcels: Iterable[Parcel], hold: Hold, road: Road, done: dict[str, Parcel]) -> tuple[Parcel, ...]:
     """Send what is not there yet; those that have to wait for another node are returned.  ``done`` is what this call has sent."""
     listed = {e.name: e.size for e in road.store.names(f"{planned.run}/{planned.place}/")}
     waiting = []
     for parcel in parcels:
         is_there = parcel.is_bound and listed.get(parcel.name) == parcel.entry.size
-        if is_there or done.get(parcel.name) == parcel.entry or is_stored(road.store, parcel.name, parcel.entry):
+        if is_there or done.get(parcel.name) == parcel or is_stored(road.store, parcel.name, parcel.entry):
             continue
         _make_room(parcel, road.store)
-        if parcel.is_shared and not _put_first(parcel, hold, road):
+        if not parcel.is_shared:
+            _replace(planned, parcel, hold, road)
+        elif not _put_first(planned, parcel, hold, road):
             waiting.append(parcel)
             continue
-        if not parcel.is_shared:
-            road.store.write(parcel.name, _source(parcel, hold, road))
-        done[parcel.name] = parcel.entry
+        done[parcel.name] = parcel
     return tuple(waiting)
 
 
@@ -148,7 +152,7 @@ def _make_room(parcel: Parcel, store: Store) -> None:
             store.write(target, checked(stored_chunks(store, parcel.name, entry.size), entry, target))
 
 
-def _put_first(parcel: Parcel, hold: Hold, road: Road) -> bool:
+def _put_first(planned: Manifest, parcel: Parcel, hold: Hold, road: Road) -> bool:
     """Whether a name that nobody has bound is ours: not if another node is sending other bytes under it at this moment."""
     try:
         road.store.create(parcel.name, _source(parcel, hold, road))
@@ -157,8 +161,19 @@ def _put_first(parcel: Parcel, hold: Hold, road: Road) -> bool:
             return True
         if road.is_contended():
             return False
-        road.store.write(parcel.name, _source(parcel, hold, road))  # no manifest binds it and nobody is sending it: litter
+        _replace(planned, parcel, hold, road)  # no manifest binds it and nobody is sending it: litter
     return True
+
+
+def _replace(planned: Manifest, parcel: Parcel, hold: Hold, road: Road) -> None:
+    """Write a name that may hold other bytes, unless another node's manifest has meanwhile said that they belong there."""
+
+    def guarded() -> Iterator[memoryview]:
+        yield from _source(parcel, hold, road)
+        if parcel not in _plan(planned, road.known())[1]:
+            raise _Overtaken(f"{parcel.name}: named by another node meanwhile")
+
+    road.store.write(parcel.name, guarded())
 
 
 def _source(parcel: Parcel, hold: Hold, road: Road) -> Iterator[memoryview]:
@@ -168,11 +183,13 @@ def _source(parcel: Parcel, hold: Hold, road: Road) -> Iterator[memoryview]:
     return checked(chunks(held, road.passed), parcel.entry, parcel.entry.path)
 
 
-def _commit(store: Store, planned: Manifest, files: Iterable[FileEntry], n: int) -> None:
+def _commit(planned: Manifest, files: Iterable[FileEntry], known: Iterable[saves.Known], store: Store) -> None:
     bound = tuple(sorted(files, key=lambda f: f.path))
     if not bound:
         raise Incomplete(f"{planned.checkpoint}: another node is writing its files", hint="it is tried again with the next look")
-    _create(store, replace(planned, n=n, files=bound))
+    times = [f.mtime for f in bound]
+    n = saves.next_n(known, planned.node, planned.place)
+    _create(store, replace(planned, n=n, files=bound, started=min(times), ended=max(times)))
 
 
 def _create(store: Store, manifest: Manifest) -> None:
@@ -181,6 +198,17 @@ def _create(store: Store, manifest: Manifest) -> None:
         store.create(coding.record_name(manifest, data), [data])
     except Exists:  # named by its own bytes: it is this very record
         return
+
+
+def _heal(planned: Manifest, before: Collection[str], hold: Hold, road: Road) -> None:
+    """If others have written manifests in the moment before ours, neither knew of the other: see that our files are ours."""
+    known = saves.live(road.known())
+    if all(k.name in before or k.manifest.node == planned.node for k in known):
+        return
+    located = saves.locate(k.manifest for k in known if k.manifest.place == planned.place)
+    for at in (at for every in located.values() for at in every if planned.node in at.nodes):
+        if not is_stored(road.store, at.name, at.entry):
+            _put(Parcel(at.entry, at.name), hold, road, ())
 
 
 def _move(node: str, place: str, home: str, hold: Hold, road: Road) -> None:

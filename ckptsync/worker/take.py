@@ -74,7 +74,9 @@ def chunks(held: Held, passed: Passed) -> Iterator[memoryview]:
     fd = held.open()
     try:
         _same(held.stat, look(fd, held.stat.path))
-        while count := os.readv(fd, [buffer]):
+        left = held.stat.size  # a file that grows is read no further than it was when it was looked at
+        while left and (count := os.readv(fd, [buffer[:left]])):
+            left -= count
             yield buffer[:count]
             passed(count)
         _same(held.stat, look(fd, held.stat.path))

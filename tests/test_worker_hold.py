@@ -1,0 +1,44 @@
+"""Where a checkpoint's files are read from."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ckptsync.errors import Corrupt, Incomplete
+from ckptsync.scan import found, spots
+from ckptsync.spool import grow, open_pin, pins
+from ckptsync.worker.hold import Hold, hold
+
+
+def held(tmp_path: Path) -> Hold:
+    (tmp_path / "checkpoint-4").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "checkpoint-4" / name).write_text(name * 3)
+    pin = open_pin(tmp_path, "checkpoint-4", 0, "n0")
+    assert pin is not None
+    grow(pin, tmp_path / "checkpoint-4", ["a"])
+    (spot,) = spots(tmp_path)
+    return hold(found(spot), pins(tmp_path)[0], spot.family, spot.name)
+
+
+def test_what_is_pinned_is_read_from_the_pin_and_the_rest_is_known_to_be_in_danger(tmp_path: Path) -> None:
+    both = held(tmp_path)
+    assert (both.unpinned, both.gone, dict(both.sizes())) == (("b",), False, {"a": 3, "b": 3})
+    shutil.rmtree(tmp_path / "checkpoint-4")
+    out = bytearray(2)
+    both.read_into("a", 1, memoryview(out))
+    assert out == b"aa"
+    with pytest.raises(Incomplete):
+        both.read_into("b", 0, memoryview(out))
+    assert hold(None, pins(tmp_path)[0], "trainer", "checkpoint-4").gone
+
+
+def test_reading_past_the_end_or_what_is_not_there_is_an_error(tmp_path: Path) -> None:
+    both = held(tmp_path)
+    with pytest.raises(Corrupt, match="ends at byte 3"):
+        both.read_into("a", 2, memoryview(bytearray(2)))
+    with pytest.raises(Incomplete, match="not in"):
+        both.read_into("c", 0, memoryview(bytearray(1)))

@@ -1,0 +1,64 @@
+"""What a worker reads of a run's records, and how often."""
+
+from __future__ import annotations
+
+from ckptsync.errors import Corrupt
+from ckptsync.model import Demands
+from ckptsync.records.coding import encode, record_name
+from ckptsync.records.manifest import Manifest
+from ckptsync.records.report import Report
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.worker.known import Known, read_known
+
+
+class Counting(MemoryStore):
+    """Counts what is read."""
+
+    count = 0
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        self.count += 1
+        super().read_into(name, start, out)
+
+
+def filled() -> tuple[Counting, str, str]:
+    store = Counting()
+    manifest = Manifest("run", "c-1", "c-1~2", "n0", 0, (), (), 0, 0, Demands())
+    report = Report("run", "c-1", "c-1~2", 0, "stat", "ok", (), "", 0, ())
+    names = []
+    for record in (manifest, report):
+        data = encode(record)
+        names.append(record_name(record, data))
+        store.write(names[-1], [data])
+    store.write("run/.ckptsync/c-1/files/n0/x", [b"copy"])
+    store.write("run/.ckptsync/c-1/stray.json", [b"{}"])
+    store.write("other/.ckptsync/c-1/manifest-n0-0-0123456789abcdef.json", [b"{}"])
+    return store, names[0], names[1]
+
+
+def test_records_are_read_once_and_sorted_by_what_they_are() -> None:
+    store, manifest, report = filled()
+    known = read_known(store, "run", Known())
+    assert read_known(store, "run", known).records == known.records
+    assert store.count == 2
+    assert [k.name for k in known.manifests("c-1")] == [manifest]
+    assert list(known.place("c-1~2").reports) == [report]
+    assert known.place("c-1").manifests == {}
+    assert known.copies["run/.ckptsync/c-1/files/n0/x"] == 4
+    assert known.times[manifest] == 1
+
+
+def test_what_was_deleted_is_no_longer_known() -> None:
+    store, manifest, _ = filled()
+    known = read_known(store, "run", Known())
+    store.delete(manifest)
+    assert read_known(store, "run", known).manifests("c-1") == ()
+
+
+def test_a_broken_record_concerns_every_place_of_its_checkpoint_and_no_other() -> None:
+    store, manifest, _ = filled()
+    store.write(manifest, [b"{}"])
+    known = read_known(store, "run", Known())
+    assert isinstance(known.broken_place("c-1"), Corrupt)
+    assert known.broken_place("c-10") is None
+    assert known.manifests("c-1") == ()
