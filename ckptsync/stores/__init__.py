@@ -3,5 +3,5 @@
 ``contract``: the Protocol that every store keeps, and its laws.  ``posix``: a local or NFS path.  ``memory``: what the contract
 means, without a disk.  ``opening``: from a URL to a store.  ``copying``: a stored file in pieces, or under another name.
 ``tree``: the files of a local checkpoint (or several overlaid, or some of a store's) as `ckptsync.model.Files`.
-``beneath``, ``openfiles``: names below a directory with no link followed; a few files kept open.
+``beneath``, ``openfiles``, ``oserrors``: names below a directory with no link followed; a few files kept open; what an errno means.
 """

@@ -24,24 +24,13 @@ from ckptsync.paths import checked_path
 from ckptsync.stores import beneath
 from ckptsync.stores.contract import Chunk, Entry, checked_prefix
 from ckptsync.stores.openfiles import OpenFile, OpenFiles
+from ckptsync.stores.oserrors import HINTS, store_error, told_of
 
 TRUSTED_S = 30.0  # after so long an open file is opened by its name again: somebody may have replaced it
 _TRIES = 8  # each lost to another process that deleted the same empty directory in between
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 _NO_LINKS_HERE = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 _RENAME_NOREPLACE = 1
-
-_HINTS = {
-    errno.ENOSPC: "the store's disk is full: make room; sending goes on where it stopped",
-    errno.EDQUOT: "the quota on the store is used up: raise it or make room; sending goes on where it stopped",
-    errno.EACCES: "the user that ckptsync runs as needs to read, write and search the store's directories",
-    errno.EPERM: "the user that ckptsync runs as needs to read, write and search the store's directories",
-    errno.EROFS: "the store is mounted read-only",
-    errno.ESTALE: "the file server forgot this file or directory; trying again finds it by name",
-    errno.ENOTDIR: "a file or a link stands where a directory should be; links are not followed in a store",
-    errno.ELOOP: "links are not followed in a store",
-    errno.EMFILE: "raise the limit of open files (LimitNOFILE)",
-}
 
 
 def is_unfinished(part: str) -> bool:
@@ -66,7 +55,7 @@ class PosixStore:
             for name, found in beneath.walk(self.root, checked_prefix(prefix), is_unfinished):
                 yield Entry(name, found.st_size, found.st_mtime)
         except OSError as e:
-            raise _store_error(str(e.filename or self.root), e) from e
+            raise store_error(str(e.filename or self.root), e) from e
 
     def size(self, name: str) -> int:
         """As the contract says."""
@@ -104,17 +93,17 @@ class PosixStore:
         except NotFound:
             return
         self._files.forget(name)
-        with _writing(name):
+        with told_of(name):
             self._after_delete(name.split("/")[:-1])
 
     def _publish(self, name: str, chunks: Iterable[Chunk], commit: Callable[[int, str, str], None]) -> None:
         *way, last = name.split("/")
-        with _writing(name):
+        with told_of(name):
             at, part, fd = self._begin(way)
         try:
             try:
                 _write_out(name, fd, chunks)
-                with _writing(name):
+                with told_of(name):
                     commit(at, part, last)
             except BaseException:
                 with contextlib.suppress(OSError):  # the first error is the one to tell; what is left is never listed
@@ -122,7 +111,7 @@ class PosixStore:
                 raise
             finally:
                 self._files.forget(name)
-            with _writing(name):
+            with told_of(name):
                 _sync_directory(at)
         finally:
             os.close(at)
@@ -181,7 +170,7 @@ class PosixStore:
         try:
             os.close(os.open(self.root, beneath.PASS))
         except OSError as e:
-            hint = _HINTS.get(e.errno or 0, "is the file system mounted?  A store is made by the first worker or push")
+            hint = HINTS.get(e.errno or 0, "is the file system mounted?  A store is made by the first worker or push")
             raise StoreError(f"{self.root}: {e.strerror}, a store's directory wanted", hint=hint) from e
 
     @contextlib.contextmanager
@@ -192,7 +181,7 @@ class PosixStore:
             if e.errno == errno.ESTALE:
                 self._files.forget(name)
             if not beneath.is_absence(e):
-                raise _store_error(name, e) from e
+                raise store_error(name, e) from e
             self._look()
             raise NotFound(f"{name}: not in {self.root}") from e
 
@@ -203,33 +192,19 @@ def _checked(name: str) -> str:
     return name
 
 
-def _store_error(name: str, e: OSError) -> StoreError:
-    if e.errno == errno.EEXIST:
-        return Exists(f"{name}: already there")
-    return StoreError(f"{name}: {(e.strerror or str(e)).lower()}", hint=_HINTS.get(e.errno or 0, ""))
-
-
-@contextlib.contextmanager
-def _writing(name: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as e:
-        raise _store_error(name, e) from e
-
-
 def _write_out(name: str, fd: int, chunks: Iterable[Chunk]) -> None:
     """All chunks, durable; closes ``fd`` whatever happens.  An OSError of ``chunks`` itself is not the store's."""
     try:
         for chunk in chunks:
-            with _writing(name):
+            with told_of(name):
                 _write_all(fd, memoryview(chunk))
-        with _writing(name):
+        with told_of(name):
             os.fsync(fd)
     except BaseException:
         with contextlib.suppress(OSError):  # the first error is the one to tell
             os.close(fd)
         raise
-    with _writing(name):
+    with told_of(name):
         os.close(fd)
 
 
