@@ -12,7 +12,7 @@ from ckptsync.digest import digest
 from ckptsync.errors import Corrupt
 from ckptsync.formats import layouts
 from ckptsync.merge import output, ties
-from ckptsync.merge.checked import CheckedFiles
+from ckptsync.merge.summed import SummedFiles
 from ckptsync.merge.copying import Copied, Copying
 from ckptsync.merge.plan import FilePlan, Options, plan
 from ckptsync.model import Checksum, Files, read_whole
@@ -87,19 +87,19 @@ def consolidate(
 
 def carry_out(job: Job, files: Files, write: Write, progress: Progress | None = None) -> Merged:
     """Do what was prepared.  Raises Corrupt if a source's bytes do not have the CRC32 that its container tells."""
-    checked = CheckedFiles(files, job.checksums)
+    summed = SummedFiles(files, job.checksums)
     sealed: list[SealedFile] = []
     tensors: list[SealedTensor] = []
     notes = list(job.notes)
     done = _Counter(job.size, progress)
     for file in job.plans:
-        copying = Copying(file, checked, done.add)
+        copying = Copying(file, summed, done.add)
         write(file.name, copying.chunks())
         copied = copying.result()
         sealed.append(SealedFile(file.name, file.size, copied.digest))
         tensors.extend(_sealed_tensors(file, copied))
         notes.extend(f"{name}: {count} finite values became infinite in the cast" for name, count in copied.overflows)
-    checked.finish()
+    summed.finish()
     for name, place in job.beside:
         data = read_whole(place, name, _MAX_BESIDE)
         sealed.append(_write_small(name, output.with_dtype(data, job.dtype) if name == "config.json" else data, write))

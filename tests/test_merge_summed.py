@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ckptsync.errors import Corrupt
 from ckptsync.merge import consolidate
-from ckptsync.merge.checked import CheckedFiles
+from ckptsync.merge.summed import SummedFiles
 from ckptsync.merge.plan import Options
 from ckptsync.model import Checksum, Extent
 from tests.plain_files import MemoryFiles, tree
@@ -20,18 +20,18 @@ DATA = bytes(range(200)) * 3
 RECORDS = [Extent("f", 10, 100), Extent("f", 110, 300), Extent("f", 450, 1)]
 
 
-def checked(data: bytes) -> CheckedFiles:
+def summed(data: bytes) -> SummedFiles:
     sums = [Checksum(e, zlib.crc32(DATA[e.start : e.start + e.size])) for e in RECORDS]
-    return CheckedFiles(MemoryFiles({"f": data}), sums)
+    return SummedFiles(MemoryFiles({"f": data}), sums)
 
 
-def read(files: CheckedFiles, start: int, size: int) -> bytes:
+def read(files: SummedFiles, start: int, size: int) -> bytes:
     out = bytearray(size)
     files.read_into("f", start, memoryview(out))
     return bytes(out)
 
 
-def read_all(files: CheckedFiles, reads: list[tuple[int, int]]) -> None:
+def read_all(files: SummedFiles, reads: list[tuple[int, int]]) -> None:
     for start, size in reads:
         read(files, start, size)
     files.finish()
@@ -42,7 +42,7 @@ READS = st.lists(st.tuples(st.integers(0, 599), st.integers(0, 200)).map(lambda 
 
 @given(READS)
 def test_sound_bytes_pass_in_whatever_order_they_are_read(reads: list[tuple[int, int]]) -> None:
-    files = checked(DATA)
+    files = summed(DATA)
     for start, size in reads:
         assert read(files, start, size) == DATA[start : start + size]
     files.finish()
@@ -54,13 +54,13 @@ def test_a_flipped_bit_in_a_record_is_found_in_whatever_order_it_is_read(
 ) -> None:
     damaged = bytearray(DATA)
     damaged[data.draw(st.integers(record.start, record.start + record.size - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    files = checked(bytes(damaged))
+    files = summed(bytes(damaged))
     with pytest.raises(Corrupt, match="CRC32"):
         read_all(files, reads)
 
 
 def test_the_last_read_of_a_record_tells() -> None:
-    files = checked(DATA[:50] + b"!" + DATA[51:])
+    files = summed(DATA[:50] + b"!" + DATA[51:])
     read(files, 10, 60)
     with pytest.raises(Corrupt, match="f: bytes 10 to 110"):
         read(files, 70, 40)

@@ -39,7 +39,7 @@ class _Sum:
             )
 
 
-class CheckedFiles:
+class SummedFiles:
     """`Files` whose reads are summed where they follow each other, as a merge's do; `finish` sums what is left.
 
     Raises Corrupt with the read that completes a record whose sum is wrong.
