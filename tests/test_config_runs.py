@@ -38,6 +38,13 @@ def test_an_output_directory_inside_the_store_is_refused_through_links_too(tmp_p
         assert "inside the store" in found.problems[0]
 
 
+def test_a_store_inside_an_output_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    found = output_directories([RunConfig(f"{tmp_path}/out")], f"{tmp_path}/out/store")
+    assert found.runs == ()
+    assert "lies inside this output directory" in found.problems[0]
+
+
 def test_a_link_that_a_glob_matches_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "out").mkdir()

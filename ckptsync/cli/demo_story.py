@@ -210,11 +210,11 @@ def damage(snapshot: Snapshot, known: set[str], path: str) -> tuple[Report, Find
 
 def ending(story: Story) -> list[str]:
     """Where things lie, and what to try next."""
-    lines = [f"the models: {story.model(run)} ({show_size(size_of(story.model(run)))})" for run in RUNS]
+    lines = [f"the model of {run} lies in {story.model(run)} ({show_size(size_of(story.model(run)))})" for run in RUNS]
     parts = " ".join(str(story.output("zero3")(node) / CHECKPOINT) for node in NODES)
     return [
         *lines,
-        f"everything else: {story.directory}",
+        f"everything else, logs too: {story.directory}",
         "try next:",
         f"  ckptsync inspect {story.model('fsdp2')}",
         f"  ckptsync verify {story.store.url}",

@@ -51,7 +51,7 @@ def described(store: Store, snapshot: Snapshot) -> dict[str, Any]:
         "checkpoint": snapshot.checkpoint,
         "place": snapshot.place,
         "word": snapshot.word,
-        "evidence": list(snapshot.evidence),
+        "evidence": damage(snapshot) or list(snapshot.evidence),
         "nodes": nodes(snapshot),
         "files": len(snapshot.files),
         "bytes": size(snapshot),
@@ -86,7 +86,14 @@ def detail(store: Store, snapshot: Snapshot) -> str:
     if snapshot.word in ("VERIFIED", "CONSOLIDATED") and where:
         level = f" ({snapshot.facets.proof.level})" if snapshot.word == "VERIFIED" else ""
         return f"{where}{level}"
-    return first_of(snapshot.evidence)
+    return first_of(damage(snapshot) if snapshot.word == "DAMAGED" else snapshot.evidence)
+
+
+def damage(snapshot: Snapshot) -> list[str]:
+    """What the reports that nobody has answered found."""
+    reports = [snapshot.records.reports[name] for name in snapshot.facets.proof.damage]
+    findings = [f for report in reports for f in report.findings if f.kind not in ("note", "nonfinite")]
+    return list(dict.fromkeys(f"{f.name}: {f.kind}: {f.detail}" for f in findings))
 
 
 def first_of(lines: Sequence[str]) -> str:

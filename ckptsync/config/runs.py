@@ -33,7 +33,7 @@ def output_directories(runs: Iterable[RunConfig], store_url: str) -> OutputDirec
 
 
 def named(found: Iterable[RunConfig], store: str) -> OutputDirectories:
-    """Pure: ``found`` paths with names, less those whose name is no run's name, is taken, or that lie in the ``store`` directory."""
+    """Pure: ``found`` paths with names, less those whose name is no run's name, is taken, or that lie in the ``store``, or it in them."""
     owner: dict[str, str] = {}
     kept, problems = [], []
     for run in sorted({(r.path, r.name) for r in found}):
@@ -45,6 +45,8 @@ def named(found: Iterable[RunConfig], store: str) -> OutputDirectories:
             continue
         if store and (path == store or path.startswith(store.rstrip("/") + "/")):
             problems.append(f"{path}: an output directory inside the store {store}")
+        elif store.startswith(path.rstrip("/") + "/"):
+            problems.append(f"{path}: the store {store} lies inside this output directory")
         elif name in owner:
             problems.append(f"{path}: its run would be named {name!r} as that of {owner[name]}: give one of them a name")
         else:

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ckptsync.config.runs import output_directories
+from ckptsync.config.runs import OutputDirectories, output_directories
 from ckptsync.config.values import Config
 from ckptsync.daemon import told
 from ckptsync.daemon.lock import Locks
 from ckptsync.daemon.phases import Line, pairs
 from ckptsync.daemon.working import Outcome, Role, Working
-from ckptsync.errors import ConfigError
+from ckptsync.errors import ConfigError, StoreError
 from ckptsync.head import consolidate
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.merge.plan import Options
@@ -63,8 +63,11 @@ class Watching:
         self._hint: Callable[[], None] = lambda: None
 
     def begin(self, hint: Callable[[], None]) -> None:
-        """Look which directories there are; raises ConfigError if one of them is another worker's, or none may be used."""
+        """Look which directories there are; raises ConfigError if one of them is another worker's, or none of them may be used."""
         self._hint = hint
+        for run in self._found().runs:
+            with contextlib.suppress(StoreError):  # one that cannot be written to is a problem of its own, which every tick tells
+                self._locks.hold(Path(run.path) / OURS)
         self._renew()
         if self._problems and not self._runs:
             raise ConfigError("; ".join(self._problems), hint="see worker.runs in the configuration")
@@ -84,26 +87,33 @@ class Watching:
             self._watch.close()
         self._locks.close()
 
+    def _found(self) -> OutputDirectories:
+        return output_directories(self._config.worker.runs, self._store.url)
+
     def _renew(self) -> None:
-        """Take in directories that have appeared; a worker is made anew only if the set of them has changed."""
-        found = output_directories(self._config.worker.runs, self._store.url)
-        runs = tuple(RunDir(run.name, Path(run.path)) for run in found.runs)
-        self._problems = found.problems
-        if runs != self._runs or (runs and self._worker is None):
-            for run in runs:
-                self._locks.hold(run.path / OURS)
-            settings = self._config.worker
-            self._worker = (
-                Worker(WorkerOptions(self._node, runs, settings.quiet, settings.unmarked, settings.keep_pins), self._store)
-                if runs
-                else None
-            )
-            if self._watch:
-                self._watch.close()
-            self._watch = watch([str(run.path) for run in runs], self._hint)
-            self._runs = runs
+        """Take in directories that have appeared; one that cannot be had holds up no other."""
+        found = self._found()
+        runs, problems = [], list(found.problems)
+        for run in found.runs:
+            try:
+                self._locks.hold(Path(run.path) / OURS)
+                runs.append(RunDir(run.name, Path(run.path)))
+            except (ConfigError, StoreError) as e:  # noqa: PERF203 - a few directories
+                problems.append(str(e))
+        self._problems = tuple(problems)
+        if tuple(runs) != self._runs:
+            self._work_on(tuple(runs))
         elif self._watch:
             self._watch.refresh()
+
+    def _work_on(self, runs: tuple[RunDir, ...]) -> None:
+        settings = self._config.worker
+        options = WorkerOptions(self._node, runs, settings.quiet, settings.unmarked, settings.keep_pins)
+        self._worker = Worker(options, self._store) if runs else None
+        if self._watch:
+            self._watch.close()
+        self._watch = watch([str(run.path) for run in runs], self._hint)
+        self._runs = runs
 
 
 def head(config: Config, store: Store) -> Callable[[], Outcome]:

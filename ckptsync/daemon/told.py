@@ -64,7 +64,7 @@ def head_errors(result: HeadResult) -> tuple[str, ...]:
 def catalogue(found: Catalogue) -> Iterator[Line]:
     """The word of each place; what is wrong with the records of others."""
     for snapshot in found.snapshots:
-        detail = "; ".join(snapshot.evidence) if snapshot.word in ("DAMAGED", "AMBIGUOUS", "RETIRED") else ""
+        detail = "; ".join(snapshot.evidence) if snapshot.word in ("AMBIGUOUS", "RETIRED") else ""
         text = pairs(phase=snapshot.word.lower(), run=snapshot.run, place=snapshot.place, detail=detail)
         yield Line(f"place {snapshot.run}/{snapshot.place}", text)
     for fault in found.faults:

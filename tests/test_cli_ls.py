@@ -1,0 +1,46 @@
+"""``ckptsync ls`` as a transcript."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ckptsync.cli.main import main
+from tests.cli_store import make
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return make(tmp_path / "store")
+
+
+def test_ls_has_a_line_a_checkpoint_with_its_word(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ls", str(store)]) == 0
+    heading, fsdp, zero = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert heading == ["RUN", "CHECKPOINT", "STATE", "SIZE", "NODES", "DETAIL"]
+    assert fsdp[:6] == ["fsdp2", "checkpoint-4", "VERIFIED", "458", "KB", "2"]
+    assert fsdp[6] == f"{store}/fsdp2/consolidated/checkpoint-4"
+    assert Path(fsdp[6], "model.safetensors").exists()
+    assert zero[:3] == ["zero3", "checkpoint-4", "ARRIVING"]
+    assert "zero_pp_rank_1_mp_rank_00_model_states.pt:" in zero[6]
+
+
+def test_ls_json_has_the_facets(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["ls", str(store), "--json"]) == 0
+    fsdp, zero = json.loads(capsys.readouterr().out)["places"]
+    assert (fsdp["word"], fsdp["nodes"], fsdp["model_complete"], fsdp["resume_complete"]) == (
+        "VERIFIED",
+        ["node0", "node1"],
+        True,
+        True,
+    )
+    assert fsdp["proof"]["level"] == "digest"
+    assert (zero["word"], zero["model"], len(zero["evidence"])) == ("ARRIVING", None, 2)
+
+
+def test_an_empty_store_and_no_store_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "s" / ".ckptsync").mkdir(parents=True)
+    (tmp_path / "s" / ".ckptsync" / "store.json").write_text('{"format":1}\n')
+    assert main(["ls", str(tmp_path / "s")]) == 0
+    assert "no checkpoints yet" in capsys.readouterr().out
+    assert main(["status", str(tmp_path)]) == 2

@@ -1,0 +1,73 @@
+"""``ckptsync push`` as a transcript."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+import ckptsync
+from ckptsync.cli.main import main
+from ckptsync.cli.push import counting
+
+FSDP = Path(ckptsync.__file__).parent / "demo_data" / "fsdp2"
+
+
+def test_a_checkpoint_is_sent_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = str(tmp_path / "store")
+    for said in ("sent, 7 files, 223 KB", "sent, all of it was there already"):
+        assert main(["push", str(FSDP / "node0"), store, "--run", "a", "--node", "n0"]) == 0
+        assert f"a/checkpoint-4: {said}" in capsys.readouterr().out
+    shard = "pytorch_model_fsdp_0/__0_0.distcp"
+    stored = (tmp_path / "store" / "a" / "checkpoint-4" / shard).read_bytes()
+    assert stored == (FSDP / "node0" / "checkpoint-4" / shard).read_bytes()
+
+
+def test_a_dry_run_sends_nothing_and_makes_no_store(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["push", str(FSDP / "node0" / "checkpoint-4"), str(tmp_path / "store"), "--dry-run", "--json"]) == 0
+    [planned] = json.loads(capsys.readouterr().out)["checkpoints"]
+    assert (planned["run"], planned["phase"], planned["files"]) == ("node0", "would be sent", 7)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_json_tells_what_was_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["push", str(FSDP / "node1"), str(tmp_path / "store"), "--node", "n1", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["dry_run"] is False
+    assert [(c["checkpoint"], c["phase"], c["place"], c["files"]) for c in result["checkpoints"]] == [
+        ("checkpoint-4", "sent", "checkpoint-4", 3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["{tmp}/absent", "{tmp}/s"], 2, "no such directory"),
+        (["{tmp}", "{tmp}/s"], 2, "no checkpoint in it"),
+        (["{data}/node0", "{tmp}/s", "--node", "a/b"], 2, "--node: 'a/b'"),
+        (["{data}/node0", "{tmp}/s", "--run", "../up"], 2, "up"),
+        (["{data}/node0", "s3://bucket/x"], 5, "s3://"),
+    ],
+)
+def test_what_cannot_be_sent_is_one_line_and_a_code(
+    arguments: list[str], code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["push", *(a.format(tmp=tmp_path, data=FSDP) for a in arguments)]) == code
+    assert said in capsys.readouterr().err.splitlines()[0]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_checkpoint_that_is_torn_is_not_sent(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(FSDP / "node0", tmp_path / "out")
+    (tmp_path / "out" / "checkpoint-4" / "trainer_state.json").write_text('{"global_step": 4')
+    assert main(["push", str(tmp_path / "out"), str(tmp_path / "store")]) == 3
+    assert "trainer_state.json" in capsys.readouterr().err
+    assert not (tmp_path / "store" / "out").exists()
+
+
+def test_progress_counts_each_byte_once_though_it_is_read_twice() -> None:
+    told: list[tuple[int, int]] = []
+    passed = counting(lambda done, total: told.append((done, total)), 200)
+    for _ in range(5):
+        passed(50)
+    assert told == [(25, 100), (50, 100), (75, 100), (100, 100), (100, 100)]

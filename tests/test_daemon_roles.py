@@ -1,0 +1,115 @@
+"""Roles from a configuration, over a real store."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+import ckptsync
+from ckptsync.config.loading import read
+from ckptsync.config.values import Config
+from ckptsync.daemon.lock import Locks
+from ckptsync.daemon.roles import roles
+from ckptsync.errors import ConfigError
+from ckptsync.head.catalogue import read_catalogue
+from ckptsync.stores.contract import Store
+from ckptsync.stores.opening import create_store
+from tests.test_daemon_schedule import until
+
+DATA = Path(ckptsync.__file__).parent / "demo_data"
+
+
+def configured(tmp_path: Path, text: str) -> tuple[Config, Store]:
+    store = create_store(str(tmp_path / "store"))
+    return read(text.format(tmp=tmp_path) + f"store: {{url: {store.url}}}\n", "c", {}), store
+
+
+def fail(e: BaseException) -> None:
+    raise e
+
+
+BOTH = "roles: [worker, head, verifier]\nworker: {{runs: ['{tmp}/out/*'], quiet: 0, unmarked: 0}}\n"
+
+
+def test_three_roles_bring_a_checkpoint_from_a_disk_to_verified(tmp_path: Path) -> None:
+    config, store = configured(tmp_path, BOTH)
+    with roles(config, "n0", store, fail) as working:
+        assert [tick.name for tick in working.ticks] == ["worker", "head", "verifier"]
+        for node in ("node0", "node1"):  # one machine has it all, and the directory appears after the start
+            shutil.copytree(DATA / "zero3" / node, tmp_path / "out" / "run", dirs_exist_ok=True)
+        for _ in range(3):
+            for tick in working.ticks:
+                tick()
+        [snapshot] = read_catalogue(store).snapshots
+        assert (snapshot.run, snapshot.word, working.errors()) == ("run", "VERIFIED", ())
+
+
+def test_a_new_file_hints_at_a_look(tmp_path: Path) -> None:
+    (tmp_path / "out" / "run").mkdir(parents=True)
+    config, store = configured(tmp_path, BOTH)
+    looks: list[int] = []
+    with roles(config, "n0", store, fail) as working:
+        worker = working.ticks[0]
+        worker.soon = lambda: looks.append(1)
+        (tmp_path / "out" / "run" / "checkpoint-1").mkdir()
+        (tmp_path / "out" / "run" / "checkpoint-1" / "x").write_text("x")
+        assert until(lambda: looks)
+
+
+def test_an_idle_worker_gives_itself_no_hints(tmp_path: Path) -> None:
+    shutil.copytree(DATA / "zero3" / "node0", tmp_path / "out" / "run")
+    config, store = configured(tmp_path, BOTH)
+    with roles(config, "n0", store, fail) as working:
+        worker = working.ticks[0]
+        looks: list[int] = []
+        worker.soon = lambda: looks.append(1)
+        for _ in range(6):
+            worker()
+            until(lambda: False, 0.1)
+        looks.clear()
+        worker()
+        assert not until(lambda: looks, 0.5)
+
+
+def test_an_output_directory_that_another_worker_serves_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out" / "run").mkdir(parents=True)
+    config, store = configured(tmp_path, BOTH)
+    locks = Locks("n0")
+    locks.hold(tmp_path / "out" / "run" / "_ckptsync")
+    with pytest.raises(ConfigError, match="another worker of node n0"), roles(config, "n0", store, fail):
+        pass
+    locks.close()
+    with roles(config, "n0", store, fail):
+        pass
+
+
+def test_a_directory_that_appears_and_is_anothers_holds_up_no_other(tmp_path: Path) -> None:
+    config, store = configured(tmp_path, BOTH)
+    locks = Locks("n0")
+    with roles(config, "n0", store, fail) as working:
+        shutil.copytree(DATA / "zero3" / "node0", tmp_path / "out" / "good")
+        (tmp_path / "out" / "taken").mkdir()
+        locks.hold(tmp_path / "out" / "taken" / "_ckptsync")
+        for _ in range(2):
+            working.ticks[0]()
+        [error] = working.errors()
+        assert "another worker of node n0" in error
+        assert [snapshot.run for snapshot in read_catalogue(store).snapshots] == ["good"]
+    locks.close()
+
+
+def test_an_output_directory_in_the_store_is_refused_at_the_start(tmp_path: Path) -> None:
+    (tmp_path / "store" / "out").mkdir(parents=True)
+    config, store = configured(tmp_path, "worker: {{runs: ['{tmp}/store/out']}}\n")
+    with pytest.raises(ConfigError, match="inside the store"), roles(config, "n0", store, fail):
+        pass
+
+
+def test_a_directory_that_cannot_be_served_is_told_and_holds_up_no_other(tmp_path: Path) -> None:
+    for job in ("one", "two"):
+        (tmp_path / job / "out").mkdir(parents=True)
+    config, store = configured(tmp_path, "worker: {{runs: ['{tmp}/*/out']}}\n")
+    with roles(config, "n0", store, fail) as working:
+        working.ticks[0]()
+        [error] = working.errors()
+        assert "two/out: its run would be named 'out'" in error
