@@ -15,8 +15,8 @@ def checked_path(path: str) -> str:
     parts = path.split("/")
     if (
         not path
-        or len(path.encode("utf-8", "surrogateescape")) > 4096
-        or any(p in ("", ".", "..") or len(p.encode("utf-8", "surrogateescape")) > 255 for p in parts)
+        or len(path.encode("utf-8", "surrogatepass")) > 4096
+        or any(p in ("", ".", "..") or len(p.encode("utf-8", "surrogatepass")) > 255 for p in parts)
     ):
         raise Corrupt(f"{path!r}: not a plain relative path")
     if any(unicodedata.category(c) in ("Cc", "Cs") or c == "\\" for c in path):

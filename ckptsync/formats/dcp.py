@@ -45,6 +45,15 @@ _NAMES = (
 _ALLOWED: Mapping[Name, Build] = {**torch_pickle.ALLOWED, **dict.fromkeys(_NAMES, made)}
 
 
+_FIELDS: Mapping[str, Mapping[str, type[Any]]] = {  # what is read of each, and what it must be
+    "Metadata": {"state_dict_metadata": dict, "storage_data": dict},
+    "MetadataIndex": {"fqn": str},
+    "_StorageInfo": {"relative_path": str, "offset": int, "length": int},
+    "TensorStorageMetadata": {"properties": Made, "size": tuple, "chunks": list},
+    "ChunkStorageMetadata": {"offsets": tuple, "sizes": tuple},
+}
+
+
 @dataclass(frozen=True, slots=True)
 class Chunk:
     """A box of a tensor and the item that holds it."""
@@ -117,9 +126,10 @@ def _parsed(data: bytes) -> dict[str, Any]:
 
 def _fields(value: Any, kind: str) -> dict[str, Any]:
     """The attributes of a pickled dataclass."""
-    if not isinstance(value, Made) or value.name.name != kind or not isinstance(value.state, dict):
-        raise Corrupt(f"{METADATA}: no {kind} where one is due")
-    return value.state
+    state = value.state if isinstance(value, Made) and value.name.name == kind else None
+    if not isinstance(state, dict) or not all(isinstance(state.get(field), t) for field, t in _FIELDS[kind].items()):
+        raise Corrupt(f"{METADATA}: no {kind} where one is due, or one without its fields")
+    return state
 
 
 def _shape(value: Any) -> Shape:
@@ -134,34 +144,29 @@ Key = tuple[str, Shape]
 def _items(metadata: dict[str, Any], root: str) -> dict[Key, Extent]:
     """``(name, offsets)`` of a chunk → its item."""
     found: dict[Key, Extent] = {}
-    for index, info in _mapping(metadata, "storage_data").items():
+    for index, info in metadata["storage_data"].items():
         where, what = _fields(info, "_StorageInfo"), _fields(index, "MetadataIndex")
         if where.get("transform_descriptors"):
             raise Unsupported(
                 f"{METADATA}: items are transformed ({where['transform_descriptors']!r:.60})", hint="write them without extensions"
             )
-        file = join(root, checked_path(str(where["relative_path"])))
+        file = join(root, checked_path(where["relative_path"]))
         found[what["fqn"], _shape(what.get("offset") or ())] = Extent(file, *_shape((where["offset"], where["length"])))
     return found
-
-
-def _mapping(metadata: dict[str, Any], name: str) -> dict[Any, Any]:
-    value = metadata.get(name)
-    if not isinstance(value, dict):
-        raise Corrupt(f"{METADATA}: no {name}")
-    return value
 
 
 def _chunked(metadata: dict[str, Any], root: str) -> Iterator[Chunked]:
     items = _items(metadata, root)
     paths = metadata.get("planner_data")
-    for fqn, described in _mapping(metadata, "state_dict_metadata").items():
+    for fqn, described in metadata["state_dict_metadata"].items():
         if not isinstance(described, Made) or described.name.name != "TensorStorageMetadata":
             continue  # a torch.save blob: no weight
         fields = _fields(described, "TensorStorageMetadata")
         shape = _shape(fields["size"])
         chunks = tuple(_chunk(fqn, _fields(c, "ChunkStorageMetadata"), shape, items) for c in fields["chunks"])
         path = paths.get(fqn, (fqn,)) if isinstance(paths, dict) else (fqn,)
+        if not isinstance(path, (tuple, list)) or not path:
+            raise Corrupt(f"{METADATA}: {fqn!r:.100} has no path in planner_data")
         yield Chunked(tuple(map(str, path)), _dtype(fields["properties"]), shape, chunks)
 
 
