@@ -20,6 +20,12 @@ class Built:
     def __init__(self, module: str, name: str, state: object, *args: object) -> None:
         self.call, self.state = Call(Global(f"{_DCP}.{module}", name), *args), state
 
+    def with_state(self, state: object) -> Built:
+        """The same with another state."""
+        found = type(self)("", "", state)
+        found.call = self.call
+        return found
+
 
 def _save_built(pickler: Any, obj: Built) -> None:
     pickler.save(obj.call)
@@ -48,16 +54,25 @@ def metadata(
     blobs: Sequence[str] = (),
 ) -> bytes:
     """A ``.metadata`` as torch 2.13 pickles it: ``{name: (torch dtype, shape, chunks)}``, and the planner's paths."""
-    described: dict[str, object] = {name: _tensor(*tensor) for name, tensor in tensors.items()}
-    described |= {name: Built("metadata", "BytesStorageMetadata", {}) for name in blobs}
+    return torch_pickle(described(tensors, paths, blobs))
+
+
+def described(
+    tensors: Mapping[str, tuple[str, Shape, Sequence[Chunk]]],
+    paths: Mapping[str, tuple[object, ...]] | None = None,
+    blobs: Sequence[str] = (),
+) -> Built:
+    """The same before it is pickled."""
+    held: dict[str, object] = {name: _tensor(*tensor) for name, tensor in tensors.items()}
+    held |= {name: Built("metadata", "BytesStorageMetadata", {}) for name in blobs}
     places: dict[object, object] = {}
     for name, (_, _, chunks) in tensors.items():
         places |= {
             _Key("metadata", "MetadataIndex", {"fqn": name, "offset": c.offsets, "index": n}): _place(c)
             for n, c in enumerate(chunks)
         }
-    content = {"state_dict_metadata": described, "planner_data": paths, "storage_data": places, "version": "1.0.0"}
-    return torch_pickle(Built("metadata", "Metadata", content))
+    content = {"state_dict_metadata": held, "planner_data": paths, "storage_data": places, "version": "1.0.0"}
+    return Built("metadata", "Metadata", content)
 
 
 class _Key(Built):
@@ -90,7 +105,7 @@ def checkpoint(
 ) -> dict[str, bytes]:
     """Float32 tensors ``{name: (shape, {offsets: (sizes, data)})}``, each box in the file of its number."""
     files: dict[str, bytes] = {}
-    described = {}
+    where = {}
     for name, (shape, boxes) in tensors.items():
         chunks = []
         for rank, (offsets, (sizes, data)) in enumerate(boxes.items()):
@@ -98,6 +113,6 @@ def checkpoint(
             before = files.get(file, b"")
             files[file] = before + held
             chunks.append(Chunk(offsets, sizes, file, len(before), len(held)))
-        described[name] = ("float32", shape, tuple(chunks))
-    files[".metadata"] = metadata(described, **options)
+        where[name] = ("float32", shape, tuple(chunks))
+    files[".metadata"] = metadata(where, **options)
     return {f"{root}/{name}" if root else name: data for name, data in files.items()}
