@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from blake3 import blake3
 
-SMALLEST_BLOCK = 16 << 10
+SMALLEST_BLOCK = 4 << 10
 MOST_BLOCKS = 1024
 BLOCK_HEX = 32  # 128 bits are enough to tell which block changed; the file's digest has all 256
 
@@ -26,7 +26,7 @@ class FileDigest:
 
 
 def block_size(size: int) -> int:
-    """A power of two, at least 16 KiB, such that a file has at most 1024 blocks."""
+    """A power of two, at least 4 KiB, such that a file has at most 1024 blocks."""
     block = SMALLEST_BLOCK
     while block * MOST_BLOCKS < size:
         block *= 2
