@@ -57,7 +57,7 @@ CONFINED: Mapping[str, tuple[str, ...]] = {
 }
 FORBIDDEN_CALLS = frozenset({"eval", "exec", "compile", "__import__"})
 
-# Modules that decide: the same answer for the same arguments, for ever.  A role's own list is short, the rooms below are pure.
+# Modules that decide: the same answer for the same arguments, for ever.  A store, or files, may be among the arguments.
 PURE = (
     *sorted(BASE - {""}),
     "formats.*",
@@ -65,8 +65,10 @@ PURE = (
     "merge.*",
     "config.*",
     "fleet.*",
-    "worker.pinning",
-    "worker.settle",
+    *(f"worker.{m}" for m in ("deciding", "known", "pinning", "repair", "result", "rivals", "saving", "send", "settle")),
+    *(f"head.{m}" for m in ("catalogue", "checked", "deciding")),
+    *(f"verify.{m}" for m in ("bits", "due", "expected", "findings", "naming", "ranges", "structure", "survey")),
+    "daemon.phases",
 )
 NOT_PURE: Mapping[str, str] = {
     "merge.local": "publishes into a directory",
@@ -78,6 +80,7 @@ IMPURE = frozenset(
     )
     + "secrets select shutil signal socket ssl subprocess sys tempfile termios threading time urllib uuid weakref _thread concurrent".split()  # noqa: SIM905
 )
+IMPURE_OURS = frozenset(f"ckptsync.{m}" for m in ("stores.beneath", "stores.opening", "stores.openfiles", "stores.posix", "watch"))
 IMPURE_CALLS = frozenset({"open", "print", "input", "breakpoint"})
 CLOCKS = frozenset({"now", "utcnow", "today", "default_rng"})  # datetime's and numpy's ways to an answer that changes
 
@@ -110,6 +113,11 @@ def problems(module: str, source: str) -> list[str]:
 def is_pure(module: str) -> bool:
     """Whether the tables say that a module decides and does nothing."""
     return _matches(module, PURE) and module not in NOT_PURE
+
+
+def has_behaviour(source: str) -> bool:
+    """Whether a module has any function; one of values alone is tested where they are used."""
+    return any(isinstance(node, ast.FunctionDef | ast.Lambda) for node in ast.walk(ast.parse(source)))
 
 
 def cycles(graph: Mapping[str, frozenset[str]]) -> list[tuple[str, ...]]:
@@ -187,7 +195,7 @@ def _dangers(module: str, source: str) -> Iterator[str]:
 
 def _impurities(source: str) -> Iterator[str]:
     for name in imports(source):
-        if name.partition(".")[0] in IMPURE and not name.startswith("urllib.parse"):
+        if name in IMPURE_OURS or (name.partition(".")[0] in IMPURE and not name.startswith("urllib.parse")):
             yield f"{name}: not in a pure module"
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Call):
