@@ -35,8 +35,7 @@ def test_one_that_cannot_be_read_is_listed_as_its_error_and_overwritten(store: S
     store.write(".ckptsync/nodes/n0.json", [b"{broken"])
     [(_, error)] = heartbeat.listed(store)
     assert isinstance(error, Corrupt)
-    assert heartbeat.claim(store, FIRST, lambda _: True, never) is None
-    heartbeat.beat(store, FIRST)
+    assert heartbeat.claim(store, FIRST, lambda _: True, never) == heartbeat.read(store, "n0", ("worker",))
 
 
 def test_a_second_worker_on_one_machine_is_refused_at_once(store: Store) -> None:
@@ -47,9 +46,12 @@ def test_a_second_worker_on_one_machine_is_refused_at_once(store: Store) -> None
 
 def test_a_worker_takes_over_from_one_that_died_or_said_farewell(store: Store) -> None:
     mine = heartbeat.beat(store, FIRST)
-    assert heartbeat.claim(store, SECOND, lambda _: False, never) == mine
+    taken = heartbeat.claim(store, SECOND, lambda _: False, never)
+    assert heartbeat.beat(store, taken).instance == SECOND.instance
+    heartbeat.write(store, mine)
     heartbeat.farewell(store, mine)
-    assert heartbeat.claim(store, SECOND, lambda _: True, never) is not None
+    taken = heartbeat.claim(store, SECOND, lambda _: True, never)
+    assert heartbeat.beat(store, taken).beat == 2
 
 
 def test_another_machines_worker_is_alive_if_it_beats_while_we_wait(store: Store) -> None:
@@ -57,7 +59,7 @@ def test_another_machines_worker_is_alive_if_it_beats_while_we_wait(store: Store
     with pytest.raises(ConfigError):
         heartbeat.claim(store, SECOND, lambda _: None, lambda _: heartbeat.write(store, replace(mine, beat=2)))
     waited: list[float] = []
-    assert heartbeat.claim(store, SECOND, lambda _: None, waited.append)
+    heartbeat.claim(store, SECOND, lambda _: None, waited.append)
     assert waited == [2.5 * FIRST.period]
 
 

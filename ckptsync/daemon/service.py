@@ -48,8 +48,7 @@ def run(config: Config, roles: Roles) -> int:
 def _serve(config: Config, node: str, store: Store, stop: Stopping, roles: Roles) -> int:
     notifier = Notifier()
     notifier.send("READY=1", "STATUS=looking for another worker of this node")
-    mine = identity.heartbeat(node, config.roles)
-    claim(store, mine, identity.is_running, stop.wait)
+    mine = claim(store, identity.heartbeat(node, config.roles), identity.is_running, stop.wait)
     if stop.asked:
         return stop.code
     fatal = _fatal(stop)

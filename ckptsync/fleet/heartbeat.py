@@ -90,22 +90,26 @@ def listed(store: Store) -> Iterator[tuple[Entry, Heartbeat | Corrupt]]:
 
 def claim(
     store: Store, mine: Heartbeat, is_running: Callable[[Heartbeat], bool | None], pause: Callable[[float], object]
-) -> Heartbeat | None:
-    """The heartbeat that this one takes over from, if any; raises ConfigError if its process lives.
+) -> Heartbeat:
+    """Take the node's name: the first beat, which replaces a dead process's last one.  Raises ConfigError if its process lives.
 
     ``is_running`` knows of this machine's processes (``None``: another machine's); ``pause`` waits that many seconds.
     """
-    other = read(store, mine.node, mine.roles)
-    if other is None or other.stopped or other.instance == mine.instance:
-        return other
-    lives = is_running(other)
-    if lives is None:
-        pause(min(other.period, 10 * PERIOD) * 2.5)
-        now = read(store, mine.node, mine.roles)
-        lives = now is not None and not now.stopped and (now.instance, now.beat) != (other.instance, other.beat)
-    if lives:
+    other = read(store, mine.node, mine.roles) if "worker" in mine.roles else None
+    if other and not other.stopped and _lives(store, other, is_running, pause):
         raise _rival(other)
-    return other
+    return _beaten(store, mine)
+
+
+def _lives(
+    store: Store, other: Heartbeat, is_running: Callable[[Heartbeat], bool | None], pause: Callable[[float], object]
+) -> bool:
+    lives = is_running(other)
+    if lives is not None:
+        return lives
+    pause(min(other.period, 10 * PERIOD) * 2.5)
+    now = read(store, other.node, other.roles)
+    return now is not None and not now.stopped and (now.instance, now.beat) != (other.instance, other.beat)
 
 
 def beat(store: Store, mine: Heartbeat) -> Heartbeat:
@@ -113,6 +117,10 @@ def beat(store: Store, mine: Heartbeat) -> Heartbeat:
     other = read(store, mine.node, mine.roles) if "worker" in mine.roles else None
     if other and not other.stopped and other.instance != mine.instance and yields_to(mine, other):
         raise _rival(other)
+    return _beaten(store, mine)
+
+
+def _beaten(store: Store, mine: Heartbeat) -> Heartbeat:
     following = replace(mine, beat=mine.beat + 1)
     write(store, following)
     return following
