@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ckptsync.model import Demands
 from ckptsync.records.manifest import Manifest
-from ckptsync.records.sameness import SLACK, demands_differ, same_save
+from ckptsync.records.sameness import SLACK, compare, demands_differ, parts, same_save
 from tests.test_records_saves import FIRST, LATER, entry, manifest, of_rank, shard
 
 A0, B1 = of_rank(0, "a"), of_rank(1, "b")
@@ -66,17 +66,14 @@ def test_spans_touch_if_they_have_a_moment_in_common_or_nearly(a: int, b: int, c
 
 def test_an_edited_files_time_does_not_reach_back_to_the_first_save() -> None:
     edited = manifest("a", *A0.files, entry("config.json", "new", LATER))
-    from ckptsync.records.sameness import compare, parts
-
-    first = manifest("a", *A0.files, entry("config.json", "old"))
-    _, mine, mate = parts([first, edited, B1])
+    first = manifest("a", *A0.files, entry("config.json", "old", FIRST + SLACK))
+    before, mine, mate = parts([first, edited, B1])
+    assert (before.start, before.end) == (FIRST, FIRST + SLACK)
     assert compare(mine, mate).relation == "unproven"
     assert same_save(edited, B1).relation == "one"  # without the first, nothing says that the shard is older
 
 
 def test_an_id_repeated_over_changed_bytes_proves_nothing() -> None:
-    from ckptsync.records.sameness import compare, parts
-
     first, mate = replace(A0, save="s"), replace(B1, save="s")
     again = replace(manifest("a", replace(shard(0, "second"), mtime=LATER)), save="s", ended=LATER)
     _, mine, other = parts([first, again, mate])

@@ -115,6 +115,16 @@ def test_of_two_that_raced_for_a_name_the_one_that_began_first_keeps_it() -> Non
     assert better_place("a", "checkpoint-5", raced).startswith("checkpoint-5~")
 
 
+def test_nobody_moves_for_want_of_proof() -> None:
+    jobs = [of_rank(0, "a"), of_rank(1, "b"), of_rank(1, "c", "second")]
+    assert [better_place(node, "checkpoint-5", known(*jobs)) for node in "abc"] == ["checkpoint-5"] * 3
+
+
+def test_a_save_leaves_a_place_to_those_that_cannot_tell_where_else_to_go() -> None:
+    jobs = [of_rank(0, "a", at=LATER), of_rank(1, "b", at=LATER), of_rank(1, "c", "second", LATER)]
+    assert better_place("d", "checkpoint-5", known(*jobs, of_rank(3, "d"))) != "checkpoint-5"
+
+
 def test_of_two_places_of_one_save_the_smaller_name_wins() -> None:
     apart = known(of_rank(0, "a", place="checkpoint-5~2"), of_rank(1, "b", place="checkpoint-5~1"))
     assert better_place("a", "checkpoint-5~2", apart) == "checkpoint-5~1"

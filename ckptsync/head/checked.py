@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from blake3 import blake3
 
 from ckptsync.digest import BLOCK_HEX
-from ckptsync.errors import Corrupt
+from ckptsync.errors import Corrupt, Incomplete
 from ckptsync.model import Files
 from ckptsync.records.manifest import FileEntry
 
@@ -30,10 +30,12 @@ class CheckedFiles:
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         """As `Files` says; raises Corrupt where a block is not what the manifest says."""
-        self._files.read_into(name, start, out)
         entry = self._entries.get(name)
-        if entry is None or not out.nbytes:
-            return  # nothing names it: `sizes` does not either
+        if entry is None:
+            raise Incomplete(f"{name}: not named by any manifest")
+        self._files.read_into(name, start, out)
+        if not out.nbytes:
+            return
         bytes_read = out.cast("B")
         is_checked = self._checked[name]
         for block in range(start // entry.block_size, (start + out.nbytes - 1) // entry.block_size + 1):

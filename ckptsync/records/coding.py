@@ -58,7 +58,9 @@ def _refuse_newer(name: str, data: bytes) -> None:
         number = msgspec.json.decode(data)["format"]
     except (msgspec.DecodeError, KeyError, TypeError, RecursionError) as e:
         raise Corrupt(f"{name}: no format number: {e}") from e
-    if not isinstance(number, int) or number > FORMAT:
+    if type(number) is not int or number < 1:
+        raise Corrupt(f"{name}: {number!r:.80} is not a format number")
+    if number > FORMAT:
         raise Unsupported(
             f"{name}: record format {number}, at most {FORMAT} is known here", hint="upgrade ckptsync on this machine"
         )

@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
+from ckptsync.model import Demands
+from ckptsync.records.manifest import Manifest
+from ckptsync.records.report import Level, Report, Verdict
+from ckptsync.records.seal import Seal, SealedFile
+from ckptsync.records.state import Facet, Facets, Proof, Records, Snapshot, proof, snapshot, word
+from ckptsync.records.tombstone import Tombstone
+from tests.test_records_saves import LATER, entry, known, manifest, of_rank, shard
+
+YES, NO = Facet(holds=True), Facet(holds=False)
+DAMAGED, PROVEN, UNPROVEN = Proof(damage=("r",)), Proof(holds=True), Proof()
+SIZES = {"run/checkpoint-5/dcp/__0_0.distcp": 5, "run/checkpoint-5/dcp/__1_0.distcp": 5}
+DEMANDS = Demands({"dcp/__0_0.distcp": 5, "dcp/__1_0.distcp": None}, {"rng_state_0.pth": None}, 2)
+A0, B1 = replace(of_rank(0, "a"), demands=DEMANDS), of_rank(1, "b")
+NAMES = tuple(k.name for k in known(A0, B1))
+
+
+@pytest.mark.parametrize(
+    ("model", "sealed", "proven", "ambiguous", "retired", "expected"),
+    [
+        (NO, NO, UNPROVEN, "", "", "ARRIVING"),
+        (NO, YES, PROVEN, "", "", "ARRIVING"),
+        (YES, NO, UNPROVEN, "", "", "COMPLETE"),
+        (YES, NO, PROVEN, "", "", "COMPLETE"),
+        (YES, YES, UNPROVEN, "", "", "CONSOLIDATED"),
+        (YES, YES, PROVEN, "", "", "VERIFIED"),
+        (YES, YES, DAMAGED, "", "", "DAMAGED"),
+        (NO, NO, DAMAGED, "", "", "DAMAGED"),
+        (YES, YES, DAMAGED, "two saves", "", "AMBIGUOUS"),
+        (YES, YES, PROVEN, "two saves", "", "AMBIGUOUS"),
+        (YES, YES, DAMAGED, "two saves", "too old", "RETIRED"),
+        (NO, NO, UNPROVEN, "", "too old", "RETIRED"),
+    ],
+)
+def test_the_one_word(*, model: Facet, sealed: Facet, proven: Proof, ambiguous: str, retired: str, expected: str) -> None:
+    assert word(Facets(model, NO, sealed, proven, ambiguous, retired)) == expected
+
+
+def seen(
+    *manifests: Manifest,
+    sizes: Mapping[str, int] = SIZES,
+    seals: Mapping[str, Seal] | None = None,
+    tombstones: tuple[Tombstone, ...] = (),
+) -> Snapshot:
+    pairs = known(*manifests)
+    records = Records({k.name: k.manifest for k in pairs}, seals or {}, {}, {str(i): t for i, t in enumerate(tombstones)})
+    found = snapshot("checkpoint-5", records, pairs, sizes)
+    assert found
+    return found
+
+
+def seal(n: int = 0, manifests: tuple[str, ...] = NAMES) -> Seal:
+    return Seal("run", "checkpoint-5", "checkpoint-5", n, manifests, {}, (SealedFile("m", 9, "0" * 64),), ())
+
+
+def test_all_that_metadata_demands_is_complete() -> None:
+    whole = seen(A0, B1)
+    assert (whole.word, whole.facets.model.evidence) == ("COMPLETE", ())
+    assert set(whole.present()) == {"dcp/__0_0.distcp", "dcp/__1_0.distcp"}
+
+
+def test_a_file_that_no_node_has_sent_is_named() -> None:
+    assert seen(A0).evidence == ("dcp/__1_0.distcp: no node has sent it",)
+
+
+def test_without_metadata_nothing_is_complete() -> None:
+    assert seen(B1).evidence == ("nothing here says what a whole model is",)
+
+
+def test_a_file_of_another_size_than_demanded_is_named() -> None:
+    wanting = replace(A0, demands=Demands({"dcp/__0_0.distcp": 6}))
+    assert seen(wanting).evidence == ("dcp/__0_0.distcp: 5 bytes, 6 demanded",)
+
+
+def test_a_file_that_is_not_listed_is_named() -> None:
+    lost = seen(A0, B1, sizes={"run/checkpoint-5/dcp/__0_0.distcp": 4})
+    assert lost.evidence == (
+        "dcp/__0_0.distcp: a has sent 5 bytes, 4 are in the store",
+        "dcp/__1_0.distcp: b has sent 5 bytes, and it is not in the store",
+    )
+    assert lost.present() == {}
+
+
+def test_resuming_needs_more_than_the_model() -> None:
+    assert seen(A0, B1).facets.resume == Facet(holds=False, evidence=("rng_state_0.pth: no node has sent it",))
+    assert seen(B1).facets.resume.evidence == ("nothing here says what a resumed training needs",)
+    late = replace(manifest("a", entry("rng_state_0.pth", "x", LATER)), n=1)
+    assert seen(A0, B1, late, sizes={**SIZES, "run/checkpoint-5/rng_state_0.pth": 1}).facets.resume.holds
+
+
+def test_manifests_of_two_saves_are_ambiguous_and_locate_nothing() -> None:
+    both = seen(A0, B1, of_rank(0, "c", "other"))
+    assert (both.word, both.files) == ("AMBIGUOUS", {})
+    assert "both have files of rank 0" in both.evidence[0]
+
+
+def test_demands_that_contradict_each_other_are_ambiguous() -> None:
+    assert seen(A0, replace(B1, demands=Demands({"dcp/__0_0.distcp": 6}))).word == "AMBIGUOUS"
+
+
+def test_a_seal_counts_while_all_its_manifests_do() -> None:
+    listed = {**SIZES, "run/consolidated/checkpoint-5/m": 9}
+    assert seen(A0, B1, seals={"s": seal()}, sizes=listed).word == "CONSOLIDATED"
+    assert seen(A0, B1, seals={"s": seal(manifests=("other",))}, sizes=listed).word == "COMPLETE"
+    assert seen(A0, B1, replace(manifest("a", entry("late")), n=1), seals={"s": seal()}, sizes=listed).word == "CONSOLIDATED"
+
+
+def test_a_seal_whose_file_is_not_there_does_not_hold() -> None:
+    assert seen(A0, B1, seals={"s": seal()}).evidence == ("consolidated m: 9 bytes were written, and it is not in the store",)
+
+
+def test_of_two_seals_with_one_number_the_first_by_name_counts_and_it_is_said() -> None:
+    listed = {**SIZES, "run/consolidated/checkpoint-5/m": 9}
+    found = seen(A0, B1, seals={"y": seal(), "x": seal()}, sizes=listed)
+    assert (found.seal_name, found.word) == ("x", "CONSOLIDATED")
+    assert "y: another seal of the same number" in found.facets.sealed.evidence[0]
+    assert seen(A0, B1, seals={"y": seal(1), "x": seal()}, sizes=listed).seal_name == "y"
+
+
+def test_a_tombstone_retires_the_save_that_it_names_and_what_comes_late() -> None:
+    stone = Tombstone("run", "checkpoint-5", "checkpoint-5", 0, (NAMES[0],), "over budget")
+    assert seen(A0, B1, tombstones=(stone,)).evidence == ("over budget",)
+    assert seen(A0, B1, tombstones=(replace(stone, manifests=("another save",)),)).word == "COMPLETE"
+
+
+def test_a_place_that_has_moved_away_is_no_place() -> None:
+    old, new = known(A0, replace(A0, place="checkpoint-5~1", supersedes=(NAMES[0],)))
+    assert snapshot("checkpoint-5", Records({old.name: old.manifest}), [old, new], SIZES) is None
+
+
+def report(n: int, verdict: Verdict, level: Level = "digest", manifests: tuple[str, ...] = NAMES, of: str = "s") -> Report:
+    return Report("run", "checkpoint-5", "checkpoint-5", n, level, verdict, manifests, of, 0, ())
+
+
+def state(*reports: Report) -> str:
+    found = proof({f"r{i}": r for i, r in enumerate(reports)}, set(NAMES), "s")
+    return "damaged" if found.damage else "proven" if found.holds else "unproven"
+
+
+@pytest.mark.parametrize(
+    ("reports", "expected"),
+    [
+        ([], "unproven"),
+        ([report(0, "ok")], "proven"),
+        ([report(0, "ok", "load")], "proven"),
+        ([report(0, "ok", "stat")], "unproven"),
+        ([report(0, "ok", of="another seal")], "unproven"),
+        ([report(0, "ok", manifests=NAMES[:1])], "unproven"),
+        ([report(0, "arriving")], "unproven"),
+        ([report(0, "ok"), report(1, "ok", "stat")], "proven"),
+        ([report(0, "ok"), report(1, "damaged", "stat")], "damaged"),
+        ([report(0, "damaged"), report(1, "ok")], "proven"),
+        ([report(0, "damaged"), report(1, "ok", "stat")], "damaged"),
+        ([report(0, "damaged", "load"), report(1, "ok", "digest")], "damaged"),
+        ([report(0, "damaged"), report(1, "arriving")], "unproven"),
+        ([report(3, "damaged"), report(3, "ok")], "damaged"),
+        ([report(3, "damaged"), report(2, "ok")], "damaged"),
+        ([report(0, "damaged", "stat"), report(1, "damaged", "digest"), report(2, "ok", "digest")], "proven"),
+        ([report(0, "damaged", manifests=("gone",))], "damaged"),
+    ],
+)
+def test_what_reports_prove(reports: list[Report], expected: str) -> None:
+    assert state(*reports) == state(*reversed(reports)) == expected
+
+
+def test_the_report_that_is_shown_is_the_one_the_verdict_rests_on() -> None:
+    shown = proof({"a": report(0, "ok", "load"), "b": report(1, "ok", "stat")}, set(NAMES), "s")
+    assert (shown.report, shown.verdict, shown.level) == ("a", "ok", "load")
+    worse = proof({"a": report(1, "ok"), "b": report(1, "damaged")}, set(NAMES), "s")
+    assert (worse.report, worse.damage) == ("b", ("b",))
+
+
+def test_nodes_with_other_bytes_are_complete_only_by_the_owners_name() -> None:
+    mine, other = manifest("a", shard(0), entry("x", "1")), manifest("b", entry("x", "22"))
+    found = seen(mine, other)
+    assert [at.name for at in found.files["x"]] == ["run/checkpoint-5/x", "run/.ckptsync/checkpoint-5/files/b/x"]
