@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import accumulate
 
+from ckptsync.errors import Corrupt
 from ckptsync.formats.dtypes import ITEMSIZE
 from ckptsync.model import Extent, Part
 
@@ -36,7 +37,9 @@ class Flat:
 
 
 def concatenate(dtype: str, runs: Iterable[Part]) -> Flat:
-    """The runs end to end; empty ones are dropped."""
+    """The runs end to end; empty ones are dropped.  Raises Corrupt for a run whose elements do not follow each other."""
     kept = tuple(run for run in runs if run.extent.size)
+    if any(run.strides for run in kept):
+        raise Corrupt(f"{kept[0].extent.file}: a flat tensor whose elements do not follow each other")
     ends = tuple(accumulate(run.extent.size // ITEMSIZE[dtype] for run in kept))
     return Flat(dtype, kept, (0, *ends[:-1]) if ends else (), ends[-1] if ends else 0)

@@ -13,6 +13,8 @@ from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import zero_masters
+from ckptsync.formats.dtypes import MOST_AXES
+from ckptsync.formats.inert import brief
 from ckptsync.formats.joining import inside, join
 from ckptsync.formats.torch_pickle import Stored
 from ckptsync.formats.zero_files import MODEL, MODEL_OF_RANK, Setup, StateFile, is_ours, load, of_rank, setup
@@ -88,9 +90,13 @@ class _Model:
 
 
 def _shapes(value: Any, name: str) -> dict[str, Shape]:
-    if not isinstance(value, dict) or not all(isinstance(k, str) and isinstance(v, tuple) for k, v in value.items()):
+    if not isinstance(value, dict) or not all(isinstance(k, str) and _is_shape(v) for k, v in value.items()):
         raise Corrupt(f"{name}: param_shapes are not shapes by name")
     return value
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) <= MOST_AXES and all(type(n) is int and n >= 0 for n in value)
 
 
 def _trained(model: _Model, root: str) -> Iterator[Tensor]:
@@ -130,7 +136,7 @@ def _fragments(model: _Model, name: str, shape: Shape) -> Copy:
 
 def _others(model: _Model, found: Mapping[str, Tensor]) -> Iterator[Tensor]:
     """Buffers, and at stage 1 the frozen parameters, which only the model file holds."""
-    buffers = set(map(str, model.first.get("buffer_names", list)))
+    buffers = {name for name in model.first.get("buffer_names", list) if isinstance(name, str)}
     tied = model.first.get("shared_params", dict)
     for name, value in model.first.get("module", dict).items():
         if not isinstance(value, Stored) or name in found or name in tied:
@@ -147,9 +153,9 @@ def _with_copies(name: str, shape: Shape, copies: tuple[Copy, ...]) -> Tensor:
 def _tied(model: _Model, found: Mapping[str, Tensor]) -> Iterator[Tensor]:
     """``shared_params``: name that is not stored → name that is."""
     for name, stored in model.first.get("shared_params", dict).items():
-        if stored not in found:
-            raise Corrupt(f"{model.first.name}: {name} shares its values with {stored!r:.100}, which is not there")
-        yield replace(found[stored], name=str(name), tied=stored)
+        if not isinstance(name, str) or not isinstance(stored, str) or stored not in found:
+            raise Corrupt(f"{model.first.name}: {brief(name)} shares its values with {brief(stored)}, which is not there")
+        yield replace(found[stored], name=name, tied=stored)
 
 
 def preferred(files: Files, found: tuple[str, ...]) -> str | None:
