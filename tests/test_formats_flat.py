@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ckptsync.errors import Corrupt
 from ckptsync.formats.flat import Flat, concatenate
 from ckptsync.model import Checksum, Extent, Part
 
@@ -56,3 +58,8 @@ def test_a_piece_of_a_run_keeps_the_checksum_of_all_of_it() -> None:
 def test_nothing_has_no_elements() -> None:
     assert concatenate("F32", []) == Flat("F32", (), (), 0)
     assert list(concatenate("F32", [Part((0,), (0,), Extent("f", 9, 0))]).cut(0, 0)) == []
+
+
+def test_a_run_with_gaps_is_refused() -> None:
+    with pytest.raises(Corrupt, match="do not follow each other"):
+        concatenate("F32", [Part((0,), (2,), Extent("f", 0, 12), (2,))])
