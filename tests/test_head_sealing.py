@@ -1,0 +1,196 @@
+"""One consolidated model is made, mended and completed; nothing that a seal binds ever changes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ckptsync.errors import Corrupt, Incomplete
+from ckptsync.head.consolidate import HeadOptions, Memory, tick
+from ckptsync.merge.plan import Options
+from ckptsync.records.report import Finding
+from ckptsync.records.state import Snapshot
+from ckptsync.records.tombstone import Tombstone
+from ckptsync.stores.memory import MemoryStore
+from tests.filled import DEMO, FIRST, SECOND, contents, flip, put, report_on, send, two_nodes
+from tests.test_head_consolidate import BASE, CONFIG, MODEL, SHARD, seals
+
+
+def look(store: MemoryStore) -> Snapshot:
+    return tick(store, BASE, 0.0).catalogue.snapshots[0]
+
+
+def complain(store: MemoryStore, name: str, n: int = 0) -> None:
+    finding = Finding("digest", name.removeprefix("run/"), "bytes differ")
+    put(store, report_on(look(store), n, "damaged", [finding]))
+
+
+def test_a_damaged_model_file_is_made_again_from_the_shards() -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    tick(store, BASE, 0.0)
+    before = contents(store)
+    flip(store, MODEL, 30_000)
+    complain(store, MODEL)
+    assert tick(store, BASE, 0.0).made[0].files == ("model.safetensors",)
+    assert {name: d for name, d in contents(store).items() if "report" not in name} == before
+
+
+def test_a_model_file_that_is_gone_is_made_again() -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    tick(store, BASE, 0.0)
+    before = contents(store)
+    store.delete(MODEL)
+    store.delete(CONFIG)
+    assert tick(store, BASE, 0.0).made[0].files == ("config.json", "model.safetensors")
+    assert contents(store) == before
+
+
+def test_the_index_of_a_model_in_several_files_can_be_made_again() -> None:
+    store, options = MemoryStore(), replace(BASE, merge=Options(max_shard_size=9_000))
+    two_nodes(store)
+    tick(store, options, 0.0)
+    before = contents(store)
+    store.delete("run/consolidated/checkpoint-4/model.safetensors.index.json")
+    store.delete("run/consolidated/checkpoint-4/model-00002-of-00005.safetensors")
+    assert len(tick(store, BASE, 0.0).made[0].files) == 2  # this head's own options do not matter
+    assert contents(store) == before
+
+
+def test_a_model_whose_sources_have_changed_is_not_mended_into_something_else(tmp_path: Path) -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    tick(store, BASE, 0.0)
+    store.delete(CONFIG)
+    (tmp_path / "config.json").write_text("{}")
+    failed = tick(store, HeadOptions(config_from={"run": str(tmp_path)}), 0.0).failed
+    assert "not what the seal says" in str(failed[0].error)
+    assert CONFIG not in contents(store)
+
+
+def test_a_complaint_about_bytes_that_are_well_writes_nothing() -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    tick(store, BASE, 0.0)
+    complain(store, MODEL)
+    before = contents(store)
+    assert tick(store, BASE, 0.0).made == ()
+    assert contents(store) == before
+
+
+def test_configuration_that_comes_with_the_final_model_is_added_under_a_further_seal() -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    assert "no config.json" in tick(store, HeadOptions(), 0.0).made[0].notes[0]
+    weights = contents(store)[MODEL]
+    send(store, DEMO / "base", "node0", "final")
+    assert "config.json" in tick(store, HeadOptions(), 0.0).made[0].files
+    after = tick(store, HeadOptions(), 0.0)
+    assert (after.made, contents(store)[MODEL], len(seals(store))) == ((), weights, 2)
+    assert "config.json=final" in after.catalogue.snapshots[0].records.seals[seals(store)[1]].options["config"]
+
+
+def test_a_late_file_that_the_model_does_not_need_leaves_the_seal() -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    tick(store, BASE, 0.0)
+    late = look(store).manifests[1].manifest
+    put(store, replace(late, n=1, files=(replace(late.files[0], path="README.md"),)))
+    result = tick(store, BASE, 0.0)
+    assert (result.made, result.catalogue.snapshots[0].facets.sealed.holds) == ((), True)
+
+
+def test_other_options_do_not_write_over_what_is_sealed() -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    tick(store, BASE, 0.0)
+    before = contents(store)
+    assert tick(store, replace(BASE, merge=Options(dtype="fp16")), 0.0).made == ()
+    assert contents(store) == before
+
+
+def test_a_damaged_seal_is_written_again() -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    tick(store, BASE, 0.0)
+    before = contents(store)
+    flip(store, seals(store)[0], 100)
+    tick(store, BASE, 0.0)
+    assert contents(store) == before
+
+
+def test_while_a_complaint_is_not_answered_the_file_is_read_once_and_not_every_tick() -> None:
+    class Counting(MemoryStore):
+        reads = 0
+
+        def read_into(self, name: str, start: int, out: memoryview) -> None:
+            self.reads += name == MODEL
+            super().read_into(name, start, out)
+
+    store, memory = Counting(), Memory()
+    two_nodes(store)
+    tick(store, BASE, 0.0)
+    complain(store, MODEL)
+    before = store.reads
+    tick(store, BASE, 0.0, memory)
+    tick(store, BASE, 0.0, memory)
+    assert store.reads == before + 1
+
+
+def test_a_file_that_goes_while_a_complaint_is_not_answered_is_made_again() -> None:
+    store, memory = MemoryStore(), Memory()
+    two_nodes(store)
+    tick(store, BASE, 0.0)
+    complain(store, MODEL)
+    tick(store, BASE, 0.0, memory)
+    store.delete(MODEL)
+    assert tick(store, BASE, 0.0, memory).made[0].files == ("model.safetensors",)
+
+
+def test_a_configuration_that_nothing_has_any_more_is_said_to_be_lost() -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    tick(store, BASE, 0.0)
+    store.delete(CONFIG)
+    failed = tick(store, HeadOptions(), 0.0).failed
+    assert [type(f.error) for f in failed] == [Incomplete]
+    assert "config.json: nothing has its content any more" in str(failed[0].error)
+
+
+def test_a_damaged_shard_mends_nothing() -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    tick(store, BASE, 0.0)
+    store.delete(MODEL)
+    flip(store, SHARD, 50_000)
+    assert [type(f.error) for f in tick(store, BASE, 0.0).failed] == [Corrupt]
+    assert MODEL not in contents(store)
+
+
+@pytest.mark.parametrize("word", ["AMBIGUOUS", "RETIRED"])
+def test_a_final_model_that_is_in_doubt_or_given_up_lends_no_configuration(word: str) -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    name = send(store, DEMO / "base", "node0", "final")
+    if word == "RETIRED":
+        put(store, Tombstone("run", "final", "final", 0, (name,), "old"))
+    else:
+        send(store, DEMO / "base", "node1", "final", at=FIRST + 3600 * SECOND)
+    made = next(m for m in tick(store, HeadOptions(), 0.0).made if m.place == "checkpoint-4")
+    assert made.files == ("model.safetensors",)
+
+
+def test_an_adapter_is_not_given_the_base_models_configuration(tmp_path: Path) -> None:
+    store = MemoryStore()
+    adapter = Path(__file__).parent / "vectors" / "peft-adapter"
+    source = next(adapter.rglob("adapter_config.json")).parent
+    send(store, source, "node0")
+    (tmp_path / "config.json").write_text("{}")
+    options = HeadOptions(config_from={"*": str(tmp_path)})
+    files = tick(store, options, 0.0).made[0].files
+    assert "adapter_config.json" in files
+    assert "config.json" not in files
+    assert tick(store, options, 0.0).made == ()
