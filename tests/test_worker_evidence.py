@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 from ckptsync.errors import Incomplete
-from ckptsync.scan import Spot, found, spots
+from ckptsync.scan import Spot, spots
+from ckptsync.scan import found as scanned
 from ckptsync.walk import Stat
+from ckptsync.worker import evidence
 from ckptsync.worker.evidence import gather, is_later, trainer_state, writing
 from ckptsync.worker.hold import Hold, hold
 from ckptsync.worker.settle import Rule, Sighting, judge
@@ -18,7 +21,7 @@ from tests.vector import vector
 
 def held(path: Path) -> tuple[Hold, Spot]:
     (spot,) = spots(path)
-    return hold(found(spot), None, spot.family, spot.name), spot
+    return hold(scanned(spot), None, spot.family, spot.name), spot
 
 
 @pytest.fixture
@@ -30,16 +33,27 @@ def out(tmp_path: Path) -> Path:
 
 
 def test_a_real_checkpoint_settles_by_its_trainer_state(out: Path) -> None:
-    evidence = gather(*held(out), later=False, mates=False)
-    assert evidence.state is not None
-    assert (evidence.state.step, evidence.step, evidence.unclosed, evidence.writing) == (4, 4, (), ())
-    assert judge(evidence, Sighting(evidence.files, 0.0), 10.0, Rule()).reason == "trainer_state.json is the newest of its files"
+    found = gather(*held(out), later=False, mates=False)
+    assert found.state is not None
+    assert (found.state.step, found.step, found.unclosed, found.writing) == (4, 4, (), ())
+    assert judge(found, Sighting(found.files, 0.0), 10.0, Rule()).reason == "trainer_state.json is the newest of its files"
 
 
 def test_a_file_open_for_writing_is_seen_and_one_open_for_reading_is_not(out: Path) -> None:
     with (out / "checkpoint-4" / "scheduler.pt").open("rb"), (out / "checkpoint-4" / "rng_state_0.pth").open("ab"):
         assert writing(held(out)[0].held.values()) == ("rng_state_0.pth",)
     assert writing(held(out)[0].held.values()) == ()
+
+
+@pytest.mark.parametrize("is_leased", [True, False])
+def test_a_lease_or_the_list_of_processes_tells_alone(out: Path, monkeypatch: pytest.MonkeyPatch, *, is_leased: bool) -> None:
+    if is_leased:
+        monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    else:
+        monkeypatch.setattr(evidence, "_LEASE_FILE_SYSTEMS", frozenset())
+    with (out / "checkpoint-4" / "rng_state_0.pth").open("ab"):
+        assert writing(held(out)[0].held.values()) == (("rng_state_0.pth",) if is_leased or os.getuid() == 0 else None)
+    assert writing(held(out)[0].held.values()) == (() if is_leased else None)
 
 
 @pytest.mark.parametrize("name", ["scheduler.pt", "rng_state_1.pth", "trainer_state.json"])

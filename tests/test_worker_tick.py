@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -16,9 +16,10 @@ from ckptsync.records.coding import Record, encode, record_name
 from ckptsync.records.report import Finding, Report
 from ckptsync.records.seal import Seal
 from ckptsync.records.tombstone import Tombstone
-from ckptsync.stores.contract import Entry, Store, read_all
+from ckptsync.stores.contract import Chunk, Entry, Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
+from ckptsync.worker import tick
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.result import Progress, WorkerResult
 from ckptsync.worker.tick import Worker
@@ -98,11 +99,11 @@ class Meddling(MemoryStore):
         super().__init__()
         self._meddle: Callable[[], object] | None = meddle
 
-    def create(self, name: str, chunks: object) -> None:
+    def create(self, name: str, chunks: Iterable[Chunk]) -> None:
         meddle, self._meddle = self._meddle, None
         if meddle is not None:
             meddle()
-        super().create(name, chunks)  # type: ignore[arg-type]
+        super().create(name, chunks)
 
 
 def test_rotation_while_it_is_being_sent_takes_nothing(tmp_path: Path) -> None:
@@ -111,6 +112,31 @@ def test_rotation_while_it_is_being_sent_takes_nothing(tmp_path: Path) -> None:
     settle(worker(tmp_path, store))
     assert not (tmp_path / "checkpoint-4").exists()
     assert kept(store) == {"checkpoint-4": {"n0": ONE}}
+
+
+def test_what_comes_and_goes_during_a_long_send_is_pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tick, "LOOK_EVERY", -1.0)
+    lay(tmp_path, ONE)
+
+    def save_and_rotate() -> None:
+        lay(tmp_path / "next", ONE, 50.0).rename(tmp_path / "checkpoint-8")
+        w._passed(0)
+        shutil.rmtree(tmp_path / "checkpoint-8")
+
+    w = worker(tmp_path, Meddling(save_and_rotate))
+    settle(w)
+    assert pinned(tmp_path) == ["checkpoint-4.0", "checkpoint-8.0"]
+
+
+def test_a_node_of_shards_follows_a_mate_of_the_same_save_at_once(tmp_path: Path) -> None:
+    store = MemoryStore()
+    for n, (node, files) in enumerate({"a": ONE, "b": TWO}.items()):
+        lay(tmp_path / node, files, n / 2)
+    settle(worker(tmp_path / "a", store, "a"))
+    w = worker(tmp_path / "b", store, "b")
+    assert "another node has stored its part" in progress(w.tick(0.0))["checkpoint-4.0"].detail
+    assert progress(w.tick(10.0))["checkpoint-4.0"].phase == "sent"
+    assert kept(store) == {"checkpoint-4": {"a": ONE, "b": TWO}}
 
 
 def test_written_over_in_place_while_it_is_sent_it_is_sent_again_whole(tmp_path: Path) -> None:
@@ -202,7 +228,8 @@ def test_the_pin_of_a_node_without_a_pulse_is_taken_over_and_of_one_that_lives_i
     a, b = worker(tmp_path, store, "a"), worker(tmp_path, store, "b")
     for now in range(0, 5000, 400):
         a.tick(0.0)
-        assert progress(b.tick(float(now)))["checkpoint-4.0"].phase == "elsewhere"
+        for later in (0, 399):
+            assert progress(b.tick(float(now + later)))["checkpoint-4.0"].phase == "elsewhere"
     (tmp_path / "checkpoint-4" / "model.safetensors").unlink()
     shutil.rmtree(tmp_path / "_ckptsync/pins/checkpoint-4.0/files")
     for now in range(5000, 7500, 400):
@@ -231,16 +258,27 @@ def test_a_damaged_file_is_sent_again_once_a_report_from_the_pin(tmp_path: Path)
         assert w.tick(1001.0).repairs == ()
 
 
+class Counting(MemoryStore):
+    """Counts the writes that were begun."""
+
+    begun = 0
+
+    def write(self, name: str, chunks: Iterable[Chunk]) -> None:
+        self.begun += 1
+        super().write(name, chunks)
+
+
 def test_bytes_that_are_gone_or_others_by_now_repair_nothing_and_it_says_so(tmp_path: Path) -> None:
-    store = MemoryStore()
+    store = Counting()
     source = lay(tmp_path, ONE)
     w = worker(tmp_path, store)
     settle(w)
     (source / "x").write_bytes(b"B")
     store.write("run/checkpoint-4/x", [b"!"])
     damaged(store, 0, "checkpoint-4/x")
+    begun = store.begun
     (repaired,) = w.tick(1000.0).repairs
-    assert repaired.reason == "this node no longer has its bytes"
+    assert (repaired.reason, store.begun) == ("this node no longer has its bytes", begun)
     assert read_all(store, "run/checkpoint-4/x") == b"!"
 
 
