@@ -124,6 +124,16 @@ def test_whatever_bit_of_a_shard_is_flipped_the_model_is_the_true_one_or_is_not_
     assert made_anyway  # the optimizer's own state is not read for a model
 
 
+def test_a_format_without_any_check_of_its_own_is_checked_all_the_same(tmp_path: Path) -> None:
+    store = MemoryStore()
+    (tmp_path / "model.safetensors").write_bytes((VECTORS / "hf-fsdp2-2node/reference/full.safetensors").read_bytes())
+    send(store, tmp_path, "node0")
+    flip(store, "run/checkpoint-4/model.safetensors", -1)
+    assert [type(f.error) for f in tick(store, BASE, 0.0).failed] == [Corrupt]
+    flip(store, "run/checkpoint-4/model.safetensors", -1)
+    assert made(tick(store, BASE, 0.0)) == ["checkpoint-4"]
+
+
 def test_a_failure_is_not_tried_again_until_something_changes_or_an_hour_has_passed() -> None:
     store, memory = MemoryStore(), Memory()
     two_nodes(store)
