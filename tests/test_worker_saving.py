@@ -1,0 +1,68 @@
+"""One save on its way: what is remembered is no more than a shortcut."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ckptsync.errors import Incomplete
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.worker.known import Known, read_known
+from ckptsync.worker.looking import Seat, Seen, look
+from ckptsync.worker.options import RunDir
+from ckptsync.worker.saving import Desk, Memory, hardened, known_already, save, verdict
+from ckptsync.worker.send import Road
+from ckptsync.worker.settle import Rule
+from tests.test_worker_push import ONE, kept, lay
+
+
+def seen(out: Path) -> Seen:
+    (one,), _ = look(RunDir("run", out), Seat("n0", lambda *_: (), lambda *_: False))
+    return one
+
+
+def desk(store: MemoryStore, memory: Memory) -> Desk:
+    known = read_known(store, "run", Known())
+    road = Road(store, lambda: read_known(store, "run", Known()).manifests("checkpoint-4"))
+    return Desk("n0", road, known, Rule(), lambda: 0, memory)
+
+
+def test_a_save_is_unknown_until_it_is_stored_and_then_it_is_known_without_reading_it(tmp_path: Path) -> None:
+    store, memory = MemoryStore(), Memory()
+    lay(tmp_path, ONE)
+    assert known_already(seen(tmp_path), desk(store, memory)) is None
+    assert save(seen(tmp_path), desk(store, memory)).phase == "sent"
+    found = known_already(seen(tmp_path), desk(store, Memory()))
+    assert found is not None
+    assert (found.phase, found.place) == ("stored", "checkpoint-4")
+
+
+def test_what_was_taken_is_taken_once_while_it_stays_the_same(tmp_path: Path) -> None:
+    store, memory = MemoryStore(), Memory()
+    lay(tmp_path, ONE)
+    save(seen(tmp_path), desk(store, memory))
+    (first,) = memory.taken.values()
+    save(seen(tmp_path), desk(store, memory))
+    assert next(iter(memory.taken.values())) is first
+    lay(tmp_path, {"x": b"Z"}, 5000.0)
+    save(seen(tmp_path), desk(store, memory))
+    assert next(iter(memory.taken.values())) is not first
+    assert len(kept(store)) == 2
+
+
+def test_the_wait_is_remembered_from_look_to_look(tmp_path: Path) -> None:
+    memory = Memory()
+    lay(tmp_path, ONE)
+    told = [verdict(seen(tmp_path), desk(MemoryStore(), memory), later=False, now=now)[0].settled for now in (0.0, 9.0, 10.0)]
+    assert told == [False, False, True]
+
+
+def test_a_pin_that_is_gone_is_taken_from_the_next_look_on(tmp_path: Path) -> None:
+    lay(tmp_path, ONE)
+    one = seen(tmp_path)
+    assert hardened(one).hold.held == one.hold.held  # no reflinks here, or others of the same bytes
+    shutil.rmtree(tmp_path / "_ckptsync")
+    with pytest.raises(Incomplete):
+        save(one, desk(MemoryStore(), Memory()))
