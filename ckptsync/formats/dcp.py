@@ -14,7 +14,7 @@ from typing import Any
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import torch_pickle
 from ckptsync.formats.dtypes import MOST_AXES
-from ckptsync.formats.inert import MAX_BYTES, Build, Made, Name, loads, made
+from ckptsync.formats.inert import MAX_BYTES, Build, Made, Name, brief, loads, made
 from ckptsync.formats.joining import join
 from ckptsync.model import Copy, Extent, Files, Part, Shape, Tensor, read_whole
 from ckptsync.paths import checked_path
@@ -148,7 +148,7 @@ def _items(metadata: dict[str, Any], root: str) -> dict[Key, Extent]:
         where, what = _fields(info, "_StorageInfo"), _fields(index, "MetadataIndex")
         if where.get("transform_descriptors"):
             raise Unsupported(
-                f"{METADATA}: items are transformed ({where['transform_descriptors']!r:.60})", hint="write them without extensions"
+                f"{METADATA}: items are transformed ({brief(where['transform_descriptors'])})", hint="write them without extensions"
             )
         file = join(root, checked_path(where["relative_path"]))
         found[what["fqn"], _shape(what.get("offset") or ())] = Extent(file, *_shape((where["offset"], where["length"])))
@@ -165,8 +165,8 @@ def _chunked(metadata: dict[str, Any], root: str) -> Iterator[Chunked]:
         shape = _shape(fields["size"])
         chunks = tuple(_chunk(fqn, _fields(c, "ChunkStorageMetadata"), shape, items) for c in fields["chunks"])
         path = paths.get(fqn, (fqn,)) if isinstance(paths, dict) else (fqn,)
-        if not isinstance(path, (tuple, list)) or not path:
-            raise Corrupt(f"{METADATA}: {fqn!r:.100} has no path in planner_data")
+        if not isinstance(path, (tuple, list)) or not path or not all(type(p) in (str, int) for p in path):
+            raise Corrupt(f"{METADATA}: {brief(fqn)} has no path in planner_data")
         yield Chunked(tuple(map(str, path)), _dtype(fields["properties"]), shape, chunks)
 
 

@@ -44,9 +44,23 @@ def loads(data: bytes, allowed: Mapping[Name, Build], persistent: Callable[[Any]
         raise Corrupt(f"pickle: damaged at byte {machine.at}: {type(e).__name__}: {e}") from e
 
 
+def brief(value: Any) -> str:
+    """A value of a pickle for an error's text: a number or a short text as it is, anything else by its kind.
+
+    Never ``repr``: nested tuples that share their parts print for ever, deep ones overflow the stack, and integers may be endless.
+    """
+    if value is None or type(value) in (bool, float) or (type(value) is int and value.bit_length() <= 64):
+        return repr(value)
+    if type(value) is str:
+        return repr(value[:60])
+    if type(value) in (tuple, list) and len(value) <= 4 and not any(type(v) in (tuple, list) for v in value):
+        return f"({', '.join(map(brief, value))})"
+    return f"a {type(value).__name__}"
+
+
 def made(name: Name, args: tuple[Any, ...]) -> Made:
     """The constructor for names that need none: keep the arguments."""
     return Made(name, args)
 
 
-__all__ = ["MAX_BYTES", "Build", "Made", "Name", "loads", "made"]
+__all__ = ["MAX_BYTES", "Build", "Made", "Name", "brief", "loads", "made"]

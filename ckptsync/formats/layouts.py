@@ -144,7 +144,7 @@ def closed(name: str, files: Files) -> bool:
             return torch_zip.has_end(files, Extent(name, 0, size)) or not _starts_like_zip(files, name)
         if name.endswith(".json"):
             json.loads(read_whole(files, name))
-    except (Corrupt, ValueError):
+    except (Corrupt, ValueError, RecursionError):
         return False
     return True
 
@@ -162,7 +162,7 @@ def _is_hollow(files: Files, source: Source) -> bool:
     if source.layout not in ("whole", "peft"):
         return False
     try:
-        found = LAYOUTS[source.layout].tensors(files, source.root)
+        found = tensors(files, source)
     except (Incomplete, Corrupt):
         return False  # it is asked again, and answers for itself, when it is used
     return any(t.shape == (0,) for t in found)

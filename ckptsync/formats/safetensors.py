@@ -75,9 +75,20 @@ def _row(name: str, key: str, entry: Any) -> Row:
     except (TypeError, KeyError, ValueError) as e:
         raise Corrupt(f"{name}: {key} has no dtype, shape and data_offsets") from e
     numbers = [start, end, *shape] if isinstance(shape, list) and len(shape) <= MOST_AXES else [None]
+    if not _is_text(key):
+        raise Corrupt(f"{name}: a tensor's name is no text: {key!r:.100}")
     if not isinstance(dtype, str) or dtype not in ITEMSIZE or any(type(n) is not int or n < 0 for n in numbers):
         raise Corrupt(f"{name}: {key} has dtype {dtype!r:.40} and numbers {numbers!r:.100}")
     return start, end, key, dtype, tuple(shape)
+
+
+def _is_text(key: str) -> bool:
+    """JSON can spell half a character, which nothing can write again."""
+    try:
+        key.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _tensor(name: str, base: int, row: Row) -> Tensor:

@@ -21,6 +21,8 @@ _LOCATOR = struct.Struct("<4sLQL")
 _ENTRY = struct.Struct("<4s6H3L5H2L")
 _LOCAL = struct.Struct("<4s5H3L2H")
 _MAX_DIRECTORY = 64 << 20
+_MAX_PICKLE = 256 << 20
+_MAX_SMALL = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,17 +73,23 @@ def extent(files: Files, archive: Archive, name: str) -> Extent:
         raise Corrupt(f"{_at(archive.where)}: no record {name}")
     if record.header + _LOCAL.size > archive.where.size:
         raise Corrupt(f"{_at(archive.where)}: record {name} begins behind the end")
-    head = read(files, Extent(archive.where.file, archive.where.start + record.header, _LOCAL.size))
-    magic, _, _, method, *_, name_size, extra_size = _LOCAL.unpack(head)
+    told = record.name.encode("utf-8", "replace")
+    size = min(_LOCAL.size + len(told), archive.where.size - record.header)
+    head = read(files, Extent(archive.where.file, archive.where.start + record.header, size))
+    magic, _, _, method, *_, name_size, extra_size = _LOCAL.unpack_from(head)
     start = record.header + _LOCAL.size + name_size + extra_size
-    if magic != b"PK\x03\x04" or method != 0 or start + record.size > archive.where.size:
+    is_its = name_size == len(told) and head[_LOCAL.size :] == told
+    if magic != b"PK\x03\x04" or method != 0 or not is_its or start + record.size > archive.where.size:
         raise Corrupt(f"{_at(archive.where)}: record {name} is not where the directory says")
     return Extent(archive.where.file, archive.where.start + start, record.size)
 
 
 def pickle_of(files: Files, archive: Archive) -> bytes:
     """The bytes of ``data.pkl``; raises Corrupt if they do not have their CRC32."""
-    data = read(files, extent(files, archive, "data.pkl"))
+    where = extent(files, archive, "data.pkl")
+    if where.size > _MAX_PICKLE:
+        raise Corrupt(f"{_at(archive.where)}: data.pkl of {where.size} bytes, at most {_MAX_PICKLE} expected")
+    data = read(files, where)
     if archive.summed and zlib.crc32(data) != archive.records["data.pkl"].crc:
         raise Corrupt(f"{_at(archive.where)}: data.pkl does not have its CRC32", hint="the file is damaged: fetch it again")
     return data
@@ -167,7 +175,10 @@ def _check_byteorder(files: Files, archive: Archive) -> bool:
     name = next((name for name in ("byteorder", "version") if name in archive.records), None)
     if name is None:
         return False
-    content = read(files, extent(files, archive, name))
+    where = extent(files, archive, name)
+    if where.size > _MAX_SMALL:
+        raise Corrupt(f"{_at(archive.where)}: {name} of {where.size} bytes, a word expected")
+    content = read(files, where)
     if name == "byteorder" and content != b"little":
         raise Unsupported(f"{_at(archive.where)}: byte order {content[:20]!r}, only little-endian files are read")
     return zlib.crc32(content) == archive.records[name].crc

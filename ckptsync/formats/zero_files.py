@@ -13,7 +13,7 @@ from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import torch_pickle
-from ckptsync.formats.inert import Build, Made, Name, made
+from ckptsync.formats.inert import Build, Made, Name, brief, made
 from ckptsync.formats.joining import inside, join
 from ckptsync.formats.torch_pickle import Stored
 from ckptsync.formats.torch_zip import Archive
@@ -120,7 +120,7 @@ def _stage(state: Mapping[str, Any]) -> int:
     stage = state.get("zero_stage", 1)
     stage = stage.args[0] if isinstance(stage, Made) and stage.args else stage
     if stage not in (1, 2, 3):
-        raise Unsupported(f"ZeRO stage {stage!r:.20}: 1, 2 and 3 are known")
+        raise Unsupported(f"ZeRO stage {brief(stage)}: 1, 2 and 3 are known")
     return int(stage)
 
 
@@ -129,7 +129,7 @@ def _world(state: Mapping[str, Any], name: str) -> int:
     count = state.get("partition_count")
     counts = count if isinstance(count, (list, tuple)) else [count]
     if not counts or any(type(n) is not int or not 0 < n < 1 << 20 for n in counts):
-        raise Corrupt(f"{name}: partition_count is {count!r:.60}")
+        raise Corrupt(f"{name}: partition_count is {brief(count)}")
     return int(max(counts))
 
 
@@ -143,5 +143,5 @@ def _setup_without_optimizer(files: Files, root: str) -> Setup:
     config = file.get("ds_config", dict).get("zero_optimization")
     stage = config.get("stage", 0) if isinstance(config, dict) else 0
     if type(world) is not int or stage not in (0, 1, 2):
-        raise Corrupt(f"{name}: dp_world_size {world!r:.20}, ZeRO stage {stage!r:.20}")
+        raise Corrupt(f"{name}: dp_world_size {brief(world)}, ZeRO stage {brief(stage)}")
     return Setup(stage, world)
