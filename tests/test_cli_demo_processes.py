@@ -7,6 +7,7 @@ import pytest
 
 from ckptsync.cli.demo_processes import check, running
 from ckptsync.errors import CkptsyncError
+from tests.test_daemon_schedule import until
 
 
 def is_alive(pid: int) -> bool:
@@ -31,7 +32,9 @@ def test_children_end_when_the_story_fails(tmp_path: Path) -> None:
     pids: list[int] = []
     with pytest.raises(ZeroDivisionError), running(tmp_path / "etc", {"head": dict(configuration)}) as children:  # noqa: PT012 - the block is the story
         check(children)
+        until(lambda: "phase=started" in children[0].log.read_text(), 20)
         pids.extend(child.process.pid for child in children)
         raise ZeroDivisionError
     assert pids
+    assert "phase=stopped" in (tmp_path / "etc" / "head.log").read_text()
     assert not any(map(is_alive, pids))

@@ -70,6 +70,18 @@ def test_several_sources_are_all_listed_and_the_preferred_one_marked(tmp_path: P
     assert "zero:global_step4  complete\n" in said
 
 
+def test_damage_in_a_source_that_is_not_preferred_is_10_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = whole(ZERO, tmp_path / "checkpoint-4")
+    assert main(["merge", str(place), str(tmp_path / "out")]) == 0
+    shutil.copy(tmp_path / "out" / "model.safetensors", place)
+    shard = place / "global_step4" / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    shard.write_bytes(shard.read_bytes()[:1000])
+    assert main(["inspect", str(place)]) == 10
+    said = capsys.readouterr().out
+    assert "whole:.  complete  (preferred)\n" in said
+    assert "zero:global_step4  corrupt: " in said
+
+
 def test_directories_of_different_saves_are_not_one_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = whole(FSDP[:1], tmp_path / "checkpoint-4")
     (place / "trainer_state.json").write_text("{}")

@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import re
+import warnings
 from collections.abc import Iterator
 
 import pytest
@@ -16,7 +17,9 @@ from ckptsync.daemon.log import configure
 def _restored() -> Iterator[None]:
     root = logging.getLogger()
     before = root.handlers[:], root.level
-    yield
+    with warnings.catch_warnings():
+        yield
+    logging.captureWarnings(capture=False)
     root.handlers[:], root.level = before
 
 
@@ -46,6 +49,17 @@ def test_json_is_an_object_a_line() -> None:
     lines = logged("json", "debug", (logging.WARNING, "a\nb"), (logging.DEBUG, "c")).splitlines()
     assert [json.loads(line)["message"] for line in lines] == ["a\nb", "c"]
     assert json.loads(lines[0])["level"] == "warning"
+
+
+def test_a_warning_of_a_library_is_a_line_like_others() -> None:
+    configure(LogConfig("info", "json"))
+    stream = io.StringIO()
+    handler = logging.getLogger().handlers[0]
+    assert isinstance(handler, logging.StreamHandler)
+    handler.setStream(stream)
+    warnings.simplefilter("always")
+    warnings.warn("old\nways", UserWarning, stacklevel=1)
+    assert "old\nways" in json.loads(stream.getvalue())["message"]
 
 
 def test_the_scheduler_is_silent_about_ticks_that_are_late() -> None:

@@ -12,9 +12,16 @@ from ckptsync.daemon.lock import Locks
 from ckptsync.daemon.roles import roles
 from ckptsync.errors import ConfigError
 from ckptsync.head.catalogue import read_catalogue
+from ckptsync.head.consolidate import HeadOptions
+from ckptsync.head.consolidate import tick as consolidate
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
+from ckptsync.worker.push import push_now
+from tests.cli_store import make
 from tests.test_daemon_schedule import until
+
+# watchdog 7.1 warns, in its own thread, of a directory that is renamed while it begins to watch it, as pins are; it watches it all the same
+pytestmark = pytest.mark.filterwarnings("ignore:Callback with id:RuntimeWarning")
 
 DATA = Path(ckptsync.__file__).parent / "demo_data"
 
@@ -42,6 +49,23 @@ def test_three_roles_bring_a_checkpoint_from_a_disk_to_verified(tmp_path: Path) 
                 tick()
         [snapshot] = read_catalogue(store).snapshots
         assert (snapshot.run, snapshot.word, working.errors()) == ("run", "VERIFIED", ())
+
+
+def test_while_places_wait_to_be_proved_the_verifier_looks_again_at_once(tmp_path: Path) -> None:
+    config, store = configured(tmp_path, "roles: [verifier]\n")
+    make(tmp_path / "store")
+    (next((tmp_path / "store" / "fsdp2" / ".ckptsync").rglob("report-*"))).unlink()
+    push_now(DATA / "zero3" / "node1", store, "node1", "zero3")
+    consolidate(store, HeadOptions(), 0.0)
+    looks: list[str] = []
+    with roles(config, "head", store, fail) as working:
+        [verifier] = working.ticks
+        verifier.soon = lambda: looks.append("soon")
+        verifier()
+        assert looks == ["soon"]
+        verifier()
+        assert looks == ["soon"]
+    assert [snapshot.word for snapshot in read_catalogue(store).snapshots] == ["VERIFIED", "VERIFIED"]
 
 
 def test_a_new_file_hints_at_a_look(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+import warnings
 
 from ckptsync.config.values import LogConfig
 
@@ -37,6 +38,9 @@ def configure(config: LogConfig) -> None:
     logging.basicConfig(handlers=[handler], level=config.level.upper(), force=True)
     logging.getLogger("apscheduler").setLevel(logging.ERROR)  # it warns of each tick that is still running when the next is due
     logging.getLogger("watchdog").setLevel(logging.WARNING)
+    logging.captureWarnings(capture=True)
+    # watchdog 7.1 warns of a directory that is renamed while it begins to watch it, as pins are; it watches it all the same
+    warnings.filterwarnings("ignore", "Callback with id", RuntimeWarning)
 
 
 def _utc(seconds: float) -> str:
