@@ -15,7 +15,7 @@ from ckptsync.records.state import Snapshot
 from ckptsync.records.tombstone import Tombstone
 from ckptsync.stores.memory import MemoryStore
 from tests.filled import DEMO, FIRST, SECOND, contents, flip, put, report_on, send, two_nodes
-from tests.test_head_consolidate import BASE, CONFIG, MODEL, SHARD, seals
+from tests.test_head_consolidate import BASE, CONFIG, MODEL, SHARD, VECTORS, seals
 
 
 def look(store: MemoryStore) -> Snapshot:
@@ -160,6 +160,33 @@ def test_a_configuration_that_nothing_has_any_more_is_said_to_be_lost() -> None:
     assert "config.json: nothing has its content any more" in str(failed[0].error)
 
 
+def test_ties_that_are_known_too_late_do_not_change_the_weights() -> None:
+    store = MemoryStore()
+    send(store, VECTORS / "acc-fsdp2-bf16-tied" / "out/checkpoints/checkpoint_0", "node0")
+    tick(store, HeadOptions(), 0.0)
+    weights = contents(store)[MODEL]
+    send(store, VECTORS / "base-tied", "node0", "final")
+    assert "config.json" in tick(store, HeadOptions(), 0.0).made[0].files
+    store.delete(MODEL)
+    tick(store, HeadOptions(), 0.0)
+    assert contents(store)[MODEL] == weights
+    other = MemoryStore()
+    send(other, VECTORS / "acc-fsdp2-bf16-tied" / "out/checkpoints/checkpoint_0", "node0")
+    tick(other, HeadOptions(config_from={"*": str(VECTORS / "base-tied")}), 0.0)
+    assert contents(other)[MODEL] != weights
+
+
+def test_configuration_added_later_says_what_it_would_have_said_at_once() -> None:
+    late, at_once = MemoryStore(), MemoryStore()
+    two_nodes(late)
+    two_nodes(at_once)
+    options = replace(BASE, merge=Options(dtype="bf16"))
+    tick(late, replace(options, config_from={}), 0.0)
+    tick(late, options, 0.0)
+    tick(at_once, options, 0.0)
+    assert contents(late)[CONFIG] == contents(at_once)[CONFIG]
+
+
 def test_a_damaged_shard_mends_nothing() -> None:
     store = MemoryStore()
     two_nodes(store)
@@ -185,8 +212,7 @@ def test_a_final_model_that_is_in_doubt_or_given_up_lends_no_configuration(word:
 
 def test_an_adapter_is_not_given_the_base_models_configuration(tmp_path: Path) -> None:
     store = MemoryStore()
-    adapter = Path(__file__).parent / "vectors" / "peft-adapter"
-    source = next(adapter.rglob("adapter_config.json")).parent
+    source = next((VECTORS / "peft-adapter").rglob("adapter_config.json")).parent
     send(store, source, "node0")
     (tmp_path / "config.json").write_text("{}")
     options = HeadOptions(config_from={"*": str(tmp_path)})

@@ -6,18 +6,17 @@ configuration found.  Two heads at once write the same bytes under the same name
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from blake3 import blake3
 
-from ckptsync.digest import digest
 from ckptsync.errors import Corrupt, Exists, Incomplete, NotFound
 from ckptsync.head.checked import CheckedFiles
 from ckptsync.merge import output
 from ckptsync.merge.consolidate import Chunk, Job, carry_out, prepare
 from ckptsync.merge.plan import FORMAT, Options, check_dtype
-from ckptsync.model import Files, read_whole
+from ckptsync.model import Files
 from ckptsync.records.coding import encode, record_name
 from ckptsync.records.names import consolidated_prefix
 from ckptsync.records.seal import Seal, SealedFile
@@ -26,6 +25,7 @@ from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.tree import StoreFiles
 
 PIECE = 4 << 20
+_TIES = "ties_by"  # in a seal's options: the configuration that said which names are tied; empty if there was none then
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +71,7 @@ def consolidate(store: Store, snapshot: Snapshot, options: Options, origins: Seq
             "max_shard_size": str(options.max_shard_size),
             "source": job.source,
             "config": _origins_of(job.beside, origins),
+            _TIES: "config.json" if any(name == "config.json" for name, _ in job.beside) else "",
             "format": str(FORMAT),
         },
         files=merged.files,
@@ -92,6 +93,8 @@ def mend(store: Store, snapshot: Snapshot, suspects: Sequence[str], origins: Seq
         return None
     files = source_files(store, snapshot)
     job = prepare(files, _options_of(seal), [o.files for o in origins])
+    if not seal.options.get(_TIES):  # its configuration came later, and must not change what the weights are now
+        job = replace(job, plans=prepare(_Without(files, "config.json"), _options_of(seal)).plans)
     done: set[str] = set()
 
     def write(name: str, chunks: Iterable[Chunk]) -> None:
@@ -116,16 +119,15 @@ def complete(store: Store, snapshot: Snapshot, origins: Sequence[Origin]) -> Mad
     seal = _seal_of(snapshot)
     bound = {f.path for f in seal.files}
     is_adapter = any(f.path.startswith("adapter_model") for f in seal.files)
-    places = [Origin("checkpoint", source_files(store, snapshot)), *origins]
-    found: dict[str, Files] = {}
-    for place in places:
-        for name in output.beside(place.files.sizes(), adapter=is_adapter):
-            found.setdefault(name, place.files)
-    new = {name: found[name] for name in sorted(found.keys() - bound)}
-    if not new:
+    places = [snapshot.present(), *(o.files.sizes() for o in origins)]
+    if not {name for sizes in places for name in output.beside(sizes, adapter=is_adapter)} - bound:
         return None
-    added = tuple(_copied(store, snapshot, name, files) for name, files in new.items())
-    config = " ".join(filter(None, (seal.options.get("config", ""), _origins_of(tuple(new.items()), origins))))
+    files = source_files(store, snapshot)
+    job = prepare(files, _options_of(seal), [o.files for o in origins])
+    new = replace(job, plans=(), beside=tuple(b for b in job.beside if b[0] not in bound))
+    prefix = consolidated_prefix(snapshot.run, snapshot.place)
+    added = carry_out(new, files, lambda name, chunks: store.write(prefix + name, chunks)).files
+    config = " ".join(filter(None, (seal.options.get("config", ""), _origins_of(new.beside, origins))))
     further = replace(
         seal,
         n=_next_n(snapshot),
@@ -201,7 +203,14 @@ def _proven(chunks: Iterable[Chunk], file: SealedFile) -> Iterator[Chunk]:
         )
 
 
-def _copied(store: Store, snapshot: Snapshot, name: str, files: Files) -> SealedFile:
-    data = read_whole(files, name)
-    store.write(consolidated_prefix(snapshot.run, snapshot.place) + name, [data])
-    return SealedFile(name, len(data), digest(data))
+class _Without:
+    """Files, but for one."""
+
+    def __init__(self, files: Files, name: str) -> None:
+        self._files, self._name = files, name
+
+    def sizes(self) -> Mapping[str, int]:
+        return {name: size for name, size in self._files.sizes().items() if name != self._name}
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        self._files.read_into(name, start, out)
