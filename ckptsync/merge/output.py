@@ -53,7 +53,7 @@ def with_dtype(config: bytes, dtype: str | None) -> bytes:
     keys = [k for k in ("dtype", "torch_dtype") if isinstance(content, dict) and isinstance(content.get(k), str)]
     if dtype is None or all(content[key] == dtype for key in keys):
         return config
-    return (json.dumps(content | dict.fromkeys(keys, dtype), indent=2, ensure_ascii=False) + "\n").encode()
+    return (json.dumps(content | dict.fromkeys(keys, dtype), indent=2) + "\n").encode()
 
 
 def index(plans: Sequence[FilePlan]) -> bytes:

@@ -61,11 +61,16 @@ class FilePlan:
 def plan(tensors: Sequence[Tensor], options: Options, stem: str = "model") -> tuple[FilePlan, ...]:
     """Cut the model into files named as ``save_pretrained`` names them.  Raises Corrupt if any tensor is not whole."""
     names = {t.name for t in tensors}
-    if len(names) != len(tensors) or not all(names) or "__metadata__" in names:
+    if len(names) != len(tensors) or not all(map(_is_usable, names)):
         raise Corrupt("two tensors of one name, or a tensor without a usable one")
     chosen = [(t, _checked(t, choose(t, options.dtype)), target(t, options.dtype)) for t in tensors]
     groups = list(_groups(chosen, options.max_shard_size))
     return tuple(_file(_name(stem, i, len(groups)), group) for i, group in enumerate(groups, 1))
+
+
+def _is_usable(name: str) -> bool:
+    """A safetensors header is UTF-8, where halves of a surrogate pair (which JSON and pickles can spell) have no place."""
+    return name not in ("", "__metadata__") and not any("\ud800" <= c <= "\udfff" for c in name)
 
 
 def target(tensor: Tensor, dtype: DType) -> str:
@@ -108,7 +113,7 @@ def _size(shape: Shape, dtype: str) -> int:
 
 
 def _groups(chosen: Sequence[Chosen], most: int) -> Iterator[list[Chosen]]:
-    """As huggingface_hub splits a state dict: in order, a new file when the next tensor would not fit."""
+    """As huggingface_hub splits a state dict: a new file when the next tensor would not fit; but always in order."""
     group: list[Chosen] = []
     held = 0
     for tensor, copy, dtype in chosen:
