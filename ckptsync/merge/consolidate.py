@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ckptsync.digest import digest
-from ckptsync.errors import Corrupt
+from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats import layouts
 from ckptsync.merge import output, ties
 from ckptsync.merge.summed import SummedFiles
@@ -69,6 +69,8 @@ def prepare(files: Files, options: Options, config: Sequence[Files] = ()) -> Job
     tensors, notes = ties.without_tied(layouts.tensors(files, source), files, options, _config(beside))
     stem = "adapter_model" if adapter else "model"
     plans = plan(tensors, options, stem)
+    if not plans:
+        raise Unsupported(f"{source}: a model without tensors", hint="is this the checkpoint's directory, and was the model saved?")
     _check_bounds(files, plans)
     if "config.json" not in dict(beside) and not adapter:
         notes = (
