@@ -135,11 +135,18 @@ def pulse(pin: Pin) -> None:
         os.utime(pin.path / "owner.json")
 
 
+def free_bytes(output_dir: Path) -> int:
+    """What the trainer could still write; raises Incomplete if the directory is gone."""
+    with _refusals(output_dir):
+        return shutil.disk_usage(output_dir).free
+
+
 def sweep(output_dir: Path, node: str) -> None:
     """Remove what this node left half done; call it before anything else of the same node runs."""
     for path in _children(output_dir / OURS / "pins"):
         if path.name.startswith((f".new-{node}-", f".gone-{node}-")):
-            _remove(path)
+            with _refusals(path):
+                _remove(path)
 
 
 def _pin(path: Path) -> Pin | None:
@@ -147,9 +154,10 @@ def _pin(path: Path) -> Pin | None:
     if named is None or path.name.startswith("."):
         return None
     try:
-        owner = json.loads((path / "owner.json").read_bytes())["node"]
-        beat = (path / "owner.json").stat().st_mtime_ns
-    except (OSError, ValueError, KeyError, TypeError):  # dropped meanwhile, or not of our making: no pin of ours has no owner
+        with _refusals(path):
+            owner = json.loads((path / "owner.json").read_bytes())["node"]
+            beat = (path / "owner.json").stat().st_mtime_ns
+    except (Incomplete, ValueError, KeyError, TypeError):  # dropped meanwhile, or not of our making: no pin of ours has no owner
         return None
     return Pin(named[1], int(named[2]), str(owner), beat, path, walk(path / "files").files)
 
@@ -226,10 +234,10 @@ def _renamed(path: Path, target: Path) -> bool:
 
 
 def _children(folder: Path) -> list[Path]:
-    try:
+    """None where nothing was ever pinned, or somebody deleted it."""
+    with contextlib.suppress(Incomplete), _refusals(folder):
         return sorted(folder.iterdir())
-    except (FileNotFoundError, NotADirectoryError):  # nothing was ever pinned here, or somebody deleted it
-        return []
+    return []
 
 
 def _remove(path: Path) -> None:
@@ -243,7 +251,7 @@ def _refusals(path: Path) -> Iterator[None]:
         yield
     except PermissionError as e:
         raise ConfigError(f"{path}: may not be written by uid {os.geteuid()}", hint="run the worker as the user who trains") from e
-    except FileNotFoundError as e:
+    except (FileNotFoundError, NotADirectoryError) as e:
         raise Incomplete(f"{path}: gone", hint="it is made again with the next look") from e
     except OSError as e:
         raise StoreError(f"{path}: {e.strerror}", hint="look at the disk that the trainer writes to") from e

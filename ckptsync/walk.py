@@ -106,8 +106,12 @@ def opened_parent(root: Path, path: str) -> Iterator[tuple[int, str]]:
 def _below(fd: int, prefix: str, root: Path, depth: int = 0) -> Iterator[tuple[str, os.stat_result]]:
     if depth > DEEPEST:
         raise Corrupt(f"{root}/{prefix}: {depth} directories deep, at most {DEEPEST} expected")
-    with os.scandir(fd) as entries:
-        names = sorted(e.name for e in entries if e.name not in _NO_CONTENT)
+    try:
+        with os.scandir(fd) as entries:
+            names = sorted(e.name for e in entries if e.name not in _NO_CONTENT)
+    except OSError as e:
+        _vanished_or_raise(e, f"{root}/{prefix}")
+        return
     for name in names:
         try:
             info = os.stat(name, dir_fd=fd, follow_symlinks=False)
@@ -129,8 +133,8 @@ def _stat(path: str, info: os.stat_result) -> Stat:
 
 
 def _vanished_or_raise(error: OSError, path: object) -> None:
-    """Trainers delete while we look (rotation), and a link is as good as nothing: both are silent here, nothing else is."""
-    if isinstance(error, (FileNotFoundError, NotADirectoryError)) or error.errno == errno.ELOOP:
+    """Trainers delete while we look (rotation; on NFS, files go stale), and a link is as good as nothing: nothing else is silent."""
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)) or error.errno in (errno.ELOOP, errno.ESTALE):
         return
     if isinstance(error, PermissionError):
         raise ConfigError(f"{path}: may not be read by uid {os.geteuid()}", hint="run the worker as the user who trains") from error

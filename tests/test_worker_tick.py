@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -64,9 +65,9 @@ def test_a_checkpoint_is_sent_when_it_is_quiet_and_then_left_alone(tmp_path: Pat
         "waiting",
         "trainer_state.json is the newest of its files; settled if nothing changes for 10 s",
     )
-    assert progress(w.tick(109.9))["checkpoint-4.0"].phase == "waiting"
-    assert w.queue() == ("run/checkpoint-4",)
-    assert (progress(w.tick(110.0))["checkpoint-4.0"].phase, w.queue()) == ("sent", ())
+    assert w.tick(109.9).queue == ("run/checkpoint-4",)
+    result = w.tick(110.0)
+    assert (progress(result)["checkpoint-4.0"].phase, result.queue) == ("sent", ())
     assert progress(w.tick(111.0))["checkpoint-4.0"].phase == "stored"
     assert kept(store)["checkpoint-4"]["n0"].keys() == ONE.keys() | {"rng_state_0.pth"}
 
@@ -315,6 +316,23 @@ def test_pins_stay_until_verified_and_then_the_newest_few(tmp_path: Path, keep: 
     for now in (1001.0, 1002.0):
         assert progress(w.tick(now))["checkpoint-4.0"].phase == "stored"
         assert pinned(tmp_path) == left
+
+
+@pytest.mark.parametrize(("free", "left"), [(10**9, ["checkpoint-4.0", "checkpoint-8.0"]), (0, ["checkpoint-8.0"])])
+def test_stored_pins_give_way_to_the_next_save_and_unstored_ones_never(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, left: list[str]
+) -> None:
+    store = MemoryStore()
+    source = lay(tmp_path, ONE)
+    w = worker(tmp_path, store)
+    settle(w)
+    shutil.rmtree(source)
+    lay(tmp_path / "x", {"rng_state_0.pth": b"random"}, 50.0).rename(tmp_path / "checkpoint-8")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    w.tick(1000.0)
+    shutil.rmtree(tmp_path / "checkpoint-8")
+    w.tick(1001.0)
+    assert pinned(tmp_path) == left
 
 
 def test_what_was_given_up_is_not_sent_again_but_a_new_save_is(tmp_path: Path) -> None:

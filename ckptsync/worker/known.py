@@ -25,27 +25,31 @@ class Known:
     """Records by name; ``broken`` are those that cannot be read, with the reason: nothing is decided about their places.
 
     ``times``: when each came, on the store's clock.  ``copies``: sizes of what lies beside the checkpoints, by name.
+    ``grouped``: the records once more, by checkpoint.
     """
 
     records: Mapping[str, Record] = field(default_factory=dict)
     broken: Mapping[str, CkptsyncError] = field(default_factory=dict)
     times: Mapping[str, float] = field(default_factory=dict)
     copies: Mapping[str, int] = field(default_factory=dict)
+    grouped: Mapping[str, Mapping[str, Record]] = field(default_factory=dict)
 
-    def of(self, kind: type[R]) -> dict[str, R]:
-        """All records of one kind."""
-        return {name: r for name, r in self.records.items() if isinstance(r, kind)}
+    def damaged(self) -> tuple[str, ...]:
+        """Places of which a report has ever said DAMAGED."""
+        return tuple(sorted({r.place for r in self.records.values() if isinstance(r, Report) and r.verdict == "damaged"}))
 
     def manifests(self, checkpoint: str) -> tuple[saves.Known, ...]:
         """All of one checkpoint name, in every place, also those taken back."""
-        return tuple(saves.Known(name, m) for name, m in self.of(Manifest).items() if m.checkpoint == checkpoint)
+        return tuple(saves.Known(name, m) for name, m in self.grouped.get(checkpoint, {}).items() if isinstance(m, Manifest))
+
+    def tombstones(self, checkpoint: str) -> dict[str, Tombstone]:
+        """All of one checkpoint name, in every place."""
+        return {name: t for name, t in self.grouped.get(checkpoint, {}).items() if isinstance(t, Tombstone)}
 
     def place(self, place: str) -> Records:
         """All about one place."""
-        return Records(self._at(Manifest, place), self._at(Seal, place), self._at(Report, place), self._at(Tombstone, place))
-
-    def _at(self, kind: type[R], place: str) -> dict[str, R]:
-        return {name: r for name, r in self.of(kind).items() if r.place == place}
+        here = {name: r for name, r in self.grouped.get(place.partition("~")[0], {}).items() if r.place == place}
+        return Records(_only(here, Manifest), _only(here, Seal), _only(here, Report), _only(here, Tombstone))
 
     def broken_place(self, checkpoint: str) -> CkptsyncError | None:
         """The first error in the records of a checkpoint's places."""
@@ -71,7 +75,14 @@ def read_known(store: Store, run: str, before: Known) -> Known:
             continue  # gc was quicker
         except (Corrupt, Unsupported) as e:
             broken[entry.name] = e
-    return Known(records, broken, {e.name: e.mtime for e in entries}, {e.name: e.size for e in entries})
+    grouped: dict[str, dict[str, Record]] = {}
+    for name, record in records.items():
+        grouped.setdefault(record.place.partition("~")[0], {})[name] = record
+    return Known(records, broken, {e.name: e.mtime for e in entries}, {e.name: e.size for e in entries}, grouped)
+
+
+def _only(records: Mapping[str, Record], kind: type[R]) -> dict[str, R]:
+    return {name: r for name, r in records.items() if isinstance(r, kind)}
 
 
 def _fetched(store: Store, parsed: RecordName) -> Record:

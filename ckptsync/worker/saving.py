@@ -10,7 +10,6 @@ from ckptsync.errors import Incomplete
 from ckptsync.model import Demands
 from ckptsync.records import saves
 from ckptsync.records.manifest import Manifest
-from ckptsync.records.tombstone import Tombstone
 from ckptsync.walk import walk
 from ckptsync.worker import deciding
 from ckptsync.worker.evidence import gather
@@ -69,7 +68,7 @@ def known_already(seen: Seen, desk: Desk) -> Progress | None:
 def is_given_up(seen: Seen, node: str, known: Known) -> bool:
     """Whether a tombstone speaks of these very files."""
     name = seen.spot.name
-    buried = {n: (t, known.times.get(n, 0.0)) for n, t in known.of(Tombstone).items() if t.checkpoint == name}
+    buried = {n: (t, known.times.get(n, 0.0)) for n, t in known.tombstones(name).items()}
     return deciding.is_retired(told(seen, node), seen.hold.stats, buried, known.manifests(name))
 
 

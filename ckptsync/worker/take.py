@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ckptsync.digest import Digester
-from ckptsync.errors import Corrupt, Incomplete, Unsupported
+from ckptsync.errors import Corrupt, Incomplete, StoreError, Unsupported
 from ckptsync.formats import layouts
 from ckptsync.model import Demands
 from ckptsync.paths import checked_path
@@ -75,7 +76,7 @@ def chunks(held: Held, passed: Passed) -> Iterator[memoryview]:
     try:
         _same(held.stat, look(fd, held.stat.path))
         left = held.stat.size  # a file that grows is read no further than it was when it was looked at
-        while left and (count := os.readv(fd, [buffer[:left]])):
+        while left and (count := _read(fd, buffer[:left], held)):
             left -= count
             yield buffer[:count]
             passed(count)
@@ -83,6 +84,15 @@ def chunks(held: Held, passed: Passed) -> Iterator[memoryview]:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)  # training wants the memory more than we do
     finally:
         os.close(fd)
+
+
+def _read(fd: int, into: memoryview, held: Held) -> int:
+    try:
+        return os.readv(fd, [into])
+    except OSError as e:
+        if e.errno == errno.ESTALE:
+            raise Incomplete(f"{held.stat.path}: deleted while it was read") from e
+        raise StoreError(f"{held.root}/{held.stat.path}: {e.strerror}", hint="look at the disk that the trainer writes to") from e
 
 
 def _entry(held: Held, passed: Passed) -> FileEntry:

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from ckptsync import spool
 from ckptsync.errors import CkptsyncError, Incomplete
 from ckptsync.records import saves
-from ckptsync.records.manifest import Manifest
 from ckptsync.records.state import proof, seal_that_counts
+from ckptsync.spool import Pin
 from ckptsync.stores.contract import Store
 from ckptsync.walk import Stat
 from ckptsync.worker import clock, deciding, repair, rivals
@@ -19,7 +19,7 @@ from ckptsync.worker.hold import Hold
 from ckptsync.worker.known import Known, read_known
 from ckptsync.worker.looking import Seat, Seen, look
 from ckptsync.worker.options import RunDir, WorkerOptions, checked_options
-from ckptsync.worker.pinning import spare
+from ckptsync.worker.pinning import give_way, spare
 from ckptsync.worker.result import Failure, Progress, Repaired, WorkerResult, failure
 from ckptsync.worker.saving import Desk, Memory, known_already, save, verdict
 from ckptsync.worker.send import Road
@@ -47,29 +47,18 @@ class Worker:
         self._pulses: dict[tuple[object, int], float] = {}
         self._offset: tuple[int, float] | None = None
         self._looked = 0.0
-        self._busy: tuple[str, ...] = ()
-        self._last = WorkerResult(options.node)
         for run in options.runs:
             spool.sweep(run.path, options.node)
-
-    def queue(self) -> tuple[str, ...]:
-        """``run/checkpoint`` of all that was on its way after the last tick, and is while one runs.  For any thread."""
-        return tuple(dict.fromkeys((*self._busy, *self._last.queue)))
-
-    def errors(self) -> tuple[str, ...]:
-        """What the last tick could not do, a line each.  For any thread."""
-        return self._last.errors
 
     def tick(self, now: float) -> WorkerResult:
         """``now`` in seconds on any clock that only grows.  Errors are in the result: one checkpoint's never keep another back."""
         results = [self._tick_run(run, now) for run in self._options.runs]
-        self._last = WorkerResult(
+        return WorkerResult(
             self._options.node,
             tuple(p for r in results for p in r.progress),
             tuple(p for r in results for p in r.repairs),
             tuple(f for r in results for f in r.failures),
         )
-        return self._last
 
     def _tick_run(self, run: RunDir, now: float) -> WorkerResult:
         try:
@@ -80,8 +69,7 @@ class Worker:
         progress, more = self._send(run, seen, now)
         self._forget(run, seen)
         repairs, broken = self._repair(run, seen)
-        self._spare(run, seen)
-        return WorkerResult(self._options.node, progress, repairs, (*failures, *more, *broken))
+        return WorkerResult(self._options.node, progress, repairs, (*failures, *more, *broken, *self._spare(run, seen)))
 
     def _look(self, run: RunDir) -> tuple[tuple[Seen, ...], tuple[Failure, ...]]:
         self._looked = time.monotonic()
@@ -91,9 +79,7 @@ class Worker:
         return {k for r, name, k in self._memory.taken if (r, name) == (run, checkpoint)}
 
     def _send(self, run: RunDir, seen: Sequence[Seen], now: float) -> tuple[tuple[Progress, ...], tuple[Failure, ...]]:
-        self._busy = tuple(f"{run.name}/{s.spot.name}" for s in seen)
         outcomes = [self._attempt(run, one, seen, now) for one in seen]
-        self._busy = ()
         return tuple(p for p, _ in outcomes), tuple(f for _, f in outcomes if f is not None)
 
     def _attempt(self, run: RunDir, one: Seen, seen: Sequence[Seen], now: float) -> tuple[Progress, Failure | None]:
@@ -162,10 +148,26 @@ class Worker:
         mine = deciding.holder(stats, [k.manifest for k in live if k.manifest.node == self._options.node])
         return mine is not None and _is_safe(known, mine.place, live)
 
-    def _spare(self, run: RunDir, seen: Iterable[Seen]) -> None:
-        proven = [s.pin for s in seen if s.pin and self._is_proven(run.name, s.spot.name, s.hold.stats)]
-        for pin in spare([p for p in proven if p.node == self._options.node], self._options.keep_pins):
-            spool.drop(pin)
+    def _spare(self, run: RunDir, seen: Sequence[Seen]) -> tuple[Failure, ...]:
+        """Let go of pins that nobody needs any more, and of more if the disk would not take the trainer's next save."""
+        try:
+            for pin in self._needless(run, seen):
+                spool.drop(pin)
+        except CkptsyncError as e:
+            return (failure(run.name, "", e),)
+        return ()
+
+    def _needless(self, run: RunDir, seen: Sequence[Seen]) -> tuple[Pin, ...]:
+        ours = [s for s in seen if s.pin is not None and s.pin.node == self._options.node]
+        proven = [s.pin for s in ours if s.pin and self._is_proven(run.name, s.spot.name, s.hold.stats)]
+        spared = spare(proven, self._options.keep_pins)
+        stored = [(s.pin, _bytes(s)) for s in ours if s.pin and s.hold.gone and s.pin not in spared and self._is_stored(run, s)]
+        need = max((_bytes(s) for s in seen), default=0)
+        return (*spared, *give_way(stored, spool.free_bytes(run.path) if stored else 0, need))
+
+    def _is_stored(self, run: RunDir, one: Seen) -> bool:
+        live = saves.live(self._known[run.name].manifests(one.spot.name))
+        return deciding.holder(one.hold.stats, [k.manifest for k in live if k.manifest.node == self._options.node]) is not None
 
     def _forget(self, run: RunDir, seen: Iterable[Seen]) -> None:
         here = {(s.run, s.spot.name, s.k) for s in seen}
@@ -177,7 +179,8 @@ class Worker:
         known = self._known[run.name]
         repairs: list[Repaired] = []
         failures: list[Failure] = []
-        for place, checkpoint in sorted({(m.place, m.checkpoint) for m in known.of(Manifest).values()}):
+        for place in known.damaged():
+            checkpoint = place.partition("~")[0]
             holds = [s.hold for s in seen if s.spot.name == checkpoint]
             for request in repair.wanted(known.place(place), self._options.node, place, known.manifests(checkpoint)):
                 if (request.report, request.finding) not in self._served:
@@ -196,6 +199,10 @@ class Worker:
 
 def _waiting(one: Seen, reason: str) -> Progress:
     return Progress(one.run, one.spot.name, one.k, "waiting", reason)
+
+
+def _bytes(one: Seen) -> int:
+    return sum(s.size for s in one.hold.stats)
 
 
 def _is_after(one: Seen, other: Seen) -> bool:
