@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -30,12 +31,12 @@ def test_the_whole_story_is_told_and_seen(tmp_path: Path) -> None:
 
 
 def test_the_three_commands_to_try_next_work(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["demo", "--dir", str(tmp_path / "d")]) == 0
+    assert main(["demo", "--dir", str(tmp_path / "a [b] c")]) == 0
     said = capsys.readouterr().out
     after = said[said.index("try next:\n") :].splitlines()[1:]
     assert [line.split()[:2] for line in after] == [["ckptsync", "inspect"], ["ckptsync", "verify"], ["ckptsync", "merge"]]
     for line in after:
-        assert main(line.split()[1:]) == 0
+        assert main(shlex.split(line)[1:]) == 0
 
 
 def test_what_is_not_seen_in_time_is_a_failure_and_the_children_end(
@@ -60,3 +61,14 @@ def test_a_directory_that_is_in_use_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert main(["demo", "--dir", str(tmp_path)]) == 2
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_demo_that_is_terminated_leaves_no_process_behind(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ckptsync", "demo", "--json", "--dir", str(tmp_path / "d")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout
+        while '"table"' not in child.stdout.readline():
+            assert child.poll() is None
+        child.terminate()
+        assert child.wait(20) == 143
+    assert not [p for p in Path("/proc").glob("[0-9]*") if is_child(p, str(tmp_path))]

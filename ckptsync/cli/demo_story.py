@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import glob
+import shlex
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -43,7 +45,7 @@ def configurations(directory: Path) -> dict[str, dict[str, object]]:
             "node": node,
             "roles": ["worker"],
             "store": dict(store),
-            "worker": {"runs": [{"path": str(directory / node / "out" / "*")}], **worker},
+            "worker": {"runs": [{"path": f"{glob.escape(str(directory))}/{node}/out/*"}], **worker},
         }
         for node in NODES
     }
@@ -211,14 +213,17 @@ def damage(snapshot: Snapshot, known: set[str], path: str) -> tuple[Report, Find
 def ending(story: Story) -> list[str]:
     """Where things lie, and what to try next."""
     lines = [f"the model of {run} lies in {story.model(run)} ({show_size(size_of(story.model(run)))})" for run in RUNS]
-    parts = " ".join(str(story.output("zero3")(node) / CHECKPOINT) for node in NODES)
+    parts = [story.output("zero3")(node) / CHECKPOINT for node in NODES]
+    commands = (
+        ("inspect", story.model("fsdp2")),
+        ("verify", Path(story.store.url)),
+        ("merge", *parts, story.directory / "my-model"),
+    )
     return [
         *lines,
         f"everything else, logs too: {story.directory}",
         "try next:",
-        f"  ckptsync inspect {story.model('fsdp2')}",
-        f"  ckptsync verify {story.store.url}",
-        f"  ckptsync merge {parts} {story.directory / 'my-model'}",
+        *(f"  ckptsync {shlex.join(map(str, command))}" for command in commands),
     ]
 
 
