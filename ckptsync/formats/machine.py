@@ -189,7 +189,7 @@ class Machine:
     def do_name(self, name: Name) -> None:
         if name not in self._allowed:
             raise Unsupported(
-                f"pickle: names {name.module[:100]}.{name.name[:100]}, which is not among the names that this format has",
+                f"pickle: names {_word(name.module)}.{_word(name.name)}, which is not among the names that this format has",
                 hint="nothing in it was run; if you trust the file and know its format, report the name",
             )
         self.do_push(name)
@@ -216,6 +216,11 @@ class Machine:
 
     def do_stop(self) -> None:
         raise _Stop
+
+
+def _word(text: str) -> str:
+    """For an error's one line."""
+    return text[:100].encode("unicode_escape").decode()
 
 
 def _as(value: Any, kind: type[Any]) -> Any:

@@ -44,7 +44,8 @@ def verify_place(store: Store, seen: Snapshot, level: Level, faults: Sequence[Fa
     is_arriving = not seen.facets.model.holds or bool(seen.facets.ambiguous)
     manifests = tuple(k.name for k in seen.manifests)
     verdict_ = verdict(found, is_arriving=is_arriving)
-    return Report(seen.run, seen.checkpoint, seen.place, 0, level, verdict_, manifests, seen.seal_name, checked.read, found, when)
+    reached = structure.reached(level, found)
+    return Report(seen.run, seen.checkpoint, seen.place, 0, reached, verdict_, manifests, seen.seal_name, checked.read, found, when)
 
 
 def _standing(seen: Snapshot) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from ckptsync.formats import layouts
 from ckptsync.records.report import LEVELS, Finding, Level, Report
 from ckptsync.stores.tree import LocalFiles
 from ckptsync.verify import structure
-from ckptsync.verify.findings import DAMAGE, verdict, worst_first
+from ckptsync.verify.findings import verdict, worst_first
 from ckptsync.verify.loads import Part, loads
 from ckptsync.verify.reading import Watched
 
@@ -36,11 +36,12 @@ def verify_path(files: LocalFiles, level: Level, name: str = "") -> Report:
     if changed:
         raise Incomplete(f"{changed[0]}: changed while it was verified", hint="verify again when nothing writes to it")
     found = worst_first(findings)
-    is_arriving = any(f.kind == "missing" for f in found)
-    kinds = {f.kind for f in found} & (DAMAGE - {"missing"})
-    judged = verdict((f for f in found if f.kind in kinds), is_arriving=is_arriving)
-    run = level if level != "digest" else "stat"
-    return Report("", name, name, 0, run, judged, (), "", watched.read + loaded, found)
+    unparsed = next((f.detail for f in found if f.detail.startswith(structure.UNPARSED)), None)
+    is_arriving = any(f.kind == "missing" or f.detail.startswith(structure.LACKING) for f in found)
+    judged = verdict((f for f in found if f.kind != "missing"), is_arriving=is_arriving)
+    if unparsed and judged == "ok":
+        raise Unsupported(unparsed)
+    return Report("", name, name, 0, level if level != "digest" else "stat", judged, (), "", watched.read + loaded, found)
 
 
 def _lacking(files: Watched) -> Iterator[Finding]:
@@ -68,4 +69,6 @@ def _asked(files: Watched) -> dict[str, int | None] | Finding:
             f"{len(files.sizes())} files, and no layout claims them",
             hint=f"known layouts: {', '.join(layouts.LAYOUTS)}; point at a checkpoint's directory, or at a store",
         )
+    if not demands.model:
+        return Finding("note", "", f"{structure.LACKING}nothing here says what a whole model is")
     return demands.model | demands.resume

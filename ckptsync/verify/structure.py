@@ -11,10 +11,12 @@ from ckptsync.formats import layouts, safetensors
 from ckptsync.formats.layouts import Source
 from ckptsync.merge import tile
 from ckptsync.model import Files, Tensor
-from ckptsync.records.report import Finding
+from ckptsync.records.report import Finding, Level
 from ckptsync.records.seal import SealedTensor
 from ckptsync.verify.reading import Watched
 
+UNPARSED, LACKING = "not parsed: ", "not all of it is here: "
+"""How notes begin without which a level would be claimed that was not reached."""
 Name = Callable[[str], str]
 """From a path in the checkpoint to the name that a finding has; of the empty path, the checkpoint's own."""
 
@@ -22,16 +24,10 @@ Name = Callable[[str], str]
 def checkpoint(files: Watched, name: Name) -> Iterator[Finding]:
     """What is wrong with the structure of a checkpoint; notes for what this program cannot judge.  Raises StoreError."""
     yield from _closed(files, name)
-    try:
-        found = layouts.sources(files)
-    except Corrupt as e:
-        yield Finding("parse", name(files.last), str(e))
-        return
-    except Unsupported as e:
-        yield Finding("note", name(files.last), f"not parsed: {e}")
-        return
+    found: list[Source] = []
+    yield from _guarded(files, name, lambda: found.extend(layouts.sources(files)))
     if not found:
-        yield Finding("note", name(""), "not parsed: no layout that this program knows")
+        yield Finding("note", name(""), f"{UNPARSED}no layout that this program knows")
     for source in found:
         yield from _guarded(files, name, partial(_check, files, source))
     if found:
@@ -46,8 +42,16 @@ def consolidated(files: Watched, tensors: Iterable[SealedTensor], name: Name) ->
         told[tensor.file].append(tensor)
     for file in sorted(told):
         yield from _guarded(files, name, partial(_check_sealed, files, file, told[file]))
-    for source in layouts.sources(files):
+    found: list[Source] = []
+    yield from _guarded(files, name, lambda: found.extend(layouts.sources(files)))
+    for source in found:
         yield from _guarded(files, name, partial(_check, files, source))
+
+
+def reached(level: Level, findings: Iterable[Finding]) -> Level:
+    """``level``, or the one below parse if something could not be parsed: a report never claims what was not done."""
+    is_short = any(f.detail.startswith(UNPARSED) for f in findings)
+    return "digest" if is_short and level in ("parse", "load") else level
 
 
 def _guarded(files: Watched, name: Name, check: Callable[[], None]) -> Iterator[Finding]:
@@ -56,9 +60,9 @@ def _guarded(files: Watched, name: Name, check: Callable[[], None]) -> Iterator[
     except Corrupt as e:
         yield Finding("parse", name(files.last), str(e))
     except Incomplete as e:
-        yield Finding("note", name(""), f"not all of it is here: {e}")
+        yield Finding("note", name(""), f"{LACKING}{e}")
     except Unsupported as e:
-        yield Finding("note", name(files.last), f"not parsed: {e}")
+        yield Finding("note", name(files.last), f"{UNPARSED}{e}")
 
 
 def _closed(files: Watched, name: Name) -> Iterator[Finding]:

@@ -1,0 +1,130 @@
+"""Let attacks loose on inspect, merge and verify: ``python -m tests.hostile.running DIRECTORY KIND…`` prints a line of JSON for each.
+
+Every try is a process of its own (a fork of this one, so that it costs milliseconds), which may take `MEMORY` and `SECONDS`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ckptsync.cli.inspect import inspected
+from ckptsync.errors import CkptsyncError
+from ckptsync.merge.local import merge_local
+from ckptsync.merge.plan import Options
+from ckptsync.stores.tree import LocalFiles
+from ckptsync.verify.findings import exit_code
+from ckptsync.verify.plain import verify_path
+from tests.hostile import headers, names, pickles, truncations, zips
+from tests.hostile.attack import Attack
+
+MEMORY = 512 << 20
+"""Bytes of address space beyond what the program itself has when it starts."""
+SECONDS = 2
+
+
+def inspect(root: Path, _: Path) -> int:
+    return int(inspected(LocalFiles(str(root)))["exit_code"])
+
+
+def merge(root: Path, destination: Path) -> int:
+    merge_local([root], destination, Options())
+    return 0
+
+
+def verify(root: Path, _: Path) -> int:
+    return exit_code([verify_path(LocalFiles(str(root)), "parse", "hostile")])
+
+
+WAYS: dict[str, Callable[[Path, Path], int]] = {"inspect": inspect, "merge": merge, "verify": verify}
+
+
+def main(directory: str, *kinds: str) -> None:
+    work = Path(directory)
+    builders = {
+        "pickles": pickles.attacks,
+        "zips": zips.attacks,
+        "headers": headers.attacks,
+        "names": names.attacks,
+        "truncations": truncations.attacks,
+    }
+    for kind in kinds:
+        for i, attack in enumerate(builders[kind](str(work / "canary"))):
+            root = work / f"{kind}-{i}"
+            root.mkdir()
+            attack.build(root)
+            for told in _tried(attack, root, work):
+                print(json.dumps({"kind": kind, **told}), flush=True)
+            _remove(root)
+
+
+def _tried(attack: Attack, root: Path, work: Path) -> Iterator[dict[str, Any]]:
+    for way, function in WAYS.items():
+        destination = work / "merged"
+        before = time.monotonic()
+        code, said = _alone(lambda function=function, destination=destination: function(root, destination))  # type: ignore[misc]
+        yield {
+            "name": attack.name,
+            "way": way,
+            "code": code,
+            "said": said,
+            "seconds": time.monotonic() - before,
+            "right": list(attack.codes),
+            "harmless": attack.harmless,
+            "canary": (work / "canary").exists(),
+            "wrote": sorted(
+                p.name for p in work.iterdir() if p not in (root, work / "canary") and not (code == 0 and p == destination)
+            ),
+        }
+        _remove(destination)
+
+
+def _alone(function: Callable[[], int]) -> tuple[int, str]:
+    """Exit status (negative for a signal) and what was said."""
+    out, into = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(out)
+        _limit()
+        code, said = _answer(function)
+        os.write(into, said.encode("utf-8", "replace")[:4000])
+        os._exit(code)
+    os.close(into)
+    with os.fdopen(out, "rb") as pipe:
+        said = pipe.read().decode("utf-8", "replace")
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said
+
+
+def _answer(function: Callable[[], int]) -> tuple[int, str]:
+    try:
+        return function(), ""
+    except CkptsyncError as e:
+        return e.exit_code, str(e)
+    except BaseException as e:  # noqa: BLE001 - what is no CkptsyncError is what this looks for
+        return 99, f"{type(e).__name__}: {e}"[:1000]
+
+
+def _limit() -> None:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    most = pages * resource.getpagesize() + MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    signal.alarm(5 * SECONDS)  # what takes longer than SECONDS has failed already; this ends what would never end
+
+
+def _remove(root: Path) -> None:
+    for path in sorted(root.rglob("*"), reverse=True) if root.exists() else ():
+        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+    if root.exists():
+        root.rmdir()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

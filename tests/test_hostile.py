@@ -1,0 +1,144 @@
+"""Every attack in ``tests/hostile`` ends in one clear error, quickly, in bounded memory, with nothing run and nothing written."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptsync.errors import CkptsyncError, Corrupt, Incomplete
+from ckptsync.formats import layouts
+from ckptsync.records.names import STORE_FILE
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.stores.posix import PosixStore
+from ckptsync.verify.loading import limits, load
+from ckptsync.verify.survey import survey
+from ckptsync.verify.target import target, verify
+from tests.hostile import headers, pickles, records, truncations, zips
+from tests.hostile.running import SECONDS
+from tests.plain_files import MemoryFiles, tree
+from tests.vector import vector
+from tests.verified import WHOLE, arrive
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.mark.parametrize("kind", ["headers", "names", "pickles", "truncations", "zips"])
+def test_inspect_merge_and_verify_refuse_every_attack(kind: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.hostile.running", str(tmp_path), kind], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    told = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(told) >= 100
+    assert [wrong for t in told if (wrong := _wrong(t))] == []
+
+
+def _wrong(told: dict[str, Any]) -> str:
+    who = f"{told['name']} by {told['way']}"
+    if told["canary"]:
+        return f"{who}: ran"
+    if told["wrote"]:
+        return f"{who}: wrote {told['wrote']}"
+    if told["code"] not in told["right"] and not (told["harmless"] and told["code"] in (0, 3, 5, 10)):
+        return f"{who}: exit code {told['code']}, {told['right']} expected: {told['said']}"
+    if told["seconds"] > 2 * SECONDS:  # alone it takes a fraction of SECONDS; this machine may be busy
+        return f"{who}: took {told['seconds']:.1f} s"
+    if "\n" in told["said"]:
+        return f"{who}: said more than a line: {told['said']}"
+    return ""
+
+
+def test_what_the_attacks_are_wrapped_in_is_read_when_nothing_is_wrong() -> None:
+    """So that each attack fails for its own sake."""
+    item = pickles.item()
+    for files in ({".metadata": pickles.metadata(len(item)), "__0_0.distcp": item}, {zips.FILE: zips.archive(zips.plain())}):
+        tree = MemoryFiles(files)
+        assert [t.name for t in layouts.tensors(tree, layouts.sources(tree)[0])] == ["w"]
+
+
+@cache
+def _small(name: str) -> tuple[dict[str, bytes], str]:
+    files = tree(*vector(name).sources).content
+    return files, next(path for path in files if path.endswith(truncations.SMALL[name]))
+
+
+@pytest.mark.parametrize("name", truncations.SMALL)
+def test_a_small_real_file_is_refused_at_every_length(name: str) -> None:
+    files, path = _small(name)
+    size = len(files[path])
+    for length in range(size) if size < 4700 else {*range(0, size, 7), *range(size - 500, size)}:
+        cut = MemoryFiles({**files, path: files[path][:length]})
+        with pytest.raises((Corrupt, Incomplete)):
+            _read(cut)
+
+
+@pytest.mark.parametrize("name", truncations.SMALL)
+def test_a_flipped_bit_in_metadata_never_ends_in_anything_but_an_answer(name: str) -> None:
+    files, path = _small(name)
+    for at in range(0, len(files[path]), 7):
+        data = bytearray(files[path])
+        data[at] ^= 1 << at % 8
+        _answered(lambda data=data: _read(MemoryFiles({**files, path: bytes(data)})))  # type: ignore[misc]
+
+
+def _read(files: MemoryFiles) -> None:
+    layouts.demands(files)
+    found = layouts.sources(files)
+    for source in found:
+        layouts.tensors(files, source)
+    if not found:
+        raise Incomplete("no source is left")
+
+
+def _answered(read: Callable[[], None]) -> None:
+    try:
+        read()
+    except CkptsyncError as e:
+        assert e.exit_code in (3, 5, 10)  # noqa: PT017 - no error at all is right as well
+
+
+@pytest.mark.parametrize(("kind", "name", "data"), list(records.manifests()), ids=[kind for kind, *_ in records.manifests()])
+def test_a_hostile_manifest_is_damage_and_nothing_else(kind: str, name: str, data: bytes) -> None:
+    store = MemoryStore()
+    store.write(name, [data])
+    found = survey(store)
+    assert found.places == ()
+    assert [(fault.name, type(fault.error)) for fault in found.faults] == [(name, Corrupt)]
+
+
+def test_a_hostile_manifest_does_not_hide_an_honest_one(tmp_path: Path) -> None:
+    store = PosixStore(str(tmp_path))
+    store.write(STORE_FILE, [b'{"format":1}'])
+    arrive(store, WHOLE)
+    for _, name, data in list(records.manifests())[:3]:
+        store.write(name, [data])
+    (report,) = verify(target(str(tmp_path)), "parse")
+    assert report.verdict == "damaged"
+    assert {f.name.partition("/manifest-")[0] for f in report.findings if f.kind == "digest"} == {".ckptsync/checkpoint-4"}
+
+
+def test_a_link_in_a_store_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    store = PosixStore(str(tmp_path / "store"))
+    store.write(STORE_FILE, [b'{"format":1}'])
+    arrive(store, WHOLE)
+    model = tmp_path / "store" / "run" / "checkpoint-4" / "model.safetensors"
+    model.rename(tmp_path / "outside")
+    model.symlink_to(tmp_path / "outside")
+    (report,) = verify(target(str(tmp_path / "store")), "load")
+    assert [(f.kind, f.name) for f in report.findings if f.kind == "missing"] == [("missing", "checkpoint-4/model.safetensors")]
+
+
+@pytest.mark.parametrize("kind", ["hole", "overlap", "behind-the-end", "negative", "offsets-of-2**64", "not-json"])
+def test_the_loading_child_survives_hostile_headers_and_says_why(kind: str, tmp_path: Path) -> None:
+    (attack,) = [a for a in headers.attacks("") if a.name == kind]
+    attack.build(tmp_path)
+    with (tmp_path / headers.FILE).open("rb") as file:
+        assert load(file.fileno(), limits(100)).fault
