@@ -142,13 +142,15 @@ def _wait(evidence: Evidence, rule: Rule) -> tuple[float, str]:
 
 def _proof(evidence: Evidence) -> str:
     """What speaks for its being finished."""
+    if _stale_metadata(evidence.files):
+        return ""
     if evidence.later:
         return "a later checkpoint has been written"
     if evidence.state is not None and not _newer_than_state(evidence):
         return f"{TRAINER_STATE} is the newest of its files"
     if evidence.mates:
         return "another node has stored its part of the same save"
-    if evidence.family == "dcp" and any(_is_metadata(f) for f in evidence.files):
+    if evidence.family == "dcp" and any(map(_is_metadata, evidence.files)):
         return ".metadata is newer than its shards"
     return ""
 
@@ -157,7 +159,7 @@ def _doubt(evidence: Evidence, rule: Rule) -> str:
     """What speaks against it, though a crash may have left it so."""
     if evidence.partial:
         return f"{evidence.partial[0].path} is unfinished"
-    stale = _stale_metadata(evidence.files)
+    stale = _stale_metadata(evidence.files, rule.unmarked)
     if stale:
         return f"{stale} is older than its shards: written over?"
     if evidence.state is None:
@@ -178,14 +180,17 @@ def _newer_than_state(evidence: Evidence) -> bool:
     return state is not None and any(f.mtime > state.mtime for f in evidence.files if not _is_random_state(f))
 
 
-def _stale_metadata(files: Iterable[Stat]) -> str:
-    """The name of a ``.metadata`` with newer shards beside it: DCP replaces it last."""
+def _stale_metadata(files: Iterable[Stat], tolerance: float = 0.0) -> str:
+    """The name of a ``.metadata`` with shards beside it that are newer by more than ``tolerance`` seconds: DCP replaces it last.
+
+    A little newer they are after a ``cp -r`` too, which is no proof of anything; a save written over an old one is further apart.
+    """
     newest: dict[str, int] = {}
     for f in files:
         folder, _, name = f.path.rpartition("/")
         if _DCP_SHARD.fullmatch(name):
             newest[folder] = max(newest.get(folder, 0), f.mtime)
-    stale = (f.path for f in files if _is_metadata(f) and newest.get(f.path.rpartition("/")[0], 0) > f.mtime)
+    stale = (f.path for f in files if _is_metadata(f) and newest.get(f.path.rpartition("/")[0], 0) - f.mtime > tolerance * 1e9)
     return next(stale, "")
 
 
