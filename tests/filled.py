@@ -28,26 +28,32 @@ FIRST = 1_790_000_000 * SECOND
 def send(store: Store, directory: Path, node: str, place: str = "checkpoint-4", *, run: str = "run", at: int = FIRST) -> str:
     """Store one node's files and its manifest; the manifest's name."""
     files = LocalFiles(str(directory))
-    entries = []
-    for path, size in sorted(files.sizes().items()):
-        data = read_whole(files, path)
-        store.write(f"{run}/{place}/{path}", [data])
-        found = digest_stream([data], size)
-        entries.append(FileEntry(path, size, found.digest, found.block_size, found.blocks, at))
-    manifest = Manifest(
+    for path in files.sizes():
+        store.write(f"{run}/{place}/{path}", [read_whole(files, path)])
+    return put(store, manifest_of(directory, node, place, run=run, at=at))
+
+
+def manifest_of(directory: Path, node: str, place: str = "checkpoint-4", *, run: str = "run", at: int = FIRST) -> Manifest:
+    """What a node would say of a directory all of whose files were written ``at`` one moment."""
+    files = LocalFiles(str(directory))
+    return Manifest(
         run=run,
         checkpoint=place.partition("~")[0],
         place=place,
         node=node,
         n=0,
-        files=tuple(entries),
+        files=tuple(_entry(path, read_whole(files, path), at) for path in sorted(files.sizes())),
         ranks=layouts.ranks(files.sizes()),
         started=at,
         ended=at,
         demands=layouts.demands(files),
         sources=tuple(map(str, layouts.sources(files))),
     )
-    return put(store, manifest)
+
+
+def _entry(path: str, data: bytes, at: int) -> FileEntry:
+    found = digest_stream([data], len(data))
+    return FileEntry(path, found.size, found.digest, found.block_size, found.blocks, at)
 
 
 def put(store: Store, record: Manifest | Report | Tombstone) -> str:
