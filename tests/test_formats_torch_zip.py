@@ -115,6 +115,13 @@ def test_compressed_records_are_refused_and_never_inflated() -> None:
         opened(bomb)
 
 
+def test_a_record_that_is_called_compressed_and_as_long_as_what_it_holds_is_refused() -> None:
+    data = bytearray(SMALL)
+    data[data.index(b"PK\x01\x02") + 10] = 8
+    with pytest.raises(Unsupported, match="compressed"):
+        opened(bytes(data))
+
+
 def test_encrypted_records_are_refused() -> None:
     data = bytearray(SMALL)
     data[data.index(b"PK\x01\x02") + 8] |= 1
@@ -155,11 +162,12 @@ def test_two_records_of_one_name_are_refused() -> None:
 
 
 def test_a_comment_hides_no_end_record() -> None:
-    out = io.BytesIO(SMALL)
-    with zipfile.ZipFile(out, "a") as archive:
-        archive.comment = b"PK\x05\x06 and so on"
-    with pytest.raises(Corrupt, match="no end record"):
-        opened(out.getvalue())
+    for comment in (b"PK\x05\x06 and so on", SMALL[-22:-2] + b"\x01\x00"):
+        out = io.BytesIO(SMALL)
+        with zipfile.ZipFile(out, "a") as archive:
+            archive.comment = comment
+        with pytest.raises(Corrupt, match="no end record"):
+            opened(out.getvalue())
 
 
 def test_a_record_that_is_not_there_is_corrupt() -> None:

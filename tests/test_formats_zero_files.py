@@ -65,6 +65,11 @@ def test_the_stage_may_be_a_number_an_enum_or_missing() -> None:
     assert setup(one({"partition_count": [2]}), "") == Setup(1, 2)
 
 
+def test_experts_may_be_cut_over_fewer_ranks_than_the_rest() -> None:
+    for counts in ([2, 4], [4, 2], (4, 2)):
+        assert setup(one(STATE | {"partition_count": counts}), "") == Setup(2, 4)
+
+
 @pytest.mark.parametrize("stage", [0, 4, None, "3", [3], 2.5])
 def test_a_stage_that_nobody_knows_is_unsupported(stage: object) -> None:
     with pytest.raises(Unsupported, match="ZeRO stage"):

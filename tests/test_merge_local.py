@@ -103,10 +103,10 @@ def test_a_link_in_place_of_a_shard_is_not_followed(nodes: tuple[Path, ...], out
 
 def test_configuration_behind_a_link_is_not_followed(nodes: tuple[Path, ...], out: Path) -> None:
     (out.parent / "secret").write_text("{}")
-    (nodes[0] / "config.json").unlink(missing_ok=True)
-    (nodes[0] / "config.json").symlink_to(out.parent / "secret")
+    (nodes[0] / "tokenizer.json").symlink_to(out.parent / "secret")
+    (nodes[0].parent / "config.json").symlink_to(out.parent / "secret")
     merge_local(nodes, out, KEEP)
-    assert not (out / "config.json").exists()
+    assert [p.name for p in out.iterdir()] == ["model.safetensors"]
 
 
 def test_two_nodes_with_different_bytes_for_one_shard_hold_two_saves(nodes: tuple[Path, ...], out: Path) -> None:
