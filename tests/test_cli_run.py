@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from ckptsync.cli.main import main
+from ckptsync.fleet.heartbeat import read
+from ckptsync.stores.opening import open_store
 
 
 def configured(tmp_path: Path, node: str = "n0") -> str:
@@ -63,6 +65,19 @@ def test_a_worker_that_was_killed_is_no_rival(tmp_path: Path) -> None:
         assert time.monotonic() - begun < 5
         second.send_signal(signal.SIGINT)
         assert second.wait(10) == 0
+
+
+def test_a_worker_that_cannot_begin_is_2_and_does_not_look_alive(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    (tmp_path / "store" / "out").mkdir(parents=True)
+    path.write_text(f"node: n0\nstore: {{url: {tmp_path}/store}}\nworker: {{runs: [{tmp_path}/store/out]}}\n")
+    with started(str(path)) as child:
+        assert child.wait(10) == 2
+        assert child.stderr
+        assert "inside the store" in child.stderr.read()
+    told = read(open_store(f"{tmp_path}/store"), "n0", ("worker",))
+    assert told
+    assert told.stopped
 
 
 def test_a_configuration_with_problems_is_2_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

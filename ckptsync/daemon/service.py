@@ -23,7 +23,8 @@ from ckptsync.daemon.sdnotify import Notifier
 from ckptsync.daemon.stopping import Stopping, stopping
 from ckptsync.daemon.tick import Tick
 from ckptsync.daemon.working import Roles, Working
-from ckptsync.fleet.heartbeat import claim
+from ckptsync.errors import CkptsyncError
+from ckptsync.fleet.heartbeat import Heartbeat, claim, farewell
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
 from ckptsync.worker.node import node_id
@@ -46,12 +47,17 @@ def run(config: Config, roles: Roles) -> int:
 
 
 def _serve(config: Config, node: str, store: Store, stop: Stopping, roles: Roles) -> int:
-    notifier = Notifier()
-    notifier.send("READY=1", "STATUS=looking for another worker of this node")
+    Notifier().send("READY=1", "STATUS=looking for another worker of this node")
     mine = claim(store, identity.heartbeat(node, config.roles), identity.is_running, stop.wait)
-    if stop.asked:
-        return stop.code
-    fatal = _fatal(stop)
+    try:
+        return stop.code if stop.asked else _work(config, mine, store, stop, roles)
+    except CkptsyncError:
+        farewell(store, mine)  # the name is taken by then, and must not look alive
+        raise
+
+
+def _work(config: Config, mine: Heartbeat, store: Store, stop: Stopping, roles: Roles) -> int:
+    node, fatal, notifier = mine.node, _fatal(stop), Notifier()
     with roles(config, node, store, fatal) as working:
         heart = Heart(store, mine, working, stop)
         ticks = (Tick("heartbeat", mine.period, heart.beat, fatal), *working.ticks)
