@@ -73,6 +73,15 @@ def test_without_metadata_nothing_is_complete() -> None:
     assert seen(B1).evidence == ("nothing here says what a whole model is",)
 
 
+def test_a_part_that_may_belong_here_is_pointed_at() -> None:
+    later = replace(B1, place="checkpoint-5~00000000", started=B1.started + 3 * 10**9, ended=B1.ended + 3 * 10**9)
+    pairs = known(A0, later)
+    records = Records({pairs[0].name: A0}, {}, {}, {})
+    found = snapshot("checkpoint-5", records, pairs, SIZES)
+    assert found
+    assert found.evidence[1].startswith("checkpoint-5~00000000 of b may be more of it: 3.0 s lie between")
+
+
 def test_a_file_of_another_size_than_demanded_is_named() -> None:
     wanting = replace(A0, demands=Demands({"dcp/__0_0.distcp": 6}))
     assert seen(wanting).evidence == ("dcp/__0_0.distcp: 5 bytes, 6 demanded",)

@@ -6,7 +6,7 @@ facet not hold, and the evidence says so, but only a report says DAMAGED.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -14,7 +14,7 @@ from ckptsync.model import Demands
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.names import consolidated_prefix
 from ckptsync.records.report import LEVELS, Level, Report, Verdict
-from ckptsync.records.saves import Known, Located, demanded, live, locate, save_of
+from ckptsync.records.saves import Known, Located, demanded, live, locate, same_save, save_of
 from ckptsync.records.seal import Seal
 from ckptsync.records.tombstone import Tombstone
 
@@ -143,6 +143,8 @@ def snapshot(place: str, records: Records, known: Iterable[Known], sizes: Mappin
     demands = demanded(manifests)
     seal_name, seal = seal_that_counts(records.seals, here)
     model = _model(demands, files, sizes)
+    if not model.holds:
+        model = Facet(holds=False, evidence=(*model.evidence, *_elsewhere(here, counting)))
     facets = Facets(
         model=model,
         resume=_resume(demands, files, sizes, model),
@@ -190,6 +192,17 @@ def _model(demands: Demands, files: Mapping[str, tuple[Located, ...]], sizes: Ma
         return Facet(holds=False, evidence=("nothing here says what a whole model is",))
     lacking = tuple(_lacking(demands.model, files, sizes))
     return Facet(not lacking, lacking)
+
+
+def _elsewhere(here: Sequence[Known], counting: Iterable[Known]) -> Iterator[str]:
+    """Parts of other nodes that may belong here, were there proof: people can tell, and a save id would."""
+    nodes, told = {k.manifest.node for k in here}, {here[0].manifest.place}
+    for other in counting:
+        place, node = other.manifest.place, other.manifest.node
+        found = [same_save(k.manifest, other.manifest) for k in here] if place not in told and node not in nodes else []
+        if found and all(f.relation == "unproven" for f in found):
+            told.add(place)
+            yield f"{place} of {node} may be more of it: {found[0].reason}"
 
 
 def _resume(demands: Demands, files: Mapping[str, tuple[Located, ...]], sizes: Mapping[str, int], model: Facet) -> Facet:
