@@ -41,7 +41,7 @@ def verify_place(store: Store, seen: Snapshot, level: Level, faults: Sequence[Fa
         found = worst_first(_let_go(f) for f in found)
     elif gone:
         _check_unchanged(store, seen, gone)
-    is_arriving = not seen.facets.model.holds or bool(seen.facets.ambiguous)
+    is_arriving = bool(seen.facets.ambiguous) or not (seen.facets.model.holds or seen.facets.retired)
     manifests = tuple(k.name for k in seen.manifests)
     verdict_ = verdict(found, is_arriving=is_arriving)
     reached = structure.reached(level, found)

@@ -1,0 +1,159 @@
+"""A place, level by level: what is said, and what is not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+import pytest
+
+from ckptsync.errors import Incomplete
+from ckptsync.records.names import consolidated_prefix, file_name
+from ckptsync.records.report import LEVELS, Level
+from ckptsync.records.tombstone import Tombstone
+from ckptsync.stores.contract import Entry
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.verify.place import verify_place
+from ckptsync.verify.survey import survey
+from tests.plain_files import MemoryFiles, safetensors_file, tree
+from tests.vector import vector
+from tests.verified import PLACE, RUN, WHOLE, arrive, damage, flip, place, put, seal, verified, whole_store
+
+MODEL = file_name(RUN, PLACE, "model.safetensors")
+SEALED = consolidated_prefix(RUN, PLACE) + "model.safetensors"
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_what_is_well_is_well_at_every_level(level: Level) -> None:
+    report = verified(whole_store(), level)
+    assert (report.level, report.verdict, damage(report)) == (level, "ok", [])
+    assert (report.read > 0) == (level != "stat")
+    assert len(report.manifests) == 1
+    assert report.seal
+
+
+def test_higher_levels_include_the_lower_ones() -> None:
+    store = whole_store()
+    store.delete(file_name(RUN, PLACE, "config.json"))
+    flip(store, SEALED, 20_000)
+    for level in LEVELS[1:]:
+        found = damage(verified(store, level))
+        assert ("missing", "checkpoint-4/config.json") in found
+        assert ("digest", "consolidated/checkpoint-4/model.safetensors") in found
+    assert damage(verified(store, "stat")) == [("missing", "checkpoint-4/config.json")]
+
+
+def test_a_level_reads_no_more_than_it_says() -> None:
+    store = whole_store()
+    flip(store, MODEL, 20_000)
+    report = verified(store, "stat")
+    assert (report.verdict, report.level, report.read) == ("ok", "stat", 0)
+
+
+def test_real_shards_of_two_nodes_are_verified_with_their_model() -> None:
+    store = MemoryStore()
+    one, other = (tree(source) for source in vector("hf-fsdp2-2node").sources)
+    names = [arrive(store, one.content, "n0"), arrive(store, other.content, "n1")]
+    seal(store, MemoryFiles({**other.content, **one.content}), names)
+    assert verified(store, "parse").verdict == "ok"
+    assert verified(store, "parse").level == "parse"
+
+
+def test_truncated_files_are_found_at_every_level_and_length() -> None:
+    store = whole_store()
+    data = WHOLE["config.json"]
+    for length in range(len(data)):
+        store.write(file_name(RUN, PLACE, "config.json"), [data[:length]])
+        (found,) = [f for f in verified(store, "stat").findings if f.kind == "size"]
+        assert (found.name, found.ranges) == ("checkpoint-4/config.json", ((length, len(data)),))
+
+
+def test_values_that_are_not_finite_are_no_damage() -> None:
+    store = MemoryStore()
+    files = {"model.safetensors": safetensors_file({"a": ("F32", (1,), b"\0\0\xc0\x7f")})}
+    seal(store, MemoryFiles(files), [arrive(store, files)])
+    report = verified(store, "load")
+    assert report.verdict == "ok"
+    assert [(f.name, f.tensors) for f in report.findings if f.kind == "nonfinite"] == [
+        ("checkpoint-4/model.safetensors", ("a",)),
+        ("consolidated/checkpoint-4/model.safetensors", ("a",)),
+    ]
+
+
+def test_what_is_arriving_is_checked_as_far_as_it_has_arrived() -> None:
+    store = MemoryStore()
+    arrive(store, tree(vector("hf-fsdp2-2node").sources[0]).content)
+    report = verified(store)
+    assert (report.verdict, damage(report)) == ("arriving", [])
+    assert any("pytorch_model_fsdp_0/__" in f.name and "has not arrived" in f.detail for f in report.findings)
+    flip(store, next(e.name for e in store.names("") if e.name.endswith(".distcp")), 100)
+    assert verified(store).verdict == "damaged"
+
+
+def test_an_ambiguous_place_is_said_and_not_judged() -> None:
+    store = whole_store()
+    arrive(store, {"notes": b"x"}, "n1", started=10**12, ended=10**12)
+    report = verified(store, "parse")
+    assert report.verdict == "arriving"
+    assert any("ambiguous" in f.detail for f in report.findings)
+
+
+def test_what_a_tombstone_lets_go_is_not_missing() -> None:
+    store = whole_store()
+    put(store, Tombstone(RUN, PLACE, PLACE, 0, tuple(k.name for k in place(store).manifests), "too old"))
+    store.delete(MODEL)
+    report = verified(store)
+    assert (report.verdict, damage(report)) == ("ok", [])
+    assert any(f.detail.startswith("let go") for f in report.findings)
+
+
+class Moving(MemoryStore):
+    """Something happens right after the place was listed."""
+
+    def __init__(self, then: str) -> None:
+        super().__init__()
+        self.then, self.listed = then, 0
+
+    def names(self, prefix: str) -> Iterator[Entry]:
+        found: Iterable[Entry] = list(super().names(prefix))
+        self.listed += 1
+        return iter(found)
+
+    def let_go(self) -> None:
+        if self.then == "tombstone":
+            names = tuple(k.name for k in survey(self).places[0].manifests)
+            put(self, Tombstone(RUN, PLACE, PLACE, 0, names, "too old"))
+            self.delete(MODEL)
+        else:
+            self.write(MODEL, [WHOLE["model.safetensors"]])
+
+
+@pytest.mark.parametrize("then", ["tombstone", "repair"])
+def test_before_a_file_is_called_missing_the_store_is_asked_again(then: str) -> None:
+    store = Moving(then)
+    arrive(store, WHOLE)
+    if then == "repair":
+        store.delete(MODEL)
+    seen = place(store)
+    store.let_go()
+    if then == "tombstone":
+        assert verify_place(store, seen, "stat").verdict == "ok"
+    with pytest.raises(Incomplete, match="changed while it was verified"):
+        verify_place(store, seen, "digest")
+
+
+def test_a_damaged_manifest_is_damage_of_its_place() -> None:
+    store = whole_store()
+    arrive(store, {"rng_state_1.pth": b"x"}, "n1")
+    name = next(e.name for e in store.names("") if "/manifest-n1-" in e.name)
+    flip(store, name, 40)
+    report = verified(store)
+    assert damage(report) == [("digest", name.removeprefix("run/"))]
+
+
+def test_a_report_passes_the_door_that_records_pass() -> None:
+    store = whole_store()
+    flip(store, SEALED, 20_000)
+    report = replace(verified(store), n=1)
+    put(store, report)
+    assert place(store).word == "DAMAGED"

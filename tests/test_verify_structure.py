@@ -1,0 +1,95 @@
+"""Level parse: what digests cannot see, because it was wrong when it was stored."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ckptsync.records.names import consolidated_prefix
+from ckptsync.records.report import Finding
+from ckptsync.records.seal import Seal
+from ckptsync.stores.contract import read_all
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.verify import structure
+from ckptsync.verify.reading import Watched
+from tests.plain_files import MemoryFiles, safetensors_file, tree
+from tests.vector import vector, vectors
+from tests.verified import PLACE, RUN, WHOLE, place, whole_store
+
+HOLE = b'\x3f\0\0\0\0\0\0\0{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,2]}}          '
+
+
+def checked(files: dict[str, bytes]) -> list[Finding]:
+    return list(structure.checkpoint(Watched(MemoryFiles(files)), lambda path: f"c/{path}"))
+
+
+@pytest.mark.parametrize("name", [v.name for v in vectors()])
+def test_real_checkpoints_are_well(name: str) -> None:
+    assert checked(tree(*vector(name).sources).content) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "data"), [("model.safetensors", HOLE), ("trainer_state.json", b"{"), ("scheduler.pt", b"PK\x03\x04" + b"x" * 100)]
+)
+def test_a_file_without_its_end_is_named(path: str, data: bytes) -> None:
+    found = [f for f in checked({**WHOLE, path: data}) if f.kind == "parse"]
+    assert {f.name for f in found} == {f"c/{path}"}
+
+
+def test_an_index_that_disagrees_is_damage() -> None:
+    part = WHOLE["model.safetensors"]
+    index = b'{"weight_map": {"z": "model-00001-of-00001.safetensors"}}'
+    found = checked({"model-00001-of-00001.safetensors": part, "model.safetensors.index.json": index})
+    assert [f.kind for f in found] == ["parse"]
+    assert "not where it says" in found[0].detail
+
+
+def test_a_shard_of_another_size_than_its_metadata_demands_is_damage() -> None:
+    files = dict(tree(*vector("hf-fsdp1").sources).content)
+    path = next(p for p in files if p.endswith("/__0_0.distcp"))
+    found = checked({**files, path: files[path] + b"x"})
+    assert {f.kind for f in found} == {"parse"}
+    assert all(path in f.detail for f in found)
+
+
+def test_what_is_not_here_or_not_known_is_a_note() -> None:
+    files = dict(tree(*vector("hf-fsdp1").sources).content)
+    path = next(p for p in files if p.endswith("/__0_0.distcp") and "optimizer" not in p)
+    del files[path]
+    assert [f.detail.startswith(structure.LACKING) for f in checked(files)] == [True]
+    assert [f.detail.startswith(structure.UNPARSED) for f in checked({"x.bin": b"abc"})] == [True]
+
+
+def test_a_level_that_was_not_reached_is_not_claimed() -> None:
+    unparsed = Finding("note", "c", f"{structure.UNPARSED}because")
+    assert structure.reached("load", [unparsed]) == structure.reached("parse", [unparsed]) == "digest"
+    assert structure.reached("stat", [unparsed]) == "stat"
+    assert structure.reached("load", [Finding("note", "c", "loaded")]) == "load"
+
+
+def sealed(store: MemoryStore) -> tuple[Watched, Seal]:
+    seal = place(store).seal
+    assert seal is not None
+    prefix = consolidated_prefix(RUN, PLACE)
+    return Watched(MemoryFiles({f.path: read_all(store, prefix + f.path) for f in seal.files})), seal
+
+
+def test_a_model_as_its_seal_says_is_well() -> None:
+    files, seal = sealed(whole_store())
+    assert list(structure.consolidated(files, seal.tensors, str)) == []
+
+
+def test_a_model_that_is_not_what_its_seal_says_is_damage() -> None:
+    files, seal = sealed(whole_store())
+    renamed = (replace(seal.tensors[0], name="other"), *seal.tensors[1:])
+    (found,) = structure.consolidated(files, renamed, str)
+    assert (found.kind, found.name) == ("parse", "model.safetensors")
+    (found,) = structure.consolidated(files, seal.tensors[1:], str)
+    assert found.kind == "parse"
+
+
+def test_a_sealed_header_that_does_not_open_is_damage() -> None:
+    _, seal = sealed(whole_store())
+    other = MemoryFiles({"model.safetensors": safetensors_file({"a": ("U8", (1,), b"x")})[:-1], "config.json": b"{}"})
+    assert {f.kind for f in structure.consolidated(Watched(other), seal.tensors, str)} == {"parse"}

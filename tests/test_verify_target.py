@@ -1,0 +1,93 @@
+"""From a path or URL to what is verified."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ckptsync.digest import digest
+from ckptsync.errors import ConfigError, Unsupported
+from ckptsync.records.coding import encode
+from ckptsync.records.names import STORE_FILE
+from ckptsync.records.report import Report
+from ckptsync.stores.posix import PosixStore
+from ckptsync.verify.target import InStore, Plain, target, verify
+from tests.plain_files import MemoryFiles
+from tests.verified import PLACE, RUN, WHOLE, arrive, damage, flip, manifest, seal
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> PosixStore:
+    found = PosixStore(str(tmp_path))
+    found.write(STORE_FILE, [b'{"format":1}'])
+    seal(found, MemoryFiles(WHOLE), [arrive(found, WHOLE)])
+    return found
+
+
+def asked(path: str) -> list[Report]:
+    return list(verify(target(path), "parse"))
+
+
+@pytest.mark.parametrize(
+    ("below", "run", "place"),
+    [
+        ("", "", ""),
+        ("run", RUN, ""),
+        ("run/checkpoint-4", RUN, PLACE),
+        ("run/checkpoint-4/model.safetensors", RUN, PLACE),
+        ("run/consolidated/checkpoint-4", RUN, PLACE),
+        ("run/consolidated", RUN, ""),
+        ("run/.ckptsync/checkpoint-4", RUN, PLACE),
+    ],
+)
+def test_a_directory_of_a_store_finds_its_place(store: PosixStore, below: str, run: str, place: str) -> None:
+    found = target(f"{store.root}/{below}")
+    assert isinstance(found, InStore)
+    assert (found.store.url, found.run, found.place) == (store.root, run, place)
+    assert [(r.place, r.verdict) for r in verify(found, "parse")] == [(PLACE, "ok")]
+
+
+def test_a_consolidated_model_alone_is_verified_against_its_seal(store: PosixStore) -> None:
+    flip(store, f"{RUN}/consolidated/{PLACE}/config.json", 3)
+    (report,) = asked(f"{store.root}/run/consolidated/checkpoint-4")
+    assert ("digest", "consolidated/checkpoint-4/config.json") in damage(report)
+
+
+def test_a_checkpoint_whose_directory_is_gone_is_still_known(store: PosixStore) -> None:
+    for name in WHOLE:
+        store.delete(f"{RUN}/{PLACE}/{name}")
+    (report,) = asked(f"{store.root}/run/checkpoint-4")
+    assert [kind for kind, _ in damage(report)] == ["missing", "missing"]
+
+
+def test_what_no_node_has_told_of_is_an_error(store: PosixStore) -> None:
+    for below in ("other", "run/checkpoint-5"):
+        with pytest.raises(ConfigError, match="no node has told"):
+            asked(f"{store.root}/{below}")
+
+
+def test_any_other_directory_is_plain(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(WHOLE["model.safetensors"])
+    assert target(str(tmp_path)) == Plain(str(tmp_path))
+    (report,) = asked(str(tmp_path))
+    assert (report.run, report.verdict) == ("", "ok")
+    with pytest.raises(ConfigError):
+        asked(str(tmp_path / "nowhere"))
+
+
+def test_a_place_with_only_a_damaged_manifest_is_damage(store: PosixStore) -> None:
+    flip(store, next(e.name for e in store.names("") if "/manifest-" in e.name), 30)
+    (report,) = asked(store.root)
+    assert report.verdict == "damaged"
+    assert ("digest" in {kind for kind, _ in damage(report)}) is True
+
+
+def test_a_newer_record_is_refused_after_the_others_were_verified(store: PosixStore) -> None:
+    data = json.dumps({**json.loads(encode(manifest(WHOLE))), "format": 99}).encode()
+    store.write(f"{RUN}/.ckptsync/checkpoint-9/manifest-n0-0-{digest(data)[:16]}.json", [data])
+    reports = verify(target(store.root), "stat")
+    assert next(reports).place == PLACE
+    with pytest.raises(Unsupported, match="format 99"):
+        next(reports)
