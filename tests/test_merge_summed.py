@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ckptsync.errors import Corrupt
 from ckptsync.merge import consolidate
-from ckptsync.merge.summed import SummedFiles
 from ckptsync.merge.plan import Options
+from ckptsync.merge.summed import SummedFiles
 from ckptsync.model import Checksum, Extent
 from tests.plain_files import MemoryFiles, tree
 from tests.vector import vector

@@ -14,8 +14,8 @@ from ckptsync.head.sealing import Made, Origin
 from ckptsync.merge.plan import Options
 from ckptsync.model import Files
 from ckptsync.records.state import Snapshot
+from ckptsync.stores import top
 from ckptsync.stores.contract import Store
-from ckptsync.stores.tree import LocalFiles
 
 FINAL = "final"
 ANY_RUN = "*"
@@ -65,7 +65,7 @@ def tick(store: Store, options: HeadOptions, now: float, memory: Memory | None =
     """
     memory = memory or Memory()
     catalogue = read_catalogue(store, cache=memory.cache)
-    configured = cache(LocalFiles)  # one look at a directory a tick
+    configured = cache(top.named)  # one look at a directory a tick
     made, fails = [], []
     for snapshot in catalogue.snapshots:
         place = (snapshot.run, snapshot.place)

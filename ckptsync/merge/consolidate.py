@@ -12,9 +12,9 @@ from ckptsync.digest import digest
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats import layouts
 from ckptsync.merge import output, ties
-from ckptsync.merge.summed import SummedFiles
 from ckptsync.merge.copying import Copied, Copying
 from ckptsync.merge.plan import FilePlan, Options, plan
+from ckptsync.merge.summed import SummedFiles
 from ckptsync.model import Checksum, Files, read_whole
 from ckptsync.records.seal import SealedFile, SealedTensor
 

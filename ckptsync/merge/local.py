@@ -16,6 +16,7 @@ from ckptsync.errors import ConfigError, Corrupt, Incomplete, StoreError
 from ckptsync.merge.consolidate import Job, Merged, Progress, carry_out, prepare
 from ckptsync.merge.plan import Options
 from ckptsync.model import Extent, Files, read
+from ckptsync.stores import top
 from ckptsync.stores.posix import PosixStore
 from ckptsync.stores.tree import LocalFiles, Overlay
 
@@ -39,7 +40,7 @@ def prepare_local(sources: Sequence[Path], destination: Path, options: Options, 
     _check_destination(sources, destination)
     trees = tuple(LocalFiles(str(source)) for source in sources)
     files = Overlay(trees)
-    config = [*([_top(config_from)] if config_from else []), *_surroundings(sources)]
+    config = [*([top.named(str(config_from))] if config_from else []), *_surroundings(sources)]
     job = prepare(files, options, config)
     _check_duplicates(files, job)
     return Prepared(job, files, trees, destination)
@@ -88,37 +89,8 @@ def _surroundings(sources: Sequence[Path]) -> list[Files]:
         place = source.resolve()
         while _INNER.fullmatch(place.name) and place.parent != place:
             place = place.parent
-            found.append(_top(place))
+            found.append(top.around(str(place)))
     return found
-
-
-class _Top:
-    """The regular files of one directory, without those below it: a run may hold thousands of checkpoints."""
-
-    def __init__(self, root: Path) -> None:
-        self._root = root
-        entries = [entry for entry in os.scandir(root) if entry.is_file(follow_symlinks=False)]
-        self._sizes = {entry.name: entry.stat(follow_symlinks=False).st_size for entry in entries}
-
-    def sizes(self) -> dict[str, int]:
-        return self._sizes
-
-    def read_into(self, name: str, start: int, out: memoryview) -> None:
-        fd = os.open(self._root / name, os.O_RDONLY | os.O_NOFOLLOW)
-        try:
-            if os.preadv(fd, [out], start) < out.nbytes:
-                raise Corrupt(f"{self._root / name}: became shorter while it was read")
-        finally:
-            os.close(fd)
-
-
-def _top(root: Path) -> Files:
-    try:
-        return _Top(root)
-    except OSError as e:
-        raise ConfigError(
-            f"{root}: {(e.strerror or str(e)).lower()}", hint="a directory with config.json and tokenizer files is wanted"
-        ) from e
 
 
 def _check_duplicates(files: Overlay, job: Job) -> None:
