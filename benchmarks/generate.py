@@ -11,7 +11,14 @@ from pathlib import Path
 
 import torch
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex, StorageMeta, TensorProperties, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 RANKS = 4
 SHAPE = (4096, 2048)
@@ -35,7 +42,9 @@ def dcp(gib: float, where: Path, axis: int) -> None:
                 torch.save(torch.randn(size), out)
                 chunk = ChunkStorageMetadata(offsets, torch.Size(size))
                 key = f"model.{name}"
-                known = described.setdefault(key, TensorStorageMetadata(TensorProperties(dtype=torch.float32), torch.Size(SHAPE), []))
+                known = described.setdefault(
+                    key, TensorStorageMetadata(TensorProperties(dtype=torch.float32), torch.Size(SHAPE), [])
+                )
                 known.chunks.append(chunk)
                 planned[key] = ("model", name)
                 stored[MetadataIndex(key, offsets, rank)] = _StorageInfo(f"__{rank}_0.distcp", start, out.tell() - start)
@@ -51,8 +60,17 @@ def zero3(gib: float, where: Path) -> None:
     each = SHAPE[0] * SHAPE[1] // RANKS
     for rank in range(RANKS):
         module = {name: torch.empty(0) for name in shapes}
-        states = {"module": module, "buffer_names": [], "param_shapes": [shapes], "frozen_param_shapes": None, "shared_params": {}, "frozen_param_fragments": None}
-        torch.save({**states, "ds_version": "0.19.8", "dp_world_size": RANKS}, tag / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt")
+        states = {
+            "module": module,
+            "buffer_names": [],
+            "param_shapes": [shapes],
+            "frozen_param_shapes": None,
+            "shared_params": {},
+            "frozen_param_fragments": None,
+        }
+        torch.save(
+            {**states, "ds_version": "0.19.8", "dp_world_size": RANKS}, tag / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt"
+        )
         flat = torch.randn(each * len(shapes))
         optim = {"zero_stage": 3, "partition_count": RANKS, "fp32_flat_groups": [flat]}
         torch.save({"optimizer_state_dict": optim, "ds_version": "0.19.8"}, tag / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")

@@ -58,13 +58,26 @@ def measure(command: list[str], log: Path) -> Run:
 
 def ours(dtype: str) -> Tool:
     def command(source: Path, destination: Path) -> list[str]:
-        return [sys.executable, "-m", "ckptsync", "merge", str(source), str(destination), "--dtype", dtype, "--max-shard-size", "5GB"]
+        return [
+            sys.executable,
+            "-m",
+            "ckptsync",
+            "merge",
+            str(source),
+            str(destination),
+            "--dtype",
+            dtype,
+            "--max-shard-size",
+            "5GB",
+        ]
 
     return Tool(f"ckptsync --dtype {dtype}", command)
 
 
 def cat(pattern: str) -> Tool:
-    return Tool("cat", lambda source, destination: ["sh", "-c", f"mkdir {destination} && cat {source}/{pattern} > {destination}/all"])
+    return Tool(
+        "cat", lambda source, destination: ["sh", "-c", f"mkdir {destination} && cat {source}/{pattern} > {destination}/all"]
+    )
 
 
 def peers(python: str) -> dict[str, Tool]:
@@ -76,7 +89,13 @@ def peers(python: str) -> dict[str, Tool]:
         ),
         "dcp_to_torch_save": Tool(
             "dcp_to_torch_save",
-            lambda s, d: [python, "-c", run.format("torch.distributed.checkpoint.format_utils", "dcp_to_torch_save"), str(s), str(d)],
+            lambda s, d: [
+                python,
+                "-c",
+                run.format("torch.distributed.checkpoint.format_utils", "dcp_to_torch_save"),
+                str(s),
+                str(d),
+            ],
         ),
         "zero_to_fp32": Tool(
             "zero_to_fp32 --safe_serialization",
@@ -106,7 +125,9 @@ def compare(title: str, source: Path, tools: list[Tool], rounds: int, work: Path
 
 def _report(title: str, tools: list[Tool], runs: dict[str, list[Run]], failed: dict[str, str]) -> dict[str, object]:
     first = runs[tools[0].name]
-    print(f"\n### {title}\n\n| tool | wall s | CPU s | peak MiB | wall, ckptsync = 1 | CPU, ckptsync = 1 |\n|---|---|---|---|---|---|")
+    print(
+        f"\n### {title}\n\n| tool | wall s | CPU s | peak MiB | wall, ckptsync = 1 | CPU, ckptsync = 1 |\n|---|---|---|---|---|---|"
+    )
     rows = []
     for tool in tools:
         if tool.name in failed:
@@ -115,9 +136,13 @@ def _report(title: str, tools: list[Tool], runs: dict[str, list[Run]], failed: d
         mine = runs[tool.name]
         wall, cpu = (statistics.median(getattr(r, k) for r in mine) for k in ("wall", "cpu"))
         peak = max(r.peak for r in mine)
-        ratios = [statistics.median(getattr(a, k) / getattr(b, k) for a, b in zip(mine, first, strict=True)) for k in ("wall", "cpu")]
+        ratios = [
+            statistics.median(getattr(a, k) / getattr(b, k) for a, b in zip(mine, first, strict=True)) for k in ("wall", "cpu")
+        ]
         print(f"| {tool.name} | {wall:.2f} | {cpu:.2f} | {peak:.0f} | {ratios[0]:.2f} | {ratios[1]:.2f} |")
-        rows.append({"tool": tool.name, "wall": wall, "cpu": cpu, "peak_mib": peak, "wall_ratio": ratios[0], "cpu_ratio": ratios[1]})
+        rows.append(
+            {"tool": tool.name, "wall": wall, "cpu": cpu, "peak_mib": peak, "wall_ratio": ratios[0], "cpu_ratio": ratios[1]}
+        )
     return {"title": title, "rows": rows, "failed": failed}
 
 
@@ -147,7 +172,15 @@ def main() -> None:
         shutil.rmtree(columns)
         zero = generate(args.peers, "zero3", args.gib, work / "zero")
         optim = "global_step1/*optim_states.pt"
-        results.append(compare("ZeRO-3, fp32 masters of 4 ranks (no moments)", zero, [ours("keep"), cat(optim), other["zero_to_fp32"]], args.rounds, work))
+        results.append(
+            compare(
+                "ZeRO-3, fp32 masters of 4 ranks (no moments)",
+                zero,
+                [ours("keep"), cat(optim), other["zero_to_fp32"]],
+                args.rounds,
+                work,
+            )
+        )
     if args.json:
         args.json.write_text(json.dumps(results, indent=1))
 
