@@ -21,6 +21,16 @@ def test_a_process_that_has_ended_is_not_running() -> None:
     assert is_running(mine) is False
 
 
+def test_a_process_that_was_killed_and_that_nobody_has_waited_for_is_not_running() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    mine = replace(heartbeat("n", ("worker",)), pid=child.pid, began=began(child.pid))
+    assert is_running(mine) is True
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert is_running(mine) is False
+    child.communicate()
+
+
 def test_a_process_that_only_inherited_the_number_is_not_the_same() -> None:
     assert is_running(replace(heartbeat("n", ("worker",)), began="1")) is False
     assert is_running(replace(heartbeat("n", ("worker",)), pid=2**22 + 1, began="")) is False

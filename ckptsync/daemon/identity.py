@@ -27,12 +27,16 @@ def machine() -> str:
 
 
 def began(pid: int) -> str:
-    """When a process began, in the system's own unit; empty if there is no such process (or no way to know)."""
+    """When a process began, in the system's own unit; empty if there is no such process (or no way to know).
+
+    One that is dead and only waits for its parent to notice (first processes of containers may never do) is no process any more.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text("utf-8", "replace")
     except OSError:
         return ""
-    return stat.rpartition(")")[2].split()[19]
+    fields = stat.rpartition(")")[2].split()
+    return "" if fields[0] in ("Z", "X") else fields[19]
 
 
 def is_running(other: Heartbeat) -> bool | None:
