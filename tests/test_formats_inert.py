@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.formats.inert import Made, Name, loads, made
+from ckptsync.formats.inert import Made, Name, brief, loads, made
 from tests.plain_files import Call, Global, torch_pickle
 
 
@@ -57,3 +57,13 @@ def test_persistent_ids_are_refused_where_none_are_due() -> None:
 def test_a_huge_memo_index_costs_nothing() -> None:
     found, _ = loads(b"\x80\x02Nr\xff\xff\xff\xff.", {})
     assert found is None
+
+
+def test_a_value_is_shown_without_walking_into_it() -> None:
+    endless: tuple[object, ...] = ()
+    for _ in range(200):
+        endless = (endless, endless)
+    assert brief(endless) == "a tuple"
+    assert brief((1, "x", None)) == "(1, 'x', None)"
+    assert brief(10**5000) == "a int"
+    assert len(brief("x" * 10**6)) < 100

@@ -61,6 +61,15 @@ def test_a_proof_at_a_lower_level_or_of_something_else_does_not_count() -> None:
     assert asked(store, 1e6) == [("never", "digest")]
 
 
+def test_a_proof_of_the_shards_is_none_of_the_model_made_from_them() -> None:
+    store = MemoryStore()
+    name = arrive(store, WHOLE)
+    reported(store, 1)
+    assert asked(store, 1e3) == []
+    seal(store, MemoryFiles(WHOLE), [name])
+    assert asked(store, 1e3) == [("never", "digest")]
+
+
 def test_a_complete_checkpoint_waits_for_its_model_but_not_for_ever() -> None:
     store = MemoryStore()
     name = arrive(store, WHOLE)

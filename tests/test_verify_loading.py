@@ -108,3 +108,21 @@ def test_a_file_that_went_away_is_incomplete(tmp_path: Path) -> None:
     for source in (LocalFiles(str(tmp_path)), MemoryStore()):
         with pytest.raises(Incomplete), descriptor(source, "f", 1):
             pass
+
+
+def without(path: Path, *missing: str) -> str:
+    """An interpreter in which some packages are not installed."""
+    hide = "; ".join(f"sys.modules[{name!r}] = None" for name in missing)
+    program = f"import sys; {hide}; from ckptsync.verify.child import main; sys.exit(main(*sys.argv[1:]))"
+    return python(path, f'shift 2; exec {sys.executable} -c "{program}" "$@"')
+
+
+def test_without_torch_numpys_loader_is_used_and_said(tmp_path: Path) -> None:
+    found = loaded(tmp_path / "f", python=without(tmp_path / "python", "torch"))
+    assert (found.tensors, found.nonfinite, found.fault) == (2, (("b", 2),), "")
+    assert "numpy" in found.loader
+
+
+def test_without_safetensors_nothing_is_loaded_silently(tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match="neither"):
+        loaded(tmp_path / "f", python=without(tmp_path / "python", "torch", "safetensors"))

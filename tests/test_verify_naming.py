@@ -48,6 +48,12 @@ def test_the_last_byte_of_one_tensor_is_not_the_next_ones() -> None:
     assert named(DCP, {path: ((end, end + 1),)}) == {}
 
 
+def test_the_head_of_an_item_says_where_its_tensor_lies_and_not_which_it_is() -> None:
+    path, spans = next(iter(extents(DCP, "dcp").items()))
+    found = named(damaged(DCP, path, spans[0][1]), {path: ((0, len(DCP.content[path])),)})
+    assert found == {path: tuple(sorted({name for name, _, _ in spans}))}
+
+
 def test_damaged_metadata_names_nothing() -> None:
     (metadata,) = [p for p in DCP.content if p.endswith("pytorch_model_fsdp_0/.metadata")]
     path, spans = next(iter(extents(DCP, "dcp").items()))

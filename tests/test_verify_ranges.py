@@ -31,6 +31,13 @@ def test_joining_keeps_the_bytes_and_leaves_gaps(ranges: list[tuple[int, int]]) 
     assert all(a[1] < b[0] for a, b in pairwise(found))
 
 
+def test_a_tensor_inside_another_ends_where_it_ends() -> None:
+    spans = Spans([("outer", Extent("f", 0, 20)), ("inner", Extent("f", 5, 5))])
+    assert spans.overlapping("f", ((10, 12),)) == ("outer",)
+    assert spans.overlapping("f", ((9, 10),)) == ("inner", "outer")
+    assert spans.overlapping("f", ((0, 5),)) == ("outer",)
+
+
 def test_other_files_have_no_tensors() -> None:
     assert Spans([("a", Extent("f", 0, 4))]).overlapping("g", ((0, 4),)) == ()
 

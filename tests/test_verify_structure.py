@@ -13,6 +13,7 @@ from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.verify import structure
 from ckptsync.verify.reading import Watched
+from tests.hostile import pickles
 from tests.plain_files import MemoryFiles, safetensors_file, tree
 from tests.vector import vector, vectors
 from tests.verified import PLACE, RUN, WHOLE, place, whole_store
@@ -51,6 +52,16 @@ def test_a_shard_of_another_size_than_its_metadata_demands_is_damage() -> None:
     found = checked({**files, path: files[path] + b"x"})
     assert {f.kind for f in found} == {"parse"}
     assert all(path in f.detail for f in found)
+
+
+def test_chunks_that_do_not_tile_their_tensor_are_damage() -> None:
+    item = pickles.item()
+    whole = {".metadata": pickles.metadata(len(item)), "__0_0.distcp": item}
+    half = {".metadata": pickles.metadata(len(item), size=pickles.shape(8), sizes=pickles.shape(4)), "__0_0.distcp": item}
+    assert checked(whole) == []
+    (found,) = checked(half)
+    assert found.kind == "parse"
+    assert "4 elements found, 8 expected" in found.detail
 
 
 def test_what_is_not_here_or_not_known_is_a_note() -> None:

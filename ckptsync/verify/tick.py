@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from ckptsync.errors import Incomplete
 from ckptsync.records.report import Report
-from ckptsync.records.state import Snapshot
 from ckptsync.stores.contract import Store
 from ckptsync.verify.due import Due, Schedule, due
 from ckptsync.verify.place import verify_place
@@ -15,7 +14,7 @@ from ckptsync.verify.survey import Fault, Survey, survey, write_report
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult:
-    """``report`` is what was found, if anything was due, and ``written`` its record's name, empty if it is not worth a record.
+    """``report`` is what was found, if anything was due, and ``written`` its record's name.
 
     ``waiting``: places that are due as well, as ``run/place``.  ``faults``: records that cannot be read.
     """
@@ -37,7 +36,7 @@ def tick(store: Store, schedule: Schedule, now: float) -> VerifyResult:
     for i, next_ in enumerate(todo):
         report = _verified(store, next_, found, now)
         if report:
-            written = write_report(store, report) if _is_worth_writing(report, next_.place) else ""
+            written = write_report(store, report)
             waiting = tuple(f"{d.place.run}/{d.place.place}" for d in (*todo[:i], *todo[i + 1 :]))
             return VerifyResult(report, written, waiting, found.faults)
     return VerifyResult(None, "", tuple(f"{d.place.run}/{d.place.place}" for d in todo), found.faults)
@@ -49,8 +48,3 @@ def _verified(store: Store, next_: Due, found: Survey, now: float) -> Report | N
         return verify_place(store, seen, next_.level, found.faults_of(seen.run, seen.place), now)
     except Incomplete:
         return None  # it changed meanwhile: the next tick sees what it has become
-
-
-def _is_worth_writing(report: Report, seen: Snapshot) -> bool:
-    """What is still arriving says so itself; a report about it is needed only for damage, and to answer an earlier one."""
-    return report.verdict != "arriving" or bool(seen.facets.proof.damage)
