@@ -85,3 +85,8 @@ def test_a_machine_can_say_where_it_stopped() -> None:
     machine = Machine(b"\x80\x02N.rest", {}, None)
     assert machine.run() is None
     assert machine.at == 4
+
+
+def test_a_number_too_long_to_print_is_corrupt() -> None:
+    with pytest.raises(Corrupt, match="a number of 2000 bytes"):
+        loads(b"\x80\x02\x8b\xd0\x07\x00\x00" + b"\x01" * 2000 + b".", {})

@@ -48,7 +48,7 @@ def _wrong(told: dict[str, Any]) -> str:
         return f"{who}: wrote {told['wrote']}"
     if told["code"] not in told["right"] and not (told["harmless"] and told["code"] in (0, 3, 5, 10)):
         return f"{who}: exit code {told['code']}, {told['right']} expected: {told['said']}"
-    if told["seconds"] > 2 * SECONDS:  # alone it takes a fraction of SECONDS; this machine may be busy
+    if told["seconds"] > 2 * SECONDS:  # of CPU; alone it takes a fraction of SECONDS
         return f"{who}: took {told['seconds']:.1f} s"
     if "\n" in told["said"]:
         return f"{who}: said more than a line: {told['said']}"

@@ -12,6 +12,7 @@ from typing import Any
 
 from ckptsync.errors import Corrupt, Unsupported
 
+LONGEST = 255  # bytes of a whole number: a message that tells it must be able to print it
 _KEYS = frozenset({str, int, float, bool, bytes, type(None)})
 
 
@@ -105,7 +106,10 @@ class Machine:
         self.do_push(int.from_bytes(self.do_take(4), "little", signed=True))
 
     def do_long(self, width: int) -> None:
-        self.do_push(int.from_bytes(self.do_take(self.do_number(width)), "little", signed=True))
+        count = self.do_number(width)
+        if count > LONGEST:
+            raise Corrupt(f"pickle: a number of {count} bytes at byte {self.at}")
+        self.do_push(int.from_bytes(self.do_take(count), "little", signed=True))
 
     def do_decimal(self) -> None:
         line = self.do_line()
