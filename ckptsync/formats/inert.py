@@ -2,8 +2,8 @@
 
 No name in a pickle is imported.  A caller gives the exact names it accepts and, for each, a constructor of plain values;
 any other name, opcode, persistent id or odd dictionary key is refused.  It is a small machine of its own, and not a
-subclass of `pickle.Unpickler`, because that one allocates by the numbers it is given (a 9-byte pickle took it to 315 MB by
-a memo index) and hashes whatever stands as a key (nested tuples hash in exponential time).
+subclass of `pickle.Unpickler`, because that one allocates by the numbers it is given (a memo index of four bytes can ask for
+gigabytes) and hashes whatever stands as a key (nested tuples hash in exponential time).
 
 Opcodes: CPython's ``pickletools``; protocols 2 to 5 as ``torch.save`` and ``pickle.dump`` write them.
 """
