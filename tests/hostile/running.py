@@ -121,7 +121,8 @@ def _limit() -> None:
     most = pages * resource.getpagesize() + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.alarm(5 * SECONDS)  # what takes longer than SECONDS has failed already; this ends what would never end
+    resource.setrlimit(resource.RLIMIT_CPU, (3 * SECONDS, 3 * SECONDS))  # ends what would never end
+    signal.alarm(60)  # and what would wait for ever
 
 
 def _remove(root: Path) -> None:
