@@ -76,6 +76,11 @@ def test_a_checkpoint_lies_in_the_store_under_its_own_names(tmp_path: Path) -> N
     assert len(manifests(store)) == 1
 
 
+def test_a_push_says_nothing_of_pins_which_it_never_makes(tmp_path: Path) -> None:
+    (told,) = push_now(lay(tmp_path, {"a": b"1"}), MemoryStore(), "n", "run")
+    assert told.notes == ()
+
+
 def test_real_shards_of_two_nodes_become_one_save(tmp_path: Path) -> None:
     store = MemoryStore()
     for n, source in enumerate(vector("hf-fsdp2-2node").sources):

@@ -61,7 +61,7 @@ class Known:
 
 
 def read_known(store: Store, run: str, before: Known) -> Known:
-    """The records of a run as they are now; ``before`` saves fetching again.  Raises StoreError."""
+    """The records of a run as they are now; ``before`` saves fetching those again that nobody has touched.  Raises StoreError."""
     records: dict[str, Record] = {}
     broken: dict[str, CkptsyncError] = {}
     entries = tuple(store.names(f"{run}/{OURS}/"))
@@ -70,7 +70,8 @@ def read_known(store: Store, run: str, before: Known) -> Known:
         if parsed is None or parsed.run != run:
             continue
         try:
-            records[entry.name] = before.records.get(entry.name) or _fetched(store, parsed)
+            is_read = (before.times.get(entry.name), before.copies.get(entry.name)) == (entry.mtime, entry.size)
+            records[entry.name] = (is_read and before.records.get(entry.name)) or _fetched(store, parsed)
         except NotFound:
             continue  # gc was quicker
         except (Corrupt, Unsupported) as e:

@@ -86,12 +86,21 @@ def verdict(seen: Seen, desk: Desk, *, later: bool, now: float) -> tuple[Verdict
 def save(seen: Seen, desk: Desk) -> Progress:
     """Take it, unless that was done for these very files, and send it.  Raises Incomplete if it changes meanwhile."""
     key = (seen.run, seen.spot.name, seen.k)
-    taken = desk.memory.taken.get(key)
-    if taken is None or taken.stats != seen.hold.stats:
+    if key not in desk.memory.taken or desk.memory.taken[key].stats != seen.hold.stats:
         seen = hardened(seen)
-        taken = desk.memory.taken[key] = take(seen.hold, desk.road.passed)
-    planned = replace(deciding.draft(told(seen, desk.node), taken), clock_offset=desk.offset())
-    return sent_progress(seen, taken, send(planned, seen.hold, desk.road))
+    found = taken(seen, desk)
+    planned = replace(deciding.draft(told(seen, desk.node), found), clock_offset=desk.offset())
+    progress = sent_progress(seen, found, send(planned, seen.hold, desk.road))
+    return replace(progress, notes=(*progress.notes, *_of_pins(seen.hold)))
+
+
+def taken(seen: Seen, desk: Desk) -> Taken:
+    """What these very files are: remembered, or read now.  Raises Incomplete if they change meanwhile."""
+    key = (seen.run, seen.spot.name, seen.k)
+    found = desk.memory.taken.get(key)
+    if found is None or found.stats != seen.hold.stats:
+        found = desk.memory.taken[key] = take(seen.hold, desk.road.passed)
+    return found
 
 
 def sent_progress(seen: Seen, taken: Taken, sent: Sent) -> Progress:
@@ -126,12 +135,14 @@ def _stored(seen: Seen, mine: Manifest, desk: Desk) -> Progress:
 
 
 def _progress(seen: Seen, phase: Phase, detail: str, place: str = "") -> Progress:
-    return Progress(seen.run, seen.spot.name, seen.k, phase, detail, place, notes=_notes(seen.hold))
+    return Progress(seen.run, seen.spot.name, seen.k, phase, detail, place, notes=(*_notes(seen.hold), *_of_pins(seen.hold)))
 
 
 def _notes(hold: Hold) -> tuple[str, ...]:
+    return (f"{len(hold.others)} links or special files are not sent: {hold.others[0]}",) if hold.others else ()
+
+
+def _of_pins(hold: Hold) -> tuple[str, ...]:
+    """A daemon pins what it sends; ``push`` does not, and need not say so."""
     unpinned = hold.unpinned if not hold.gone else ()
-    return (
-        *((f"{len(hold.others)} links or special files are not sent: {hold.others[0]}",) if hold.others else ()),
-        *((f"{len(unpinned)} files are not pinned, rotation may take them",) if unpinned else ()),
-    )
+    return (f"{len(unpinned)} files are not pinned, rotation may take them",) if unpinned else ()

@@ -20,6 +20,7 @@ from ckptsync.worker.known import Known, read_known
 from ckptsync.worker.looking import Seat, Seen, look
 from ckptsync.worker.options import RunDir, WorkerOptions, checked_options
 from ckptsync.worker.pinning import give_way, spare
+from ckptsync.worker.restoring import restore
 from ckptsync.worker.result import Failure, Progress, Repaired, WorkerResult, failure
 from ckptsync.worker.saving import Desk, Memory, known_already, save, verdict
 from ckptsync.worker.send import Road
@@ -94,8 +95,10 @@ class Worker:
         known = self._known[run.name]
         desk = self._desk(run, one, known, now)
         broken = known.broken_place(one.spot.name)
-        if broken is not None:
+        if broken is not None and not restore(one, desk):
             raise broken
+        if broken is not None:
+            return _waiting(one, "a damaged manifest of this node was written again")
         one = self._claimed(one, now)
         settled = known_already(one, desk)
         if settled is not None:
