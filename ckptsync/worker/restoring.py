@@ -1,0 +1,57 @@
+"""A node's own manifest that was damaged in the store, written again: from the same files the same record follows, byte for byte."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ckptsync.errors import Corrupt
+from ckptsync.records import coding, saves
+from ckptsync.records.manifest import Manifest
+from ckptsync.records.names import RecordName, parse_record_name
+from ckptsync.worker.deciding import draft
+from ckptsync.worker.looking import Seen
+from ckptsync.worker.saving import Desk, taken, told
+
+
+def restore(seen: Seen, desk: Desk) -> tuple[str, ...]:
+    """The names of those that were written again.  Raises as `taken` and the store do.
+
+    The digest in a record's name proves the bytes that are written.  What cannot be told from the files any more stays as it is:
+    which files an earlier manifest of several had named, one that had moved, or one of another version of this program.
+    """
+    damaged = tuple(_damaged(seen, desk))
+    if not damaged:
+        return ()
+    whole = draft(told(seen, desk.node), taken(seen, desk))
+    done = []
+    for parsed in damaged:
+        for manifest in _candidates(parsed, whole, desk):
+            data = coding.encode(manifest)
+            if coding.record_name(manifest, data) == str(parsed):
+                desk.road.store.write(str(parsed), [data])
+                done.append(str(parsed))
+                break
+    return tuple(done)
+
+
+def _damaged(seen: Seen, desk: Desk) -> Iterator[RecordName]:
+    """Not those of a newer program: they are well."""
+    for name, error in desk.known.broken.items():
+        parsed = parse_record_name(name)
+        is_ours = parsed is not None and (parsed.kind, parsed.node) == ("manifest", desk.node)
+        if parsed and is_ours and isinstance(error, Corrupt) and parsed.place.partition("~")[0] == seen.spot.name:
+            yield parsed
+
+
+def _candidates(parsed: RecordName, whole: Manifest, desk: Desk) -> Iterator[Manifest]:
+    """All that it may have said: every file, or those that no other manifest of this node there names; by our clock, or by none."""
+    live = saves.live(desk.known.manifests(whole.checkpoint))
+    others = {f.path for k in live if (k.manifest.node, k.manifest.place) == (parsed.node, parsed.place) for f in k.manifest.files}
+    rest = tuple(f for f in whole.files if f.path not in others)
+    for files in dict.fromkeys((whole.files, rest)):
+        times = [f.mtime for f in files]
+        for offset in dict.fromkeys((0, desk.offset())) if files else ():
+            yield replace(
+                whole, place=parsed.place, n=parsed.n, files=files, started=min(times), ended=max(times), clock_offset=offset
+            )
