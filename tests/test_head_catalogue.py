@@ -6,6 +6,7 @@ from ckptsync.digest import digest
 from ckptsync.errors import Corrupt, StoreError, Unsupported
 from ckptsync.head.catalogue import RecordCache, read_catalogue
 from ckptsync.head.consolidate import HeadOptions, tick
+from ckptsync.records.report import Report
 from ckptsync.records.tombstone import Tombstone
 from ckptsync.stores.memory import MemoryStore
 from tests.filled import contents, flip, put, two_nodes
@@ -64,6 +65,15 @@ def test_a_damaged_record_is_told_and_its_place_left_alone() -> None:
     flip(store, put(store, Tombstone("run", "checkpoint-4", "checkpoint-4", 0, (), "old")))
     found = read_catalogue(store)
     assert (found.snapshots, [type(f.error) for f in found.faults]) == ((), [Corrupt])
+
+
+def test_a_damaged_report_is_told_and_keeps_nobody_from_the_place() -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    flip(store, put(store, Report("run", "checkpoint-4", "checkpoint-4", 0, "stat", "ok", (), "", 0, ())))
+    found = read_catalogue(store)
+    assert ([s.word for s in found.snapshots], [type(f.error) for f in found.faults]) == (["COMPLETE"], [Corrupt])
+    assert len(tick(store, HeadOptions(), 0.0).made) == 1
 
 
 def test_one_run_can_be_read_alone() -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ckptsync.errors import Corrupt
+from ckptsync.digest import digest
+from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.model import Demands
 from ckptsync.records.coding import encode, record_name
 from ckptsync.records.manifest import Manifest
@@ -62,3 +63,19 @@ def test_a_broken_record_concerns_every_place_of_its_checkpoint_and_no_other() -
     assert isinstance(known.broken_place("c-1"), Corrupt)
     assert known.broken_place("c-10") is None
     assert known.manifests("c-1") == ()
+
+
+def test_a_damaged_report_keeps_no_checkpoint_back_but_one_of_a_newer_program_does() -> None:
+    store, _, report = filled()
+    store.write(report, [b"{}"])
+    assert read_known(store, "run", Known()).broken_place("c-1") is None
+    newer = b'{"format":2}\n'
+    store.write(f"run/.ckptsync/c-1/report-2-{digest(newer)[:16]}.json", [newer])
+    assert isinstance(read_known(store, "run", Known()).broken_place("c-1"), Unsupported)
+
+
+def test_a_record_that_somebody_touched_is_read_again() -> None:
+    store, manifest, _ = filled()
+    known = read_known(store, "run", Known())
+    store.write(manifest, [b"{}"])
+    assert manifest in read_known(store, "run", known).broken

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from ckptsync.errors import CkptsyncError, Corrupt, NotFound, Unsupported
 from ckptsync.records.coding import Record, decode
 from ckptsync.records.manifest import Manifest
-from ckptsync.records.names import RecordKind, RecordName
+from ckptsync.records.names import RecordKind, RecordName, parse_record_name
 from ckptsync.records.places import record_names, snapshots
 from ckptsync.records.report import Report
 from ckptsync.records.seal import Seal
@@ -21,7 +21,7 @@ _KINDS: dict[RecordKind, type[Record]] = {"manifest": Manifest, "seal": Seal, "r
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A record that cannot be read.  Nothing is said or done about its place, unless it is a damaged seal, which is written again."""
+    """A record that cannot be read.  Nothing is said or done about its place, unless it is only a damaged seal or report: see `_hides`."""
 
     run: str
     place: str
@@ -61,8 +61,9 @@ def read_catalogue(store: Store, run: str = "", cache: RecordCache | None = None
 
 
 def _hides(fault: Fault) -> bool:
-    """A seal follows from the manifests, so without a damaged one its place is only not sealed."""
-    return not (isinstance(fault.error, Corrupt) and "/seal-" in fault.record)
+    """A seal and a report follow from the rest: without a damaged one a place is only not sealed, or not verified, and both are made anew."""
+    parsed = parse_record_name(fault.record)
+    return not (isinstance(fault.error, Corrupt) and parsed is not None and parsed.kind in ("seal", "report"))
 
 
 def _read(store: Store, name: str, parsed: RecordName) -> Record | Fault | None:

@@ -52,10 +52,11 @@ class Known:
         return Records(_only(here, Manifest), _only(here, Seal), _only(here, Report), _only(here, Tombstone))
 
     def broken_place(self, checkpoint: str) -> CkptsyncError | None:
-        """The first error in the records of a checkpoint's places."""
+        """The first error in the records of a checkpoint's places; not damage to seals and reports, which head and verifier make anew."""
         for name, error in self.broken.items():
             parsed = parse_record_name(name)
-            if parsed is not None and parsed.place.partition("~")[0] == checkpoint:
+            is_made_anew = isinstance(error, Corrupt) and parsed is not None and parsed.kind in ("seal", "report")
+            if parsed is not None and not is_made_anew and parsed.place.partition("~")[0] == checkpoint:
                 return error
         return None
 
