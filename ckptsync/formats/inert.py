@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ckptsync.errors import Corrupt
-from ckptsync.formats.machine import Build, Machine, Made, Name
+from ckptsync.formats.machine import Machine
+from ckptsync.formats.mentioned import Build, Made, Name
 
 MAX_BYTES = 256 << 20
 
@@ -23,7 +24,7 @@ MAX_BYTES = 256 << 20
 def loads(data: bytes, allowed: Mapping[Name, Build], persistent: Callable[[Any], Any] | None = None) -> tuple[Any, int]:
     """The value in ``data`` and the number of bytes that its pickle takes.
 
-    Raises Unsupported for a name or an opcode that is not ``allowed``, Corrupt for anything that is no pickle.
+    Raises Unsupported for a name that is not ``allowed``, Corrupt for anything that is no pickle of a checkpoint.
     """
     if len(data) > MAX_BYTES:
         raise Corrupt(f"pickle: {len(data)} bytes, at most {MAX_BYTES} expected")

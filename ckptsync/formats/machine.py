@@ -7,36 +7,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from ckptsync.errors import Corrupt, Unsupported
+from ckptsync.formats.mentioned import Build, Made, Name
 
 LONGEST = 255  # bytes of a whole number: a message that tells it must be able to print it
 _KEYS = frozenset({str, int, float, bool, bytes, type(None)})
-
-
-@dataclass(frozen=True, slots=True)
-class Name:
-    """A global that a pickle mentions, as words."""
-
-    module: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.module}.{self.name}"
-
-
-@dataclass(slots=True, eq=False)
-class Made:
-    """What a pickle would have made by calling ``name``: its arguments and its state, as plain values."""
-
-    name: Name
-    args: tuple[Any, ...]
-    state: Any = None
-
-
-Build = Callable[[Name, tuple[Any, ...]], Any]
 
 
 class _Stop(Exception):
@@ -241,7 +218,8 @@ def _checked_key(key: Any) -> Any:
 
 
 def _refuse(machine: Machine) -> None:
-    raise Unsupported(f"pickle: the opcode at byte {machine.at - 1} is not one that checkpoints use")
+    # no framework writes one: bytes that were damaged, or made by hand
+    raise Corrupt(f"pickle: the opcode at byte {machine.at - 1} is not one that checkpoints use")
 
 
 Step = Callable[[Machine], None]
