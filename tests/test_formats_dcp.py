@@ -246,3 +246,17 @@ def test_junk_in_an_inner_field_is_read_or_refused_and_never_crashes(kind: str, 
         dcp.demands(files, "")
     with contextlib.suppress(CkptsyncError):
         dcp.tensors(files, "")
+
+
+@pytest.mark.parametrize("content", [bytes(300), b"\x80\x04.", b""])
+def test_metadata_that_is_no_pickle_is_corrupt_and_named(content: bytes) -> None:
+    files = one(root="pytorch_model_fsdp_0")
+    damaged = MemoryFiles({**files.content, "pytorch_model_fsdp_0/.metadata": content})
+    with pytest.raises(Corrupt, match=r"^pytorch_model_fsdp_0/\.metadata: pickle"):
+        found(damaged, "pytorch_model_fsdp_0")
+
+
+def test_metadata_with_bytes_behind_its_pickle_is_corrupt() -> None:
+    content = one().content
+    with pytest.raises(Corrupt, match=r"^\.metadata: pickle: ends at byte \d+, the file at \d+"):
+        found(MemoryFiles({**content, ".metadata": content[".metadata"] + b"x"}))

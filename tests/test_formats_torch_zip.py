@@ -115,16 +115,19 @@ def test_compressed_records_are_refused_and_never_inflated() -> None:
         opened(bomb)
 
 
-def test_a_record_that_is_called_compressed_and_as_long_as_what_it_holds_is_refused() -> None:
+@pytest.mark.parametrize(("at", "bit"), [(8, 1), (10, 8), (20, 4), (24, 4)])
+def test_a_record_that_one_flipped_bit_calls_compressed_or_encrypted_is_damaged(at: int, bit: int) -> None:
     data = bytearray(SMALL)
-    data[data.index(b"PK\x01\x02") + 10] = 8
-    with pytest.raises(Unsupported, match="compressed"):
+    data[data.index(b"PK\x01\x02") + at] ^= bit
+    with pytest.raises(Corrupt, match="called compressed or encrypted, and is not"):
         opened(bytes(data))
 
 
 def test_encrypted_records_are_refused() -> None:
     data = bytearray(SMALL)
-    data[data.index(b"PK\x01\x02") + 8] |= 1
+    entry = data.index(b"PK\x01\x02")
+    data[entry + 8] |= 1
+    data[entry + 20] += 12  # the header that encryption puts in front
     with pytest.raises(Unsupported, match="encrypted"):
         opened(bytes(data))
 

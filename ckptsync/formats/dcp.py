@@ -114,14 +114,21 @@ def _metadata(files: Files, root: str) -> dict[str, Any]:
         raise Incomplete(
             f"{name}: not there", hint="it is written by rank 0 after all shards: add the directory of the node that ran rank 0"
         )
-    return _parsed(read_whole(files, name, MAX_BYTES))
+    data = read_whole(files, name, MAX_BYTES)
+    try:
+        value = _parsed(data)
+    except (Corrupt, Unsupported) as e:
+        raise type(e)(f"{name}: {e}", hint=e.hint) from e
+    return _fields(value, "Metadata")
 
 
 @lru_cache(maxsize=1)  # it is asked for what it demands and then for what it holds; of a large model it has 100 MB
-def _parsed(data: bytes) -> dict[str, Any]:
-    """The attributes of the pickled Metadata, not to be changed."""
-    value, _ = loads(data, _ALLOWED)
-    return _fields(value, "Metadata")
+def _parsed(data: bytes) -> Any:
+    """What is pickled, not to be changed."""
+    value, size = loads(data, _ALLOWED)
+    if size != len(data):
+        raise Corrupt(f"pickle: ends at byte {size}, the file at {len(data)}")
+    return value
 
 
 def _fields(value: Any, kind: str) -> dict[str, Any]:

@@ -148,9 +148,16 @@ def _entries(data: bytes, where: Extent) -> Iterator[tuple[str, Record]]:
         extra = data[at - extras - comments : at - comments]
         size, packed, header = _zip64(extra, size, packed, header, where)
         name = text.decode("utf-8", "replace")
-        if method != 0 or packed != size or flags & 1:
-            raise Unsupported(f"{_at(where)}: record {name} is compressed or encrypted; torch.save never does that")
+        _check_stored(f"{_at(where)}: record {name}", is_packed=bool(method or flags & 1), is_as_long=packed == size)
         yield name, Record(name, header, size, crc)
+
+
+def _check_stored(record: str, *, is_packed: bool, is_as_long: bool) -> None:
+    """Compression and encryption change the length; a record that has only one of both signs has a damaged directory."""
+    if is_packed and not is_as_long:
+        raise Unsupported(f"{record} is compressed or encrypted; torch.save never does that")
+    if is_packed or not is_as_long:
+        raise Corrupt(f"{record} is called compressed or encrypted, and is not", hint="the file is damaged: fetch it again")
 
 
 def _zip64(extra: bytes, size: int, packed: int, header: int, where: Extent) -> tuple[int, int, int]:
