@@ -21,8 +21,10 @@ def test_a_signal_ends_the_wait_at_once() -> None:
 
 def test_a_fault_in_a_thread_decides_the_exit_code_and_a_later_signal_does_not() -> None:
     with stopping() as stop:
-        threading.Thread(target=stop.ask, args=(1,)).start()
+        thread = threading.Thread(target=stop.ask, args=(1,))
+        thread.start()
         assert stop.wait(10)
+        thread.join()
         stop.ask(0)
         stop.ask(2)
         assert stop.code == 1

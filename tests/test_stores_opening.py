@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Unsupported
+from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError, Unsupported
 from ckptsync.records.names import STORE_FILE
 from ckptsync.stores.opening import create_store, is_store, open_store, path_of
 
@@ -94,3 +94,28 @@ def test_a_path_takes_no_storage_options(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="key, secret"):
         create_store(str(tmp_path), {"secret": 1, "key": 2})
     create_store(str(tmp_path), {})
+
+
+def test_a_store_whose_file_system_is_unmounted_is_no_empty_store(tmp_path: Path) -> None:
+    root, there = tmp_path / "store", tmp_path / "elsewhere"
+    create_store(str(root)).write("a", [b"x"])
+    stores = [open_store(str(root)), create_store(str(root))]
+    root.rename(there)
+    root.mkdir()  # the directory that it was mounted on
+    for store in stores:
+        for deed in (lambda s: list(s.names("")), lambda s: s.size("a"), lambda s: s.write("b", [b"y"]), lambda s: s.delete("a")):
+            with pytest.raises(StoreError, match="wanted") as caught:
+                deed(store)
+            assert "mounted" in caught.value.hint
+    assert list(root.iterdir()) == []
+    root.rmdir()
+    there.rename(root)
+    assert [[e.name for e in store.names("")] for store in stores] == [[STORE_FILE, "a"]] * 2
+
+
+def test_another_store_in_its_place_is_not_taken_for_it(tmp_path: Path) -> None:
+    store = create_store(str(tmp_path / "store"))
+    (tmp_path / "store").rename(tmp_path / "elsewhere")
+    create_store(str(tmp_path / "store"))
+    with pytest.raises(StoreError, match="not the store that was opened"):
+        store.write("a", [b"x"])

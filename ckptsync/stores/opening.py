@@ -34,7 +34,7 @@ def open_store(url: str, storage_options: Mapping[str, object] | None = None) ->
         raise ConfigError(f"{url}: no such directory, a store wanted", hint=hint)
     store = PosixStore(path)
     _check_format(store, hint)
-    return store
+    return PosixStore(path, STORE_FILE)
 
 
 def create_store(url: str, storage_options: Mapping[str, object] | None = None) -> Store:
@@ -45,7 +45,7 @@ def create_store(url: str, storage_options: Mapping[str, object] | None = None) 
     with contextlib.suppress(Exists):
         store.create(STORE_FILE, [msgspec.json.encode({"format": FORMAT}) + b"\n"])
     _check_format(store, "")
-    return store
+    return PosixStore(path, STORE_FILE)
 
 
 def path_of(url: str) -> str:

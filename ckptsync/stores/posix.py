@@ -39,13 +39,20 @@ def is_unfinished(part: str) -> bool:
 
 
 class PosixStore:
-    """Files beneath ``root``, which must exist: a file system that is not mounted is not an empty store."""
+    """Files beneath ``root``, which must exist: a file system that is not mounted is not an empty store.
 
-    def __init__(self, root: str) -> None:
+    The directory that a file system was mounted on does exist, so a ``witness`` may be named: a file that is in the store for ever.
+    Without the one that was there at the beginning nothing is listed, written or said to be missing.
+    """
+
+    def __init__(self, root: str, witness: str = "") -> None:
         self.root = str(Path(root).absolute())
         self.url = self.root
         self._files = OpenFiles(lambda name: beneath.open_file(self.root, name))
         self._synced: set[str] = set()  # directories whose own names are known to be durable
+        self._witness, self._time = witness, 0
+        if witness:
+            self._look()
 
     def names(self, prefix: str) -> Iterator[Entry]:
         """As the contract says."""
@@ -169,9 +176,13 @@ class PosixStore:
         """Raises StoreError if there is no root: a missing root must never read as an empty store."""
         try:
             os.close(os.open(self.root, beneath.PASS))
+            time_ = beneath.stat_file(self.root, self._witness).st_mtime_ns if self._witness else 0
         except OSError as e:
             hint = HINTS.get(e.errno or 0, "is the file system mounted?  A store is made by the first worker or push")
             raise StoreError(f"{self.root}: {e.strerror}, a store's directory wanted", hint=hint) from e
+        self._time = self._time or time_
+        if time_ != self._time:
+            raise StoreError(f"{self.root}: not the store that was opened", hint="is the file system mounted?  Then start again")
 
     @contextlib.contextmanager
     def _reading(self, name: str) -> Iterator[None]:
