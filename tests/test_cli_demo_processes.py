@@ -7,6 +7,7 @@ import pytest
 
 from ckptsync.cli.demo_processes import check, running
 from ckptsync.errors import CkptsyncError
+from ckptsync.stores.opening import create_store
 from tests.test_daemon_schedule import until
 
 
@@ -29,6 +30,7 @@ def test_a_child_that_ends_is_told_with_its_log(tmp_path: Path) -> None:
 
 def test_children_end_when_the_story_fails(tmp_path: Path) -> None:
     configuration = {"node": "n", "roles": ["head"], "store": {"url": str(tmp_path / "store")}}
+    create_store(str(tmp_path / "store"))
     pids: list[int] = []
     with pytest.raises(ZeroDivisionError), running(tmp_path / "etc", {"head": dict(configuration)}) as children:  # noqa: PT012 - the block is the story
         check(children)

@@ -13,6 +13,7 @@ from ckptsync.config.values import Config
 from ckptsync.daemon import told
 from ckptsync.daemon.lock import Locks
 from ckptsync.daemon.phases import Line, pairs
+from ckptsync.daemon.served import remember
 from ckptsync.daemon.working import Outcome, Role, Working
 from ckptsync.errors import ConfigError, StoreError
 from ckptsync.head import consolidate
@@ -97,6 +98,7 @@ class Watching:
         for run in found.runs:
             try:
                 self._locks.hold(Path(run.path) / OURS)
+                remember(Path(run.path) / OURS, self._store.url)
                 runs.append(RunDir(run.name, Path(run.path)))
             except (ConfigError, StoreError) as e:  # noqa: PERF203 - a few directories
                 problems.append(str(e))

@@ -20,13 +20,13 @@ from ckptsync.daemon.log import configure
 from ckptsync.daemon.progress import advanced, mark
 from ckptsync.daemon.schedule import scheduled
 from ckptsync.daemon.sdnotify import Notifier
+from ckptsync.daemon.served import opened
 from ckptsync.daemon.stopping import Stopping, stopping
 from ckptsync.daemon.tick import Tick
 from ckptsync.daemon.working import Roles, Working
 from ckptsync.errors import CkptsyncError
 from ckptsync.fleet.heartbeat import Heartbeat, claim, farewell
 from ckptsync.stores.contract import Store
-from ckptsync.stores.opening import create_store
 from ckptsync.worker.node import node_id
 
 GRACE = 4.0  # seconds that running ticks have to end after a signal
@@ -36,9 +36,9 @@ log = logging.getLogger(__name__)
 
 
 def run(config: Config, roles: Roles) -> int:
-    """Until SIGTERM or SIGINT (0), a second live worker of this id (2) or a fault of ours (1).  Raises ConfigError at the start."""
+    """Until SIGTERM or SIGINT (0), a second live worker of this id (2) or a fault of ours (1).  Raises ConfigError or StoreError at the start."""
     configure(config.log)
-    store = create_store(config.store.url, config.store.options)
+    store = opened(config)
     node = config.node or node_id()
     with stopping() as stop:
         code = _serve(config, node, store, stop, roles)

@@ -1,0 +1,60 @@
+"""A store that has gone is waited for; one that never was is made, by a worker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ckptsync.config.loading import read
+from ckptsync.config.values import Config
+from ckptsync.daemon.roles import Watching
+from ckptsync.daemon.served import opened, remember, remembers
+from ckptsync.errors import StoreError
+from ckptsync.stores.opening import is_store
+
+
+def config(home: Path, roles: str = "worker", store: str = "store") -> Config:
+    (home / "out/_ckptsync").mkdir(parents=True, exist_ok=True)
+    return read(f"node: n0\nroles: [{roles}]\nworker: {{runs: [{home}/out]}}\nstore: {{url: {home}/{store}}}", "c", {})
+
+
+def test_a_worker_makes_its_first_store_and_no_other_role_does(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="not a store") as caught:
+        opened(config(tmp_path, "head, verifier"))
+    assert "mounted" in caught.value.hint
+    assert not (tmp_path / "store").exists()
+    assert opened(config(tmp_path)).url == str(tmp_path / "store")
+    assert opened(config(tmp_path, "head, verifier")).url == str(tmp_path / "store")
+
+
+def test_a_store_that_was_served_is_not_made_again_where_its_directory_is_empty(tmp_path: Path) -> None:
+    watching = Watching(config(tmp_path), "n0", opened(config(tmp_path)))
+    watching.begin(lambda: None)
+    watching.close()
+    (tmp_path / "store").rename(tmp_path / "unmounted")
+    (tmp_path / "store").mkdir()
+    with pytest.raises(StoreError, match="was a store when") as caught:
+        opened(config(tmp_path))
+    assert f"{tmp_path}/out/_ckptsync/store" in caught.value.hint
+    assert list((tmp_path / "store").iterdir()) == []
+    (tmp_path / "out/_ckptsync/store").unlink()
+    opened(config(tmp_path))
+    assert is_store(str(tmp_path / "store"))
+
+
+def test_another_store_is_another_matter(tmp_path: Path) -> None:
+    opened(config(tmp_path))
+    spool = tmp_path / "out/_ckptsync"
+    remember(spool, f"file://{tmp_path}/store")
+    assert remembers(spool, f"{tmp_path}/store")
+    assert opened(config(tmp_path, store="another")).url == str(tmp_path / "another")
+    remember(spool, str(tmp_path / "another"))
+    assert not remembers(spool, str(tmp_path / "store"))
+
+
+def test_a_spool_that_cannot_be_written_is_an_error_and_one_that_cannot_be_read_remembers_nothing(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="_ckptsync"):
+        remember(tmp_path / "gone/_ckptsync", "/store")
+    (tmp_path / "store").write_bytes(b"\xff")
+    assert not remembers(tmp_path, "/store")
