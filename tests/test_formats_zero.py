@@ -115,6 +115,18 @@ def test_a_name_that_is_tied_to_nothing_is_corrupt() -> None:
         merged(held, "keep")
 
 
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_names_tied_to_excluded_frozen_parameters_are_left_out(stage: int) -> None:
+    """As Trainer saves LoRA of a model with tied embeddings: the head is mentioned, and its values are nowhere."""
+    of = Zero(stage, 2, [WEIGHT])
+    held = files(of)
+    for name in [n for n in held.content if n.endswith("model_states.pt")]:
+        rank = int(name.split("_rank_")[1][0])
+        excluded = {"frozen_param_shapes": None, "frozen_param_fragments": None, "shared_params": {"head": "excluded"}}
+        held.content[name] = saved(model(of, rank) | excluded)
+    same(merged(held, "keep"), expected(of, "keep"))
+
+
 def test_a_placeholder_that_no_rank_holds_is_incomplete() -> None:
     of = Zero(3, 1, [WEIGHT])
     held, told = files(of), model(of, 0)

@@ -151,11 +151,17 @@ def _with_copies(name: str, shape: Shape, copies: tuple[Copy, ...]) -> Tensor:
 
 
 def _tied(model: _Model, found: Mapping[str, Tensor]) -> Iterator[Tensor]:
-    """``shared_params``: name that is not stored → name that is."""
+    """``shared_params``: name that is not stored → name that is.
+
+    Where frozen parameters were excluded (Trainer does so with LoRA), names tied to one of them are still mentioned, and left out.
+    """
+    is_subset = model.first.content.get("frozen_param_shapes") is None
     for name, stored in model.first.get("shared_params", dict).items():
-        if not isinstance(name, str) or not isinstance(stored, str) or stored not in found:
+        is_there = isinstance(stored, str) and stored in found
+        if not isinstance(name, str) or not (is_there or (is_subset and isinstance(stored, str))):
             raise Corrupt(f"{model.first.name}: {brief(name)} shares its values with {brief(stored)}, which is not there")
-        yield replace(found[stored], name=name, tied=stored)
+        if is_there:
+            yield replace(found[stored], name=name, tied=stored)
 
 
 def preferred(files: Files, found: tuple[str, ...]) -> str | None:
