@@ -102,6 +102,8 @@ def test_a_path_that_leaves_the_directory_is_corrupt(path: str) -> None:
         ({"model.w": ("model", "w"), "model.v": ("optim", "state", "v")}, {"w"}),
         ({"model.w": ("model", "layers", 0, "w"), "model.v": ("model", "v")}, {"layers.0.w", "v"}),
         ({"model.w": ("a", "w"), "model.v": ("b", "v")}, {"a.w", "b.v"}),
+        ({"model.w": ("app", "model", "model.w"), "model.v": ("app", "optim", "state", "v", "exp_avg")}, {"model.w"}),
+        ({"model.w": ("app", "layers", "w"), "model.v": ("app", "layers", "v")}, {"layers.w", "layers.v"}),
         (None, {"model.w", "model.v"}),
         ({}, {"model.w", "model.v"}),
     ],

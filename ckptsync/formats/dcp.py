@@ -195,19 +195,23 @@ def _dtype(properties: Any) -> str:
 
 
 def _weights(found: Iterator[Chunked]) -> Iterator[tuple[str, Chunked]]:
-    """Names without the wrapper that the caller put around the state dict: ``{"model": state_dict}``.
+    """Names without the wrappers that the caller put around the state dict: ``{"model": state_dict}``, torch's ``{"app": AppState}``.
 
-    The wrapper is the first of the path, never a prefix of the name: a model's own names may begin with "model." too.
+    A wrapper is the first of the path, never a prefix of the name: a model's own names may begin with "model." too.
     """
-    everything = tuple(found)
-    heads = {c.path[0] for c in everything if len(c.path) > 1}
-    plain = any(len(c.path) == 1 for c in everything)
-    wrapper = "model" if "model" in heads and not plain else heads.pop() if len(heads) == 1 and not plain else None
-    for chunked in everything:
-        if wrapper is None:
-            yield ".".join(chunked.path), chunked
-        elif chunked.path[0] == wrapper:
-            yield ".".join(chunked.path[1:]), chunked
+    everything = [(c.path, c) for c in found]
+    wrapper = _wrapper(everything)
+    inner = [(path[1:], c) for path, c in everything if path[0] == wrapper] if wrapper else everything
+    if wrapper not in (None, "model") and _wrapper(inner) == "model":
+        inner = [(path[1:], c) for path, c in inner if path[0] == "model"]
+    yield from ((".".join(path), c) for path, c in inner)
+
+
+def _wrapper(found: Collection[tuple[tuple[str, ...], Chunked]]) -> str | None:
+    heads = {path[0] for path, _ in found if len(path) > 1}
+    if any(len(path) == 1 for path, _ in found):
+        return None
+    return "model" if "model" in heads else heads.pop() if len(heads) == 1 else None
 
 
 def _tensor(files: Files, name: str, chunked: Chunked) -> Tensor:
