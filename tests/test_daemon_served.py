@@ -6,12 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from ckptsync.cli.demo_processes import running
 from ckptsync.config.loading import read
 from ckptsync.config.values import Config
 from ckptsync.daemon.roles import Watching
-from ckptsync.daemon.served import opened, remember, remembers
+from ckptsync.daemon.served import Absent, opened, remember, remembers
 from ckptsync.errors import StoreError
-from ckptsync.stores.opening import is_store
+from ckptsync.stores.opening import create_store, is_store
+from tests.test_daemon_schedule import until
 
 
 def config(home: Path, roles: str = "worker", store: str = "store") -> Config:
@@ -20,7 +22,7 @@ def config(home: Path, roles: str = "worker", store: str = "store") -> Config:
 
 
 def test_a_worker_makes_its_first_store_and_no_other_role_does(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="not a store") as caught:
+    with pytest.raises(Absent, match="not a store") as caught:
         opened(config(tmp_path, "head, verifier"))
     assert "mounted" in caught.value.hint
     assert not (tmp_path / "store").exists()
@@ -34,13 +36,26 @@ def test_a_store_that_was_served_is_not_made_again_where_its_directory_is_empty(
     watching.close()
     (tmp_path / "store").rename(tmp_path / "unmounted")
     (tmp_path / "store").mkdir()
-    with pytest.raises(StoreError, match="was a store when") as caught:
+    with pytest.raises(Absent, match="was a store when") as caught:
         opened(config(tmp_path))
     assert f"{tmp_path}/out/_ckptsync/store" in caught.value.hint
     assert list((tmp_path / "store").iterdir()) == []
     (tmp_path / "out/_ckptsync/store").unlink()
     opened(config(tmp_path))
     assert is_store(str(tmp_path / "store"))
+
+
+def test_a_service_waits_for_a_store_that_is_not_there_and_goes_on_when_it_comes(tmp_path: Path) -> None:
+    given = {"node": "n", "roles": ["head"], "store": {"url": str(tmp_path / "store")}}
+    with running(tmp_path / "etc", {"head": dict(given), "stopped": {**given, "node": "m"}}) as (head, stopped):
+        for child in (head, stopped):
+            until(lambda log=child.log: "phase=waiting" in log.read_text(), 20)
+        assert not (tmp_path / "store").exists()
+        stopped.process.terminate()
+        assert stopped.process.wait(5) == 0
+        create_store(str(tmp_path / "store"))
+        until(lambda: "phase=started" in head.log.read_text(), 20)
+    assert head.process.returncode == 0
 
 
 def test_another_store_is_another_matter(tmp_path: Path) -> None:

@@ -15,15 +15,19 @@ from ckptsync.walk import OURS
 MARK = "store"
 
 
+class Absent(StoreError):
+    """No store where one should be: it will come, once it is mounted or made."""
+
+
 def opened(config: Config) -> Store:
-    """The store; the first worker makes it.  Raises StoreError if it is not there and was before, or if no worker works here."""
+    """The store; the first worker makes it.  Raises Absent if it is not there and was before, or if no worker works here."""
     url = config.store.url
     if not _is_there(url):
         if "worker" not in config.roles:
-            raise StoreError(f"{url}: not a store", hint="is the file system mounted?  A store is made by the first worker or push")
+            raise Absent(f"{url}: not a store", hint="is the file system mounted?  A store is made by the first worker or push")
         for run in output_directories(config.worker.runs, url).runs:
             if remembers(Path(run.path) / OURS, url):
-                raise StoreError(
+                raise Absent(
                     f"{url}: was a store when {run.path} was last served, and is none now",
                     hint=f"is the file system mounted?  If that store was given up, delete {run.path}/{OURS}/{MARK}",
                 )

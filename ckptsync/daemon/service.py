@@ -20,7 +20,7 @@ from ckptsync.daemon.log import configure
 from ckptsync.daemon.progress import advanced, mark
 from ckptsync.daemon.schedule import scheduled
 from ckptsync.daemon.sdnotify import Notifier
-from ckptsync.daemon.served import opened
+from ckptsync.daemon.served import Absent, opened
 from ckptsync.daemon.stopping import Stopping, stopping
 from ckptsync.daemon.tick import Tick
 from ckptsync.daemon.working import Roles, Working
@@ -38,12 +38,27 @@ log = logging.getLogger(__name__)
 def run(config: Config, roles: Roles) -> int:
     """Until SIGTERM or SIGINT (0), a second live worker of this id (2) or a fault of ours (1).  Raises ConfigError or StoreError at the start."""
     configure(config.log)
-    store = opened(config)
     node = config.node or node_id()
     with stopping() as stop:
-        code = _serve(config, node, store, stop, roles)
+        store = _opened(config, stop)
+        code = _serve(config, node, store, stop, roles) if store else stop.code
     logging.shutdown()
     return code
+
+
+def _opened(config: Config, stop: Stopping) -> Store | None:
+    """The store, waited for while it is not there; ``None`` if a stop was asked for meanwhile."""
+    said = ""
+    while not stop.asked:
+        try:
+            return opened(config)
+        except Absent as e:
+            if str(e) != said:
+                log.error("phase=waiting error=%s hint=%s", e, e.hint)  # noqa: TRY400 - the operator's error needs no traceback
+            said = str(e)
+            Notifier().send("READY=1", "WATCHDOG=1", f"STATUS=waits for the store: {e}")
+        stop.wait(STATUS_EVERY)
+    return None
 
 
 def _serve(config: Config, node: str, store: Store, stop: Stopping, roles: Roles) -> int:
