@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -189,9 +190,11 @@ def test_configuration_comes_from_what_was_given_then_the_checkpoint_then_around
     places = [(nodes[0].parent, "run"), (nodes[0], "checkpoint"), (given, "given")]
     for name, last in [("config.json", 3), ("generation_config.json", 2), ("tokenizer_config.json", 1)]:
         for place, word in places[:last]:
-            (place / name).write_text(word)
+            (place / name).write_text(f'"{word}"')
     merge_local((nodes[0] / "pytorch_model_fsdp_0", nodes[1] / "pytorch_model_fsdp_0"), out, KEEP, given)
-    found = {name: (out / name).read_text() for name in ("config.json", "generation_config.json", "tokenizer_config.json")}
+    found = {
+        name: json.loads((out / name).read_text()) for name in ("config.json", "generation_config.json", "tokenizer_config.json")
+    }
     assert found == {"config.json": "given", "generation_config.json": "checkpoint", "tokenizer_config.json": "run"}
 
 
@@ -272,3 +275,28 @@ def test_memory_does_not_grow_with_the_model(tmp_path: Path, dtype: str) -> None
     assert at == 600_000_000
     assert written > (at if dtype == "keep" else at // 2)
     assert peak < 150_000  # kilobytes
+
+
+@pytest.mark.parametrize("content", [b"", bytes(20), b'{"a": 1', b"[" * 5000, b'{"a": "' + b"x" * (2 << 20)])
+def test_a_damaged_configuration_is_corrupt_and_named(nodes: tuple[Path, ...], out: Path, content: bytes) -> None:
+    for name in ("config.json", "tokenizer.json"):
+        (nodes[0] / name).write_bytes(content)
+        refused(Corrupt, f"{name}: is no JSON", nodes, out)
+        (nodes[0] / name).write_bytes(b'{"model": "' + b"x" * (2 << 20) + b'"}\n')
+    merge_local(nodes, out, KEEP)
+
+
+def test_a_link_to_itself_is_no_directory(nodes: tuple[Path, ...], out: Path) -> None:
+    (out.parent / "loop").symlink_to("loop")
+    refused(ConfigError, "a checkpoint's directory wanted", (out.parent / "loop",), out)
+    refused(ConfigError, "exists", nodes, out.parent / "loop")
+
+
+def test_a_full_disk_is_said_of_the_directory_that_was_named(nodes: tuple[Path, ...], out: Path) -> None:
+    resource = pytest.importorskip("resource")
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limit[1]))  # EFBIG is as near to a full disk as any user can come
+    try:
+        refused(StoreError, f"^{out}/model.safetensors: ", nodes, out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)

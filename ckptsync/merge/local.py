@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import json
 import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ckptsync.digest import digest_stream
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, StoreError
-from ckptsync.merge.consolidate import Job, Merged, Progress, carry_out, prepare
+from ckptsync.merge.consolidate import Chunk, Job, Merged, Progress, Write, carry_out, prepare
 from ckptsync.merge.plan import Options
 from ckptsync.model import Extent, Files, read
 from ckptsync.stores import top
@@ -23,6 +25,7 @@ from ckptsync.stores.tree import LocalFiles, Overlay
 # Directories whose parent is the checkpoint, or the run: where configuration and tokenizer may lie.
 _INNER = re.compile(r"(checkpoint|step|epoch|iter|global_step|pytorch_model|pytorch_model_fsdp)([-_]?\d+)*|checkpoints")
 _PIECE = 4 << 20
+_LARGE_JSON = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,8 @@ def prepare_local(sources: Sequence[Path], destination: Path, options: Options, 
     config = [*([top.named(str(config_from))] if config_from else []), *_surroundings(sources)]
     job = prepare(files, options, config)
     _check_duplicates(files, job)
+    for name, place in job.beside:
+        _check_beside(place, name)
     return Prepared(job, files, trees, destination)
 
 
@@ -60,7 +65,7 @@ def merge_local(
 def carry_out_local(prepared: Prepared, progress: Progress | None = None) -> Merged:
     """Write it; raises Incomplete if a source changed meanwhile, and then nothing appears."""
     with _appearing(prepared.destination) as work:
-        merged = carry_out(prepared.job, prepared.files, PosixStore(str(work)).write, progress)
+        merged = carry_out(prepared.job, prepared.files, _writing(work, prepared.destination), progress)
         changed = [f"{tree.root}/{name}" for tree in prepared.trees for name in tree.changed()]
         if changed:
             raise Incomplete(
@@ -71,22 +76,27 @@ def carry_out_local(prepared: Prepared, progress: Progress | None = None) -> Mer
 
 
 def _check_destination(sources: Sequence[Path], destination: Path) -> None:
-    target = destination.resolve()
+    target = _real(destination)
     if destination.is_symlink() or (destination.exists() and (not destination.is_dir() or any(destination.iterdir()))):
         raise ConfigError(f"{destination}: exists", hint="name a new directory: nothing is ever overwritten")
     for source in sources:
-        if target.is_relative_to(source.resolve()):
+        if target.is_relative_to(_real(source)):
             raise ConfigError(
                 f"{destination}: inside the checkpoint {source}",
                 hint="a trainer's directory is never written to: name one beside it",
             )
 
 
+def _real(path: Path) -> Path:
+    """Without links.  `Path.resolve` raises RuntimeError on a link to itself before Python 3.13; whoever opens it says it better."""
+    return Path(os.path.realpath(path))
+
+
 def _surroundings(sources: Sequence[Path]) -> list[Files]:
     """The checkpoint around an inner directory of shards, and the run around a checkpoint."""
     found: list[Files] = []
     for source in sources:
-        place = source.resolve()
+        place = _real(source)
         while _INNER.fullmatch(place.name) and place.parent != place:
             place = place.parent
             found.append(top.around(str(place)))
@@ -101,6 +111,23 @@ def _check_duplicates(files: Overlay, job: Job) -> None:
             raise Corrupt(
                 f"{name}: differs between the directories given", hint="they hold different saves: give only those of one save"
             )
+
+
+def _check_beside(place: Files, name: str) -> None:
+    """A model beside a damaged configuration cannot be opened; large files (tokenizers) are only looked at where they end."""
+    size = place.sizes()[name]
+    if not name.endswith(".json"):
+        return
+    is_large = size > _LARGE_JSON
+    data = read(place, Extent(name, size - 64, 64) if is_large else Extent(name, 0, size))
+    try:
+        if is_large and not data.rstrip().endswith((b"}", b"]")):
+            raise ValueError("no end")  # noqa: TRY301  as json would say of all of it
+        if not is_large:
+            json.loads(data)
+    except (ValueError, RecursionError) as e:
+        hint = "fetch it again; or take it away and name the directory of another with --config-from"
+        raise Corrupt(f"{name}: is no JSON: {e}", hint=hint) from e
 
 
 def _digest(files: Files, name: str) -> str:
@@ -124,6 +151,23 @@ def _appearing(destination: Path) -> Iterator[Path]:
         _sync(destination.parent)
     except OSError as e:
         raise StoreError(f"{destination}: {(e.strerror or str(e)).lower()}", hint="is there room, and permission to write?") from e
+
+
+def _writing(work: Path, destination: Path) -> Write:
+    """Writes below ``work``; a full disk is said of ``destination``, which is what the operator knows."""
+    store = PosixStore(str(work))
+
+    def write(name: str, chunks: Iterable[Chunk]) -> None:
+        try:
+            store.write(name, chunks)
+        except StoreError as e:
+            if not isinstance(e.__cause__, OSError) or e.__cause__.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise
+            raise StoreError(
+                f"{destination}/{e}", hint="make room, or name a directory elsewhere; nothing was left behind"
+            ) from e.__cause__
+
+    return write
 
 
 def _sync(directory: Path) -> None:
