@@ -119,6 +119,13 @@ def test_names_are_kept_letter_by_letter(name: str) -> None:
     assert found(one(f"model.{name}", paths={f"model.{name}": ("model", name)})).keys() == {name}
 
 
+@pytest.mark.parametrize("wrapper", ["optimizer", "optim"])
+def test_an_optimizer_alone_is_no_model(wrapper: str) -> None:
+    files = one(f"{wrapper}.state.w.exp_avg", paths={f"{wrapper}.state.w.exp_avg": (wrapper, "state", "w", "exp_avg")})
+    with pytest.raises(Unsupported, match="without model tensors"):
+        found(files)
+
+
 def test_a_chunk_that_lies_in_no_file_is_corrupt_unless_it_is_empty() -> None:
     for sizes, refused in [((4,), True), ((0,), False)]:
         whole = Built("metadata", "Metadata", _content("w", sizes))

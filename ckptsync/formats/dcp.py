@@ -21,6 +21,7 @@ from ckptsync.paths import checked_path
 
 NAME = "dcp"
 METADATA = ".metadata"
+_OPTIMIZERS = ("optimizer", "optim")  # what accelerate and torch's own examples call the rest of a state dict
 
 _DCP = "torch.distributed.checkpoint"
 _NAMES = (
@@ -201,6 +202,8 @@ def _weights(found: Iterator[Chunked]) -> Iterator[tuple[str, Chunked]]:
     """
     everything = [(c.path, c) for c in found]
     wrapper = _wrapper(everything)
+    if wrapper in _OPTIMIZERS:
+        return
     inner = [(path[1:], c) for path, c in everything if path[0] == wrapper] if wrapper else everything
     if wrapper not in (None, "model") and _wrapper(inner) == "model":
         inner = [(path[1:], c) for path, c in inner if path[0] == "model"]
