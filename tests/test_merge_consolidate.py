@@ -57,6 +57,12 @@ def test_configuration_is_taken_from_the_checkpoint_first_and_then_from_the_plac
     assert merged.notes == ()
 
 
+def test_lora_that_is_no_adapter_of_pefts_is_merged_and_said() -> None:
+    names = ("base.q.lora_A.weight", "base.q.weight")
+    notes = [run(MemoryFiles(FILES | {"model.safetensors": safetensors_file({n: ("U8", (1,), b"x")})}))[1].notes for n in names]
+    assert ["LoRA" in " ".join(n) for n in notes] == [True, False]
+
+
 def test_a_model_without_configuration_says_so() -> None:
     _, merged = run(MemoryFiles({"model.safetensors": MODEL}))
     assert "no config.json was found" in merged.notes[0]

@@ -77,6 +77,11 @@ def prepare(files: Files, options: Options, config: Sequence[Files] = ()) -> Job
             *notes,
             "no config.json was found: give its directory with --config-from, so that from_pretrained can open the model",
         )
+    if not adapter and any(".lora_" in t.name for t in tensors):
+        notes = (
+            *notes,
+            "there are LoRA weights, under the names that the shards give them: from_pretrained does not look for those",
+        )
     return Job(str(source), plans, beside, notes, output.dtype_to_tell(plans, options.dtype))
 
 
