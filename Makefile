@@ -1,6 +1,7 @@
 # make demo     the whole story on this machine in a minute: needs Python 3.10 or newer, no torch
 # make test     what CI runs: format, lint, types, tests.  Installs torch: for its small CPU build, where there is one,
 #               PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test
+# make campaign kill processes of a small cluster at any moment, a hundred times and more if asked: CAMPAIGN="--rounds 20 --seed 7"
 # make lint     format, lint, types       make format   put the format right       make bench   the figures in the documents
 # make clean    forget the environment
 #
@@ -12,11 +13,12 @@ TESTS ?= tests
 JOBS ?= 2
 DEMO ?=
 BENCH ?=
+CAMPAIGN ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test lint format bench campaign clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -36,6 +38,9 @@ format: $(VENV)/.installed-test
 
 bench: $(VENV)/.installed-test
 	$(BIN)/python benchmarks/merge.py $(BENCH)
+
+campaign: $(VENV)/.installed-test
+	$(BIN)/python -m tests.campaigns.kill $(CAMPAIGN)
 
 clean:
 	rm -rf $(VENV)

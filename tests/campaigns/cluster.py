@@ -1,0 +1,237 @@
+"""What campaigns share: trainings whose every save differs, and ckptsync's services as processes that can be killed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import time
+import zlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from ckptsync.cli.demo_training import play, script
+from ckptsync.formats import layouts
+from ckptsync.head.catalogue import read_catalogue
+from ckptsync.merge.local import merge_local
+from ckptsync.merge.plan import Options
+from ckptsync.model import Part
+from ckptsync.records.names import consolidated_prefix
+from ckptsync.records.state import Snapshot
+from ckptsync.stores.opening import create_store
+from ckptsync.stores.tree import LocalFiles, Overlay
+from tests.vector import ROOT, bits, vector
+
+RUNS = {"fsdp2": "hf-fsdp2-2node", "zero3": "hf-zero3-2node"}
+NODES = ("node0", "node1")
+CLEAN = {key: value for key, value in os.environ.items() if not key.startswith("CKPTSYNC_")}
+
+
+@dataclass(frozen=True, slots=True)
+class Save:
+    """One save of a run: what each node wrote (kept apart from where rotation takes it), and the model that follows from it."""
+
+    run: str
+    checkpoint: str
+    truth: Path
+    is_original: bool
+
+    def sources(self) -> list[Path]:
+        """A directory for each node."""
+        return [self.truth / node / self.checkpoint for node in NODES]
+
+    def model(self) -> Mapping[str, object]:
+        """Tensors bit for bit: the framework's own reference where the save is the vector's, else a merge of what the nodes wrote."""
+        if self.is_original:
+            return bits(vector(RUNS[self.run]).auto)
+        merged = self.truth / "merged"
+        if not merged.exists():
+            merge_local(self.sources(), merged, Options(), ROOT / "base")
+        return bits(*merged.glob("*.safetensors"))
+
+
+class Training:
+    """Trainings on nodes without a shared disk."""
+
+    def __init__(self, home: Path, dice: random.Random) -> None:
+        self.home, self._dice = home, dice
+        self.saves: list[Save] = []
+
+    def output(self, node: str, run: str) -> Path:
+        """A run's output directory on a node."""
+        return self.home / node / "out" / run
+
+    def prepare(self, run: str, step: int) -> Save:
+        """The next save, not yet written to any node.  The first of each run is the framework's own, untouched."""
+        save = Save(run, f"checkpoint-{step}", self.home / "truth" / f"{run}-{step}", all(s.run != run for s in self.saves))
+        for node, source in zip(NODES, vector(RUNS[run]).sources, strict=True):
+            shutil.copytree(source, save.truth / node / save.checkpoint)
+        if not save.is_original:
+            _perturb(save.sources(), self._dice)
+            assert save.model() != bits(vector(RUNS[run]).auto), "a save that nobody could tell from another"
+        for state in save.truth.glob("node*/*/trainer_state.json"):
+            state.write_text(json.dumps(json.loads(state.read_text()) | {"global_step": step}))
+        self.saves.append(save)
+        return save
+
+    def write(self, save: Save, pause: float) -> None:
+        """File after file, in the trainer's order."""
+        for _ in play(script(save.run, self._without_merged(save), lambda node: self.output(node, save.run)), pause):
+            pass
+
+    def rotate(self, save: Save) -> None:
+        """As ``save_total_limit`` does."""
+        for node in NODES:
+            shutil.rmtree(self.output(node, save.run) / save.checkpoint)
+
+    def _without_merged(self, save: Save) -> Path:
+        only = save.truth.with_name(f"{save.truth.name}-nodes")
+        only.mkdir(exist_ok=True)
+        for node in NODES:
+            if not (only / node).exists():
+                (only / node).mkdir()
+                shutil.copytree(save.truth / node / save.checkpoint, only / node / save.checkpoint)
+        return only
+
+
+class Service:
+    """One ``ckptsync run`` process, started again as often as it is killed."""
+
+    def __init__(self, home: Path, name: str, configuration: Mapping[str, object]) -> None:
+        self.name, self.log = name, home / f"{name}.log"
+        self.config = home / f"{name}.yaml"
+        self.config.write_text(yaml.safe_dump(dict(configuration)))
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, before: Sequence[str] = ()) -> None:
+        """``before``: words to put before the command, such as ``strace`` with its options."""
+        command = [*before, sys.executable, "-m", "ckptsync", "run", "-c", str(self.config)]
+        with self.log.open("ab") as out:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=CLEAN, start_new_session=True
+            )
+
+    def ended(self) -> int | None:
+        """Its exit code, if it has ended."""
+        return self._process.poll() if self._process else None
+
+    def kill(self) -> None:
+        """SIGKILL, to it and to whatever watches it; both are dead then."""
+        assert self._process
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        while _is_alive(self._process.pid):
+            time.sleep(0.01)
+
+    def stop(self, patience: float = 10.0) -> int:
+        """SIGTERM; its exit code."""
+        assert self._process
+        self._process.terminate()
+        return self._process.wait(patience)
+
+
+def _is_alive(group: int) -> bool:
+    """Whether a process of a group is more than a zombie."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # processes end while we look
+            fields = stat.read_text(errors="replace").rpartition(")")[2].split()
+            if int(fields[2]) == group and fields[0] not in ("Z", "X"):
+                return True
+    return False
+
+
+def services(home: Path) -> dict[str, Service]:
+    """Two workers, and a head that verifies, with periods short enough to be killed often."""
+    create_store(str(home / "store"))
+    worker = {"quiet": "500ms", "unmarked": "1s", "scan_every": "1s"}
+    common = {"store": {"url": str(home / "store")}}
+    found: dict[str, Mapping[str, object]] = {
+        node: {"node": node, "roles": ["worker"], **common, "worker": {"runs": [{"path": f"{home}/{node}/out/*"}], **worker}}
+        for node in NODES
+    }
+    found["head"] = {
+        "node": "head",
+        "roles": ["head", "verifier"],
+        **common,
+        "head": {"every": "1s", "config_from": {"*": str(ROOT / "base")}},
+        "verify": {"level": "parse", "every": "1h", "tick": "1s"},
+    }
+    return {name: Service(home, name, configuration) for name, configuration in found.items()}
+
+
+def snapshots(home: Path) -> dict[tuple[str, str], Snapshot]:
+    """What the store says, by run and place."""
+    return {(s.run, s.place): s for s in read_catalogue(create_store(str(home / "store"))).snapshots}
+
+
+def settle(home: Path, saves: Sequence[Save], patience: float) -> str:
+    """Wait until every save is VERIFIED under its plain name; empty, or what was seen instead."""
+    until = time.monotonic() + patience
+    while True:
+        seen = snapshots(home)
+        words = {
+            f"{s.run}/{s.checkpoint}": seen[s.run, s.checkpoint].word if (s.run, s.checkpoint) in seen else "absent" for s in saves
+        }
+        bad = [f"{name} {word}" for name, word in words.items() if word != "VERIFIED"]
+        if not bad:
+            return ""
+        if time.monotonic() > until:
+            return f"not VERIFIED within {patience:.0f} s: {', '.join(bad)}"
+        time.sleep(0.5)
+
+
+def violations(home: Path, saves: Sequence[Save]) -> list[str]:
+    """Every promise about a store at rest that is not kept."""
+    store = create_store(str(home / "store"))
+    names = [entry.name for entry in store.names("")]
+    wrong = [f"{name}: unfinished, and listed" for name in names if name.endswith(".part")]
+    expected = {(s.run, s.checkpoint) for s in saves}
+    wrong += [f"{run}/{place}: a place that nobody asked for" for run, place in snapshots(home).keys() - expected]
+    for save in saves:
+        wrong += _differences(home / "store", save)
+        found = [home / "store" / name for name in names if name.startswith(consolidated_prefix(save.run, save.checkpoint))]
+        if bits(*(path for path in found if path.suffix == ".safetensors")) != save.model():
+            wrong.append(f"{save.run}/{save.checkpoint}: the consolidated model is not the reference")
+    return wrong
+
+
+def _differences(store: Path, save: Save) -> list[str]:
+    """Between the nodes' own files and the store's."""
+    wrong = []
+    written = {path.relative_to(s).as_posix(): path.read_bytes() for s in save.sources() for path in s.rglob("*") if path.is_file()}
+    there = LocalFiles(str(store / save.run / save.checkpoint)).sizes()
+    wrong += [f"{save.run}/{save.checkpoint}/{name}: not one of the nodes' files" for name in there.keys() - written.keys()]
+    for name, data in written.items():
+        path = store / save.run / save.checkpoint / name
+        if not path.is_file() or path.read_bytes() != data:
+            wrong.append(f"{path}: not the bytes that the node wrote")
+    return wrong
+
+
+def _perturb(sources: Sequence[Path], dice: random.Random) -> None:
+    """Other weights of the same sizes: low bytes of elements change in every stored part, and with them the archives' CRCs."""
+    files = Overlay([LocalFiles(str(source)) for source in sources])
+    parts: dict[Path, list[Part]] = defaultdict(list)
+    for tensor in layouts.tensors(files, layouts.choose(files, None)):
+        for part in (part for copy in tensor.copies for part in copy.parts if part.extent.size >= 4):
+            owner = next(s / part.extent.file for s in sources if (s / part.extent.file).is_file())
+            parts[owner].append(part)
+    for path, its in parts.items():
+        data = bytearray(path.read_bytes())
+        for part in its:
+            data[part.extent.start] ^= dice.randrange(1, 256)
+        for checksum in {part.checksum for part in its if part.checksum}:
+            record = data[checksum.extent.start : checksum.extent.start + checksum.extent.size]
+            data = data.replace(struct.pack("<I", checksum.crc32), struct.pack("<I", zlib.crc32(record)))
+        path.write_bytes(data)
