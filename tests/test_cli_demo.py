@@ -34,9 +34,21 @@ def test_the_three_commands_to_try_next_work(tmp_path: Path, capsys: pytest.Capt
     assert main(["demo", "--dir", str(tmp_path / "a [b] c")]) == 0
     said = capsys.readouterr().out
     after = said[said.index("try next:\n") :].splitlines()[1:]
-    assert [line.split()[:2] for line in after] == [["ckptsync", "inspect"], ["ckptsync", "verify"], ["ckptsync", "merge"]]
-    for line in after:
-        assert main(shlex.split(line)[1:]) == 0
+    prefix = demo_story.program()
+    commands = [shlex.split(line) for line in after]
+    assert [words[: len(prefix) + 1] for words in commands] == [[*prefix, word] for word in ("inspect", "verify", "merge")]
+    for words in commands:
+        assert main(words[len(prefix) :]) == 0
+
+
+def test_a_program_that_no_path_leads_to_is_named_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    said = demo_story.program()
+    assert Path(said[0]).is_absolute()
+    assert subprocess.run([*said, "--version"], check=True, capture_output=True).stdout.startswith(b"ckptsync ")
+    (tmp_path / "ckptsync").write_text("#!/bin/sh\n")
+    (tmp_path / "ckptsync").chmod(0o755)
+    assert demo_story.program() == ["ckptsync"]
 
 
 def test_what_is_not_seen_in_time_is_a_failure_and_the_children_end(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import glob
 import shlex
+import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -223,8 +225,16 @@ def ending(story: Story) -> list[str]:
         *lines,
         f"everything else, logs too: {story.directory}",
         "try next:",
-        *(f"  ckptsync {shlex.join(map(str, command))}" for command in commands),
+        *(f"  {shlex.join([*program(), *map(str, command)])}" for command in commands),
     ]
+
+
+def program() -> list[str]:
+    """How a shell calls this program: ``make demo`` installs it where no PATH leads."""
+    if shutil.which("ckptsync"):
+        return ["ckptsync"]
+    beside = Path(sys.executable).with_name("ckptsync")
+    return [str(beside)] if beside.exists() else [sys.executable, "-m", "ckptsync"]
 
 
 def size_of(directory: Path) -> int:
