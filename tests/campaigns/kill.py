@@ -79,7 +79,7 @@ class Campaign:
 
     def _round(self, running: Mapping[str, Service], n: int, kills: int) -> list[str]:
         saves = [self._training.prepare(run, n * 8 + step) for step in (0, 4) for run in RUNS]
-        trainer = threading.Thread(target=self._train, args=(saves, self._dice.choice((0.0, 0.02, 0.05))))
+        trainer = threading.Thread(target=self._train, args=(saves, self._dice.choice((0.1, 0.2, 0.3))))
         trainer.start()
         for _ in range(kills):
             self._kill(self._dice.choice(list(running.values())))
@@ -125,7 +125,7 @@ class Campaign:
 
 def _trap(dice: random.Random) -> list[str]:
     """A thread's nth call of this kind is the process's last."""
-    call, n = dice.choice(CALLS), dice.randrange(1, 5)
+    call, n = dice.choice(CALLS), dice.randrange(1, 30)
     options = [
         "-f",
         "-qq",
