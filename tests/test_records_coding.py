@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -75,3 +77,22 @@ def test_a_number_with_zeros_before_it_names_no_record() -> None:
     data = encode(TOMBSTONE)
     with pytest.raises(Corrupt, match="speaks of"):
         decode(record_name(TOMBSTONE, data).replace("-0-", "-00-"), data, Tombstone)
+
+
+AT_ONCE = """
+import sys, threading
+from ckptsync.records.coding import decode
+from ckptsync.records.manifest import Manifest
+name, data, barrier = sys.argv[1], sys.argv[2].encode(), threading.Barrier(8)
+sys.setswitchinterval(1e-6)
+threads = [threading.Thread(target=lambda: (barrier.wait(), decode(name, data, Manifest))) for _ in range(8)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+"""
+
+
+def test_threads_may_read_their_first_records_at_once() -> None:
+    data = encode(MANIFEST)
+    for _ in range(8):  # without care every second try dies
+        done = subprocess.run([sys.executable, "-c", AT_ONCE, record_name(MANIFEST, data), data.decode()], check=False)
+        assert done.returncode == 0

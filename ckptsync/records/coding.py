@@ -20,6 +20,8 @@ from ckptsync.records.tombstone import Tombstone
 Record = Manifest | Seal | Report | Tombstone
 R = TypeVar("R", Manifest, Seal, Report, Tombstone)
 FORMAT = 1
+# msgspec looks at a type when it first meets it, and crashes (0.22: a segmentation fault) where two threads do so at once: a head and a verifier
+_MET = tuple(msgspec.json.Decoder(kind) for kind in (Manifest, Seal, Report, Tombstone))
 
 
 def encode(record: Record) -> bytes:
