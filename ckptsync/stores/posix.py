@@ -27,6 +27,10 @@ from ckptsync.stores.openfiles import OpenFile, OpenFiles
 from ckptsync.stores.oserrors import HINTS, store_error, told_of
 
 TRUSTED_S = 30.0  # after so long an open file is opened by its name again: somebody may have replaced it
+LET_GO = 32 << 20
+"""Bytes after which what was written is let go of: the disk begins with it at once, and a large file does not push what the trainer and
+others read out of memory, nor take new memory for every page of it.
+"""
 _TRIES = 8  # each lost to another process that deleted the same empty directory in between
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 _NO_LINKS_HERE = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
@@ -205,10 +209,15 @@ def _checked(name: str) -> str:
 
 def _write_out(name: str, fd: int, chunks: Iterable[Chunk]) -> None:
     """All chunks, durable; closes ``fd`` whatever happens.  An OSError of ``chunks`` itself is not the store's."""
+    written = told = 0
     try:
         for chunk in chunks:
             with told_of(name):
                 _write_all(fd, memoryview(chunk))
+                written += memoryview(chunk).nbytes
+                if written - told >= LET_GO:
+                    os.posix_fadvise(fd, 0, written, os.POSIX_FADV_DONTNEED)
+                    told = written
         with told_of(name):
             os.fsync(fd)
     except BaseException:
