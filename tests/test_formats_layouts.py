@@ -182,3 +182,18 @@ def test_a_checkpoint_with_one_changed_byte_is_read_or_refused_and_never_crashes
 def test_the_table_is_ordered_by_preference_and_named_by_its_modules() -> None:
     assert list(LAYOUTS) == ["whole", "peft", "dcp", "zero"]
     assert [layout.NAME for layout in LAYOUTS.values()] == list(LAYOUTS)
+
+
+@pytest.mark.parametrize("name", ["trainer_state.json", "adapter_config.json", "rng_state_1.pth", "model.safetensors.index.json"])
+def test_a_checkpoint_that_has_lost_its_weights_is_incomplete(name: str) -> None:
+    files = MemoryFiles({name: b'{"weight_map": {"a": "model-00001-of-00002.safetensors"}}', "config.json": b"{}"})
+    with pytest.raises(Incomplete):
+        layouts.tensors(files, layouts.choose(files, None))
+
+
+def test_of_two_sharded_layouts_neither_is_taken_unasked() -> None:
+    content = {**tree(*vector("hf-fsdp1").sources).content, **tree(*vector("acc-zero3").sources).content}
+    with pytest.raises(Unsupported, match="2 sets") as e:
+        layouts.choose(MemoryFiles(content), None)
+    assert "dcp:pytorch_model_fsdp_0" in e.value.hint
+    assert str(layouts.choose(MemoryFiles(content), "dcp")) == "dcp:pytorch_model_fsdp_0"

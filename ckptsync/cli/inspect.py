@@ -38,13 +38,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def inspected(files: Files) -> dict[str, Any]:
-    """Everything that is known of a checkpoint; raises Unsupported where nothing is."""
+    """Everything that is known of a checkpoint; raises Unsupported, or Incomplete, where nothing is."""
     found = layouts.sources(files)
     if not found:
-        raise Unsupported(
-            f"{len(files.sizes())} files, and no layout claims them",
-            hint=f"known layouts: {', '.join(layouts.LAYOUTS)}; point at a checkpoint's directory",
-        )
+        raise layouts.no_weights(files)
     sources = [_source(files, source) for source in found]
     demands, trouble = _demands(files)
     codes = [source["exit_code"] for source in sources] + [trouble.exit_code if trouble else 0]

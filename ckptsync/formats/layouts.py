@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ckptsync.errors import Corrupt, Incomplete, Unsupported
+from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.formats import dcp, peft, safetensors, torch_zip, whole, zero
 from ckptsync.model import Demands, Extent, Files, Tensor, read_whole
 
@@ -50,6 +50,8 @@ _RANK = re.compile(
 )
 
 
+_WHOLE = ("whole", "peft")
+_TRAINED = frozenset({"trainer_state.json", peft.CONFIG, whole.INDEX})
 _RNG = re.compile(r"(rng_state_|random_states_)\d+(\.pth|\.pkl)")
 
 
@@ -83,15 +85,34 @@ def choose(files: Files, wanted: str | None) -> Source:
             )
         return chosen[0]
     if not found:
-        raise Unsupported(
-            "no layout claims these files", hint=f"known layouts: {', '.join(LAYOUTS)}; point at the checkpoint's directory"
-        )
-    rivals = [s for s in found if s.layout == found[0].layout]
-    if len(rivals) > 1 and (found[0].layout != "zero" or zero.preferred(files, tuple(s.root for s in rivals)) is None):
+        raise no_weights(files)
+    rivals = _rivals(files, found)
+    if len(rivals) > 1:
         raise Unsupported(
             f"{len(rivals)} sets of weights, and nothing says which is meant", hint=f"--source {' or '.join(map(str, rivals))}"
         )
     return found[0]
+
+
+def no_weights(files: Files) -> CkptsyncError:
+    """What to say of files that no layout claims: a trainer's checkpoint lacks its weights (3), anything else is not known (5)."""
+    names = files.sizes()
+    if _TRAINED & names.keys() or any(map(_RNG.fullmatch, names)):
+        return Incomplete(
+            f"no weights among the {len(names)} files of this checkpoint",
+            hint="model.safetensors, or the shards, are missing: fetch them from the node that wrote them",
+        )
+    return Unsupported(
+        "no layout claims these files", hint=f"known layouts: {', '.join(LAYOUTS)}; point at the checkpoint's directory"
+    )
+
+
+def _rivals(files: Files, found: Sequence[Source]) -> list[Source]:
+    """Sets of weights with as good a claim as the first: whole ones win, and of DeepSpeed's tags the one that ``latest`` names."""
+    if found[0].layout in _WHOLE:
+        return [s for s in found if s.layout == found[0].layout]
+    tag = zero.preferred(files, tuple(s.root for s in found if s.layout == "zero"))
+    return [s for s in found if s.layout not in _WHOLE and not (s.layout == "zero" and tag is not None and s.root != tag)]
 
 
 def tensors(files: Files, source: Source) -> tuple[Tensor, ...]:
@@ -159,7 +180,7 @@ def _starts_like_zip(files: Files, name: str) -> bool:
 
 def _is_hollow(files: Files, source: Source) -> bool:
     """Whole weights that ZeRO-3 wrote as empty placeholders (LlamaFactory#1226, peft#2500) do not win."""
-    if source.layout not in ("whole", "peft"):
+    if source.layout not in _WHOLE:
         return False
     try:
         found = tensors(files, source)

@@ -65,10 +65,7 @@ def _asked(files: Watched) -> dict[str, int | None] | Finding:
     except Corrupt as e:
         return Finding("parse", files.last, str(e))
     if not sources:
-        raise Unsupported(
-            f"{len(files.sizes())} files, and no layout claims them",
-            hint=f"known layouts: {', '.join(layouts.LAYOUTS)}; point at a checkpoint's directory, or at a store",
-        )
+        raise layouts.no_weights(files)
     if not demands.model:
         return Finding("note", "", f"{structure.LACKING}nothing here says what a whole model is")
     return demands.model | demands.resume
