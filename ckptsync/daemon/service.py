@@ -21,6 +21,7 @@ from ckptsync.daemon.progress import advanced, mark
 from ckptsync.daemon.schedule import scheduled
 from ckptsync.daemon.sdnotify import Notifier
 from ckptsync.daemon.served import Absent, opened
+from ckptsync.daemon.stoppable import Stoppable
 from ckptsync.daemon.stopping import Stopping, stopping
 from ckptsync.daemon.tick import Tick
 from ckptsync.daemon.working import Roles, Working
@@ -73,7 +74,7 @@ def _serve(config: Config, node: str, store: Store, stop: Stopping, roles: Roles
 
 def _work(config: Config, mine: Heartbeat, store: Store, stop: Stopping, roles: Roles) -> int:
     node, fatal, notifier = mine.node, _fatal(stop), Notifier()
-    with roles(config, node, store, fatal) as working:
+    with roles(config, node, Stoppable(store, lambda: stop.asked), fatal) as working:
         heart = Heart(store, mine, working, stop)
         ticks = (Tick("heartbeat", mine.period, heart.beat, fatal), *working.ticks)
         log.info("phase=started node=%s roles=%s store=%s", node, ",".join(config.roles), store.url)

@@ -31,7 +31,7 @@ class Stopping:
         return self.asked
 
     def on_signal(self, number: int, _frame: object) -> None:
-        """SIGTERM and SIGINT."""
+        """SIGTERM, SIGINT, and SIGHUP: a terminal that is closed."""
         if self.asked:
             os._exit(128 + number)
         self.ask()
@@ -46,7 +46,7 @@ class Stopping:
 def stopping() -> Iterator[Stopping]:
     """Signals are taken over within the block, in the main thread."""
     stop = Stopping()
-    before = {number: signal.signal(number, stop.on_signal) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, stop.on_signal) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     try:
         yield stop
     finally:

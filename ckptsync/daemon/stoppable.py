@@ -1,0 +1,46 @@
+"""A store around a store that ends a write between two chunks once a stop is asked for, so that no unfinished file stays behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from ckptsync.errors import StoreError
+from ckptsync.stores.contract import Chunk, Entry, Store
+
+
+class Stoppable:
+    """As the store it is around, until ``is_stopping``: from then on writes raise StoreError, and what they had written is removed."""
+
+    def __init__(self, store: Store, is_stopping: Callable[[], bool]) -> None:
+        self._store, self._is_stopping = store, is_stopping
+        self.url = store.url
+
+    def names(self, prefix: str) -> Iterator[Entry]:
+        """As the contract says."""
+        return self._store.names(prefix)
+
+    def size(self, name: str) -> int:
+        """As the contract says."""
+        return self._store.size(name)
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """As the contract says."""
+        self._store.read_into(name, start, out)
+
+    def write(self, name: str, chunks: Iterable[Chunk]) -> None:
+        """As the contract says."""
+        self._store.write(name, self._until_stopped(name, chunks))
+
+    def create(self, name: str, chunks: Iterable[Chunk]) -> None:
+        """As the contract says."""
+        self._store.create(name, self._until_stopped(name, chunks))
+
+    def delete(self, name: str) -> None:
+        """As the contract says."""
+        self._store.delete(name)
+
+    def _until_stopped(self, name: str, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+        for chunk in chunks:
+            if self._is_stopping():
+                raise StoreError(f"{name}: not written, the service is stopping", hint="the next start goes on with it")
+            yield chunk

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckptsync.daemon.stoppable import Stoppable
+from ckptsync.errors import StoreError
+from ckptsync.stores.contract import Store
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.stores.posix import PosixStore
+from tests.store_contract import StoreContract
+
+
+class TestStoppable(StoreContract):
+    """Until a stop is asked for it is the store that it is around."""
+
+    @pytest.fixture
+    def store(self) -> Store:
+        return Stoppable(MemoryStore(), lambda: False)
+
+    @pytest.fixture
+    def again(self, store: Store) -> Store:
+        return store
+
+
+@pytest.mark.parametrize("verb", ["write", "create"])
+def test_a_write_ends_between_two_chunks_and_leaves_nothing(tmp_path: Path, verb: str) -> None:
+    asked = []
+
+    def chunks() -> Iterator[bytes]:
+        yield b"first"
+        asked.append(True)
+        yield b"second"
+        raise AssertionError("asked for more after the stop")
+
+    store = Stoppable(PosixStore(str(tmp_path)), lambda: bool(asked))
+    with pytest.raises(StoreError, match="stopping"):
+        getattr(store, verb)("run/large", chunks())
+    assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
