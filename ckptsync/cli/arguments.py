@@ -16,7 +16,7 @@ exit codes:
   4    store, storage or network
   5    unsupported layout or version
   10   corrupt: something is wrong
-  130  interrupted
+  130  interrupted (143: terminated)
 """
 DTYPES = ("auto", "keep", "bf16", "fp16", "fp32")
 LEVELS = ("stat", "digest", "parse", "load")
