@@ -60,6 +60,9 @@ class Save:
         return bits(*merged.glob("*.safetensors"))
 
 
+BALLAST = 24 << 20  # bytes a node that nothing reads: a transfer must last long enough to be killed in its midst
+
+
 class Training:
     """Trainings on nodes without a shared disk."""
 
@@ -76,6 +79,7 @@ class Training:
         save = Save(run, f"checkpoint-{step}", self.home / "truth" / f"{run}-{step}", all(s.run != run for s in self.saves))
         for node, source in zip(NODES, vector(RUNS[run]).sources, strict=True):
             shutil.copytree(source, save.truth / node / save.checkpoint)
+            (save.truth / node / save.checkpoint / f"ballast_{node}.distcp").write_bytes(self._dice.randbytes(BALLAST))
         if not save.is_original:
             _perturb(save.sources(), self._dice)
             assert save.model() != bits(vector(RUNS[run]).auto), "a save that nobody could tell from another"
