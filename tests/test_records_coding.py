@@ -11,13 +11,14 @@ import pytest
 from ckptsync.digest import digest, digest_stream
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.model import Demands
-from ckptsync.records.coding import Record, decode, encode, record_name
+from ckptsync.records.coding import Record, decode, decode_any, encode, is_made_anew, record_name
 from ckptsync.records.manifest import FileEntry, Manifest
-from ckptsync.records.names import parse_record_name
+from ckptsync.records.names import RecordKind, RecordName, parse_record_name
 from ckptsync.records.report import Finding, Report
 from ckptsync.records.seal import Seal, SealedFile, SealedTensor
 from ckptsync.records.tombstone import Tombstone
 
+KINDS: tuple[RecordKind, ...] = ("manifest", "seal", "report", "tombstone")
 FOUND = digest_stream([b"hello"], 5)
 FILE = FileEntry("dcp/__0_0.distcp", 5, FOUND.digest, FOUND.block_size, FOUND.blocks, 7)
 OTHER = "run/.ckptsync/checkpoint-5/manifest-a-0-0123456789abcdef.json"
@@ -35,6 +36,9 @@ TOMBSTONE = Tombstone("run", "checkpoint-5", "checkpoint-5", 0, (OTHER,), "old")
 def test_a_record_comes_back_as_it_was(record: Record) -> None:
     data, kind = encode(record), type(record)
     assert decode(record_name(record, data), data, kind) == record  # type: ignore[type-var]
+    parsed = parse_record_name(record_name(record, data))
+    assert parsed
+    assert decode_any(parsed, data) == record
     assert encode(record) == data
 
 
@@ -96,3 +100,16 @@ def test_threads_may_read_their_first_records_at_once() -> None:
     for _ in range(8):  # without care every second try dies
         done = subprocess.run([sys.executable, "-c", AT_ONCE, record_name(MANIFEST, data), data.decode()], check=False)
         assert done.returncode == 0
+
+
+def test_only_a_damaged_seal_or_report_is_made_anew() -> None:
+    digest16 = "0" * 16
+    told = {
+        kind: [
+            is_made_anew(RecordName("run", "checkpoint-5", kind, "n" if kind == "manifest" else "", 0, digest16), error)
+            for error in (Corrupt("x"), Unsupported("x"))
+        ]
+        for kind in KINDS
+    }
+    assert told == {"manifest": [False, False], "seal": [True, False], "report": [True, False], "tombstone": [False, False]}
+    assert not is_made_anew(None, Corrupt("x"))

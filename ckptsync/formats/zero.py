@@ -36,10 +36,7 @@ def holds_weights(root: str) -> bool:
 def demands(files: Files, root: str) -> dict[str, int | None]:
     """The files of every rank; only the ranks themselves know their sizes.  Raises Incomplete if nothing here says how many."""
     what = setup(files, root)
-    wanted = [
-        join(root, f"{what.prefix}zero_pp_rank_{r}_mp_rank_00_optim_states.pt") for r in range(what.world if what.stage else 0)
-    ]
-    return dict.fromkeys([*_model_names(files, root, what), *wanted])
+    return dict.fromkeys([*_model_names(files, root, what), *what.optim(root)])
 
 
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
@@ -105,17 +102,13 @@ def _trained(model: _Model, root: str) -> Iterator[Tensor]:
         return
     name = model.first.name
     groups = [_shapes(group, name) for group in model.first.get("param_shapes", list)]
-    optim = [load(model.files, join(root, _optim(model, r))) for r in range(model.what.world)]
+    optim = [load(model.files, name) for name in model.what.optim(root)]
     copies = zero_masters.copies(model.files, model.what.stage, optim, groups)
     for shapes in groups:
         for key, shape in shapes.items():
             own = model.own(key)
             stored = model.own_copies(key, shape) if model.what.stage < 3 else ()
             yield Tensor(key, own.dtype if own else copies[key].dtype, shape, (copies[key], *stored))
-
-
-def _optim(model: _Model, rank: int) -> str:
-    return f"{model.what.prefix}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
 
 
 def _frozen(model: _Model) -> Iterator[Tensor]:

@@ -95,6 +95,11 @@ class Setup:
     world: int
     prefix: str = ""
 
+    def optim(self, root: str) -> list[str]:
+        """The optimizer file of every rank, in their order; without ZeRO there is none."""
+        ranks = range(self.world if self.stage else 0)
+        return [join(root, f"{self.prefix}zero_pp_rank_{r}_mp_rank_00_optim_states.pt") for r in ranks]
+
 
 def setup(files: Files, root: str) -> Setup:
     """What any one file here says of the whole; raises Incomplete if none does."""

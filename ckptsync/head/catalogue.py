@@ -5,18 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ckptsync.errors import CkptsyncError, Corrupt, NotFound, Unsupported
-from ckptsync.records.coding import Record, decode
-from ckptsync.records.manifest import Manifest
-from ckptsync.records.names import RecordKind, RecordName, parse_record_name
+from ckptsync.records.coding import Record, decode_any, is_made_anew
+from ckptsync.records.names import RecordName, parse_record_name
 from ckptsync.records.places import record_names, snapshots
-from ckptsync.records.report import Report
-from ckptsync.records.seal import Seal
 from ckptsync.records.state import Snapshot
-from ckptsync.records.tombstone import Tombstone
 from ckptsync.stores.contract import Store, read_all
 
 RECORD_LIMIT = 256 << 20
-_KINDS: dict[RecordKind, type[Record]] = {"manifest": Manifest, "seal": Seal, "report": Report, "tombstone": Tombstone}
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +56,13 @@ def read_catalogue(store: Store, run: str = "", cache: RecordCache | None = None
 
 
 def _hides(fault: Fault) -> bool:
-    """A seal and a report follow from the rest: without a damaged one a place is only not sealed, or not verified, and both are made anew."""
-    parsed = parse_record_name(fault.record)
-    return not (isinstance(fault.error, Corrupt) and parsed is not None and parsed.kind in ("seal", "report"))
+    """Without a damaged seal or report a place is only not sealed, or not verified."""
+    return not is_made_anew(parse_record_name(fault.record), fault.error)
 
 
 def _read(store: Store, name: str, parsed: RecordName) -> Record | Fault | None:
     try:
-        return decode(name, read_all(store, name, RECORD_LIMIT), _KINDS[parsed.kind])  # type: ignore[type-var]
+        return decode_any(parsed, read_all(store, name, RECORD_LIMIT))
     except NotFound:
         return None  # it was let go since it was listed
     except (Corrupt, Unsupported) as e:

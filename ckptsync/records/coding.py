@@ -9,10 +9,10 @@ from typing import TypeVar
 import msgspec
 
 from ckptsync.digest import digest
-from ckptsync.errors import Corrupt, Unsupported
+from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.records.checks import check
 from ckptsync.records.manifest import Manifest
-from ckptsync.records.names import RecordName, parse_record_name
+from ckptsync.records.names import RecordKind, RecordName, parse_record_name
 from ckptsync.records.report import Report
 from ckptsync.records.seal import Seal
 from ckptsync.records.tombstone import Tombstone
@@ -20,8 +20,9 @@ from ckptsync.records.tombstone import Tombstone
 Record = Manifest | Seal | Report | Tombstone
 R = TypeVar("R", Manifest, Seal, Report, Tombstone)
 FORMAT = 1
+_KINDS: dict[RecordKind, type[Record]] = {"manifest": Manifest, "seal": Seal, "report": Report, "tombstone": Tombstone}
 # msgspec looks at a type when it first meets it, and crashes (0.22: a segmentation fault) where two threads do so at once: a head and a verifier
-_MET = tuple(msgspec.json.Decoder(kind) for kind in (Manifest, Seal, Report, Tombstone))
+_MET = tuple(msgspec.json.Decoder(kind) for kind in _KINDS.values())
 
 
 def encode(record: Record) -> bytes:
@@ -53,6 +54,16 @@ def decode(name: str, data: bytes, kind: type[R]) -> R:
     except Corrupt as e:
         raise Corrupt(f"{name}: {e}") from e
     return record
+
+
+def decode_any(name: RecordName, data: bytes) -> Record:
+    """As `decode`, of the kind that the name says."""
+    return decode(str(name), data, _KINDS[name.kind])  # type: ignore[type-var]
+
+
+def is_made_anew(name: RecordName | None, error: CkptsyncError) -> bool:
+    """Whether a record that cannot be read keeps nobody from its place: a damaged seal or report follows from the rest, and is written again."""
+    return isinstance(error, Corrupt) and name is not None and name.kind in ("seal", "report")
 
 
 def _refuse_newer(name: str, data: bytes) -> None:

@@ -6,17 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ckptsync.errors import CkptsyncError, Corrupt, NotFound, Unsupported
-from ckptsync.records.coding import Record, decode, encode, record_name
-from ckptsync.records.manifest import Manifest
-from ckptsync.records.names import RecordKind, RecordName, parse_record_name, records_prefix
+from ckptsync.records.coding import Record, decode_any, encode, record_name
+from ckptsync.records.names import RecordName, parse_record_name, records_prefix
 from ckptsync.records.places import record_names, snapshots
 from ckptsync.records.report import Finding, Report
-from ckptsync.records.seal import Seal
 from ckptsync.records.state import Snapshot
-from ckptsync.records.tombstone import Tombstone
 from ckptsync.stores.contract import Store, read_all
-
-_KINDS: dict[RecordKind, type[Record]] = {"manifest": Manifest, "seal": Seal, "report": Report, "tombstone": Tombstone}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +53,7 @@ def survey(store: Store, run: str = "") -> Survey:
     faults = []
     for name, parsed in record_names(entry.name for entry in entries).items():
         try:
-            records[name] = decode(name, read_all(store, name), _KINDS[parsed.kind])  # type: ignore[type-var]
+            records[name] = decode_any(parsed, read_all(store, name))
         except NotFound:  # noqa: PERF203 - a read costs a thousand times more
             continue  # let go since it was listed
         except (Corrupt, Unsupported) as e:

@@ -8,9 +8,9 @@ from typing import TypeVar
 
 from ckptsync.errors import CkptsyncError, Corrupt, NotFound, Unsupported
 from ckptsync.records import saves
-from ckptsync.records.coding import Record, decode
+from ckptsync.records.coding import Record, decode_any, is_made_anew
 from ckptsync.records.manifest import Manifest
-from ckptsync.records.names import OURS, RecordName, parse_record_name
+from ckptsync.records.names import OURS, parse_record_name
 from ckptsync.records.report import Report
 from ckptsync.records.seal import Seal
 from ckptsync.records.state import Records
@@ -55,8 +55,7 @@ class Known:
         """The first error in the records of a checkpoint's places; not damage to seals and reports, which head and verifier make anew."""
         for name, error in self.broken.items():
             parsed = parse_record_name(name)
-            is_made_anew = isinstance(error, Corrupt) and parsed is not None and parsed.kind in ("seal", "report")
-            if parsed is not None and not is_made_anew and parsed.place.partition("~")[0] == checkpoint:
+            if parsed is not None and not is_made_anew(parsed, error) and parsed.place.partition("~")[0] == checkpoint:
                 return error
         return None
 
@@ -72,7 +71,7 @@ def read_known(store: Store, run: str, before: Known) -> Known:
             continue
         try:
             is_read = (before.times.get(entry.name), before.copies.get(entry.name)) == (entry.mtime, entry.size)
-            records[entry.name] = (is_read and before.records.get(entry.name)) or _fetched(store, parsed)
+            records[entry.name] = (is_read and before.records.get(entry.name)) or decode_any(parsed, read_all(store, entry.name))
         except NotFound:
             continue  # gc was quicker
         except (Corrupt, Unsupported) as e:
@@ -85,17 +84,3 @@ def read_known(store: Store, run: str, before: Known) -> Known:
 
 def _only(records: Mapping[str, Record], kind: type[R]) -> dict[str, R]:
     return {name: r for name, r in records.items() if isinstance(r, kind)}
-
-
-def _fetched(store: Store, parsed: RecordName) -> Record:
-    name = str(parsed)
-    data = read_all(store, name)
-    match parsed.kind:
-        case "manifest":
-            return decode(name, data, Manifest)
-        case "seal":
-            return decode(name, data, Seal)
-        case "report":
-            return decode(name, data, Report)
-        case "tombstone":
-            return decode(name, data, Tombstone)
