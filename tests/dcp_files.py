@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from ckptsync.model import Shape
-from tests.plain_files import Call, Global, StorageId, tensor_call, torch_pickle, torch_zip_file
+from ckptsync.formats import dcp
+from ckptsync.model import Shape, Tensor
+from tests.plain_files import Call, Global, MemoryFiles, StorageId, tensor_call, torch_pickle, torch_zip_file
 from tests.plain_files import _Pickler as Pickler
 
 _DCP = "torch.distributed.checkpoint"
@@ -116,3 +117,22 @@ def checkpoint(
         where[name] = ("float32", shape, tuple(chunks))
     files[".metadata"] = metadata(where, **options)
     return {f"{root}/{name}" if root else name: data for name, data in files.items()}
+
+
+DATA = bytes(range(16))
+WHOLE: dict[Shape, tuple[Shape, bytes]] = {(0,): ((4,), DATA)}
+
+
+def one(name: str = "w", root: str = "", **options: Any) -> MemoryFiles:
+    return MemoryFiles(checkpoint(root, {name: ((4,), WHOLE)}, **options))
+
+
+def found(files: MemoryFiles, root: str = "") -> dict[str, Tensor]:
+    return {t.name: t for t in dcp.tensors(files, root)}
+
+
+def fields_of(name: str, sizes: Shape) -> dict[str, object]:
+    box = Built("metadata", "ChunkStorageMetadata", {"offsets": (0,), "sizes": sizes})
+    properties = Built("metadata", "TensorProperties", (Global("torch", "float32"),))
+    tensor = Built("metadata", "TensorStorageMetadata", {"properties": properties, "size": sizes, "chunks": [box]})
+    return {"state_dict_metadata": {name: tensor}, "planner_data": None, "storage_data": {}}

@@ -3,35 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptsync.errors import Corrupt, Incomplete, Unsupported
-from ckptsync.merge.consolidate import Chunk, Merged, consolidate, prepare
+from ckptsync.errors import Corrupt
+from ckptsync.merge.consolidate import consolidate
 from ckptsync.merge.plan import DTYPES, DType, Options
-from ckptsync.model import Files
-from tests.dcp_files import checkpoint
+from ckptsync.merge.prepare import prepare
+from tests.consolidated import FILES, MODEL, Written, run
 from tests.plain_files import MemoryFiles, safetensors_file, tree
-from tests.vector import ROOT, Vector, vector, vectors
-
-MODEL = safetensors_file({"w": ("F32", (2,), b"12345678"), "n": ("I64", (), b"abcdefgh")})
-FILES = {"model.safetensors": MODEL, "config.json": b'{"dtype": "float32"}', "tokenizer.json": b"{}", "trainer_state.json": b"{}"}
-
-
-class Written(dict[str, bytes]):
-    """What was written, in order."""
-
-    def write(self, name: str, chunks: Iterable[Chunk]) -> None:
-        assert name not in self
-        self[name] = b"".join(map(bytes, chunks))
-
-
-def run(files: Files, options: Options | None = None, config: tuple[Files, ...] = ()) -> tuple[Written, Merged]:
-    written = Written()
-    return written, consolidate(files, written.write, options or Options(), config)
+from tests.vector import ROOT, vector
 
 
 def test_weights_come_first_and_the_index_last() -> None:
@@ -55,17 +38,6 @@ def test_configuration_is_taken_from_the_checkpoint_first_and_then_from_the_plac
         "merges.txt": b"two",
     }
     assert merged.notes == ()
-
-
-def test_lora_that_is_no_adapter_of_pefts_is_merged_and_said() -> None:
-    names = ("base.q.lora_A.weight", "base.q.weight")
-    notes = [run(MemoryFiles(FILES | {"model.safetensors": safetensors_file({n: ("U8", (1,), b"x")})}))[1].notes for n in names]
-    assert ["LoRA" in " ".join(n) for n in notes] == [True, False]
-
-
-def test_a_model_without_configuration_says_so() -> None:
-    _, merged = run(MemoryFiles({"model.safetensors": MODEL}))
-    assert "no config.json was found" in merged.notes[0]
 
 
 def test_the_configuration_names_the_element_type_that_was_written() -> None:
@@ -113,27 +85,6 @@ def test_progress_ends_at_the_whole() -> None:
     assert seen[-1][0] == 16
 
 
-@pytest.mark.parametrize("of", vectors(), ids=lambda v: v.name)
-def test_a_preparation_reads_no_weights_and_names_the_files_that_hold_them(of: Vector) -> None:
-    files = tree(*of.sources)
-    job = prepare(files, Options("keep"))
-    assert job.reads <= files.sizes().keys()
-    before = files.read
-    run(files, Options("keep"))
-    assert before < files.read
-
-
-def test_a_shard_that_is_missing_is_incomplete_and_one_cut_short_is_corrupt() -> None:
-    files = tree(*vector("hf-fsdp2-2node").sources)
-    name = "pytorch_model_fsdp_0/__3_0.distcp"
-    data = files.content.pop(name)
-    with pytest.raises(Incomplete, match="__3_0"):
-        run(files)
-    files.content[name] = data[:-1]
-    with pytest.raises(Corrupt, match="expected by the metadata"):
-        run(files)
-
-
 @pytest.mark.parametrize("name", ["hf-fsdp1", "hf-zero3-2node", "raw-ds-zero2-bf16-tied"])
 def test_one_flipped_bit_in_a_shards_weights_is_noticed(name: str) -> None:
     files = tree(*vector(name).sources)
@@ -145,23 +96,3 @@ def test_one_flipped_bit_in_a_shards_weights_is_noticed(name: str) -> None:
         with pytest.raises(Corrupt, match="CRC32"):
             run(files, Options("keep"))
         files.content[extent.file] = good
-
-
-def test_overlapping_shards_are_refused_before_anything_is_written() -> None:
-    box = ((3,), bytes(12))
-    files = MemoryFiles(checkpoint("", {"w": ((4,), {(0,): box, (1,): box})}))
-    written = Written()
-    with pytest.raises(Corrupt, match="given twice"):
-        consolidate(files, written.write, Options())
-    assert not written
-
-
-@pytest.mark.parametrize("name", ["model.safetensors", "model-00001-of-00001.safetensors"])
-def test_a_model_without_tensors_is_no_model(name: str) -> None:
-    with pytest.raises(Unsupported, match="a model without tensors"):
-        run(MemoryFiles({name: safetensors_file({})}))
-
-
-def test_an_index_of_nothing_is_no_model() -> None:
-    with pytest.raises(Unsupported, match="a model without tensors"):
-        run(MemoryFiles({"model.safetensors.index.json": b'{"weight_map": {}}'}))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ckptsync.errors import Corrupt
 from ckptsync.merge import consolidate
 from ckptsync.merge.plan import Options
+from ckptsync.merge.prepare import prepare
 from ckptsync.merge.summed import SummedFiles
 from ckptsync.model import Checksum, Extent
 from tests.plain_files import MemoryFiles, tree
@@ -69,7 +70,7 @@ def test_the_last_read_of_a_record_tells() -> None:
 @pytest.mark.parametrize("name", ["hf-fsdp1", "hf-zero3-2node", "raw-ds-zero2-bf16-tied"])
 def test_a_flipped_bit_in_any_tensor_that_is_read_stops_a_merge(name: str) -> None:
     files = tree(*vector(name).sources)
-    job = consolidate.prepare(files, Options(dtype="keep"))
+    job = prepare(files, Options(dtype="keep"))
     extents = sorted({part.extent for p in job.plans for t in p.tensors for part in t.copy.parts})
     for extent in extents[:: max(1, len(extents) // 20)]:
         damaged = bytearray(files.content[extent.file])

@@ -15,8 +15,8 @@ from ckptsync.config.units import show_size
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.formats import layouts
 from ckptsync.formats.layouts import Source
-from ckptsync.merge.consolidate import prepare
 from ckptsync.merge.plan import Options
+from ckptsync.merge.prepare import prepare
 from ckptsync.model import Demands, Files, Tensor
 from ckptsync.stores.opening import path_of
 from ckptsync.stores.tree import LocalFiles, Overlay

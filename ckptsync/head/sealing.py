@@ -14,8 +14,9 @@ from blake3 import blake3
 from ckptsync.errors import Corrupt, Exists, Incomplete, NotFound
 from ckptsync.head.checked import CheckedFiles
 from ckptsync.merge import output
-from ckptsync.merge.consolidate import Chunk, Job, carry_out, prepare
+from ckptsync.merge.consolidate import Chunk, carry_out
 from ckptsync.merge.plan import FORMAT, Options, check_dtype
+from ckptsync.merge.prepare import Job, prepare
 from ckptsync.model import Files
 from ckptsync.records.coding import encode, record_name
 from ckptsync.records.names import consolidated_prefix

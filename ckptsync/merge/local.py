@@ -15,8 +15,9 @@ from pathlib import Path
 
 from ckptsync.digest import digest_stream
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, StoreError
-from ckptsync.merge.consolidate import Chunk, Job, Merged, Progress, Write, carry_out, prepare
+from ckptsync.merge.consolidate import Chunk, Merged, Progress, Write, carry_out
 from ckptsync.merge.plan import Options
+from ckptsync.merge.prepare import Job, prepare
 from ckptsync.model import Extent, Files, read
 from ckptsync.stores import top
 from ckptsync.stores.posix import PosixStore

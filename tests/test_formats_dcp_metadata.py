@@ -1,0 +1,130 @@
+"""What .metadata says, and what it may not say."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+
+from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
+from ckptsync.formats import dcp, layouts
+from tests.dcp_files import DATA, Built, Chunk, checkpoint, described, fields_of, found, metadata, one
+from tests.plain_files import MemoryFiles, torch_pickle
+
+FIELDS = ["state_dict_metadata", "planner_data", "storage_data"]
+JUNK: list[object] = [
+    None,
+    5,
+    "text",
+    [],
+    {},
+    {"w": 5},
+    {"w": None},
+    {5: 5},
+    {"w": []},
+    [[]],
+    {"w": ("m",)},
+    {"w": ()},
+    {"w": [["m"], "w"]},
+    {"w": (), "v": ("m", "v")},
+]
+
+
+INNER = {
+    "TensorStorageMetadata": ("size", "chunks", "properties"),
+    "ChunkStorageMetadata": ("offsets", "sizes"),
+    "MetadataIndex": ("fqn", "offset"),
+    "_StorageInfo": ("relative_path", "offset", "length"),
+}
+
+
+def test_a_node_without_metadata_cannot_say_what_is_demanded() -> None:
+    files = MemoryFiles({"m/__2_0.distcp": b"x"})
+    for ask in (dcp.demands, dcp.tensors):
+        with pytest.raises(Incomplete, match=r"m/\.metadata: not there") as e:
+            ask(files, "m")
+        assert "rank 0" in e.value.hint
+    assert not layouts.demands(files).model
+
+
+@pytest.mark.parametrize("path", ["../x", "/etc/passwd", "a/../../x", "", ".", "a//b", "a\0b", "a\\b", "x\ud800"])
+def test_a_path_that_leaves_the_directory_is_corrupt(path: str) -> None:
+    files = MemoryFiles({".metadata": metadata({"w": ("float32", (1,), (Chunk((0,), (1,), path, 0, 9),))})})
+    for ask in (dcp.demands, dcp.tensors):
+        with pytest.raises(Corrupt):
+            ask(files, "")
+
+
+def test_a_chunk_that_lies_in_no_file_is_corrupt_unless_it_is_empty() -> None:
+    for sizes, refused in [((4,), True), ((0,), False)]:
+        whole = Built("metadata", "Metadata", fields_of("w", sizes))
+        files = MemoryFiles({".metadata": torch_pickle(whole)})
+        with pytest.raises(Corrupt, match="in no file") if refused else contextlib.nullcontext():
+            assert dcp.tensors(files, "")[0].copies[0].parts == ()
+
+
+def test_transformed_items_are_refused() -> None:
+    chunk = Chunk((0,), (4,), "__0_0.distcp", 0, 9, ("stream.zstd/1",))
+    with pytest.raises(Unsupported, match=r"stream\.zstd"):
+        dcp.tensors(MemoryFiles({".metadata": metadata({"w": ("float32", (4,), (chunk,))}), "__0_0.distcp": bytes(9)}), "")
+
+
+@pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
+def test_one_changed_byte_is_read_or_refused_and_never_crashes(name: str) -> None:
+    files = MemoryFiles(checkpoint("", {"w": ((4,), {(0,): ((3,), DATA[:12]), (3,): ((1,), DATA[:4])})}, paths={"w": ("m", "w")}))
+    good = files.content[name]
+    for at in range(len(good)):
+        for value in (0, 41, 255, good[at] ^ 1):
+            files.content[name] = good[:at] + bytes([value]) + good[at + 1 :]
+            with contextlib.suppress(CkptsyncError):
+                dcp.demands(files, "")
+                dcp.tensors(files, "")
+
+
+@pytest.mark.parametrize("field", FIELDS)
+@pytest.mark.parametrize("junk", [*JUNK, "absent"], ids=repr)
+def test_junk_in_a_field_is_read_or_refused_and_never_crashes(field: str, junk: object) -> None:
+    fields = fields_of("w", (0,)) | {field: junk}
+    if junk == "absent":
+        del fields[field]
+    files = MemoryFiles({".metadata": torch_pickle(Built("metadata", "Metadata", fields))})
+    with contextlib.suppress(CkptsyncError):
+        dcp.demands(files, "")
+    with contextlib.suppress(CkptsyncError):
+        dcp.tensors(files, "")
+
+
+@pytest.mark.parametrize(("kind", "field"), [(k, f) for k, fields in INNER.items() for f in fields])
+@pytest.mark.parametrize("junk", [*JUNK, -1, 2.5, "absent"], ids=repr)
+def test_junk_in_an_inner_field_is_read_or_refused_and_never_crashes(kind: str, field: str, junk: object) -> None:
+    def spoilt(value: Any) -> Any:
+        if isinstance(value, Built):
+            state = spoilt(value.state)
+            if value.call.name.name == kind:
+                state = {k: v for k, v in state.items() if k != field} | ({} if junk == "absent" else {field: junk})
+            return value.with_state(state)
+        if isinstance(value, dict):
+            return {spoilt(k): spoilt(v) for k, v in value.items()}
+        return [spoilt(v) for v in value] if isinstance(value, list) else value
+
+    full = described({"w": ("float32", (4,), (Chunk((0,), (4,), "__0_0.distcp", 0, 9),))})
+    files = MemoryFiles({".metadata": torch_pickle(spoilt(full))})
+    with contextlib.suppress(CkptsyncError):
+        dcp.demands(files, "")
+    with contextlib.suppress(CkptsyncError):
+        dcp.tensors(files, "")
+
+
+@pytest.mark.parametrize("content", [bytes(300), b"\x80\x04.", b""])
+def test_metadata_that_is_no_pickle_is_corrupt_and_named(content: bytes) -> None:
+    files = one(root="pytorch_model_fsdp_0")
+    damaged = MemoryFiles({**files.content, "pytorch_model_fsdp_0/.metadata": content})
+    with pytest.raises(Corrupt, match=r"^pytorch_model_fsdp_0/\.metadata: pickle"):
+        found(damaged, "pytorch_model_fsdp_0")
+
+
+def test_metadata_with_bytes_behind_its_pickle_is_corrupt() -> None:
+    content = one().content
+    with pytest.raises(Corrupt, match=r"^\.metadata: pickle: ends at byte \d+, the file at \d+"):
+        found(MemoryFiles({**content, ".metadata": content[".metadata"] + b"x"}))
