@@ -65,23 +65,27 @@ def test_real_shards_have_the_demanded_sizes(name: str) -> None:
 @pytest.mark.parametrize(
     ("paths", "wanted"),
     [
-        ({"model.w": ("model", "w"), "model.v": ("model", "v")}, {"w", "v"}),
-        ({"model.w": ("model", "model.w"), "model.v": ("model", "v")}, {"model.w", "v"}),
-        ({"model.w": ("model.w",), "model.v": ("model.v",)}, {"model.w", "model.v"}),
-        ({"model.w": ("model.w",), "model.v": ("model", "v")}, {"model.w", "model.v"}),
-        ({"model.w": ("state", "model.w"), "model.v": ("state", "model.v")}, {"model.w", "model.v"}),
-        ({"model.w": ("model", "w"), "model.v": ("optim", "state", "v")}, {"w"}),
-        ({"model.w": ("model", "layers", 0, "w"), "model.v": ("model", "v")}, {"layers.0.w", "v"}),
-        ({"model.w": ("a", "w"), "model.v": ("b", "v")}, {"a.w", "b.v"}),
-        ({"model.w": ("app", "model", "model.w"), "model.v": ("app", "optim", "state", "v", "exp_avg")}, {"model.w"}),
-        ({"model.w": ("app", "layers", "w"), "model.v": ("app", "layers", "v")}, {"layers.w", "layers.v"}),
-        (None, {"model.w", "model.v"}),
-        ({}, {"model.w", "model.v"}),
+        ([("model", "w"), ("model", "v")], {"w", "v"}),
+        ([("model", "model.w"), ("model", "v")], {"model.w", "v"}),
+        ([("model.w",), ("model.v",)], {"model.w", "model.v"}),
+        ([("model.w",), ("model", "v")], {"model.w", "model.v"}),
+        ([("state", "model.w"), ("state", "model.v")], {"model.w", "model.v"}),
+        ([("model", "w"), ("optim", "state", "v")], {"w"}),
+        ([("model", "layers", 0, "w"), ("model", "v")], {"layers.0.w", "v"}),
+        ([("a", "w"), ("b", "v")], {"a.w", "b.v"}),
+        ([("app", "model", "model.w"), ("app", "optim", "state", "v", "exp_avg")], {"model.w"}),
+        ([("app", "layers", "w"), ("app", "layers", "v")], {"layers.w", "layers.v"}),
     ],
 )
 def test_the_wrapper_is_the_first_of_the_path_and_never_a_prefix_of_a_name(paths: Any, wanted: set[str]) -> None:
-    files = MemoryFiles(checkpoint("", {"model.w": ((4,), WHOLE), "model.v": ((4,), WHOLE)}, paths=paths))
+    told = {".".join(map(str, path)): path for path in paths}
+    files = MemoryFiles(checkpoint("", dict.fromkeys(told, ((4,), WHOLE)), paths=told))
     assert found(files).keys() == wanted
+
+
+@pytest.mark.parametrize("paths", [None, {}])
+def test_without_paths_names_are_kept_as_they_are(paths: Any) -> None:
+    assert found(one("model.w", paths=paths)).keys() == {"model.w"}
 
 
 @pytest.mark.parametrize("name", ["a.b.c", "with space", "ünï.cödé", "model.model.x", "a/b", "..", "x\ny"])

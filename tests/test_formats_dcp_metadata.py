@@ -72,7 +72,7 @@ def test_transformed_items_are_refused() -> None:
 
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])
 def test_one_changed_byte_is_read_or_refused_and_never_crashes(name: str) -> None:
-    files = MemoryFiles(checkpoint("", {"w": ((4,), {(0,): ((3,), DATA[:12]), (3,): ((1,), DATA[:4])})}, paths={"w": ("m", "w")}))
+    files = MemoryFiles(checkpoint("", {"w": ((4,), {(0,): ((3,), DATA[:12]), (3,): ((1,), DATA[:4])})}, paths={"w": ("w",)}))
     good = files.content[name]
     for at in range(len(good)):
         for value in (0, 41, 255, good[at] ^ 1):
@@ -128,3 +128,9 @@ def test_metadata_with_bytes_behind_its_pickle_is_corrupt() -> None:
     content = one().content
     with pytest.raises(Corrupt, match=r"^\.metadata: pickle: ends at byte \d+, the file at \d+"):
         found(MemoryFiles({**content, ".metadata": content[".metadata"] + b"x"}))
+
+
+@pytest.mark.parametrize("path", [("model", "v"), ("mpdel", "w"), ("w",)])
+def test_a_name_that_its_own_path_does_not_spell_is_corrupt(path: tuple[str, ...]) -> None:
+    with pytest.raises(Corrupt, match=r"'model\.w' is"):
+        found(one("model.w", paths={"model.w": path}))
