@@ -140,9 +140,8 @@ def chunked(metadata: dict[str, Any], root: str) -> Iterator[Chunked]:
         path = paths.get(fqn, (fqn,)) if isinstance(paths, dict) else (fqn,)
         if not isinstance(path, (tuple, list)) or not path or not all(type(p) in (str, int) for p in path):
             raise Corrupt(f"{METADATA}: {brief(fqn)} has no path in planner_data")
-        if (
-            ".".join(map(str, path)) != fqn
-        ):  # torch's ``_nested_dict.flatten_state_dict`` makes one of the other; nothing else covers names
+        # ``_nested_dict.flatten_state_dict`` makes the name of the path; nothing else tells of a flipped bit in either
+        if ".".join(map(str, path)) != fqn:
             raise Corrupt(f"{METADATA}: {brief(fqn)} is {brief(path)} in planner_data", hint="it is damaged: fetch it again")
         yield Chunked(tuple(map(str, path)), _dtype(fields["properties"]), shape, chunks)
 
