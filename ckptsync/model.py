@@ -51,19 +51,22 @@ class Part:
 class Copy:
     """One stored copy of a tensor: boxes that tile ``grid``, each element once.
 
-    ``grid`` is the tensor's shape, or ``(numel,)`` where a framework cuts the flattened tensor.
+    ``grid`` is the tensor's shape, or ``(numel,)`` where a framework cuts the flattened tensor.  ``absent`` names a file that holds
+    some of it and is not here: such a copy has no parts, and whoever needs it is told so.
     """
 
     dtype: str
     grid: Shape
     parts: tuple[Part, ...]
+    absent: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
     """A named tensor, in the dtype that the model itself has, and its stored copies.
 
-    ``tied`` names the tensor whose bytes this one shares, where the framework says so.
+    ``tied`` names the tensor whose bytes this one shares, where the framework says so.  ``remark`` is for whoever merges it: equal
+    ones are said once.
     """
 
     name: str
@@ -71,6 +74,7 @@ class Tensor:
     shape: Shape
     copies: tuple[Copy, ...]
     tied: str | None = None
+    remark: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsync.errors import Corrupt, Unsupported
+from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats.dtypes import ITEMSIZE
 from ckptsync.formats.safetensors import tensors as header_of
 from ckptsync.merge.plan import DTYPES, DType, Options, check_dtype, choose, plan, target
@@ -106,6 +106,17 @@ def test_of_equal_copies_the_master_is_kept_and_the_models_own_is_taken_for_auto
     both = Tensor("w", "F32", (2,), (copy("F32", file="master"), copy("F32", file="model")))
     assert choose(both, "keep").parts[0].extent.file == "master"
     assert choose(both, "auto").parts[0].extent.file == "model"
+
+
+def test_a_copy_that_is_not_here_is_never_replaced_by_a_less_precise_one() -> None:
+    absent = Copy("F32", (2,), (), absent="rank1.pt")
+    of = Tensor("w", "BF16", (2,), (absent, copy("BF16", file="model")))
+    assert [choose(of, d).parts[0].extent.file for d in ("auto", "bf16")] == ["model", "model"]
+    for asked in ("keep", "fp32", "fp16"):
+        with pytest.raises(Incomplete, match=r"rank1\.pt: not there; it holds the F32 copy of w"):
+            choose(of, asked)
+    same = Tensor("w", "F32", (2,), (absent, copy("F32", file="model")))
+    assert [choose(same, d).parts[0].extent.file for d in DTYPES] == ["model"] * 5
 
 
 def test_only_five_dtypes_can_be_asked_for() -> None:

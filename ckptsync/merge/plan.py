@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal, get_args
 
-from ckptsync.errors import Corrupt, Unsupported
+from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats.dtypes import ITEMSIZE
 from ckptsync.formats.safetensors import encode_header
 from ckptsync.merge import tile
@@ -82,14 +82,22 @@ def target(tensor: Tensor, dtype: DType) -> str:
 
 
 def choose(tensor: Tensor, dtype: DType) -> Copy:
-    """The stored copy to read: one that needs no cast, else the most precise; of equals the first."""
+    """The stored copy to read: one that needs no cast, else the most precise; of equals the first.
+
+    Raises Incomplete if that one's file is not here: a less precise one is never taken in its place.
+    """
     if not tensor.copies:
         raise Corrupt(f"{tensor.name}: no copy is stored")
-    best = max(tensor.copies, key=lambda c: (PRECISION.get(c.dtype, 0), -tensor.copies.index(c)))
-    if dtype == "keep" or not is_castable(best.dtype):
-        return best
-    wanted = tensor.dtype if dtype == "auto" else _ASKED[dtype]
-    return next((c for c in reversed(tensor.copies) if c.dtype == wanted), best)
+    best = max(tensor.copies, key=lambda c: (PRECISION.get(c.dtype, 0), not c.absent, -tensor.copies.index(c)))
+    if dtype != "keep" and is_castable(best.dtype):
+        wanted = tensor.dtype if dtype == "auto" else _ASKED[dtype]
+        best = next((c for c in reversed(tensor.copies) if c.dtype == wanted and not c.absent), best)
+    if best.absent:
+        raise Incomplete(
+            f"{best.absent}: not there; it holds the {best.dtype} copy of {tensor.name}",
+            hint="give the directory of the node that wrote it, or take the model's own copy with --dtype auto",
+        )
+    return best
 
 
 def check_dtype(dtype: str) -> DType:

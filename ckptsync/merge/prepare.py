@@ -45,7 +45,9 @@ def prepare(files: Files, options: Options, config: Sequence[Files] = ()) -> Job
     source = layouts.choose(files, options.source)
     adapter = source.layout == "peft"
     beside = _beside([files, *config], adapter=adapter)
-    tensors, notes = ties.without_tied(layouts.tensors(files, source), files, options, _config(beside))
+    found = layouts.tensors(files, source)
+    tensors, notes = ties.without_tied(found, files, options, _config(beside))
+    notes = (*dict.fromkeys(t.remark for t in found if t.remark), *notes)
     stem = "adapter_model" if adapter else "model"
     plans = plan(tensors, options, stem)
     if not plans:

@@ -79,7 +79,8 @@ def _check(files: Files, source: Source) -> None:
     """Every stored copy tiles its tensor; that it lies inside its file, the formats have seen."""
     for tensor in layouts.tensors(files, source):
         for copy in tensor.copies:
-            tile.check(tensor, copy)
+            if not copy.absent:
+                tile.check(tensor, copy)
 
 
 def _check_demands(files: Files) -> None:
