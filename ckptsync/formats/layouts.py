@@ -10,6 +10,7 @@ from typing import Protocol
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.formats import dcp, peft, safetensors, torch_zip, whole, zero
+from ckptsync.formats.rank_names import ranks as ranks
 from ckptsync.model import Demands, Extent, Files, Tensor, read_whole
 
 
@@ -44,11 +45,6 @@ LAYOUTS: dict[str, Layout] = {  # preferred first: whole weights win over shards
     "dcp": dcp,
     "zero": zero,
 }
-
-_RANK = re.compile(
-    r"__(\d+)_\d+\.distcp|.*zero_pp_rank_(\d+)_mp_rank_.*|rng_state_(\d+)\.pth|random_states_(\d+)\.pkl|.*_rank_(\d+)\.pt"
-)
-
 
 _WHOLE = ("whole", "peft")
 _TRAINED = frozenset({"trainer_state.json", peft.CONFIG, whole.INDEX})
@@ -147,12 +143,6 @@ def demands(files: Files) -> Demands:
     world = _world(files, others, model)
     resume |= {name: files.sizes().get(name) for name in _random_states(files.sizes(), world)}
     return Demands(model, resume, world)
-
-
-def ranks(names: Iterable[str]) -> tuple[int, ...]:
-    """The ranks whose own files these are, by their names."""
-    matches = (_RANK.fullmatch(name.rpartition("/")[2]) for name in names)
-    return tuple(sorted({int(next(filter(None, m.groups()))) for m in matches if m}))
 
 
 def closed(name: str, files: Files) -> bool:

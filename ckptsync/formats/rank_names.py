@@ -1,0 +1,25 @@
+"""Which rank of a training wrote a file, by its name alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_FROM_0 = re.compile(
+    r"__(\d+)_\d+\.distcp|.*zero_pp_rank_(\d+)_mp_rank_.*|rng_state_(\d+)\.pth|random_states_(\d+)\.pkl|.*_rank_(\d+)\.pt"
+)
+_FROM_1 = re.compile(r"shard-(\d{5,})-model-\d{5,}-of-\d{5,}\.safetensors")
+
+
+def rank(name: str) -> int | None:
+    """The rank whose own file this is; ``None`` where the name does not say."""
+    base = name.rpartition("/")[2]
+    if found := _FROM_0.fullmatch(base):
+        return int(next(filter(None, found.groups())))
+    found = _FROM_1.fullmatch(base)
+    return max(0, int(found[1]) - 1) if found else None
+
+
+def ranks(names: Iterable[str]) -> tuple[int, ...]:
+    """The ranks whose own files these are."""
+    return tuple(sorted({found for found in map(rank, names) if found is not None}))
