@@ -134,3 +134,15 @@ def test_metadata_with_bytes_behind_its_pickle_is_corrupt() -> None:
 def test_a_name_that_its_own_path_does_not_spell_is_corrupt(path: tuple[str, ...]) -> None:
     with pytest.raises(Corrupt, match=r"'model\.w' is"):
         found(one("model.w", paths={"model.w": path}))
+
+
+def test_a_name_without_a_path_is_corrupt_where_others_have_theirs() -> None:
+    with pytest.raises(Corrupt, match=r"'model\.w' has no path"):
+        found(one("model.w", paths={"model.v": ("model", "v")}))
+
+
+def test_metadata_that_does_not_even_say_that_there_are_no_paths_is_corrupt() -> None:
+    fields = fields_of("w", (0,))
+    del fields["planner_data"]
+    with pytest.raises(Corrupt, match="no planner_data"):
+        dcp.tensors(MemoryFiles({".metadata": torch_pickle(Built("metadata", "Metadata", fields))}), "")

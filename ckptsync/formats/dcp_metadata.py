@@ -130,20 +130,28 @@ def items(metadata: dict[str, Any], root: str) -> dict[Key, Extent]:
 def chunked(metadata: dict[str, Any], root: str) -> Iterator[Chunked]:
     """Every tensor of the state dict, weights or not."""
     located = items(metadata, root)
-    paths = metadata.get("planner_data")
+    paths = _paths(metadata)
     for fqn, described in metadata["state_dict_metadata"].items():
         if not isinstance(described, Made) or described.name.name != "TensorStorageMetadata":
             continue  # a torch.save blob: no weight
         fields = _fields(described, "TensorStorageMetadata")
         shape = _shape(fields["size"])
         chunks = tuple(_chunk(fqn, _fields(c, "ChunkStorageMetadata"), shape, located) for c in fields["chunks"])
-        path = paths.get(fqn, (fqn,)) if isinstance(paths, dict) else (fqn,)
+        path = paths.get(fqn) if paths else (fqn,)
         if not isinstance(path, (tuple, list)) or not path or not all(type(p) in (str, int) for p in path):
             raise Corrupt(f"{METADATA}: {brief(fqn)} has no path in planner_data")
         # ``_nested_dict.flatten_state_dict`` makes the name of the path; nothing else tells of a flipped bit in either
         if ".".join(map(str, path)) != fqn:
             raise Corrupt(f"{METADATA}: {brief(fqn)} is {brief(path)} in planner_data", hint="it is damaged: fetch it again")
         yield Chunked(tuple(map(str, path)), _dtype(fields["properties"]), shape, chunks)
+
+
+def _paths(metadata: dict[str, Any]) -> dict[str, Any]:
+    """Name → path in the nested state dict, of all names; empty where the planner did not flatten it."""
+    if "planner_data" not in metadata:
+        raise Corrupt(f"{METADATA}: no planner_data", hint="it is damaged: fetch it again")
+    paths = metadata["planner_data"]
+    return paths if isinstance(paths, dict) else {}
 
 
 def _chunk(fqn: str, fields: dict[str, Any], shape: Shape, items: Mapping[Key, Extent]) -> Chunk:
