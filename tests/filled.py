@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ckptsync.digest import digest, digest_stream
-from ckptsync.formats import layouts
+from ckptsync.formats import layouts, rank_names
 from ckptsync.model import read_whole
 from ckptsync.records.coding import encode, record_name
 from ckptsync.records.manifest import FileEntry, Manifest
@@ -43,7 +43,7 @@ def manifest_of(directory: Path, node: str, place: str = "checkpoint-4", *, run:
         node=node,
         n=0,
         files=tuple(_entry(path, read_whole(files, path), at) for path in sorted(files.sizes())),
-        ranks=layouts.ranks(files.sizes()),
+        ranks=rank_names.ranks(files.sizes()),
         started=at,
         ended=at,
         demands=layouts.demands(files),

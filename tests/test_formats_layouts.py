@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import ckptsync
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
-from ckptsync.formats import layouts
+from ckptsync.formats import layouts, rank_names
 from ckptsync.formats.layouts import LAYOUTS, Source
 from ckptsync.model import Demands
 from tests.plain_files import MemoryFiles, safetensors_file, tree
@@ -36,7 +36,7 @@ def test_a_real_checkpoint_has_every_file_that_it_demands(of: Vector) -> None:
     assert found.model
     assert all(size in (None, files.sizes()[name]) for name, size in (found.model | found.resume).items() if name in files.sizes())
     assert found.model.keys() <= files.sizes().keys()
-    assert found.world in (None, len(layouts.ranks(files.sizes())))
+    assert found.world in (None, len(rank_names.ranks(files.sizes())))
 
 
 @pytest.mark.parametrize("of", vectors(), ids=lambda v: v.name)
@@ -115,7 +115,7 @@ def test_a_node_demands_what_its_own_metadata_tells_and_never_raises(node: Path)
         assert not found.model  # .metadata is on the node of rank 0
     else:
         assert found.world == 2
-        assert {r for name in found.model for r in layouts.ranks([name])} == {0, 1}
+        assert {r for name in found.model for r in rank_names.ranks([name])} == {0, 1}
     assert not found.model.keys() & found.resume.keys()
 
 
@@ -131,17 +131,6 @@ def test_the_optimizer_of_an_fsdp_checkpoint_is_demanded_for_resuming_only() -> 
     found = layouts.demands(tree(*vector("hf-fsdp2-2node").sources))
     assert any(name.startswith("optimizer_0/") for name in found.resume)
     assert not any(name.startswith("optimizer_0/") for name in found.model)
-
-
-def test_ranks_are_seen_in_the_names_of_every_framework() -> None:
-    names = ["m/__3_0.distcp", "rng_state_7.pth", "random_states_2.pkl", "g/bf16_zero_pp_rank_11_mp_rank_00_optim_states.pt"]
-    assert layouts.ranks([*names, "x_rank_5.pt", "rng_state.pth", "scheduler.pt", "g/mp_rank_00_model_states.pt"]) == (
-        2,
-        3,
-        5,
-        7,
-        11,
-    )
 
 
 def test_missing_files_are_told_before_wrong_sizes_and_wrong_sizes_are_corrupt() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from ckptsync.cli import output
 from ckptsync.config.units import show_size
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
-from ckptsync.formats import layouts
+from ckptsync.formats import layouts, rank_names
 from ckptsync.formats.layouts import Source
 from ckptsync.merge.plan import Options
 from ckptsync.merge.prepare import prepare
@@ -49,7 +49,7 @@ def inspected(files: Files) -> dict[str, Any]:
         "sources": sources,
         "preferred": str(found[0]),
         "world_size": demands.world,
-        "ranks": list(layouts.ranks(files.sizes())),
+        "ranks": list(rank_names.ranks(files.sizes())),
         "missing": missing(files, demands.model),
         "missing_for_resume": missing(files, demands.resume),
         "notes": [f"what is missing cannot be told: {trouble}"] if trouble else [],

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.formats import dcp, peft, safetensors, torch_zip, whole, zero
-from ckptsync.formats.rank_names import ranks as ranks
+from ckptsync.formats.rank_names import ranks
 from ckptsync.model import Demands, Extent, Files, Tensor, read_whole
 
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ckptsync.formats import layouts
+from ckptsync.formats import rank_names
 from ckptsync.model import Demands
 from ckptsync.records.manifest import Manifest
 
@@ -129,7 +129,7 @@ def _two_contents(a: Files, b: Files) -> str:
 def _rank_in_both(a: Part, b: Part) -> str:
     """A rank is one process on one node: found on two, its files are copies of the same bytes, or of two saves."""
     for rank in sorted(set(a.manifest.ranks) & set(b.manifest.ranks)):
-        shared = [path for path in a.files.keys() & b.files.keys() if rank in layouts.ranks([path])]
+        shared = [path for path in a.files.keys() & b.files.keys() if rank in rank_names.ranks([path])]
         if not shared or any(a.files[path][0] != b.files[path][0] for path in shared):
             return f"both have files of rank {rank}"
     return ""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ckptsync.digest import Digester
 from ckptsync.errors import Corrupt, Incomplete, StoreError, Unsupported
-from ckptsync.formats import layouts
+from ckptsync.formats import layouts, rank_names
 from ckptsync.model import Demands
 from ckptsync.paths import checked_path
 from ckptsync.records.manifest import FileEntry
@@ -48,7 +48,7 @@ def take(hold: Hold, passed: Passed = nothing) -> Taken:
     taken = Taken(
         files,
         hold.stats,
-        layouts.ranks(f.path for f in files),
+        rank_names.ranks(f.path for f in files),
         sources,
         demands,
         min((f.mtime for f in files), default=0),
