@@ -2,6 +2,7 @@
 # make test     what CI runs: format, lint, types, tests.  Installs torch: for its small CPU build, where there is one,
 #               PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test
 # make campaign kill processes of a small cluster at any moment, a hundred times and more if asked: CAMPAIGN="--rounds 20 --seed 7"
+# make damage   damage every vector in every way, and see that nothing goes unseen: DAMAGE="--flips 400 --only zero3"
 # make lint     format, lint, types       make format   put the format right       make bench   the figures in the documents
 # make clean    forget the environment
 #
@@ -14,11 +15,12 @@ JOBS ?= 2
 DEMO ?=
 BENCH ?=
 CAMPAIGN ?=
+DAMAGE ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint format bench campaign clean
+.PHONY: demo test lint format bench campaign damage clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -41,6 +43,9 @@ bench: $(VENV)/.installed-test
 
 campaign: $(VENV)/.installed-test
 	$(BIN)/python -m tests.campaigns.kill $(CAMPAIGN)
+
+damage: $(VENV)/.installed-test
+	$(BIN)/python -m tests.campaigns.damage $(DAMAGE)
 
 clean:
 	rm -rf $(VENV)
