@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 
 import pytest
 
@@ -11,7 +11,7 @@ from ckptsync.merge.ties import EMBEDDINGS, HEADS, is_tied, without_tied
 from ckptsync.model import Copy, Extent, Part, Shape, Tensor
 from tests.plain_files import MemoryFiles
 
-TIED = b'{"tie_word_embeddings": true}'
+TIED = {"tie_word_embeddings": True}
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
@@ -20,24 +20,39 @@ def tensor(name: str, file: str, shape: Shape = (2,), dtype: str = "F32", tied: 
 
 
 def kept(
-    tensors: list[Tensor], config: bytes | None = TIED, files: dict[str, bytes] | None = None, dtype: DType = "auto"
+    tensors: list[Tensor],
+    config: Mapping[str, object] | None = TIED,
+    files: dict[str, bytes] | None = None,
+    dtype: DType = "auto",
+    base: dict[str, Tensor] | None = None,
 ) -> tuple[list[str], tuple[str, ...]]:
     content = {"e": b"12345678", "same": b"12345678", "other": b"12345679"} if files is None else files
-    found, notes = without_tied(tensors, MemoryFiles(content), Options(dtype), config)
+    found, notes = without_tied(tensors, MemoryFiles(content), Options(dtype), config, base)
     return [t.name for t in found], notes
+
+
+UNTIED = {"tie_word_embeddings": False}
 
 
 @pytest.mark.parametrize(
     ("config", "wanted"),
     [
         (TIED, True),
-        (b'{"text_config": {"tie_word_embeddings": true}}', True),
-        (b'{"tie_word_embeddings": false}', False),
-        *((text, False) for text in (None, b"", b"{}", b"[]", b"5", b"nonsense", b"[" * 100_000, b"\xff", b'{"text_config": 5}')),
-        (b'{"tie_word_embeddings": "yes"}', False),
+        ({"text_config": TIED}, True),
+        (TIED | {"text_config": TIED}, True),
+        (UNTIED, False),
+        (TIED | {"text_config": UNTIED}, False),
+        (UNTIED | {"text_config": TIED}, False),
+        ({}, False),
+        ({"text_config": 5}, False),
+        ({"tie_word_embeddings": "yes"}, False),
+        ({"model_type": "gpt2"}, True),
+        ({"model_type": "gpt2"} | UNTIED, False),
+        ({"model_type": "llama"}, False),
+        ({"model_type": ["gpt2"]}, False),
     ],
 )
-def test_the_configuration_says_whether_head_and_embedding_are_one(config: bytes | None, wanted: bool) -> None:  # noqa: FBT001
+def test_the_configuration_says_whether_head_and_embedding_are_one(config: dict[str, object], wanted: bool) -> None:  # noqa: FBT001
     assert is_tied(config) is wanted
 
 
@@ -55,8 +70,11 @@ def test_bytes_that_differ_are_both_kept_and_it_is_said() -> None:
 
 
 def test_without_the_configurations_word_both_are_kept() -> None:
-    for config in (None, b"{}", json.dumps({"tie_word_embeddings": False}).encode()):
-        assert kept([tensor(EMBEDDING, "e"), tensor(HEAD, "e", tied=EMBEDDING)], config) == ([EMBEDDING, HEAD], ())
+    two = [tensor(EMBEDDING, "e"), tensor(HEAD, "e", tied=EMBEDDING)]
+    assert kept(two, {}) == kept(two, UNTIED) == ([EMBEDDING, HEAD], ())
+    names, notes = kept(two, None)
+    assert names == [EMBEDDING, HEAD]
+    assert notes == (f"{HEAD} is tied to {EMBEDDING} in the training: both are written, as no config.json ties them",)
 
 
 @pytest.mark.parametrize(("head", "embedding"), [(EMBEDDING, None), (None, HEAD)])
@@ -76,3 +94,48 @@ def test_only_the_one_embedding_of_the_same_shape_and_type_is_meant() -> None:
     assert kept([*others, tensor(HEAD, "same")]) == ([*(t.name for t in others), HEAD], ())
     two = [tensor("a.wte.weight", "e"), tensor("b.wte.weight", "e")]
     assert kept([*two, tensor(HEAD, "same")]) == ([*(t.name for t in two), HEAD], ())
+
+
+FOUR = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight")
+
+
+@pytest.mark.parametrize("parent", ["", "model."])
+def test_an_encoder_and_a_decoder_with_one_embedding_keep_the_shared_name(parent: str) -> None:
+    names = [parent + n for n in FOUR[:3]] + [FOUR[3]]
+    assert kept([tensor(n, "e") for n in names])[0] == [f"{parent}shared.weight"]
+
+
+def test_a_second_name_with_other_bytes_is_kept_and_so_is_a_head_that_is_like_neither() -> None:
+    stored = dict(zip(FOUR, ("e", "other", "same", "other"), strict=True))
+    names, notes = kept([tensor(n, f) for n, f in stored.items()])
+    assert names == ["shared.weight", "encoder.embed_tokens.weight"]  # the head is as the encoder's
+    assert notes[0] == "encoder.embed_tokens.weight and shared.weight are tied by the configuration, but differ: both are kept"
+
+
+def test_the_bias_of_a_head_has_two_names() -> None:
+    stored = [tensor("cls.predictions.bias", "e"), tensor("cls.predictions.decoder.bias", "same")]
+    assert kept(stored)[0] == ["cls.predictions.bias"]
+
+
+def test_a_name_is_no_head_that_only_ends_like_one() -> None:
+    assert kept([tensor("my_lm_head.weight", "e"), tensor(EMBEDDING, "same")])[0] == ["my_lm_head.weight", EMBEDDING]
+
+
+def test_of_several_embeddings_the_one_with_the_heads_bytes_is_meant() -> None:
+    assert kept([tensor("a.wte.weight", "other"), tensor("b.wte.weight", "e"), tensor(HEAD, "same")])[0] == [
+        "a.wte.weight",
+        "b.wte.weight",
+    ]
+
+
+def test_a_head_that_stands_alone_gets_the_name_that_the_base_model_has() -> None:
+    base = {EMBEDDING: tensor(EMBEDDING, "b")}
+    names, notes = kept([tensor("x", "e"), tensor(HEAD, "e"), tensor("y", "e")], base=base)
+    assert names == ["x", EMBEDDING, "y"]
+    assert notes == (f"{HEAD} is written as {EMBEDDING}, which the base model has for the two",)
+
+
+def test_without_proof_a_head_that_stands_alone_keeps_its_name() -> None:
+    for base in (None, {HEAD: tensor(HEAD, "b")}, {EMBEDDING: tensor(EMBEDDING, "b", (1, 2))}):
+        names, notes = kept([tensor(HEAD, "e")], base=base)
+        assert (names, "not there under any name" in notes[0]) == ([HEAD], True)

@@ -70,6 +70,11 @@ def _merging(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--config-from", metavar="DIR", help="where config and tokenizer files lie, if not in the checkpoint or its run"
     )
+    command.add_argument(
+        "--base",
+        metavar="DIR",
+        help="the model that was trained: names and shapes must be its own, and auto gives each tensor its dtype (headers are read)",
+    )
 
 
 def _demo(commands: Any) -> None:

@@ -23,7 +23,8 @@ def run(args: argparse.Namespace) -> int:
     options = Options(args.dtype, size(args.max_shard_size), args.source)
     sources = [Path(path_of(source)) for source in args.sources]
     config_from = Path(path_of(args.config_from)) if args.config_from else None
-    prepared = prepare_local(sources, Path(path_of(args.destination)), options, config_from)
+    base = Path(path_of(args.base)) if args.base else None
+    prepared = prepare_local(sources, Path(path_of(args.destination)), options, config_from, base)
     if args.dry_run:
         result = planned(prepared)
     else:

@@ -10,7 +10,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckptsync.digest import digest_stream
@@ -39,13 +39,19 @@ class Prepared:
     destination: Path
 
 
-def prepare_local(sources: Sequence[Path], destination: Path, options: Options, config_from: Path | None = None) -> Prepared:
+def prepare_local(
+    sources: Sequence[Path], destination: Path, options: Options, config_from: Path | None = None, base: Path | None = None
+) -> Prepared:
     """Look at everything and plan.  Raises ConfigError, Incomplete, Unsupported or Corrupt."""
     _check_destination(sources, destination)
     trees = tuple(LocalFiles(str(source)) for source in sources)
     files = Overlay(trees)
-    config = [*([top.named(str(config_from))] if config_from else []), *_surroundings(sources)]
-    job = prepare(files, options, config)
+    named = [(str(config_from), top.named(str(config_from)))] if config_from else []
+    config = [*named, *_surroundings(sources)]
+    compared = top.named(str(base)) if base else None
+    job = prepare(files, options, [place for _, place in config], compared)
+    origins = [*config, *([(str(base), compared)] if compared else [])]
+    job = replace(job, notes=(*job.notes, *_origins(job, origins)))
     _check_duplicates(files, job)
     for name, place in job.beside:
         _check_beside(place, name)
@@ -93,15 +99,22 @@ def _real(path: Path) -> Path:
     return Path(os.path.realpath(path))
 
 
-def _surroundings(sources: Sequence[Path]) -> list[Files]:
-    """The checkpoint around an inner directory of shards, and the run around a checkpoint."""
-    found: list[Files] = []
+def _surroundings(sources: Sequence[Path]) -> list[tuple[str, Files]]:
+    """The checkpoint around an inner directory of shards, and the run around a checkpoint: where it is, and its files."""
+    found: list[tuple[str, Files]] = []
     for source in sources:
         place = _real(source)
         while _INNER.fullmatch(place.name) and place.parent != place:
             place = place.parent
-            found.append(top.around(str(place)))
+            found.append((str(place), top.around(str(place))))
     return found
+
+
+def _origins(job: Job, places: Sequence[tuple[str, Files]]) -> Iterator[str]:
+    """Where the files beside the weights come from, if not from the checkpoint itself."""
+    for path, place in places:
+        if names := [name for name, found in job.beside if found is place]:
+            yield f"from {path}: {', '.join(names)}"
 
 
 def _check_duplicates(files: Overlay, job: Job) -> None:

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats import layouts
-from ckptsync.merge import output, ties
+from ckptsync.merge import adapter, output, rename, ties
+from ckptsync.merge import base as reference
+from ckptsync.merge.adapter import Selected
+from ckptsync.merge.base import Base
+from ckptsync.merge.notes import NO_ADAPTER_CONFIG
+from ckptsync.merge.notes import of_model as notes_of_model
 from ckptsync.merge.plan import FilePlan, Options, plan
-from ckptsync.model import Checksum, Files, read_whole
+from ckptsync.model import Checksum, Files, Tensor, read_whole
 
 MAX_BESIDE = 256 << 20
 
@@ -40,44 +47,107 @@ class Job:
         return frozenset(part.extent.file for p in self.plans for t in p.tensors for part in t.copy.parts)
 
 
-def prepare(files: Files, options: Options, config: Sequence[Files] = ()) -> Job:
-    """Plan a merge and check that it can be done.  Raises Incomplete, Unsupported or Corrupt; writes nothing."""
-    source = layouts.choose(files, options.source)
-    adapter = source.layout == "peft"
-    beside = _beside([files, *config], adapter=adapter)
-    found = layouts.tensors(files, source)
-    tensors, notes = ties.without_tied(found, files, options, _config(beside))
-    notes = (*dict.fromkeys(t.remark for t in found if t.remark), *notes)
-    stem = "adapter_model" if adapter else "model"
-    plans = plan(tensors, options, stem)
-    if not plans:
+def prepare(files: Files, options: Options, config: Sequence[Files] = (), base: Files | None = None) -> Job:
+    """Plan a merge and check that it can be done.  Raises Incomplete, Unsupported or Corrupt; writes nothing.
+
+    ``config``: further places for configuration and tokenizer, the first that has a file wins; ``base``: the model to compare with.
+    """
+    wanted, part = adapter.split_source(options.source)
+    source = layouts.choose(files, wanted)
+    known = reference.read(base) if base else None
+    stored = layouts.tensors(files, source)
+    clean, renamed = rename.unwrapped(stored, known.tensors if known else ())
+    remarks = (*dict.fromkeys(t.remark for t in stored if t.remark), *renamed)
+    told = _json(_beside([files, *config], is_adapter=True), adapter.CONFIG)
+    selected = adapter.select(clean, part, told)
+    given = _Given(files, options, [files, *config, *([base] if base else [])], known)
+    written = _model(given, selected) if selected.adapter is None and source.layout != "peft" else _adapter(given, selected)
+    if not written.plans:
         raise Unsupported(f"{source}: a model without tensors", hint="is this the checkpoint's directory, and was the model saved?")
-    _check_bounds(files, plans)
-    if "config.json" not in dict(beside) and not adapter:
-        notes = (
-            *notes,
-            "no config.json was found: give its directory with --config-from, so that from_pretrained can open the model",
-        )
-    if not adapter and any(".lora_" in t.name for t in tensors):
-        notes = (
-            *notes,
-            "there are LoRA weights, under the names that the shards give them: from_pretrained does not look for those",
-        )
-    return Job(str(source), plans, beside, notes, output.dtype_to_tell(plans, options.dtype))
+    _check_bounds(files, written.plans)
+    return replace(written, source=f"{source}@{part}" if part else str(source), notes=(*remarks, *selected.notes, *written.notes))
 
 
-def _beside(places: Sequence[Files], *, adapter: bool) -> tuple[tuple[str, Files], ...]:
+@dataclass(frozen=True, slots=True)
+class _Given:
+    """``places``: where configuration and tokenizer may lie."""
+
+    files: Files
+    options: Options
+    places: Sequence[Files]
+    base: Base | None
+
+
+def _model(given: _Given, selected: Selected) -> Job:
+    beside = _beside(given.places, is_adapter=False)
+    config, base, options = _json(beside, "config.json"), given.base, given.options
+    typed = reference.with_dtypes(selected.tensors, base) if base and options.dtype == "auto" else selected.tensors
+    tensors, notes = ties.without_tied(typed, given.files, options, config, base.tensors if base else None)
+    if base:
+        notes = (*notes, *reference.compare(tensors, base, _tied(typed, tensors, base, config)))
+    plans = plan(tensors, options)
+    told = notes_of_model(tensors, config, options.dtype)
+    return Job("", plans, beside, (*notes, *told), output.dtype_to_tell(plans, options.dtype))
+
+
+def _tied(typed: Sequence[Tensor], written: Sequence[Tensor], base: Base, config: Mapping[str, Any] | None) -> set[str]:
+    """Names that the written model, or the base, need not have: another of a tied pair stands for them."""
+    left = {t.name for t in typed} - {t.name for t in written}
+    there = base.under_names_of({t.name for t in typed}).tensors.keys() | {t.name for t in written}
+    pairs = ties.pairs(there) if config and ties.is_tied(config) else ()
+    return left | {second for second, first in pairs if first in there}
+
+
+def _adapter(given: _Given, selected: Selected) -> Job:
+    """One file, whatever its size: peft knows no adapter of several."""
+    beside = _beside([_of_adapter(given.files, selected.adapter), *given.places], is_adapter=True)
+    config = _json(beside, adapter.CONFIG)
+    adapter.check(selected, config or {})
+    notes = reference.compare_adapter(selected.tensors, given.base) if given.base else ()
+    plans = plan(selected.tensors, replace(given.options, max_shard_size=1 << 62), adapter.STEM)
+    return Job("", plans, beside, notes if config is not None else (*notes, NO_ADAPTER_CONFIG))
+
+
+def _of_adapter(files: Files, name: str | None) -> Files:
+    """peft saves an adapter that is not called default in a directory of its name: its configuration is there."""
+    own = f"{name}/{adapter.CONFIG}"
+    return _Moved(files, own, adapter.CONFIG) if own in files.sizes() else files
+
+
+@dataclass(frozen=True, slots=True)
+class _Moved:
+    """One file of ``files``, under another name."""
+
+    files: Files
+    stored: str
+    name: str
+
+    def sizes(self) -> Mapping[str, int]:
+        return {self.name: self.files.sizes()[self.stored]}
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        self.files.read_into(self.stored if name == self.name else name, start, out)
+
+
+def _beside(places: Sequence[Files], *, is_adapter: bool) -> tuple[tuple[str, Files], ...]:
     """File → the first place that has it."""
     found: dict[str, Files] = {}
     for place in places:
-        for name in output.beside(place.sizes(), adapter=adapter):
+        for name in output.beside(place.sizes(), adapter=is_adapter):
             found.setdefault(name, place)
     return tuple(sorted(found.items()))
 
 
-def _config(beside: Sequence[tuple[str, Files]]) -> bytes | None:
-    place = dict(beside).get("config.json")
-    return read_whole(place, "config.json", MAX_BESIDE) if place else None
+def _json(beside: Sequence[tuple[str, Files]], name: str) -> dict[str, Any] | None:
+    """What a configuration says; None where there is none, nothing where it cannot be read: it is copied as it is."""
+    place = dict(beside).get(name)
+    if place is None:
+        return None
+    try:
+        content = json.loads(read_whole(place, name, MAX_BESIDE))
+    except (ValueError, RecursionError):
+        return {}  # what it means is for its reader to say
+    return content if isinstance(content, dict) else {}
 
 
 def _check_bounds(files: Files, plans: Sequence[FilePlan]) -> None:
