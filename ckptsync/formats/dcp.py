@@ -6,14 +6,14 @@ and length of an item, which is a whole ``torch.save`` archive.  Source: ``torch
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats import torch_pickle
-from ckptsync.formats.dcp_metadata import METADATA, Chunk, Chunked, chunked, items, metadata
+from ckptsync.formats.dcp_metadata import METADATA, Chunk, Chunked, chunked, metadata
 from ckptsync.formats.joining import join
-from ckptsync.model import Copy, Files, Part, Tensor
+from ckptsync.model import Copy, Extent, Files, Part, Tensor
 
 NAME = "dcp"
 _OPTIMIZERS = ("optimizer", "optim")  # what accelerate and torch's own examples call the rest of a state dict
@@ -37,14 +37,14 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
     """
     name = join(root, METADATA)
     needed: dict[str, int | None] = {name: files.sizes().get(name)}
-    for item in items(metadata(files, root), root).values():
+    for item in metadata(files, root).items.values():
         needed[item.file] = max(needed.get(item.file) or 0, item.start + item.size)
     return needed
 
 
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
     """The weights, under the names that the model itself has, every chunk located and checked against its item."""
-    found = tuple(_weights(chunked(metadata(files, root), root)))
+    found = tuple(_weights(chunked(metadata(files, root))))
     if not found:
         raise Unsupported(f"{root or '.'}: a distributed checkpoint without model tensors")
     return tuple(_tensor(files, name, told) for name, told in found)
@@ -54,7 +54,7 @@ def _is_ours(base: str) -> bool:
     return base == METADATA or (base.startswith("__") and base.endswith(".distcp"))
 
 
-def _weights(found: Iterator[Chunked]) -> Iterator[tuple[str, Chunked]]:
+def _weights(found: Iterable[Chunked]) -> Iterator[tuple[str, Chunked]]:
     """Names without the wrappers that the caller put around the state dict: ``{"model": state_dict}``, torch's ``{"app": AppState}``.
 
     A wrapper is the first of the path, never a prefix of the name: a model's own names may begin with "model." too.
@@ -82,8 +82,11 @@ def _tensor(files: Files, name: str, told: Chunked) -> Tensor:
 
 
 def _part(files: Files, name: str, dtype: str, chunk: Chunk) -> Part:
-    stored, archive = torch_pickle.load_tensor(files, chunk.item)
+    if chunk.item is None:
+        raise Corrupt(f"{METADATA}: {name} has a chunk at {chunk.offsets} that lies in no file")
+    item = Extent(chunk.item.file, chunk.item.start, chunk.item.size)
+    stored, archive = torch_pickle.load_tensor(files, item)
     if (stored.dtype, stored.shape) != (dtype, chunk.sizes):
-        raise Corrupt(f"{chunk.item.file}: the item at {chunk.item.start} is not the {dtype} chunk of {name} of size {chunk.sizes}")
+        raise Corrupt(f"{item.file}: the item at {item.start} is not the {dtype} chunk of {name} of size {chunk.sizes}")
     part = torch_pickle.part(files, archive, stored)
     return replace(part, offsets=chunk.offsets)

@@ -14,52 +14,121 @@ from typing import Any
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import torch_pickle
 from ckptsync.formats.dtypes import MOST_AXES
-from ckptsync.formats.inert import MAX_BYTES, Build, Made, Name, brief, loads, made
+from ckptsync.formats.inert import MAX_BYTES, Build, Made, Name, Stated, brief, loads, made
 from ckptsync.formats.joining import join
-from ckptsync.model import Extent, Files, Shape, read_whole
+from ckptsync.model import Files, Shape, read_whole
 from ckptsync.paths import checked_path
 
 METADATA = ".metadata"
 
 _DCP = "torch.distributed.checkpoint"
+Key = tuple[str, Shape]
+
+
+class Item(Stated):
+    """Where an item lies, which is one chunk or one blob: ``_StorageInfo``.  ``transforms`` were applied to its bytes, in this order."""
+
+    __slots__ = ("file", "size", "start", "transforms")
+    file: str
+    start: int
+    size: int
+    transforms: Any
+
+    def take(self, items: list[Any]) -> None:
+        """``file`` is relative to the directory until `metadata` joins them."""
+        self.transforms = None
+        if items[::2] == ["relative_path", "offset", "length"]:  # what torch 2.13 writes of an item without transforms
+            _, self.file, _, self.start, _, self.size = items
+        else:
+            names = ("relative_path", "offset", "length", "transform_descriptors")
+            self.file, self.start, self.size, self.transforms = _attributes(items, names)
+        if (
+            type(self.file) is not str
+            or type(self.start) is not int
+            or type(self.size) is not int
+            or self.start < 0
+            or self.size < 0
+        ):
+            raise Corrupt(f"{METADATA}: an item without a file, an offset and a length")
+
+
+class Index(Stated):
+    """Of which chunk of which tensor an item is: ``MetadataIndex``.  ``key`` is its name and offsets, () where it has none."""
+
+    __slots__ = ("key",)
+    key: Key
+
+    def take(self, items: list[Any]) -> None:
+        """Its number among the chunks says nothing more."""
+        if items[::2] == ["fqn", "index", "offset"]:
+            _, fqn, _, _, _, offset = items
+        else:
+            fqn, offset = _attributes(items, ("fqn", "offset"))
+        if type(fqn) is not str:
+            raise Corrupt(f"{METADATA}: a MetadataIndex without a name")
+        self.key = fqn, (_shape(offset) if offset else ())
+
+
+class Chunk(Stated):
+    """A box of a tensor, ``ChunkStorageMetadata``, and the item that holds it (None for an empty box that lies nowhere)."""
+
+    __slots__ = ("item", "offsets", "sizes")
+    offsets: Shape
+    sizes: Shape
+    item: Item | None
+
+    def take(self, items: list[Any]) -> None:
+        """``item`` is for `metadata` to find."""
+        if items[::2] == ["offsets", "sizes"]:
+            _, offsets, _, sizes = items
+        else:
+            offsets, sizes = _attributes(items, ("offsets", "sizes"))
+        self.offsets, self.sizes, self.item = _shape(offsets), _shape(sizes), None
+
+
+def _attributes(items: list[Any], names: tuple[str, ...]) -> tuple[Any, ...]:
+    """The values of those names, None where there is none, of attributes in any order."""
+    if not all(type(key) is str for key in items[::2]):
+        raise Corrupt(f"{METADATA}: an attribute whose name is no text")
+    return tuple(map(dict(zip(items[::2], items[1::2], strict=True)).get, names))
+
+
+def _shape(value: Any) -> Shape:
+    if type(value) is not tuple or len(value) > MOST_AXES:
+        raise Corrupt(f"{METADATA}: a shape or offset that is not made of natural numbers")
+    for n in value:
+        if type(n) is not int or n < 0:
+            raise Corrupt(f"{METADATA}: a shape or offset that is not made of natural numbers")
+    return value
+
+
 _NAMES = (
     *(
         Name(f"{_DCP}.metadata", name)
         for name in (
             "Metadata",
-            "MetadataIndex",
             "TensorStorageMetadata",
             "BytesStorageMetadata",
-            "ChunkStorageMetadata",
             "TensorProperties",
             "_MEM_FORMAT_ENCODING",
             "StorageMeta",
         )
     ),
-    Name(f"{_DCP}.filesystem", "_StorageInfo"),
     Name("torch.serialization", "_get_layout"),
     Name("pathlib", "PosixPath"),
     Name("pathlib._local", "PosixPath"),  # Python 3.13's name for the same
 )
-_ALLOWED: Mapping[Name, Build] = {**torch_pickle.ALLOWED, **dict.fromkeys(_NAMES, made)}
-
-
+_ALLOWED: Mapping[Name, Build] = {
+    **torch_pickle.ALLOWED,
+    **dict.fromkeys(_NAMES, made),
+    Name(f"{_DCP}.metadata", "MetadataIndex"): Index,
+    Name(f"{_DCP}.metadata", "ChunkStorageMetadata"): Chunk,
+    Name(f"{_DCP}.filesystem", "_StorageInfo"): Item,
+}
 _FIELDS: Mapping[str, Mapping[str, type[Any]]] = {  # what is read of each, and what it must be
     "Metadata": {"state_dict_metadata": dict, "storage_data": dict},
-    "MetadataIndex": {"fqn": str},
-    "_StorageInfo": {"relative_path": str, "offset": int, "length": int},
     "TensorStorageMetadata": {"properties": Made, "size": tuple, "chunks": list},
-    "ChunkStorageMetadata": {"offsets": tuple, "sizes": tuple},
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A box of a tensor and the item that holds it."""
-
-    offsets: Shape
-    sizes: Shape
-    item: Extent
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +141,16 @@ class Chunked:
     chunks: tuple[Chunk, ...]
 
 
-def metadata(files: Files, root: str) -> dict[str, Any]:
-    """The fields of the ``Metadata`` in ``root``; raises Incomplete on a node without it."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Metadata:
+    """``.metadata``, read and not to be changed: its fields, and every item of a chunk or blob, its file joined to the directory."""
+
+    fields: Mapping[str, Any]
+    items: Mapping[Key, Item]
+
+
+def metadata(files: Files, root: str) -> Metadata:
+    """What ``.metadata`` in ``root`` says; raises Incomplete on a node without it."""
     name = join(root, METADATA)
     if name not in files.sizes():
         raise Incomplete(
@@ -81,19 +158,37 @@ def metadata(files: Files, root: str) -> dict[str, Any]:
         )
     data = read_whole(files, name, MAX_BYTES)
     try:
-        value = _parsed(data)
+        return _parsed(data, root)
     except (Corrupt, Unsupported) as e:
         raise type(e)(f"{name}: {e}", hint=e.hint) from e
-    return _fields(value, "Metadata")
 
 
 @lru_cache(maxsize=1)  # it is asked for what it demands and then for what it holds; of a large model it has 100 MB
-def _parsed(data: bytes) -> Any:
-    """What is pickled, not to be changed."""
+def _parsed(data: bytes, root: str) -> Metadata:
     value, size = loads(data, _ALLOWED)
     if size != len(data):
         raise Corrupt(f"pickle: ends at byte {size}, the file at {len(data)}")
-    return value
+    fields = _fields(value, "Metadata")
+    return Metadata(fields, _items(fields["storage_data"], root))
+
+
+def _items(storage: dict[Any, Any], root: str) -> dict[Key, Item]:
+    """``(name, offsets)`` of a chunk → its item."""
+    found: dict[Key, Item] = {}
+    files: dict[str, str] = {}
+    if len(set(map(id, storage.values()))) != len(storage):
+        raise Corrupt(f"{METADATA}: two chunks in one item")
+    for index, item in storage.items():
+        if type(index) is not Index or type(item) is not Item:
+            raise Corrupt(f"{METADATA}: something else where an item is due")
+        if item.transforms:
+            raise Unsupported(f"{METADATA}: items are transformed ({brief(item.transforms)})", hint="write them without extensions")
+        file = files.get(item.file)
+        if file is None:
+            file = files[item.file] = join(root, checked_path(item.file))
+        item.file = file
+        found[index.key] = item
+    return found
 
 
 def _fields(value: Any, kind: str) -> dict[str, Any]:
@@ -104,39 +199,23 @@ def _fields(value: Any, kind: str) -> dict[str, Any]:
     return state
 
 
-def _shape(value: Any) -> Shape:
-    if not isinstance(value, (tuple, list)) or len(value) > MOST_AXES or any(type(n) is not int or n < 0 for n in value):
-        raise Corrupt(f"{METADATA}: a shape or offset that is not made of natural numbers")
-    return tuple(value)
-
-
-Key = tuple[str, Shape]
-
-
-def items(metadata: dict[str, Any], root: str) -> dict[Key, Extent]:
-    """``(name, offsets)`` of a chunk → its item."""
-    found: dict[Key, Extent] = {}
-    for index, info in metadata["storage_data"].items():
-        where, what = _fields(info, "_StorageInfo"), _fields(index, "MetadataIndex")
-        if where.get("transform_descriptors"):
-            raise Unsupported(
-                f"{METADATA}: items are transformed ({brief(where['transform_descriptors'])})", hint="write them without extensions"
-            )
-        file = join(root, checked_path(where["relative_path"]))
-        found[what["fqn"], _shape(what.get("offset") or ())] = Extent(file, *_shape((where["offset"], where["length"])))
+@lru_cache(maxsize=1)
+def chunked(metadata: Metadata) -> tuple[Chunked, ...]:
+    """Every tensor of the state dict, weights or not."""
+    found = tuple(_chunked(metadata))
+    if len({id(chunk) for one in found for chunk in one.chunks}) != sum(len(one.chunks) for one in found):
+        raise Corrupt(f"{METADATA}: one chunk of two tensors")
     return found
 
 
-def chunked(metadata: dict[str, Any], root: str) -> Iterator[Chunked]:
-    """Every tensor of the state dict, weights or not."""
-    located = items(metadata, root)
-    paths = _paths(metadata)
-    for fqn, described in metadata["state_dict_metadata"].items():
+def _chunked(metadata: Metadata) -> Iterator[Chunked]:
+    located, paths = metadata.items, _paths(metadata.fields)
+    for fqn, described in metadata.fields["state_dict_metadata"].items():
         if not isinstance(described, Made) or described.name.name != "TensorStorageMetadata":
             continue  # a torch.save blob: no weight
         fields = _fields(described, "TensorStorageMetadata")
         shape = _shape(fields["size"])
-        chunks = tuple(_chunk(fqn, _fields(c, "ChunkStorageMetadata"), shape, located) for c in fields["chunks"])
+        chunks = tuple([_chunk(fqn, chunk, shape, located) for chunk in fields["chunks"]])
         path = paths.get(fqn) if paths else (fqn,)
         if not isinstance(path, (tuple, list)) or not path or not all(type(p) in (str, int) for p in path):
             raise Corrupt(f"{METADATA}: {brief(fqn)} has no path in planner_data")
@@ -146,22 +225,26 @@ def chunked(metadata: dict[str, Any], root: str) -> Iterator[Chunked]:
         yield Chunked(tuple(map(str, path)), _dtype(fields["properties"]), shape, chunks)
 
 
-def _paths(metadata: dict[str, Any]) -> dict[str, Any]:
+def _paths(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Name → path in the nested state dict, of all names; empty where the planner did not flatten it."""
-    if "planner_data" not in metadata:
+    if "planner_data" not in fields:
         raise Corrupt(f"{METADATA}: no planner_data", hint="it is damaged: fetch it again")
-    paths = metadata["planner_data"]
+    paths = fields["planner_data"]
     return paths if isinstance(paths, dict) else {}
 
 
-def _chunk(fqn: str, fields: dict[str, Any], shape: Shape, items: Mapping[Key, Extent]) -> Chunk:
-    offsets, sizes = _shape(fields["offsets"]), _shape(fields["sizes"])
+def _chunk(fqn: str, chunk: Any, shape: Shape, items: Mapping[Key, Item]) -> Chunk:
+    """The chunk, with its item found."""
+    if type(chunk) is not Chunk:
+        raise Corrupt(f"{METADATA}: {brief(fqn)} has something else where a chunk is due")
+    offsets, sizes = chunk.offsets, chunk.sizes
     item = items.get((fqn, offsets)) or (items.get((fqn, ())) if not any(offsets) else None)
     if item is None and 0 not in sizes:
         raise Corrupt(f"{METADATA}: {fqn} has a chunk at {offsets} that lies in no file")
     if len(offsets) != len(shape) or len(sizes) != len(shape):
         raise Corrupt(f"{METADATA}: {fqn} of shape {shape} has a chunk at {offsets} of size {sizes}")
-    return Chunk(offsets, sizes, item or Extent("", 0, 0))
+    chunk.item = item
+    return chunk
 
 
 def _dtype(properties: Any) -> str:

@@ -15,8 +15,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ckptsync.errors import Corrupt
+from ckptsync.formats import frequent
 from ckptsync.formats.machine import Machine
-from ckptsync.formats.mentioned import Build, Made, Name
+from ckptsync.formats.mentioned import Build, Made, Name, Stated
 
 MAX_BYTES = 256 << 20
 
@@ -30,7 +31,7 @@ def loads(data: bytes, allowed: Mapping[Name, Build], persistent: Callable[[Any]
         raise Corrupt(f"pickle: {len(data)} bytes, at most {MAX_BYTES} expected")
     machine = Machine(data, allowed, persistent)
     try:
-        return machine.run(), machine.at
+        return frequent.run(machine), machine.at
     except (
         IndexError,
         ValueError,
@@ -64,4 +65,4 @@ def made(name: Name, args: tuple[Any, ...]) -> Made:
     return Made(name, args)
 
 
-__all__ = ["MAX_BYTES", "Build", "Made", "Name", "brief", "loads", "made"]
+__all__ = ["MAX_BYTES", "Build", "Made", "Name", "Stated", "brief", "loads", "made"]

@@ -1,6 +1,6 @@
-"""The pickle machine: one method an opcode, one row of a table each, and no way to call anything but what was given.
+"""The pickle machine: a stack, a memo, what each opcode does to them, and no way to call anything but what was given.
 
-See `ckptsync.formats.inert`, which is its door.
+See `ckptsync.formats.inert`, which is its door, and `ckptsync.formats.opcodes`, which feeds it.
 """
 
 from __future__ import annotations
@@ -10,49 +10,75 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.formats.mentioned import Build, Made, Name
+from ckptsync.formats.mentioned import Build, Made, Name, Stated
 
 LONGEST = 255  # bytes of a whole number: a message that tells it must be able to print it
-_KEYS = frozenset({str, int, float, bool, bytes, type(None)})
+ROOM = 1 << 30  # bytes that all values of one pickle may take: a model of 1,000,000 chunks needs half of it
+DEEPEST = 10_000
+# What values take at most in CPython, in bytes, with their share of what a container keeps free for more.
+REFERENCE, NUMBER, TUPLE, LIST, OBJECT, DICT, ENTRY = 8, 40, 64, 72, 64, 232, 100
+_KEYS = frozenset({str, int, float, bool, bytes, type(None), Made, Name})
 
 
-class _Stop(Exception):
-    """The STOP opcode."""
+class _Gone:
+    """Stands in memo and stack for a state's dictionary that was never made; see `ckptsync.formats.frequent`."""
+
+
+GONE = _Gone()
+
+
+class Sparse(dict[int, Any]):
+    """A memo whose indices have holes: no pickler writes one, and a list would allocate by a number in the file."""
+
+    def append(self, value: Any) -> None:
+        """As MEMOIZE counts."""
+        self[len(self)] = value
 
 
 class Machine:
-    __slots__ = ("_allowed", "_data", "_marks", "_memo", "_persistent", "_stack", "at")
+    """``at`` counts bytes read; ``marks`` are the stacks below the marks; ``room`` is what is left for values."""
+
+    __slots__ = ("allowed", "at", "builds", "data", "kinds", "marks", "memo", "names", "persistent", "room", "stack", "unset")
 
     def __init__(self, data: bytes, allowed: Mapping[Name, Build], persistent: Callable[[Any], Any] | None) -> None:
-        self._data, self._allowed, self._persistent = data, allowed, persistent
-        self._stack: list[Any] = []
-        self._marks: list[list[Any]] = []
-        self._memo: dict[int, Any] = {}
+        self.data, self.allowed, self.persistent = data, allowed, persistent
+        self.stack: list[Any] = []
+        self.marks: list[list[Any]] = []
+        self.memo: list[Any] | Sparse = []
+        self.names: dict[Name, Name] = {}  # so that every mention of a name is one object, and its id finds what to do with it
+        self.builds: dict[int, Callable[[Name, tuple[Any, ...]], Any]] = {}
+        self.kinds: dict[int, type[Stated]] = {}
+        self.unset: dict[int, Stated] = {}  # by their ids: made, and not given their attributes yet
+        self.room = ROOM
         self.at = 0
 
-    def run(self) -> Any:
-        data, table = self._data, _TABLE
-        try:
-            while True:
-                code = data[self.at]
-                self.at += 1
-                table[code](self)
-        except _Stop:
-            if len(self._stack) != 1 or self._marks:
-                raise Corrupt("pickle: does not end in one value") from None
-            return self._stack[0]
+    def result(self) -> Any:
+        """The value, behind the STOP opcode."""
+        self.check_room()
+        if len(self.stack) != 1 or self.marks:
+            raise Corrupt("pickle: does not end in one value")
+        if self.unset:
+            raise Corrupt("pickle: an object's attributes are not set")
+        return self.stack[0]
+
+    def check_room(self) -> None:
+        """Raise Corrupt if the values take more memory than those of any checkpoint, or begin more than they end."""
+        if len(self.marks) > DEEPEST:
+            raise Corrupt(f"pickle: {len(self.marks)} values within each other, at most {DEEPEST} expected")
+        if self.room < REFERENCE * (len(self.memo) + len(self.stack) + sum(map(len, self.marks))):
+            raise Corrupt(f"pickle: its values take more than {ROOM >> 20} MiB", hint="no checkpoint of 1,000,000 chunks does")
 
     # reading arguments
 
     def do_take(self, count: int) -> bytes:
         start = self.at
         self.at = start + count
-        if self.at > len(self._data):
-            raise Corrupt(f"pickle: ends at byte {len(self._data)}, {self.at} wanted")
-        return self._data[start : self.at]
+        if self.at > len(self.data):
+            raise Corrupt(f"pickle: ends at byte {len(self.data)}, {self.at} wanted")
+        return self.data[start : self.at]
 
     def do_line(self) -> str:
-        end = self._data.index(b"\n", self.at)
+        end = self.data.index(b"\n", self.at)
         line = self.do_take(end - self.at)
         self.at += 1
         return line.decode()
@@ -70,133 +96,187 @@ class Machine:
 
     # values
 
-    def do_push(self, value: Any) -> None:
-        self._stack.append(value)
+    def do_push(self, value: Any, cost: int = REFERENCE) -> None:
+        self.stack.append(value)
+        self.room -= cost
 
     def do_text(self, width: int) -> None:
-        self.do_push(self.do_take(self.do_number(width)).decode("utf-8", "surrogatepass"))
+        value = self.do_take(self.do_number(width)).decode("utf-8", "surrogatepass")
+        self.do_push(value, cost_of(value))
 
     def do_bytes(self, width: int) -> None:
-        self.do_push(self.do_take(self.do_number(width)))
+        value = self.do_take(self.do_number(width))
+        self.do_push(value, NUMBER + len(value))
 
     def do_int(self) -> None:
-        self.do_push(int.from_bytes(self.do_take(4), "little", signed=True))
+        self.do_push(int.from_bytes(self.do_take(4), "little", signed=True), NUMBER)
 
     def do_long(self, width: int) -> None:
         count = self.do_number(width)
         if count > LONGEST:
             raise Corrupt(f"pickle: a number of {count} bytes at byte {self.at}")
-        self.do_push(int.from_bytes(self.do_take(count), "little", signed=True))
+        self.do_push(int.from_bytes(self.do_take(count), "little", signed=True), NUMBER + 2 * count)
 
     def do_decimal(self) -> None:
         line = self.do_line()
-        self.do_push({"00": False, "01": True}.get(line) if line in ("00", "01") else int(line))
+        self.do_push({"00": False, "01": True}.get(line) if line in ("00", "01") else int(line), NUMBER + len(line))
 
     def do_float(self) -> None:
-        self.do_push(struct.unpack(">d", self.do_take(8))[0])
+        self.do_push(struct.unpack(">d", self.do_take(8))[0], NUMBER)
 
     # memo, marks
 
     def do_memoize(self) -> None:
-        self._memo[len(self._memo)] = self._stack[-1]
+        self.memo.append(self.stack[-1])
 
     def do_put(self, width: int) -> None:
-        self._memo[self.do_number(width)] = self._stack[-1]
+        self.put(self.do_number(width))
+
+    def put(self, index: int) -> None:
+        """Remember the top of the stack."""
+        if index == len(self.memo) and type(self.memo) is list:
+            self.memo.append(self.stack[-1])
+            return
+        if index > len(self.memo) and type(self.memo) is list:
+            self.memo = Sparse(enumerate(self.memo))
+        self.memo[index] = self.stack[-1]
+        self.room -= ENTRY
 
     def do_get(self, width: int) -> None:
-        self.do_push(self._memo[self.do_number(width)])
+        self.do_push(recalled(self.memo[self.do_number(width)]))
 
     def do_mark(self) -> None:
-        self._marks.append(self._stack)
-        self._stack = []
+        self.marks.append(self.stack)
+        self.stack = []
+        self.room -= LIST
 
     def do_pop(self) -> None:
-        self._stack.pop()
+        self.stack.pop()
 
     def do_pop_mark(self) -> None:
         self.do_since_mark()
 
     def do_since_mark(self) -> list[Any]:
-        items, self._stack = self._stack, self._marks.pop()
+        items, self.stack = self.stack, self.marks.pop()
+        if self.stack and self.stack[-1] is GONE:
+            raise Corrupt("pickle: an object's attributes are not set")
         return items
 
     # containers
 
     def do_tuple(self, count: int) -> None:
-        if len(self._stack) < count:
+        if len(self.stack) < count:
             raise Corrupt("pickle: a tuple of more than there is")
-        self._stack[-count:] = [tuple(self._stack[-count:])]
+        self.stack[-count:] = [tuple(self.stack[-count:])]
+        self.room -= TUPLE
 
     def do_tuple_from_mark(self) -> None:
-        self.do_push(tuple(self.do_since_mark()))
+        items = self.do_since_mark()
+        self.do_push(tuple(items), TUPLE + REFERENCE * len(items))
 
     def do_list_from_mark(self) -> None:
-        self.do_push(self.do_since_mark())
+        items = self.do_since_mark()
+        self.do_push(items, LIST + REFERENCE * len(items))
 
     def do_append(self) -> None:
-        value = self._stack.pop()
-        _as(self._stack[-1], list).append(value)
+        value = self.stack.pop()
+        _as(self.stack[-1], list).append(value)
+        self.room -= REFERENCE
 
     def do_appends(self) -> None:
         items = self.do_since_mark()
-        _as(self._stack[-1], list).extend(items)
+        _as(self.stack[-1], list).extend(items)
+        self.room -= REFERENCE * len(items)
 
     def do_dict_from_mark(self) -> None:
         items = self.do_since_mark()
-        self.do_push({})
-        self.do_set(items)
+        self.do_push({}, DICT)
+        self.set_items(items)
 
     def do_setitem(self) -> None:
-        value, key = self._stack.pop(), self._stack.pop()
-        self.do_set([key, value])
+        value, key = self.stack.pop(), self.stack.pop()
+        self.set_items([key, value])
 
     def do_setitems(self) -> None:
-        self.do_set(self.do_since_mark())
+        self.set_items(self.do_since_mark())
 
-    def do_set(self, items: list[Any]) -> None:
-        target = _as(self._stack[-1], dict)
-        for key, value in zip(items[::2], items[1::2], strict=True):
-            target[_checked_key(key)] = value
+    def set_items(self, items: list[Any]) -> None:
+        """``[key, value, key, value, …]`` into the dictionary on top of the stack."""
+        target = _as(self.stack[-1], dict)
+        keys = items[::2]
+        if not all(map(_is_key, set(map(type, keys)))):
+            keys = list(map(_checked_key, keys))
+        target.update(zip(keys, items[1::2], strict=True))
+        self.room -= ENTRY * len(keys)
 
     def do_additems(self) -> None:
         items = self.do_since_mark()
-        _as(self._stack[-1], set).update(map(_checked_key, items))
+        _as(self.stack[-1], set).update(map(_checked_key, items))
+        self.room -= ENTRY * len(items)
 
     def do_frozenset(self) -> None:
-        self.do_push(frozenset(map(_checked_key, self.do_since_mark())))
+        items = self.do_since_mark()
+        self.do_push(frozenset(map(_checked_key, items)), DICT + ENTRY * len(items))
 
     # names and calls
 
     def do_name(self, name: Name) -> None:
-        if name not in self._allowed:
+        build = self.allowed.get(name)
+        if build is None:
             raise Unsupported(
                 f"pickle: names {_word(name.module)}.{_word(name.name)}, which is not among the names that this format has",
                 hint="nothing in it was run; if you trust the file and know its format, report the name",
             )
-        self.do_push(name)
+        known = self.names.setdefault(name, name)
+        if isinstance(build, type) and issubclass(build, Stated):
+            self.kinds[id(known)] = build
+        else:
+            self.builds[id(known)] = build
+        self.do_push(known)
 
     def do_stack_global(self) -> None:
-        name, module = self._stack.pop(), self._stack.pop()
+        name, module = self.stack.pop(), self.stack.pop()
         self.do_name(Name(_as(module, str), _as(name, str)))
 
     def do_call(self) -> None:
-        args, name = _as(self._stack.pop(), tuple), _as(self._stack.pop(), Name)
-        self.do_push(self._allowed[name](name, args))
+        args, name = _as(self.stack.pop(), tuple), _as(self.stack.pop(), Name)
+        kind = self.kinds.get(id(name))
+        if kind is None:
+            self.do_push(self.builds[id(name)](name, args), OBJECT)
+        elif args:
+            raise Corrupt(f"pickle: {name} is called with arguments")
+        else:
+            made = kind()
+            self.unset[id(made)] = made
+            self.do_push(made, OBJECT)
 
     def do_build(self) -> None:
-        state, target = self._stack.pop(), self._stack[-1]
+        state, target = self.stack.pop(), self.stack[-1]
         if isinstance(target, Made):
             target.state = state
+        elif isinstance(target, Stated):
+            if self.unset.pop(id(target), None) is None:
+                raise Corrupt("pickle: an object's attributes are set twice")
+            target.take([one for pair in _as(state, dict).items() for one in pair])
         elif not isinstance(target, dict):  # an OrderedDict's attributes (torch sets `_metadata`) say nothing about tensors
             raise Corrupt("pickle: state for something that has none")
 
     def do_persid(self) -> None:
-        if self._persistent is None:
+        if self.persistent is None:
             raise Unsupported("pickle: has persistent ids where this format has none")
-        self.do_push(self._persistent(self._stack.pop()))
+        self.do_push(self.persistent(self.stack.pop()), OBJECT)
 
-    def do_stop(self) -> None:
-        raise _Stop
+
+def cost_of(text: str) -> int:
+    """Bytes of memory, at most."""
+    return TUPLE + (len(text) if text.isascii() else 4 * len(text))
+
+
+def recalled(value: Any) -> Any:
+    """What the memo had; raises Corrupt if that was not kept."""
+    if value is GONE:
+        raise Corrupt("pickle: the attributes of an object are mentioned again")
+    return value
 
 
 def _word(text: str) -> str:
@@ -210,70 +290,12 @@ def _as(value: Any, kind: type[Any]) -> Any:
     return value
 
 
+def _is_key(kind: type[Any]) -> bool:
+    return kind in _KEYS or issubclass(kind, Stated)
+
+
 def _checked_key(key: Any) -> Any:
     kinds = set(map(type, key)) if type(key) is tuple else {type(key)}
-    if not kinds <= _KEYS | {Made, Name}:
+    if not all(map(_is_key, kinds)):
         raise Corrupt("pickle: a dictionary key that no checkpoint has")
     return key
-
-
-def _refuse(machine: Machine) -> None:
-    # no framework writes one: bytes that were damaged, or made by hand
-    raise Corrupt(f"pickle: the opcode at byte {machine.at - 1} is not one that checkpoints use")
-
-
-Step = Callable[[Machine], None]
-
-# One row an opcode, under its letter in CPython's pickle.py.
-_STEPS: dict[bytes, Step] = {
-    b"\x80": lambda s: s.do_protocol(),
-    b"\x95": lambda s: s.do_skip(8),
-    b".": lambda s: s.do_stop(),
-    b"(": lambda s: s.do_mark(),
-    b"0": lambda s: s.do_pop(),
-    b"1": lambda s: s.do_pop_mark(),
-    b"N": lambda s: s.do_push(None),
-    b"\x88": lambda s: s.do_push(True),  # noqa: FBT003
-    b"\x89": lambda s: s.do_push(False),  # noqa: FBT003
-    b"I": lambda s: s.do_decimal(),
-    b"J": lambda s: s.do_int(),
-    b"K": lambda s: s.do_push(s.do_number(1)),
-    b"M": lambda s: s.do_push(s.do_number(2)),
-    b"\x8a": lambda s: s.do_long(1),
-    b"\x8b": lambda s: s.do_long(4),
-    b"G": lambda s: s.do_float(),
-    b"X": lambda s: s.do_text(4),
-    b"\x8c": lambda s: s.do_text(1),
-    b"\x8d": lambda s: s.do_text(8),
-    b"B": lambda s: s.do_bytes(4),
-    b"C": lambda s: s.do_bytes(1),
-    b"\x8e": lambda s: s.do_bytes(8),
-    b"]": lambda s: s.do_push([]),
-    b"a": lambda s: s.do_append(),
-    b"e": lambda s: s.do_appends(),
-    b"l": lambda s: s.do_list_from_mark(),
-    b")": lambda s: s.do_push(()),
-    b"t": lambda s: s.do_tuple_from_mark(),
-    b"\x85": lambda s: s.do_tuple(1),
-    b"\x86": lambda s: s.do_tuple(2),
-    b"\x87": lambda s: s.do_tuple(3),
-    b"}": lambda s: s.do_push({}),
-    b"d": lambda s: s.do_dict_from_mark(),
-    b"s": lambda s: s.do_setitem(),
-    b"u": lambda s: s.do_setitems(),
-    b"\x8f": lambda s: s.do_push(set()),
-    b"\x90": lambda s: s.do_additems(),
-    b"\x91": lambda s: s.do_frozenset(),
-    b"c": lambda s: s.do_name(Name(s.do_line(), s.do_line())),
-    b"\x93": lambda s: s.do_stack_global(),
-    b"R": lambda s: s.do_call(),
-    b"\x81": lambda s: s.do_call(),
-    b"b": lambda s: s.do_build(),
-    b"Q": lambda s: s.do_persid(),
-    b"q": lambda s: s.do_put(1),
-    b"r": lambda s: s.do_put(4),
-    b"h": lambda s: s.do_get(1),
-    b"j": lambda s: s.do_get(4),
-    b"\x94": lambda s: s.do_memoize(),
-}
-_TABLE: list[Step] = [_STEPS.get(bytes([code]), _refuse) for code in range(256)]

@@ -27,4 +27,21 @@ class Made:
     state: Any = None
 
 
-Build = Callable[[Name, tuple[Any, ...]], Any]
+class Stated:
+    """What a pickle would have made of a class whose instances are made without arguments and then given their attributes.
+
+    A layout that has such objects by the million derives a class and declares it in place of a constructor.  The machine makes
+    it with no arguments and calls `take` with names and values by turns, once; the dictionary that held them is not kept.
+    """
+
+    __slots__ = ()
+
+    def take(self, items: list[Any]) -> None:
+        """Become what ``[name, value, name, value, …]`` says; raises Corrupt if that is not what the class has.
+
+        Names are not checked yet: they may be anything that a pickle can hold, or given twice, and must not be hashed before.
+        """
+        raise NotImplementedError
+
+
+Build = Callable[[Name, tuple[Any, ...]], Any] | type[Stated]

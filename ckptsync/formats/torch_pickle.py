@@ -5,7 +5,7 @@ Names observed in files of torch 2.13 and read in ``torch/_utils.py``, ``torch/s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -101,7 +101,7 @@ def _tuple(_: Name, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(args[0])
 
 
-TENSORS: Mapping[Name, Build] = {
+TENSORS: Mapping[Name, Callable[[Name, tuple[Any, ...]], Any]] = {
     Name("torch._utils", "_rebuild_tensor_v2"): _rebuild_v2,
     Name("torch._utils", "_rebuild_tensor_v3"): _rebuild_v3,
     Name("torch._utils", "_rebuild_parameter"): _first,
