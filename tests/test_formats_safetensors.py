@@ -15,9 +15,9 @@ import safetensors.numpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsync.errors import CkptsyncError, Corrupt
+from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.formats.dtypes import ITEMSIZE
-from ckptsync.formats.safetensors import encode_header, metadata, tensors
+from ckptsync.formats.safetensors import contents, encode_header, tensors
 from ckptsync.model import read
 from tests.plain_files import MemoryFiles, raw_safetensors, safetensors_file
 
@@ -43,7 +43,7 @@ def test_what_the_library_writes_is_read(rows: dict[str, tuple[str, tuple[int, .
     data = safetensors.numpy.save(arrays, {"format": "np"} if more else None)
     found = read_all(data)
     assert {n: v[1:] for n, v in found.items()} == {n: (a.shape, a.tobytes()) for n, a in arrays.items()}
-    assert metadata(MemoryFiles({"m": data}), "m") == ({"format": "np"} if more else {})
+    assert contents(MemoryFiles({"m": data}), "m")[1] == ({"format": "np"} if more else {})
 
 
 @given(ROWS)
@@ -54,7 +54,7 @@ def test_the_library_reads_what_is_written(rows: dict[str, tuple[str, tuple[int,
     assert len(header) % 8 == 0
     found = {n: (v["dtype"], tuple(v["shape"]), bytes(v["data"])) for n, v in safetensors.deserialize(data)}  # type: ignore[no-untyped-call]
     assert found == read_all(data)
-    assert metadata(MemoryFiles({"m": data}), "m") == {"format": "pt"}
+    assert contents(MemoryFiles({"m": data}), "m")[1] == {"format": "pt"}
 
 
 def test_tensors_come_in_the_order_of_their_bytes() -> None:
@@ -121,6 +121,17 @@ def test_a_bad_header_is_corrupt(header: object) -> None:
         read_all(raw_safetensors(header, bytes(4)))
     with pytest.raises(Corrupt, match="m: "):
         read_all(raw_safetensors(header, bytes(9)))
+
+
+@pytest.mark.parametrize(("dtype", "elements", "size"), [("F4", 8, 4), ("F6_E2M3", 4, 3), ("F6_E3M2", 4, 3)])
+def test_elements_that_share_bytes_are_unsupported_by_name_and_cut_files_of_them_corrupt(
+    dtype: str, elements: int, size: int
+) -> None:
+    data = raw_safetensors({"a": entry(0, size, dtype, (elements,))}, bytes(size))
+    with pytest.raises(Unsupported, match=f"a is {dtype}"):
+        read_all(data)
+    with pytest.raises(Corrupt, match="expected by its header"):
+        read_all(data[:-1])
 
 
 @pytest.mark.parametrize("length", [2**63, 2**64 - 1, 100_000_001, 41])

@@ -28,6 +28,8 @@ ITEMSIZE = {
     "U64": 8,
 }
 
+PACKED_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}  # safetensors has them, too: elements share bytes, and nothing here cuts those
+
 FROM_TORCH = {
     "bool": "BOOL",
     "uint8": "U8",

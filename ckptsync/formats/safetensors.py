@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any
 
-from ckptsync.errors import Corrupt
-from ckptsync.formats.dtypes import ITEMSIZE, MOST_AXES
+from ckptsync.errors import Corrupt, Unsupported
+from ckptsync.formats.dtypes import ITEMSIZE, MOST_AXES, PACKED_BITS
 from ckptsync.model import Copy, Extent, Files, Part, Shape, Tensor, read
 
 MAX_HEADER = 100_000_000  # the reference implementation's own limit
@@ -31,22 +31,27 @@ def header_size(files: Files, name: str) -> int:
 
 def tensors(files: Files, name: str) -> tuple[Tensor, ...]:
     """Every tensor of one file, in the order of their bytes.  After this nothing needs to be checked again."""
+    return contents(files, name)[0]
+
+
+def contents(files: Files, name: str) -> tuple[tuple[Tensor, ...], Mapping[str, Any]]:
+    """The same, and the free-form ``__metadata__``, empty if there is none."""
     base = header_size(files, name)
-    rows = sorted(_row(name, key, entry) for key, entry in _header(files, name, base).items() if key != "__metadata__")
+    header = _header(files, name, base)
+    free = header.pop("__metadata__", {})
+    rows = sorted(_row(name, key, entry) for key, entry in header.items())
     at = 0
     for start, end, key, dtype, shape in rows:
-        if start != at or end - start != prod(shape) * ITEMSIZE[dtype]:
-            raise Corrupt(f"{name}: {key} at {start}..{end}, {at}..{at + prod(shape) * ITEMSIZE[dtype]} expected")
+        size = prod(shape) * ITEMSIZE[dtype] if dtype in ITEMSIZE else -(-prod(shape) * PACKED_BITS[dtype] // 8)
+        if start != at or end - start != size:
+            raise Corrupt(f"{name}: {key} at {start}..{end}, {at}..{at + size} expected")
         at = end
     if base + at != files.sizes()[name]:
         raise Corrupt(f"{name}: {files.sizes()[name]} bytes, {base + at} expected by its header")
-    return tuple(_tensor(name, base, row) for row in rows)
-
-
-def metadata(files: Files, name: str) -> Mapping[str, Any]:
-    """The free-form ``__metadata__``, empty if there is none."""
-    found = _header(files, name, header_size(files, name)).get("__metadata__", {})
-    return found if isinstance(found, dict) else {}
+    packed = next((row for row in rows if row[3] in PACKED_BITS), None)
+    if packed:
+        raise Unsupported(f"{name}: {packed[2]} is {packed[3]}, whose elements share bytes", hint="keep the model as it is")
+    return tuple(_tensor(name, base, row) for row in rows), free if isinstance(free, dict) else {}
 
 
 Row = tuple[int, int, str, str, Shape]
@@ -54,7 +59,7 @@ Row = tuple[int, int, str, str, Shape]
 
 def _header(files: Files, name: str, base: int) -> dict[str, Any]:
     try:
-        header = json.loads(read(files, Extent(name, 8, base - 8)), object_pairs_hook=_unique)
+        header = json.loads(read(files, Extent(name, 8, base - 8)), object_pairs_hook=unique)
     except (ValueError, RecursionError) as e:
         raise Corrupt(f"{name}: header is not JSON: {e}") from e
     if not isinstance(header, dict):
@@ -62,7 +67,8 @@ def _header(files: Files, name: str, base: int) -> dict[str, Any]:
     return header
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON (its ``object_pairs_hook``); raises ValueError where two names are one."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name is given twice")
@@ -77,7 +83,11 @@ def _row(name: str, key: str, entry: Any) -> Row:
     numbers = [start, end, *shape] if isinstance(shape, list) and len(shape) <= MOST_AXES else [None]
     if not _is_text(key):
         raise Corrupt(f"{name}: a tensor's name is no text: {key!r:.100}")
-    if not isinstance(dtype, str) or dtype not in ITEMSIZE or any(type(n) is not int or n < 0 for n in numbers):
+    if (
+        not isinstance(dtype, str)
+        or (dtype not in ITEMSIZE and dtype not in PACKED_BITS)
+        or any(type(n) is not int or n < 0 for n in numbers)
+    ):
         raise Corrupt(f"{name}: {key} has dtype {dtype!r:.40} and numbers {numbers!r:.100}")
     return start, end, key, dtype, tuple(shape)
 
