@@ -91,9 +91,6 @@ class Machine:
         if number > 5:
             raise Unsupported(f"pickle: protocol {number}, at most 5 is known")
 
-    def do_skip(self, count: int) -> None:
-        self.do_take(count)
-
     # values
 
     def do_push(self, value: Any, cost: int = REFERENCE) -> None:
@@ -152,9 +149,6 @@ class Machine:
 
     def do_pop(self) -> None:
         self.stack.pop()
-
-    def do_pop_mark(self) -> None:
-        self.do_since_mark()
 
     def do_since_mark(self) -> list[Any]:
         items, self.stack = self.stack, self.marks.pop()
@@ -242,7 +236,11 @@ class Machine:
         args, name = _as(self.stack.pop(), tuple), _as(self.stack.pop(), Name)
         kind = self.kinds.get(id(name))
         if kind is None:
-            self.do_push(self.builds[id(name)](name, args), OBJECT)
+            value = self.builds[id(name)](name, args)
+            if type(value) is Name:  # a class within a class, which protocol 2 reaches by getattr
+                self.do_name(value)
+            else:
+                self.do_push(value, OBJECT)
         elif args:
             raise Corrupt(f"pickle: {name} is called with arguments")
         else:

@@ -10,7 +10,7 @@ from ckptsync.formats.machine import Machine
 from ckptsync.formats.mentioned import Name
 
 STOP = ord(".")
-Step = Callable[[Machine], None]
+Step = Callable[[Machine], object]
 
 
 def run(machine: Machine) -> Any:
@@ -32,10 +32,10 @@ def _refuse(machine: Machine) -> None:
 # One row an opcode, under its letter in CPython's pickle.py.
 _STEPS: dict[bytes, Step] = {
     b"\x80": lambda s: s.do_protocol(),
-    b"\x95": lambda s: s.do_skip(8),
+    b"\x95": lambda s: s.do_take(8),
     b"(": lambda s: s.do_mark(),
     b"0": lambda s: s.do_pop(),
-    b"1": lambda s: s.do_pop_mark(),
+    b"1": lambda s: s.do_since_mark(),
     b"N": lambda s: s.do_push(None),
     b"\x88": lambda s: s.do_push(True),  # noqa: FBT003
     b"\x89": lambda s: s.do_push(False),  # noqa: FBT003

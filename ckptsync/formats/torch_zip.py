@@ -20,6 +20,7 @@ _END64 = struct.Struct("<4sQ2H2L4Q")
 _LOCATOR = struct.Struct("<4sLQL")
 _ENTRY = struct.Struct("<4s6H3L5H2L")
 _LOCAL = struct.Struct("<4s5H3L2H")
+CRC_AT = 16  # bytes into an entry of the central directory
 _MAX_DIRECTORY = 64 << 20
 _MAX_PICKLE = 256 << 20
 _MAX_SMALL = 1 << 10
@@ -27,12 +28,16 @@ _MAX_SMALL = 1 << 10
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """A stored record; ``header`` is where its local header begins, counted from the archive's first byte."""
+    """A stored record; ``header`` is where its local header begins, counted from the archive's first byte.
+
+    ``entry`` is where the central directory speaks of it, counted from the directory's first byte.
+    """
 
     name: str
     header: int
     size: int
     crc: int
+    entry: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,7 @@ class Archive:
     """
 
     where: Extent
+    directory: Extent
     records: Mapping[str, Record]
     summed: bool = False
 
@@ -54,7 +60,8 @@ def has_end(files: Files, where: Extent) -> bool:
 
 def open_archive(files: Files, where: Extent) -> Archive:
     """The records of the archive in ``where``; raises Corrupt, or Unsupported if something is compressed."""
-    entries = list(_entries(read(files, _directory(files, where)), where))
+    directory = _directory(files, where)
+    entries = list(_entries(read(files, directory), where))
     prefixes = {name.removesuffix("data.pkl") for name, _ in entries if name.endswith("/data.pkl")}
     if len(prefixes) != 1:
         raise Corrupt(f"{_at(where)}: {len(prefixes)} data.pkl in the archive, 1 expected")
@@ -62,7 +69,7 @@ def open_archive(files: Files, where: Extent) -> Archive:
     records = {name.removeprefix(prefix): record for name, record in entries}
     if len(records) != len(entries):
         raise Corrupt(f"{_at(where)}: two records of one name")
-    archive = Archive(where, records)
+    archive = Archive(where, directory, records)
     return replace(archive, summed=_check_byteorder(files, archive))
 
 
@@ -98,6 +105,11 @@ def pickle_of(files: Files, archive: Archive) -> bytes:
 def checksum(archive: Archive, name: str, where: Extent) -> Checksum | None:
     """The CRC32 of a record whose bytes lie at ``where``."""
     return Checksum(where, archive.records[name].crc) if archive.summed else None
+
+
+def witness(archive: Archive) -> str | None:
+    """The small record, if there is one, whose content is known: it shows whether CRC32s are real."""
+    return next((name for name in ("byteorder", "version") if name in archive.records), None)
 
 
 def _last(where: Extent, size: int) -> Extent:
@@ -140,6 +152,7 @@ def _entries(data: bytes, where: Extent) -> Iterator[tuple[str, Record]]:
     while at < len(data):
         if at + _ENTRY.size > len(data):
             raise Corrupt(f"{_at(where)}: directory ends in the middle of an entry")
+        entry = at
         magic, _, _, flags, method, _, _, crc, packed, size, names, extras, comments, *_, header = _ENTRY.unpack_from(data, at)
         at += _ENTRY.size + names + extras + comments
         if magic != b"PK\x01\x02" or at > len(data):
@@ -149,7 +162,7 @@ def _entries(data: bytes, where: Extent) -> Iterator[tuple[str, Record]]:
         size, packed, header = _zip64(extra, size, packed, header, where)
         name = text.decode("utf-8", "replace")
         _check_stored(f"{_at(where)}: record {name}", is_packed=bool(method or flags & 1), is_as_long=packed == size)
-        yield name, Record(name, header, size, crc)
+        yield name, Record(name, header, size, crc, entry)
 
 
 def _check_stored(record: str, *, is_packed: bool, is_as_long: bool) -> None:
@@ -179,7 +192,7 @@ def _zip64(extra: bytes, size: int, packed: int, header: int, where: Extent) -> 
 
 def _check_byteorder(files: Files, archive: Archive) -> bool:
     """Refuse other byte orders; the answer is whether the CRC32 of a small record that is surely right says so too."""
-    name = next((name for name in ("byteorder", "version") if name in archive.records), None)
+    name = witness(archive)
     if name is None:
         return False
     where = extent(files, archive, name)

@@ -1,0 +1,170 @@
+"""Items of a distributed checkpoint, each a whole archive of one tensor, found at the cost of a comparison.
+
+A large model has one for every chunk, back to back, and they differ in little but their tensors' bytes.  So the first of a kind is
+parsed and checked in full, and another one is of its kind if it is as long and every byte that the parse looked at is the same, but
+for the CRC32 of the tensor.  Where the bytes differ, it is parsed in full as well: nothing is ever assumed.
+
+They are read in the order of their files: small ones many at a time, of a large one its end together with the beginning of the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from ckptsync.formats import torch_pickle, torch_zip
+from ckptsync.formats.dcp_metadata import Item
+from ckptsync.formats.torch_pickle import Stored
+from ckptsync.formats.torch_zip import Archive
+from ckptsync.model import Checksum, Extent, Files, Part, Shape, read
+
+_HEAD = _TAIL = 1 << 10  # where torch puts all but the tensor; of one that has more, more is read
+_GAP = 4 << 10  # bytes of a tensor that cost less than another read
+_MOST = 1 << 20  # bytes of one read
+_LARGEST = 1 << 16  # bytes of head or directory that are kept for comparing
+_KINDS = 8  # of one length that are kept
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kind:
+    """What items of one kind have in common: the tensor, where in the item its bytes are, and the bytes that say so.
+
+    ``place`` is as of an item that begins at 0.  ``head`` are its bytes before the tensor's.  ``ends`` are those of the central
+    directory and behind, each from where in the item, cut at the CRC32s that differ; the tensor's own is ``crc_at`` bytes into it.
+    """
+
+    stored: Stored
+    place: Part
+    head: bytes
+    ends: tuple[tuple[int, bytes], ...]
+    crc_at: int
+
+
+Found = tuple[Kind, int]  # and the CRC32 that the archive tells of the tensor's record
+
+
+def find(files: Files, items: Sequence[Item]) -> list[Found]:
+    """The kind of every item.  Raises Corrupt for one that is no archive of one tensor."""
+    order = sorted(range(len(items)), key=lambda i: (items[i].file, items[i].start))
+    found = dict(zip(order, _find(files, [items[i] for i in order]), strict=True))
+    return [found[i] for i in range(len(items))]
+
+
+def part(item: Item, found: Found, offsets: Shape) -> Part:
+    """The tensor's elements, as the box at ``offsets``."""
+    kind, crc32 = found
+    like, checksum = kind.place, kind.place.checksum
+    extent = Extent(item.file, item.start + like.extent.start, like.extent.size)
+    if checksum is None:
+        return Part(offsets, like.sizes, extent, like.strides)
+    record = (
+        extent if checksum.extent == like.extent else Extent(item.file, item.start + checksum.extent.start, checksum.extent.size)
+    )
+    return Part(offsets, like.sizes, extent, like.strides, Checksum(record, crc32))
+
+
+def _find(files: Files, items: list[Item]) -> Iterator[Found]:
+    window = _Window(files, items)
+    kinds: dict[int, list[Kind]] = {}
+    for number, item in enumerate(items):
+        of_its_size = kinds.setdefault(item.size, [])
+        found = next((f for kind in of_its_size if (f := _is_of(kind, window, number))), None)
+        if found is None:
+            found = _parsed(files, item)
+            if found[0].ends:
+                kinds[item.size] = [found[0], *of_its_size[: _KINDS - 1]]
+        yield found
+
+
+def _is_of(kind: Kind, window: _Window, number: int) -> Found | None:
+    """The item, if it is of this kind."""
+    if not window.has(number, 0, kind.head):
+        return None
+    for start, data in kind.ends:
+        if not window.has(number, start, data):
+            return None
+    return kind, int.from_bytes(window.bytes(number, kind.crc_at, 4), "little")
+
+
+def _parsed(files: Files, item: Item) -> Found:
+    """An item read in full, and its kind; without ``ends``, and so like no other, if it is not laid out as torch does it."""
+    where = Extent(item.file, item.start, item.size)
+    stored, archive = torch_pickle.load_tensor(files, where)
+    place = torch_pickle.part(files, archive, stored)
+    name = f"data/{stored.storage.key}"
+    record = torch_zip.extent(files, archive, name)
+    head = b""
+    ends: tuple[tuple[int, bytes], ...] = ()
+    looked_at = [torch_zip.extent(files, archive, other) for other in ("data.pkl", torch_zip.witness(archive)) if other]
+    before, behind = record.start - item.start, item.start + item.size - archive.directory.start
+    is_usual = archive.directory.start >= record.start + record.size and all(e.start + e.size <= record.start for e in looked_at)
+    if is_usual and max(before, behind) <= _LARGEST:
+        head = read(files, Extent(item.file, item.start, before))
+        ends = tuple(_ends(read(files, Extent(item.file, archive.directory.start, behind)), item.size - behind, archive, name))
+    at = archive.directory.start - item.start + archive.records[name].entry + torch_zip.CRC_AT
+    return Kind(stored, _as_of_0(place, item.start), head, ends, at), archive.records[name].crc
+
+
+def _ends(data: bytes, start: int, archive: Archive, name: str) -> Iterator[tuple[int, bytes]]:
+    """``data``, which begins at ``start``, without the CRC32s of the tensor and of what torch makes of it, a ``serialization_id``."""
+    differing = [
+        archive.records[key].entry + torch_zip.CRC_AT for key in (name, ".data/serialization_id") if key in archive.records
+    ]
+    at = 0
+    for end in (*sorted(differing), len(data)):
+        yield start + at, data[at:end]
+        at = end + 4
+
+
+def _as_of_0(place: Part, start: int) -> Part:
+    def moved(extent: Extent) -> Extent:
+        return Extent(extent.file, extent.start - start, extent.size)
+
+    checksum = place.checksum and Checksum(moved(place.checksum.extent), place.checksum.crc32)
+    return replace(place, extent=moved(place.extent), checksum=checksum)
+
+
+class _Window:
+    """Bytes of items that follow each other, as few reads as that takes."""
+
+    def __init__(self, files: Files, items: list[Item]) -> None:
+        self._files, self._items = files, items
+        self._file, self._start, self._data = "", 0, b""
+
+    def has(self, number: int, at: int, data: bytes) -> bool:
+        """Whether that item has those bytes at ``at``."""
+        item = self._items[number]
+        start = item.start + at - self._start
+        if item.file != self._file or start < 0 or start + len(data) > len(self._data):
+            self._fill(number, at, len(data))
+            start = item.start + at - self._start
+        return self._data.startswith(data, start)
+
+    def bytes(self, number: int, at: int, size: int) -> bytes:
+        """``size`` bytes of that item from ``at``."""
+        self.has(number, at, bytes(size))
+        start = self._items[number].start + at - self._start
+        return self._data[start : start + size]
+
+    def _fill(self, number: int, at: int, size: int) -> None:
+        """Read those bytes, and with them the ends and beginnings of items that are not far behind."""
+        item = self._items[number]
+        start = item.start + at
+        end = start + size
+        for first, last in self._spans(number):
+            if first > end + _GAP or last > start + _MOST:
+                break
+            end = max(end, last)
+        self._file, self._start, self._data = item.file, start, read(self._files, Extent(item.file, start, end - start))
+
+    def _spans(self, number: int) -> Iterator[tuple[int, int]]:
+        """Where what is compared lies: the end of this item, then of those behind it in its file beginning and end."""
+        before = self._items[number]
+        yield max(before.start, before.start + before.size - _TAIL), before.start + before.size
+        for item in islice(self._items, number + 1, None):
+            if item.file != before.file or item.start < before.start + before.size:
+                return
+            yield item.start, item.start + min(_HEAD, item.size)
+            yield max(item.start, item.start + item.size - _TAIL), item.start + item.size
+            before = item
