@@ -20,7 +20,9 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"cli"}),
     frozenset({"__main__"}),
 )
-BASE = frozenset({"", "digest", "errors", "model", "paths"})  # one room without a folder; "" is ckptsync itself, its version
+BASE = frozenset(
+    {"", "collector", "digest", "errors", "model", "paths"}
+)  # one room without a folder; "" is ckptsync itself, its version
 FLOOR = {room: n for n, rooms in enumerate(FLOORS) for room in rooms}
 
 # What is named in one place only, so that it can be replaced, or need not be installed.

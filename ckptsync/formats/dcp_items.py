@@ -21,6 +21,7 @@ from ckptsync.model import Checksum, Extent, Files, Part, Shape, read
 
 _HEAD = _TAIL = 1 << 10  # where torch puts all but the tensor; of one that has more, more is read
 _GAP = 4 << 10  # bytes of a tensor that cost less than another read
+_SMALL = _HEAD + _TAIL + _GAP  # bytes of an item that is read whole
 _MOST = 1 << 20  # bytes of one read
 _LARGEST = 1 << 16  # bytes of head or directory that are kept for comparing
 _KINDS = 8  # of one length that are kept
@@ -30,14 +31,16 @@ _KINDS = 8  # of one length that are kept
 class Kind:
     """What items of one kind have in common: the tensor, where in the item its bytes are, and the bytes that say so.
 
-    ``place`` is as of an item that begins at 0.  ``head`` are its bytes before the tensor's.  ``ends`` are those of the central
-    directory and behind, each from where in the item, cut at the CRC32s that differ; the tensor's own is ``crc_at`` bytes into it.
+    ``place`` is as of an item that begins at 0.  ``head`` are its bytes before the tensor's.  ``tail`` bytes are the central
+    directory and what is behind it; ``ends`` are those without the CRC32s that differ, in pieces, each from where in it.  The
+    tensor's own CRC32 is at ``crc_at`` in it.
     """
 
     stored: Stored
     place: Part
     head: bytes
     ends: tuple[tuple[int, bytes], ...]
+    tail: int
     crc_at: int
 
 
@@ -79,12 +82,16 @@ def _find(files: Files, items: list[Item]) -> Iterator[Found]:
 
 def _is_of(kind: Kind, window: _Window, number: int) -> Found | None:
     """The item, if it is of this kind."""
-    if not window.has(number, 0, kind.head):
+    at = window.place(number, 0, len(kind.head))
+    if not window.data.startswith(kind.head, at):
         return None
-    for start, data in kind.ends:
-        if not window.has(number, start, data):
+    at = window.place(number, window.items[number].size - kind.tail, kind.tail)
+    data = window.data
+    for start, piece in kind.ends:
+        if not data.startswith(piece, at + start):
             return None
-    return kind, int.from_bytes(window.bytes(number, kind.crc_at, 4), "little")
+    at += kind.crc_at
+    return kind, int.from_bytes(data[at : at + 4], "little")
 
 
 def _parsed(files: Files, item: Item) -> Found:
@@ -101,19 +108,19 @@ def _parsed(files: Files, item: Item) -> Found:
     is_usual = archive.directory.start >= record.start + record.size and all(e.start + e.size <= record.start for e in looked_at)
     if is_usual and max(before, behind) <= _LARGEST:
         head = read(files, Extent(item.file, item.start, before))
-        ends = tuple(_ends(read(files, Extent(item.file, archive.directory.start, behind)), item.size - behind, archive, name))
-    at = archive.directory.start - item.start + archive.records[name].entry + torch_zip.CRC_AT
-    return Kind(stored, _as_of_0(place, item.start), head, ends, at), archive.records[name].crc
+        ends = tuple(_ends(read(files, Extent(item.file, archive.directory.start, behind)), archive, name))
+    at = archive.records[name].entry + torch_zip.CRC_AT
+    return Kind(stored, _as_of_0(place, item.start), head, ends, behind, at), archive.records[name].crc
 
 
-def _ends(data: bytes, start: int, archive: Archive, name: str) -> Iterator[tuple[int, bytes]]:
-    """``data``, which begins at ``start``, without the CRC32s of the tensor and of what torch makes of it, a ``serialization_id``."""
+def _ends(data: bytes, archive: Archive, name: str) -> Iterator[tuple[int, bytes]]:
+    """``data``, from the directory on, without the CRC32s of the tensor and of what torch makes of it, a ``serialization_id``."""
     differing = [
         archive.records[key].entry + torch_zip.CRC_AT for key in (name, ".data/serialization_id") if key in archive.records
     ]
     at = 0
     for end in (*sorted(differing), len(data)):
-        yield start + at, data[at:end]
+        yield at, data[at:end]
         at = end + 4
 
 
@@ -126,45 +133,44 @@ def _as_of_0(place: Part, start: int) -> Part:
 
 
 class _Window:
-    """Bytes of items that follow each other, as few reads as that takes."""
+    """``data``: bytes of ``items``, which follow each other, in as few reads as that takes."""
 
     def __init__(self, files: Files, items: list[Item]) -> None:
-        self._files, self._items = files, items
-        self._file, self._start, self._data = "", 0, b""
+        self.items, self.data = items, b""
+        self._files, self._file, self._start = files, "", 0
 
-    def has(self, number: int, at: int, data: bytes) -> bool:
-        """Whether that item has those bytes at ``at``."""
-        item = self._items[number]
+    def place(self, number: int, at: int, size: int) -> int:
+        """Where in ``data``, which may be other data now, are ``size`` bytes of that item from ``at``."""
+        item = self.items[number]
         start = item.start + at - self._start
-        if item.file != self._file or start < 0 or start + len(data) > len(self._data):
-            self._fill(number, at, len(data))
-            start = item.start + at - self._start
-        return self._data.startswith(data, start)
+        if start < 0 or start + size > len(self.data) or item.file != self._file:
+            self._fill(item.start + at, size, number)
+            return 0
+        return start
 
-    def bytes(self, number: int, at: int, size: int) -> bytes:
-        """``size`` bytes of that item from ``at``."""
-        self.has(number, at, bytes(size))
-        start = self._items[number].start + at - self._start
-        return self._data[start : start + size]
-
-    def _fill(self, number: int, at: int, size: int) -> None:
+    def _fill(self, start: int, size: int, number: int) -> None:
         """Read those bytes, and with them the ends and beginnings of items that are not far behind."""
-        item = self._items[number]
-        start = item.start + at
-        end = start + size
-        for first, last in self._spans(number):
+        file, end = self.items[number].file, start + size
+        for first, last in _spans(islice(self.items, number, None)):
             if first > end + _GAP or last > start + _MOST:
                 break
             end = max(end, last)
-        self._file, self._start, self._data = item.file, start, read(self._files, Extent(item.file, start, end - start))
+        self.data = read(self._files, Extent(file, start, end - start))
+        self._file, self._start = file, start
 
-    def _spans(self, number: int) -> Iterator[tuple[int, int]]:
-        """Where what is compared lies: the end of this item, then of those behind it in its file beginning and end."""
-        before = self._items[number]
-        yield max(before.start, before.start + before.size - _TAIL), before.start + before.size
-        for item in islice(self._items, number + 1, None):
-            if item.file != before.file or item.start < before.start + before.size:
-                return
-            yield item.start, item.start + min(_HEAD, item.size)
-            yield max(item.start, item.start + item.size - _TAIL), item.start + item.size
-            before = item
+
+def _spans(items: Iterator[Item]) -> Iterator[tuple[int, int]]:
+    """Where what is compared lies: the end of the first item, then of those behind it in its file beginning and end."""
+    item = next(items)
+    file, end = item.file, item.start + item.size
+    yield max(item.start, end - _TAIL), end
+    for item in items:
+        start = item.start
+        if start < end or item.file != file:
+            return
+        end = start + item.size
+        if item.size <= _SMALL:
+            yield start, end
+        else:
+            yield start, start + _HEAD
+            yield end - _TAIL, end

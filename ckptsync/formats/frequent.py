@@ -13,7 +13,8 @@ from itertools import repeat
 from typing import Any
 
 from ckptsync.errors import Corrupt
-from ckptsync.formats.machine import GONE, LIST, NUMBER, OBJECT, REFERENCE, TUPLE, Machine, cost_of, recalled
+from ckptsync.formats.machine import GONE, LIST, NUMBER, OBJECT, REFERENCE, TUPLE, Machine, recalled
+from ckptsync.formats.mentioned import Made
 from ckptsync.formats.opcodes import STOP, TABLE
 
 _LONG = struct.Struct("<I").unpack_from
@@ -24,7 +25,7 @@ _BINGET, _LONG_BINGET, _LONG_BINPUT, _MEMOIZE = b"hjr\x94"
 _BININT, _BININT1, _BININT2 = b"JKM"
 _SHORT_TEXT, _TEXT = _TEXTS = b"\x8cX"
 _TUPLE, _TUPLE1, _TUPLE2, _TUPLE3 = b"t\x85\x86\x87"
-_BUILD, _SETITEMS = b"bu"
+_BUILD, _NEWOBJ, _SETITEMS = b"b\x81u"
 _ATTRIBUTES = b"\x81\x94}\x94("  # behind a class and (): an object without arguments, and its attributes begin
 _SIZE = b"\x94\x85\x94R\x94"  # behind a name and a tuple: it is called with that tuple alone, as torch.Size is
 
@@ -86,6 +87,10 @@ def run(machine: Machine) -> Any:  # noqa: PLR0915  one loop: a call for each op
                         marks.append(stack)
                         stack = []
                         spent += OBJECT
+                    elif data[at] == _NEWOBJ and id(stack[-1]) in builds:
+                        at += 1
+                        stack[-1] = builds[id(stack[-1])](stack[-1], ())
+                        spent += OBJECT
                     else:
                         stack.append(())
                 elif code == _SETITEMS:
@@ -112,9 +117,8 @@ def run(machine: Machine) -> Any:  # noqa: PLR0915  one loop: a call for each op
                         at = start + _LONG(data, at)[0]
                     if at > size:
                         raise Corrupt(f"pickle: ends at byte {size}, {at} wanted")
-                    value = data[start:at].decode("utf-8", "surrogatepass")
-                    stack.append(value)
-                    spent += cost_of(value)
+                    stack.append(data[start:at].decode("utf-8", "surrogatepass"))
+                    spent += TUPLE + at - start
                 elif code == _BININT:
                     stack.append(_SIGNED(data, at)[0])
                     at += 4
@@ -134,6 +138,9 @@ def run(machine: Machine) -> Any:  # noqa: PLR0915  one loop: a call for each op
                         raise Corrupt("pickle: an object's attributes are not set")
                     stack.append(value)
                     spent += TUPLE + REFERENCE * len(value)
+                elif code == _BUILD and type(stack[-2]) is Made:
+                    value = stack.pop()
+                    stack[-1].state = value
                 elif code == _NONE:
                     stack.append(None)
                 elif code == _FALSE:

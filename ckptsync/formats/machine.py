@@ -98,8 +98,8 @@ class Machine:
         self.room -= cost
 
     def do_text(self, width: int) -> None:
-        value = self.do_take(self.do_number(width)).decode("utf-8", "surrogatepass")
-        self.do_push(value, cost_of(value))
+        data = self.do_take(self.do_number(width))
+        self.do_push(data.decode("utf-8", "surrogatepass"), TUPLE + len(data))
 
     def do_bytes(self, width: int) -> None:
         value = self.do_take(self.do_number(width))
@@ -263,11 +263,6 @@ class Machine:
         if self.persistent is None:
             raise Unsupported("pickle: has persistent ids where this format has none")
         self.do_push(self.persistent(self.stack.pop()), OBJECT)
-
-
-def cost_of(text: str) -> int:
-    """Bytes of memory, at most."""
-    return TUPLE + (len(text) if text.isascii() else 4 * len(text))
 
 
 def recalled(value: Any) -> Any:

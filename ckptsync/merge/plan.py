@@ -70,7 +70,9 @@ def plan(tensors: Sequence[Tensor], options: Options, stem: str = "model") -> tu
 
 def _is_usable(name: str) -> bool:
     """A safetensors header is UTF-8, where halves of a surrogate pair (which JSON and pickles can spell) have no place."""
-    return name not in ("", "__metadata__") and not any("\ud800" <= c <= "\udfff" for c in name)
+    if name in ("", "__metadata__"):
+        return False
+    return name.isascii() or not any("\ud800" <= c <= "\udfff" for c in name)
 
 
 def target(tensor: Tensor, dtype: DType) -> str:
