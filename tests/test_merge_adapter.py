@@ -108,6 +108,16 @@ def test_an_adapter_that_was_injected_gets_the_prefix_that_peft_saves() -> None:
     assert names(given, "base") == ["model.q.weight", "model.q.bias", "model.norm.weight", "model.norm.bias"]
 
 
+def test_parameters_that_are_adapted_one_within_the_other_are_found() -> None:
+    stored = (
+        "x.experts.lora_A.default.weight",
+        "x.experts.base_layer.lora_A.default.weight",
+        "x.experts.base_layer.base_layer.down_proj",
+    )
+    assert names(tensors(*stored)) == [f"{P}x.experts.lora_A.weight", f"{P}x.experts.base_layer.lora_A.weight"]
+    assert names(tensors(*stored), "base") == ["x.experts.down_proj"]
+
+
 def test_of_several_adapters_one_must_be_chosen() -> None:
     given = tensors(*LORA, "model.q.lora_A.other.weight")
     with pytest.raises(Unsupported, match="2 adapters in one checkpoint: default, other"):

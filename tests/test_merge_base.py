@@ -117,8 +117,6 @@ def test_modules_that_are_saved_whole_and_prompts_are_looked_for_too() -> None:
     there = base(tensor("lm_head.weight"), tensor("m.e.weight"))
     names = ("lm_head.weight", "m.e.token_adapter.trainable_tokens_delta", "m.e.base_layer.weight")
     assert compare_adapter([*(tensor(P + n) for n in names), tensor("prompt_embeddings")], there) == ()
-    with pytest.raises(Corrupt, match="score"):
-        compare_adapter([tensor(f"{P}score.weight")], there)
 
 
 def test_a_quantised_bases_shapes_are_not_compared() -> None:
@@ -129,3 +127,52 @@ def test_a_quantised_bases_shapes_are_not_compared() -> None:
 
 def test_a_long_list_is_cut() -> None:
     assert listed(["a", "b", "c", "d", "e"]) == "a, b, c and 2 more"
+
+
+FILES_OF_VLM = ("language_model.model.l.0.w", "language_model.lm_head.weight", "vision_tower.vision_model.w", "visual.p")
+MEMORY_OF_VLM = ("model.language_model.l.0.w", "lm_head.weight", "model.vision_tower.w", "model.visual.p")
+
+
+def test_a_vision_models_files_and_memory_name_the_same_tensors_differently() -> None:
+    there = base(*(tensor(n, (9, n_)) for n_, n in enumerate(FILES_OF_VLM)))
+    own = [tensor(n, (9, n_)) for n_, n in enumerate(MEMORY_OF_VLM)]
+    assert compare(own, there) == ("names and shapes compared with the base model's 4 tensors",)
+    with pytest.raises(Corrupt, match=r"model\.visual\.p is \[9, 4\], \[9, 3\] in the base model"):
+        compare([*own[:3], tensor("model.visual.p", (9, 4))], there)
+    with pytest.raises(
+        Incomplete, match=r"1 of the base model's 4 tensors are missing \(3 are there\): language_model\.lm_head\.weight"
+    ):
+        compare([own[0], *own[2:]], there)
+
+
+def test_names_that_differ_only_in_where_they_are_kept_are_not_taken_for_each_other() -> None:
+    there = base(tensor("model.w", (1,)), tensor("language_model.w", (2,)))
+    assert there.under_names_of(["w", "x"]).tensors.keys() != {"w"}
+
+
+@pytest.mark.parametrize("block", ["mlp", "block_sparse_moe"])
+def test_experts_that_are_one_tensor_in_memory_are_compared_with_one_an_expert(block: str) -> None:
+    experts = [f"l.{block}.experts.{n}.w{m}.weight" for n in range(3) for m in range(3)]
+    there = base(tensor(f"l.{block}.gate.weight", (3, 2)), *(tensor(n, (4, 2), "BF16") for n in experts))
+    own = [
+        tensor("l.mlp.gate.weight", (3, 2)),
+        tensor("l.mlp.experts.gate_up_proj", (3, 8, 2)),
+        tensor("l.mlp.experts.down_proj", (3, 2, 4)),
+    ]
+    assert compare(own, there)
+    assert [t.dtype for t in with_dtypes(own, there)] == ["F32", "BF16", "BF16"]
+    with pytest.raises(Incomplete, match="9 of the base model's 10"):
+        compare([*own[:2], tensor("l.mlp.experts.down_proj", (2, 2, 4))], there)
+
+
+def test_an_adapter_finds_the_modules_of_a_base_under_other_names() -> None:
+    there = base(tensor("language_model.model.q.weight", (6, 4)), tensor("h.x.experts.0.w1.weight"))
+    assert compare_adapter(adapter(module="model.language_model.q"), there) == ()
+    nested = (f"{P}h.x.experts.lora_A.weight", f"{P}h.x.experts.base_layer.lora_A.weight")
+    assert compare_adapter([tensor(n) for n in nested], there) == ()
+
+
+def test_a_head_of_its_own_or_one_that_the_base_has_tied_is_no_other_models() -> None:
+    there = base(tensor("m.e.weight"))
+    assert compare_adapter([tensor(f"{P}score.weight")], there) == (f"1 tensors are not in the base model: {P}score.weight",)
+    assert compare_adapter([tensor(f"{P}lm_head.lora_A.weight")], there) == ()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ckptsync.merge.notes import LORA, NO_CONFIG, of_model
+from ckptsync.merge.notes import FUSED, LORA, NO_CONFIG, of_model
 from ckptsync.merge.plan import DType
 from ckptsync.model import Tensor
 
@@ -40,3 +40,7 @@ def test_a_quantised_configuration_beside_plain_weights_is_said() -> None:
 
 def test_lora_that_is_not_pefts_is_said() -> None:
     assert notes({}, "F32", name="q.lora_a.weight") == [LORA]
+
+
+def test_experts_in_one_tensor_are_said() -> None:
+    assert list(of_model([Tensor("m.mlp.experts.down_proj", "F32", (2, 2, 2), ())], {}, "auto")) == [FUSED]

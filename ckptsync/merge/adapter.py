@@ -114,8 +114,6 @@ def _item(name: str, prefix: str) -> _Item | None:
     for at, part in enumerate(parts[1:], 1):
         if part == _SAVED and at + 1 < len(parts):
             return _Item(".".join(parts[:at]), parts[at + 1], prefix + ".".join(parts[:at] + parts[at + 2 :]))
-        if part == "base_layer":  # what lies in it is the base model's own
-            return None
         if part.startswith((*_TUNERS, *_OTHERS)):
             return _tuned(name, parts, at, prefix)
     return None
@@ -180,7 +178,7 @@ def _adapter_name(items: Mapping[str, _Item], wanted: str) -> str:
 def _is_base(name: str, items: Mapping[str, _Item]) -> bool:
     """Whether this shows that the base model is here too, rather than something that was trained beside the adapter."""
     is_prompt = any(item.saved == "prompt_embeddings" for item in items.values())
-    return is_prompt or ".base_layer.weight" in name or f".{_ORIGINAL}." in name
+    return is_prompt or (".base_layer." in name and not name.endswith(".bias")) or f".{_ORIGINAL}." in name
 
 
 def _is_saved_with(name: str, config: Mapping[str, Any]) -> bool:
@@ -227,8 +225,8 @@ def _base_notes(count: int) -> tuple[str, ...]:
 
 def _base_name(name: str, modules: Iterable[str]) -> str:
     """The base model's own name; ``""`` for a second name of an embedding whose tokens are adapted."""
-    module, found, rest = name.partition(".base_layer.")
-    if found and module in modules:
+    while (cut := name.partition(".base_layer."))[1] and cut[0] in modules:
+        module, _, rest = cut
         name = f"{module.removesuffix(f'.{_TOKENS}')}.{rest}"
     module, found, rest = name.partition(f".{_ORIGINAL}.")
     if found and f"{module}.{_TOKENS}" in modules:

@@ -6,10 +6,13 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
+from math import prod
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import layouts
 from ckptsync.merge.cast import is_castable
+from ckptsync.merge.ties import HEADS
 from ckptsync.model import Files, Shape, Tensor
 
 FIRST = 3  # names that a message lists
@@ -25,16 +28,23 @@ class Base:
     tensors: Mapping[str, Tensor]
 
     def under_names_of(self, names: Collection[str]) -> Base:
-        """The same under the names of a model that has it as a part, or is a part of it.
+        """The same under the names that a model has for these tensors, of which transformers gives it others when it is saved or loaded.
 
-        transformers loads GPT-2's ``wte.weight`` as ``transformer.wte.weight``, and the other way round.
+        GPT-2's ``wte.weight`` is ``transformer.wte.weight`` in a model with a head; ``language_model.model.x`` of a file is
+        ``model.language_model.x`` in memory.
         """
+        if self.tensors.keys() <= set(names):
+            return self
         heads = Counter(name.partition(".")[0] for name in (*names, *self.tensors))
-        own = {"": self.tensors}
-        for head, _ in heads.most_common(MOST_HEADS if self.tensors.keys() - set(names) else 0):
-            own[f"+{head}"] = {f"{head}.{n}": t for n, t in self.tensors.items()}
-            own[f"-{head}"] = {n.removeprefix(f"{head}."): t for n, t in self.tensors.items()}
-        return Base(max(own.values(), key=lambda found: sum(n in names for n in found)))
+        found = [self.tensors, _by_parts(self.tensors, names)]
+        for head, _ in heads.most_common(MOST_HEADS):
+            found.append({f"{head}.{n}": t for n, t in self.tensors.items()})
+            found.append({n.removeprefix(f"{head}."): t for n, t in self.tensors.items()})
+        return Base(max(found, key=lambda tensors: sum(n in names for n in tensors)))
+
+    def beside(self, own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Its tensors under the names of ``own``; experts as one tensor where ``own`` has them so."""
+        return _fused(self.under_names_of(own).tensors, own)
 
 
 def read(files: Files) -> Base:
@@ -47,7 +57,7 @@ def read(files: Files) -> Base:
 
 def with_dtypes(tensors: Sequence[Tensor], base: Base) -> tuple[Tensor, ...]:
     """The tensors with the base model's element types where both are floating: what ``auto`` casts to."""
-    there = base.under_names_of([t.name for t in tensors]).tensors
+    there = base.beside({t.name: t for t in tensors})
     return tuple(_with_dtype(t, there.get(t.name)) for t in tensors)
 
 
@@ -57,7 +67,7 @@ def compare(tensors: Sequence[Tensor], base: Base, tied: Iterable[str] = ()) -> 
     ``tied``: names that were left out, or may be, since another tensor has their values.
     """
     own = {t.name: t for t in tensors}
-    there = base.under_names_of(own).tensors
+    there = base.beside(own)
     resized = _resized(own, there)
     misshapen = [
         f"{n} is {list(own[n].shape)}, {list(t.shape)} in the base model"
@@ -80,10 +90,11 @@ def compare(tensors: Sequence[Tensor], base: Base, tied: Iterable[str] = ()) -> 
 def compare_adapter(tensors: Sequence[Tensor], base: Base) -> tuple[str, ...]:
     """Raises Corrupt where an adapter adapts what the base model has not, or not in this shape."""
     targets = {t.name: _target(t.name) for t in tensors}
-    there = base.under_names_of(set(filter(None, targets.values()))).tensors
-    modules = {n.rpartition(".")[0] for n in there} | there.keys()
-    lost = [n for n, target in targets.items() if target and target not in modules and target.rpartition(".")[0] not in modules]
-    if lost:
+    there = base.under_names_of({*targets.values(), *(f"{target}.weight" for target in targets.values())}).tensors
+    modules = {above for name in there for above in accumulate(name.split("."), "{}.{}".format)}
+    lost = [n for n, target in targets.items() if target and target not in modules and f"{target}.weight" not in HEADS]
+    heads = [n for n in lost if targets[n] == _own(n)]  # saved whole: a classifier that the base model need not have
+    if len(lost) > len(heads):
         raise Corrupt(
             f"{len(lost)} of {len(tensors)} adapter tensors adapt modules that the base model has not: {listed(lost)}",
             hint="is it the model that this adapter was trained on?",
@@ -91,13 +102,54 @@ def compare_adapter(tensors: Sequence[Tensor], base: Base) -> tuple[str, ...]:
     wrong = [t.name for t in tensors if not _fits(t, there.get(f"{targets[t.name]}.weight"))]
     if wrong:
         raise Corrupt(f"not of the base model's shapes: {listed(wrong)}", hint="is it the model that this adapter was trained on?")
-    return ()
+    return (f"{len(heads)} tensors are not in the base model: {listed(heads)}",) if heads else ()
 
 
 def listed(names: Sequence[str]) -> str:
     """The first few, and how many more."""
     more = f" and {len(names) - FIRST} more" if len(names) > FIRST else ""
     return ", ".join(names[:FIRST]) + more
+
+
+def _by_parts(tensors: Mapping[str, Tensor], names: Collection[str]) -> Mapping[str, Tensor]:
+    """By the components that both ways of naming have; as they are, where that would make two of one."""
+    own = {_parts(name): name for name in names}
+    base = {_parts(name): tensor for name, tensor in tensors.items()}
+    if len(own) != len(set(names)) or len(base) != len(tensors):
+        return tensors
+    return {own.get(parts, name): tensors[name] for name in tensors for parts in (_parts(name),)}
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    return tuple(_ALIKE.get(part, part) for part in name.split(".") if part not in _MOVED)
+
+
+_MOVED = frozenset({"model", "language_model", "text_model", "vision_model", "transformer"})
+_ALIKE = {"block_sparse_moe": "mlp"}  # Mixtral's, in memory and in its files
+
+
+def _fused(there: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    """transformers 5 keeps all experts of a layer in one tensor in memory, its files hold one an expert: compared by their elements."""
+    stored: dict[tuple[str, ...], list[str]] = {}
+    for name in there:
+        if (match := _EXPERT.fullmatch(name)) and name not in own:
+            stored.setdefault(_parts(match[1]), []).append(name)
+    fused: dict[tuple[str, ...], list[str]] = {}
+    for name in own:
+        if (match := _FUSED.fullmatch(name)) and name not in there:
+            fused.setdefault(_parts(match[1]), []).append(name)
+    found = dict(there)
+    for parts, names in fused.items():
+        experts = stored.get(parts, [])
+        dtypes = {there[n].dtype for n in experts}
+        if len(dtypes) == 1 and sum(prod(there[n].shape) for n in experts) == sum(prod(own[n].shape) for n in names):
+            dtype = dtypes.pop()
+            found = {n: t for n, t in found.items() if n not in set(experts)} | {n: replace(own[n], dtype=dtype) for n in names}
+    return found
+
+
+_EXPERT = re.compile(r"(.+\.experts)\.\d+\.\w+\.(?:weight|bias)")
+_FUSED = re.compile(r"(.+\.experts)\.(?:gate_up_proj|down_proj|gate_proj|up_proj)")
 
 
 def _with_dtype(tensor: Tensor, base: Tensor | None) -> Tensor:
@@ -149,13 +201,18 @@ def _notes(unexpected: Sequence[str], resized: Mapping[str, Shape], count: int) 
 
 def _target(name: str) -> str:
     """``base_model.model.x.q_proj.lora_A.weight`` → ``x.q_proj``; of a module that is saved whole its tensor's own name."""
-    parts = name.removeprefix("base_model.model.").split(".")
+    parts = name.removeprefix(_PREFIX).split(".")
     for at, part in enumerate(parts):
         if part.startswith(_ADAPTED):
-            return ".".join(parts[:at])
-    return "" if parts[0].startswith("prompt_") else ".".join(p for p in parts if p != "base_layer")
+            return ".".join(p for p in parts[:at] if p != "base_layer")
+    return "" if parts[0].startswith("prompt_") else _own(name)
 
 
+def _own(name: str) -> str:
+    return ".".join(part for part in name.removeprefix(_PREFIX).split(".") if part != "base_layer")
+
+
+_PREFIX = "base_model.model."
 _ADAPTED = (
     "lora_",
     "ia3_",

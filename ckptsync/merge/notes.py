@@ -15,6 +15,10 @@ NO_ADAPTER_CONFIG = (
     "no adapter_config.json was found: give its directory with --config-from; without it PeftModel cannot open the adapter, and its"
     " scale (lora_alpha) is in no shard, so it is not invented"
 )
+FUSED = (
+    "the experts of a layer are one tensor, as transformers 5 has them in memory: its from_pretrained opens them, while loaders that want one"
+    " tensor an expert (vLLM, older transformers) do not; save_pretrained of the opened model writes those"
+)
 LORA = "there are LoRA weights, under the names that the shards give them: from_pretrained does not look for those"
 
 
@@ -24,6 +28,8 @@ def of_model(tensors: Sequence[Tensor], config: Mapping[str, Any] | None, asked:
         yield NO_CONFIG
     yield from _dtype(tensors, config or {}, asked)
     yield from _quantised(tensors, config or {})
+    if any(t.name.endswith((".experts.gate_up_proj", ".experts.down_proj")) for t in tensors):
+        yield FUSED
     if any(".lora_" in t.name for t in tensors):
         yield LORA
 
