@@ -3,7 +3,9 @@
 #               PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test
 # make campaign kill processes of a small cluster at any moment, a hundred times and more if asked: CAMPAIGN="--rounds 20 --seed 7"
 # make damage   damage every vector in every way, and see that nothing goes unseen: DAMAGE="--flips 400 --only zero3"
-# make lint     format, lint, types       make format   put the format right       make bench   the figures in the documents
+# make lint     format, lint, types       make format   put the format right
+# make bench    every figure in the documents, in an environment of its own: torch, accelerate, DeepSpeed; half an hour and 60 GB at most.
+#               GIB=0.1 ROUNDS=2 make bench    for a look
 # make clean    forget the environment
 #
 # PYTHON=python3.12 make test    takes another Python, VENV=... another place for the environment, TESTS=tests/test_watch.py fewer tests.
@@ -13,7 +15,12 @@ VENV ?= .venv
 TESTS ?= tests
 JOBS ?= 2
 DEMO ?=
-BENCH ?=
+GIB ?= 2
+ROUNDS ?= 5
+COLD ?= 3
+TENSORS ?= 100000
+MEMORY_GIB ?= 1
+BENCH_VENV ?= .venv-bench
 CAMPAIGN ?=
 DAMAGE ?=
 
@@ -38,8 +45,11 @@ format: $(VENV)/.installed-test
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(VENV)/.installed-test
-	$(BIN)/python benchmarks/merge.py $(BENCH)
+bench: $(BENCH_VENV)/.installed
+	$(BENCH_VENV)/bin/python -m benchmarks.merge --gib $(GIB) --rounds $(ROUNDS) --cold $(COLD) --tensors $(TENSORS)
+	$(BENCH_VENV)/bin/python -m benchmarks.memory --gib $(MEMORY_GIB)
+	$(BENCH_VENV)/bin/python -m benchmarks.report build/bench/merge.json build/bench/memory.json > docs/benchmarks.md.new
+	mv docs/benchmarks.md.new docs/benchmarks.md
 
 campaign: $(VENV)/.installed-test
 	$(BIN)/python -m tests.campaigns.kill $(CAMPAIGN)
@@ -48,7 +58,7 @@ damage: $(VENV)/.installed-test
 	$(BIN)/python -m tests.campaigns.damage $(DAMAGE)
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(BENCH_VENV) build/bench
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and f"{sys.executable} is Python {sys.version.split()[0]}, 3.10 or newer is needed: PYTHON=python3.12 make ...")'
@@ -62,3 +72,9 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 $(VENV)/.installed-test: pyproject.toml tests/requirements.txt | $(BIN)/python
 	$(PIP) --requirement tests/requirements.txt --editable '.[test,load]'
 	@touch $@ $(VENV)/.installed
+
+$(BENCH_VENV)/.installed: pyproject.toml benchmarks/requirements.txt
+	$(PYTHON) -m venv $(BENCH_VENV)
+	$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check setuptools wheel $$(grep ^torch benchmarks/requirements.txt)
+	$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement benchmarks/requirements.txt --editable .
+	@touch $@

@@ -1,86 +1,48 @@
-"""Large checkpoints in the real containers, one rank at a time: ``generate.py dcp-rows|dcp-columns|zero3 GIB DIR``.
+"""Large checkpoints in the real containers: ``python -m benchmarks.generate KIND DIR [--gib 2] [--tensors 100000]``.
 
-Needs torch.  The layouts are those of the frameworks (item archives, ``.metadata``, flat groups); only the training is left out.
+Needs torch.  The layouts are those of the frameworks (item archives, ``.metadata``, flat groups, moments); only the training is left out.
+Prints what was written as a line of JSON: ``needed``, the bytes of the source that make up each output.
 """
 
 from __future__ import annotations
 
-import pickle
-import sys
+import argparse
+import json
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-    TensorStorageMetadata,
-)
 
-RANKS = 4
-SHAPE = (4096, 2048)
+from benchmarks import generate_dcp, generate_zero
+from benchmarks.sizes import Shapes, config, model, numel, small
 
-
-def names(gib: float) -> list[str]:
-    count = max(1, round(gib * 2**30 / (SHAPE[0] * SHAPE[1] * 4)))
-    return [f"model.layers.{n}.mlp.up_proj.weight" for n in range(count)]
+KINDS: dict[str, Callable[[Shapes, Path], None]] = {
+    "dcp-rows": lambda shapes, where: generate_dcp.items(shapes, where, axis=0),
+    "dcp-columns": lambda shapes, where: generate_dcp.items(shapes, where, axis=1),
+    "dcp-small": lambda shapes, where: generate_dcp.items(shapes, where, axis=None),
+    "dcp-safetensors": generate_dcp.safetensors,
+    "zero2": generate_zero.stage2,
+    "zero3": generate_zero.stage3,
+}
 
 
-def dcp(gib: float, where: Path, axis: int) -> None:
-    """Each rank's file holds one ``torch.save`` archive for every tensor, back to back."""
-    where.mkdir(parents=True)
-    size = [n // RANKS if d == axis else n for d, n in enumerate(SHAPE)]
-    described, stored, planned = {}, {}, {}
-    for rank in range(RANKS):
-        offsets = torch.Size([rank * size[axis] if d == axis else 0 for d in range(2)])
-        with (where / f"__{rank}_0.distcp").open("wb") as out:
-            for name in names(gib):
-                start = out.tell()
-                torch.save(torch.randn(size), out)
-                chunk = ChunkStorageMetadata(offsets, torch.Size(size))
-                key = f"model.{name}"
-                known = described.setdefault(
-                    key, TensorStorageMetadata(TensorProperties(dtype=torch.float32), torch.Size(SHAPE), [])
-                )
-                known.chunks.append(chunk)
-                planned[key] = ("model", name)
-                stored[MetadataIndex(key, offsets, rank)] = _StorageInfo(f"__{rank}_0.distcp", start, out.tell() - start)
-    with (where / ".metadata").open("wb") as out:
-        pickle.dump(Metadata(described, planned, stored, StorageMeta()), out)
-
-
-def zero3(gib: float, where: Path) -> None:
-    """Flat groups of fp32 masters, and model files with shapes and placeholders."""
-    tag = where / "global_step1"
-    tag.mkdir(parents=True)
-    shapes = {name: torch.Size(SHAPE) for name in names(gib)}
-    each = SHAPE[0] * SHAPE[1] // RANKS
-    for rank in range(RANKS):
-        module = {name: torch.empty(0) for name in shapes}
-        states = {
-            "module": module,
-            "buffer_names": [],
-            "param_shapes": [shapes],
-            "frozen_param_shapes": None,
-            "shared_params": {},
-            "frozen_param_fragments": None,
-        }
-        torch.save(
-            {**states, "ds_version": "0.19.8", "dp_world_size": RANKS}, tag / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt"
-        )
-        flat = torch.randn(each * len(shapes))
-        optim = {"zero_stage": 3, "partition_count": RANKS, "fp32_flat_groups": [flat]}
-        torch.save({"optimizer_state_dict": optim, "ds_version": "0.19.8"}, tag / f"zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
-    (where / "latest").write_text("global_step1")
+def main() -> None:
+    """Write one."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("where", type=Path)
+    parser.add_argument("--gib", type=float, default=2.0)
+    parser.add_argument("--tensors", type=int, default=100_000)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    shapes = small(args.tensors) if args.kind == "dcp-small" else model(args.gib)
+    args.where.mkdir(parents=True)
+    KINDS[args.kind](shapes, args.where)
+    if args.kind != "dcp-small":
+        (args.where / "config.json").write_text(json.dumps(config(args.gib)))
+    count = numel(shapes)
+    print(json.dumps({"tensors": len(shapes), "needed": {"fp32": 4 * count, "bf16 model": 2 * count}}))
 
 
 if __name__ == "__main__":
-    kind, gib, where = sys.argv[1], float(sys.argv[2]), Path(sys.argv[3])
-    torch.manual_seed(0)
-    if kind == "zero3":
-        zero3(gib, where)
-    else:
-        dcp(gib, where, axis=0 if kind == "dcp-rows" else 1)
+    main()

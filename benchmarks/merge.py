@@ -1,188 +1,114 @@
-"""Merging, side by side with what users would otherwise run, and with ``cat`` as the limit.
+"""Merging, side by side with what users would otherwise run, and with ``cat`` as the limit: ``python -m benchmarks.merge --gib 2 --rounds 5``.
 
-    python benchmarks/merge.py [--gib 2] [--rounds 3] [--work DIR] [--peers PYTHON]
-
-Generates checkpoints with the real containers (torch writes them), runs each tool as a whole process in paired rounds from an empty
-output, and prints medians of wall and CPU seconds, peak memory, and ratios to ckptsync within the same rounds.  ``--peers`` names the Python of an
-environment that has torch, accelerate and deepspeed; without it they are looked for in this one.  A peer that is not installed is said to be missing.
+Generates checkpoints in the real containers, runs each tool as a whole process in paired rounds from an empty output, warm and cold, and writes every
+round as JSON; ``benchmarks.report`` makes tables of it.  Run by a Python that has torch and the peers (`make bench` sets it up).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import resource
 import shutil
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-HERE = Path(__file__).parent
+from benchmarks.contest import Contest, Heat, held
+from benchmarks.tools import ACCELERATE, DCP_TO_TORCH, TORCH_CONSOLIDATE, ZERO_TO_FP32, Tool, cat, cat_and_sync, ckptsync
+
+SHARDS, OPTIMIZERS, MODEL = "*.distcp", "global_step1/*optim_states.pt", "global_step1/mp_rank_00_model_states.pt"
 
 
 @dataclass(frozen=True)
-class Run:
-    """One process from start to exit: seconds, seconds of CPU, MiB at the peak."""
+class Case:
+    """One comparison: ``kind`` as `benchmarks.generate` knows it, ``share`` of the size, the tools, ours first."""
 
-    wall: float
-    cpu: float
-    peak: float
-
-
-@dataclass(frozen=True)
-class Tool:
-    """A command line for a source and a destination."""
-
-    name: str
-    command: Callable[[Path, Path], list[str]]
+    title: str
+    kind: str
+    share: float
+    tools: tuple[Tool, ...]
+    needed: str = "fp32"
+    cold: bool = False
 
 
-def measure(command: list[str], log: Path) -> Run:
-    """Run to the end; raises RuntimeError with the tail of its output if it fails."""
-    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise RuntimeError(f"{command[:4]} exited {process.returncode}: {log.read_text(errors='replace')[-600:]}")
-    del before
-    return Run(time.monotonic() - start, usage.ru_utime + usage.ru_stime, usage.ru_maxrss / 1024)
-
-
-def ours(dtype: str) -> Tool:
-    def command(source: Path, destination: Path) -> list[str]:
-        return [
-            sys.executable,
-            "-m",
-            "ckptsync",
-            "merge",
-            str(source),
-            str(destination),
-            "--dtype",
-            dtype,
-            "--max-shard-size",
-            "5GB",
-        ]
-
-    return Tool(f"ckptsync --dtype {dtype}", command)
-
-
-def cat(pattern: str) -> Tool:
-    return Tool(
-        "cat", lambda source, destination: ["sh", "-c", f"mkdir {destination} && cat {source}/{pattern} > {destination}/all"]
-    )
-
-
-def peers(python: str) -> dict[str, Tool]:
-    run = "import sys; from {} import {} as f; f(*sys.argv[1:])"
-    return {
-        "accelerate": Tool(
-            "accelerate merge-weights",
-            lambda s, d: [python, "-m", "accelerate.commands.accelerate_cli", "merge-weights", str(s), str(d)],
-        ),
-        "dcp_to_torch_save": Tool(
-            "dcp_to_torch_save",
-            lambda s, d: [
-                python,
-                "-c",
-                run.format("torch.distributed.checkpoint.format_utils", "dcp_to_torch_save"),
-                str(s),
-                str(d),
-            ],
-        ),
-        "zero_to_fp32": Tool(
-            "zero_to_fp32 --safe_serialization",
-            lambda s, d: [python, "-m", "deepspeed.utils.zero_to_fp32", str(s), str(d), "--safe_serialization"],
-        ),
-    }
-
-
-def compare(title: str, source: Path, tools: list[Tool], rounds: int, work: Path) -> dict[str, object]:
-    """Every tool once a round, in turn; ratios are of one round, so that a drifting machine does not matter."""
-    runs: dict[str, list[Run]] = {tool.name: [] for tool in tools}
-    failed: dict[str, str] = {}
-    for number in range(rounds):
-        for tool in tools:
-            if tool.name in failed:
-                continue
-            destination = work / "out"
-            shutil.rmtree(destination, ignore_errors=True)
-            destination.unlink(missing_ok=True) if destination.is_file() else None
-            try:
-                runs[tool.name].append(measure(tool.command(source, destination), work / "log"))
-            except RuntimeError as e:
-                failed[tool.name] = str(e)
-            print(f"  round {number + 1}: {tool.name}", file=sys.stderr)
-    return _report(title, tools, runs, failed)
-
-
-def _report(title: str, tools: list[Tool], runs: dict[str, list[Run]], failed: dict[str, str]) -> dict[str, object]:
-    first = runs[tools[0].name]
-    print(
-        f"\n### {title}\n\n| tool | wall s | CPU s | peak MiB | wall, ckptsync = 1 | CPU, ckptsync = 1 |\n|---|---|---|---|---|---|"
-    )
-    rows = []
-    for tool in tools:
-        if tool.name in failed:
-            print(f"| {tool.name} | failed: {failed[tool.name][:120]!r} | | | | |")
-            continue
-        mine = runs[tool.name]
-        wall, cpu = (statistics.median(getattr(r, k) for r in mine) for k in ("wall", "cpu"))
-        peak = max(r.peak for r in mine)
-        ratios = [
-            statistics.median(getattr(a, k) / getattr(b, k) for a, b in zip(mine, first, strict=True)) for k in ("wall", "cpu")
-        ]
-        print(f"| {tool.name} | {wall:.2f} | {cpu:.2f} | {peak:.0f} | {ratios[0]:.2f} | {ratios[1]:.2f} |")
-        rows.append(
-            {"tool": tool.name, "wall": wall, "cpu": cpu, "peak_mib": peak, "wall_ratio": ratios[0], "cpu_ratio": ratios[1]}
-        )
-    return {"title": title, "rows": rows, "failed": failed}
-
-
-def generate(python: str, kind: str, gib: float, where: Path) -> Path:
-    subprocess.run([python, str(HERE / "generate.py"), kind, str(gib), str(where)], check=True)
-    return where
+CASES = (
+    Case(
+        "DCP, float32 in row shards of 4 ranks, to the same dtype",
+        "dcp-rows",
+        1,
+        (ckptsync("keep"), cat(SHARDS), cat_and_sync(SHARDS), ACCELERATE, DCP_TO_TORCH),
+        cold=True,
+    ),
+    Case("The same to bf16", "dcp-rows", 1, (ckptsync("bf16"), cat(SHARDS))),
+    Case("DCP, float32 in column shards of 4 ranks", "dcp-columns", 0.5, (ckptsync("keep"), cat(SHARDS), ACCELERATE, DCP_TO_TORCH)),
+    Case(
+        "DCP, {tensors} tensors of 256 bytes",
+        "dcp-small",
+        1,
+        (ckptsync("keep"), cat(SHARDS), ACCELERATE, DCP_TO_TORCH),
+    ),
+    Case(
+        "DCP in safetensors, row shards of 4 ranks",
+        "dcp-safetensors",
+        0.5,
+        (ckptsync("keep"), cat("*.safetensors"), TORCH_CONSOLIDATE),
+    ),
+    Case("ZeRO-3 of a bf16 model, 4 ranks, to bf16", "zero3", 1, (ckptsync("bf16"), ZERO_TO_FP32), cold=True),
+    Case("The same to float32", "zero3", 1, (ckptsync("fp32"), ZERO_TO_FP32)),
+    Case(
+        "ZeRO-2 of a bf16 model, 4 ranks, to bf16 (from the model file alone)",
+        "zero2",
+        0.5,
+        (ckptsync("auto"), cat(MODEL), ZERO_TO_FP32),
+        "bf16 model",
+    ),
+    Case("The same to float32 (from the masters)", "zero2", 0.5, (ckptsync("fp32"), ZERO_TO_FP32)),
+)
 
 
 def main() -> None:
+    """Run the comparisons that are asked for, and write what came of them."""
+    args = _arguments().parse_args()
+    args.work.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=args.work, prefix="merge-") as work:
+        results = [asdict(result) for result in _run(args, Path(work))]
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+    settings = {"gib": args.gib, "rounds": args.rounds, "cold": args.cold, "tensors": args.tensors}
+    args.json.write_text(json.dumps({"settings": settings, "contests": results}, indent=1))
+
+
+def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gib", type=float, default=2.0)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--work", type=Path, help="where there is room for four times the size")
-    parser.add_argument("--peers", default=sys.executable, help="the Python of an environment with torch, accelerate and deepspeed")
-    parser.add_argument("--json", type=Path, help="also write the figures here")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=args.work) as name:
-        work, other = Path(name), peers(args.peers)
-        results = []
-        rows = generate(args.peers, "dcp-rows", args.gib, work / "pytorch_model_fsdp_0")
-        tools = [ours("keep"), cat("*.distcp"), other["accelerate"], other["dcp_to_torch_save"]]
-        results.append(compare(f"DCP, fp32, {args.gib} GiB in row shards of 4 ranks, same dtype", rows, tools, args.rounds, work))
-        results.append(compare("The same to bf16", rows, [ours("bf16"), cat("*.distcp")], args.rounds, work))
-        shutil.rmtree(rows)
-        columns = generate(args.peers, "dcp-columns", args.gib, work / "pytorch_model_fsdp_0")
-        results.append(compare("DCP, the same in column shards", columns, tools, args.rounds, work))
-        shutil.rmtree(columns)
-        zero = generate(args.peers, "zero3", args.gib, work / "zero")
-        optim = "global_step1/*optim_states.pt"
-        results.append(
-            compare(
-                "ZeRO-3, fp32 masters of 4 ranks (no moments)",
-                zero,
-                [ours("keep"), cat(optim), other["zero_to_fp32"]],
-                args.rounds,
-                work,
-            )
-        )
-    if args.json:
-        args.json.write_text(json.dumps(results, indent=1))
+    parser.add_argument("--gib", type=float, default=2.0, help="GiB of float32 weights")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cold", type=int, default=3, help="rounds with the source out of the page cache")
+    parser.add_argument("--tensors", type=int, default=100_000, help="of the case with many small ones")
+    parser.add_argument("--only", default="", help="cases whose kind begins so: dcp, dcp-rows, zero")
+    parser.add_argument("--work", type=Path, default=Path("build/bench"), help="where there is room for six times the size")
+    parser.add_argument("--json", type=Path, default=Path("build/bench/merge.json"), help="where every round is written")
+    return parser
+
+
+def _run(args: argparse.Namespace, work: Path) -> Iterator[Contest]:
+    source, kind, told = work / "checkpoint-1", "", {"fp32": 0}
+    for case in (case for case in CASES if case.kind.startswith(args.only)):
+        if case.kind != kind:
+            shutil.rmtree(source, ignore_errors=True)
+            kind, told = case.kind, generate(case.kind, source, args.gib * case.share, args.tensors)
+        heats: list[tuple[Heat, int]] = [("warm", args.rounds), ("cold", args.cold if case.cold else 0)]
+        for heat, rounds in ((heat, rounds) for heat, rounds in heats if rounds):
+            title = case.title.format(tensors=f"{args.tensors:,}")
+            yield held(Contest(title, heat, told[case.needed], case.tools[0].name), source, case.tools, rounds, work)
+
+
+def generate(kind: str, source: Path, gib: float, tensors: int) -> dict[str, int]:
+    """Write a checkpoint; the bytes of it that each output is made of."""
+    command = [sys.executable, "-m", "benchmarks.generate", kind, str(source), "--gib", str(gib), "--tensors", str(tensors)]
+    told: dict[str, int] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)["needed"]
+    return told
 
 
 if __name__ == "__main__":

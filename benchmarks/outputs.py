@@ -1,0 +1,52 @@
+"""Whether two tools have written the same model: ``python -m benchmarks.outputs DIR`` prints what one has written."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from blake3 import blake3
+
+Tensors = Mapping[str, tuple[str, tuple[int, ...], str]]
+
+
+def tensors(destination: Path) -> Tensors:
+    """Name → dtype, shape and digest, of all safetensors files there; empty if there are none.
+
+    In a process of its own: the kernel counts the largest resident set of whoever starts a program as that program's own.
+    """
+    command = [sys.executable, "-m", "benchmarks.outputs", str(destination)]
+    told = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+    return {name: (dtype, tuple(shape), digest) for name, (dtype, shape, digest) in told.items()}
+
+
+def _tensors(destination: Path) -> Tensors:
+    found: dict[str, tuple[str, tuple[int, ...], str]] = {}
+    for path in sorted(destination.rglob("*.safetensors")) if destination.is_dir() else ():
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data, memoryview(data) as view:
+            base = 8 + int.from_bytes(data[:8], "little")
+            for name, entry in json.loads(data[8:base]).items():
+                if name != "__metadata__":
+                    start, end = (base + at for at in entry["data_offsets"])
+                    found[name] = (entry["dtype"], tuple(entry["shape"]), blake3(view[start:end]).hexdigest())
+    return found
+
+
+def compared(theirs: Tensors, ours: Tensors) -> str:
+    """In a word."""
+    if not theirs:
+        return "no safetensors"
+    if theirs == ours:
+        return "same tensors"
+    dtypes = {dtype for dtype, _, _ in theirs.values()}
+    if theirs.keys() == ours.keys() and dtypes.isdisjoint(dtype for dtype, _, _ in ours.values()):
+        return f"in {', '.join(sorted(dtypes))}"
+    return "OTHER TENSORS"
+
+
+if __name__ == "__main__":
+    print(json.dumps(_tensors(Path(sys.argv[1]))))
