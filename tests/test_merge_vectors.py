@@ -58,6 +58,14 @@ def test_a_merge_equals_what_the_framework_gathered_bit_for_bit(of: Vector, dtyp
     assert is_adapter is bool(told(of).get("adapter"))
 
 
+@pytest.mark.parametrize(("name", "base"), [("acc-fsdp2-peft", "base-tied"), ("acc-zero2-peft", "base")])
+def test_the_base_model_in_the_shards_of_a_peft_model_is_the_one_that_was_adapted(name: str, base: str, tmp_path: Path) -> None:
+    found = merge_local(vector(name).sources, tmp_path / "out", Options(source="@base"), ROOT / base)
+    assert written(tmp_path / "out") == bits(ROOT / base / "model.safetensors")
+    assert found.source.endswith("@base")
+    assert not (tmp_path / "out" / "adapter_config.json").exists()
+
+
 @pytest.mark.parametrize("of", [v for v in ALL if len(v.sources) > 1], ids=lambda v: v.name)
 def test_the_order_of_the_nodes_changes_no_byte(of: Vector, tmp_path: Path) -> None:
     merged(of.sources, tmp_path / "one", "keep")

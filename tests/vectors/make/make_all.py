@@ -103,11 +103,19 @@ def dcp(name: str, what: str, exercises: str, *, world: int, note: str = "") -> 
     return Vector(name, "raw_dcp.py", (what,), "dcp", "torch", exercises, world, base="", checkpoint="wrapped", facts=facts)
 
 
+def shards(name: str, what: str, framework: str, exercises: str, *, world: int, model_folder: str) -> Vector:
+    """Return a vector of DCP in safetensors."""
+    base = "" if framework == "torch" else "base"
+    facts = {"dtype": "mixed" if framework == "torch" else "float32", "model_folder": model_folder}
+    return Vector(name, "hf_writer.py", (what,), "dcp_safetensors", framework, exercises, world, base=base, checkpoint="out", facts=facts)
+
+
 ODD = ("--bf16", "--odd")
 ODD_NOTE = "DeepSpeed leaves the float buffers of a bf16 model in fp32; `scratch` is not persistent and not in the file"
 LORA_NOTE = (
     "zero_to_fp32 and the shards say lora_A.default.weight; adapter_model.safetensors beside them says lora_A.weight, same bits"
 )
+WHOLE_PEFT_NOTE = "the framework's tool knows the shards' names only; the reference is peft's save_pretrained of the gathered state"
 TIED_NOTE = "zero_to_fp32 adds lm_head.weight, the same bits as its owner; safe_get_full_fp32_param knows the owner only"
 ALL = (
     trainer("hf-fsdp2-2node", "fsdp2", "FSDP2 SHARDED; .metadata on node 0 only; the optimizer kept", world=4, nodes=2, optimizer=True),
@@ -132,6 +140,16 @@ ALL = (
     Vector(
         "acc-zero3", "accelerate_state.py", ("zero3",), "zero", "accelerate", "the tag is pytorch_model", 2,
         checkpoint="out/checkpoints/checkpoint_0", facts={"dtype": "float32", "stage": 3, "tag": "pytorch_model"},
+    ),
+    Vector(
+        "acc-fsdp2-peft", "adapters.py", ("fsdp2",), "dcp", "accelerate", "a tied base model and its DoRA adapter in the same shards", 3,
+        base="base-tied", checkpoint="out/checkpoints/checkpoint_0", keep="adapter", auto="adapter",
+        facts={"dtype": "float32", "adapter": True, "notes": [WHOLE_PEFT_NOTE], "model_folder": "pytorch_model_fsdp_0"},
+    ),
+    Vector(
+        "acc-zero2-peft", "adapters.py", ("zero2",), "zero", "accelerate", "base and adapter in the same shards, of a model compiled in part", 2,
+        checkpoint="out/checkpoints/checkpoint_0", keep="adapter", auto="adapter",
+        facts={"dtype": "float32", "adapter": True, "notes": [WHOLE_PEFT_NOTE], "stage": 2, "tag": "pytorch_model"},
     ),
     raw(
         "raw-ds-zero1-frozen", 1, "frozen weights lie in `module` only", world=2, extra=("--frozen",),
@@ -164,6 +182,9 @@ ALL = (
     ),
     dcp("dcp-mesh", "mesh", "HSDP, two dimensions of shards, FSDP over tensor parallelism", world=4, note="chunks are not in the order of their offsets"),
     dcp("dcp-fp8", "dtypes", "every dtype that torch and safetensors share, fp8, unsigned and complex among them", world=1),
+    shards("tf5-fsdp2", "fsdp", "transformers 5", "FSDP2; the optimizer's .metadata proves the shapes", world=3, model_folder=""),
+    shards("tf5-hsdp", "hsdp", "transformers 5", "two replicas, each with some of the tensors; config.json proves them", world=4, model_folder=""),
+    shards("hf-writer-mesh", "mesh", "torch", "FSDP over tensor parallelism, three files a rank, scalars", world=4, model_folder="sharded"),
     Vector("hf-sharded", "whole.py", ("sharded",), "safetensors", "transformers", "an index over several files", checkpoint="out", facts={"dtype": "bfloat16"}),
     Vector(
         "peft-adapter", "whole.py", ("adapter",), "safetensors", "peft", "an adapter with modules_to_save", checkpoint="out", keep="adapter",
@@ -261,6 +282,8 @@ def describe(vector: Vector, scratch: Path) -> dict[str, Any]:
 def collect(vector: Vector, scratch: Path, target: Path, *, strip: str = "") -> None:
     """Copy the sources without what nobody needs to the target, over what was there."""
     dropped = DROPPED if vector.optimizer else (*DROPPED, "optimizer_0")
+    if vector.kind == "dcp_safetensors":
+        dropped = (*dropped, "*.distcp")  # of the optimizer; its .metadata alone is a proof
     for source in vector.sources:
         shutil.copytree(scratch / source, target / source.replace(strip, ""), ignore=shutil.ignore_patterns(*dropped))
 
