@@ -93,3 +93,12 @@ def test_directories_of_different_saves_are_not_one_checkpoint(tmp_path: Path, c
 def test_what_is_no_checkpoint_has_its_code(target: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", target]) == code
     assert capsys.readouterr().err.startswith("ckptsync: error: ")
+
+
+def test_an_adapter_in_shards_is_called_one(capsys: pytest.CaptureFixture[str]) -> None:
+    vectors = Path(__file__).parent / "vectors"
+    for name in ("hf-fsdp2-lora/out/checkpoint-4", "acc-zero2-peft/out/checkpoints/checkpoint_0"):
+        assert main(["inspect", str(vectors / name)]) == 0
+        assert "complete, a PEFT adapter\n" in capsys.readouterr().out
+    assert main(["inspect", *FSDP]) == 0
+    assert "PEFT" not in capsys.readouterr().out

@@ -220,3 +220,20 @@ def test_an_adapter_is_not_given_the_base_models_configuration(tmp_path: Path) -
     assert "adapter_config.json" in files
     assert "config.json" not in files
     assert tick(store, options, 0.0).made == ()
+
+
+ADAPTER = "run/consolidated/checkpoint-4/adapter_model.safetensors"
+
+
+def test_an_adapter_out_of_shards_is_sealed_mended_and_completed_as_one(tmp_path: Path) -> None:
+    store = MemoryStore()
+    send(store, VECTORS / "hf-fsdp2-lora" / "out" / "checkpoint-4", "node0")
+    assert tick(store, HeadOptions(), 0.0).made[0].files == ("adapter_model.safetensors",)
+    before = contents(store)[ADAPTER]
+    (tmp_path / "adapter_config.json").write_text('{"bias": "none"}')
+    found = HeadOptions(config_from={"run": str(tmp_path)})
+    assert tick(store, found, 0.0).made[0].files == ("adapter_config.json",)
+    flip(store, ADAPTER, 2_000)
+    complain(store, ADAPTER)
+    assert tick(store, found, 0.0).made[0].files == ("adapter_model.safetensors",)
+    assert contents(store)[ADAPTER] == before

@@ -79,10 +79,11 @@ def _demands(files: Files) -> tuple[Demands, CkptsyncError | None]:
 
 def _source(files: Files, source: Source) -> dict[str, Any]:
     """One source: its tensors, and whether a merge of it could be done (which plans it to the last byte)."""
-    state, detail, code, tensors = "complete", "", 0, tuple[Tensor, ...]()
+    state, detail, code, tensors, writes = "complete", "", 0, tuple[Tensor, ...](), ""
     try:
         tensors = layouts.tensors(files, source)
-        prepare(files, Options("keep", source=str(source)))
+        job = prepare(files, Options("keep", source=str(source)))
+        writes = "adapter" if job.is_adapter else "model"
     except (Incomplete, Corrupt, Unsupported) as e:
         state, detail, code = type(e).__name__.lower(), str(e), e.exit_code
     return {
@@ -90,6 +91,7 @@ def _source(files: Files, source: Source) -> dict[str, Any]:
         "state": state,
         "detail": detail,
         "exit_code": code,
+        "writes": writes,
         "tensors": [_tensor(tensor) for tensor in tensors],
     }
 
@@ -106,7 +108,8 @@ def _show(result: dict[str, Any], first: int | None) -> None:
     for source in result["sources"]:
         mark = "  (preferred)" if source["source"] == result["preferred"] and len(result["sources"]) > 1 else ""
         detail = f": {source['detail']}" if source["detail"] else ""
-        print(output.clean(f"source      {source['source']}  {source['state']}{detail}{mark}"))
+        adapter = ", a PEFT adapter" if source["writes"] == "adapter" else ""
+        print(output.clean(f"source      {source['source']}  {source['state']}{adapter}{detail}{mark}"))
     _show_missing("missing", result["missing"])
     _show_missing("missing to resume", result["missing_for_resume"])
     for note in result["notes"]:

@@ -6,7 +6,7 @@ configuration found.  Two heads at once write the same bytes under the same name
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from blake3 import blake3
@@ -26,7 +26,8 @@ from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.tree import StoreFiles
 
 PIECE = 4 << 20
-_TIES = "ties_by"  # in a seal's options: the configuration that said which names are tied; empty if there was none then
+_TIES = "ties_by"  # in a seal's options: the configuration that said which tensors to write; empty if there was none then
+_DECIDING = ("config.json", "adapter_config.json")  # which names are tied; what is saved with an adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,7 @@ def consolidate(store: Store, snapshot: Snapshot, options: Options, origins: Seq
             "max_shard_size": str(options.max_shard_size),
             "source": job.source,
             "config": _origins_of(job.beside, origins),
-            _TIES: "config.json" if any(name == "config.json" for name, _ in job.beside) else "",
+            _TIES: next((name for name, _ in job.beside if name in _DECIDING), ""),
             "format": str(FORMAT),
         },
         files=merged.files,
@@ -95,7 +96,7 @@ def mend(store: Store, snapshot: Snapshot, suspects: Sequence[str], origins: Seq
     files = source_files(store, snapshot)
     job = prepare(files, _options_of(seal), [o.files for o in origins])
     if not seal.options.get(_TIES):  # its configuration came later, and must not change what the weights are now
-        job = replace(job, plans=prepare(_Without(files, "config.json"), _options_of(seal)).plans)
+        job = replace(job, plans=prepare(_Without(files, _DECIDING), _options_of(seal)).plans)
     done: set[str] = set()
 
     def write(name: str, chunks: Iterable[Chunk]) -> None:
@@ -205,13 +206,13 @@ def _proven(chunks: Iterable[Chunk], file: SealedFile) -> Iterator[Chunk]:
 
 
 class _Without:
-    """Files, but for one."""
+    """Files, but for some."""
 
-    def __init__(self, files: Files, name: str) -> None:
-        self._files, self._name = files, name
+    def __init__(self, files: Files, names: Collection[str]) -> None:
+        self._files, self._names = files, names
 
     def sizes(self) -> Mapping[str, int]:
-        return {name: size for name, size in self._files.sizes().items() if name != self._name}
+        return {name: size for name, size in self._files.sizes().items() if name not in self._names}
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         self._files.read_into(name, start, out)

@@ -37,6 +37,11 @@ class Job:
         return sum(p.size for p in self.plans)
 
     @property
+    def is_adapter(self) -> bool:
+        """Whether it is a PEFT adapter that is written, not a model."""
+        return any(plan.name == f"{adapter.STEM}.safetensors" for plan in self.plans)
+
+    @property
     def checksums(self) -> frozenset[Checksum]:
         """What the containers say of the records that are read."""
         return frozenset(part.checksum for p in self.plans for t in p.tensors for part in t.copy.parts if part.checksum)
@@ -93,7 +98,7 @@ def _model(given: _Given, selected: Selected) -> Job:
 def _tied(typed: Sequence[Tensor], written: Sequence[Tensor], base: Base, config: Mapping[str, Any] | None) -> set[str]:
     """Names that the written model, or the base, need not have: another of a tied pair stands for them."""
     left = {t.name for t in typed} - {t.name for t in written}
-    there = base.under_names_of({t.name for t in typed}).tensors.keys() | {t.name for t in written}
+    there = base.beside({t.name: t for t in typed}).keys() | {t.name for t in written}
     pairs = ties.pairs(there) if config and ties.is_tied(config) else ()
     return left | {second for second, first in pairs if first in there}
 
