@@ -104,7 +104,7 @@ def test_what_was_trained_beside_an_adapter_stays_with_it_where_no_base_is_there
 
 def test_an_adapter_that_was_injected_gets_the_prefix_that_peft_saves() -> None:
     given = tensors(*LORA, *BASE, prefix="")
-    assert names(given) == [f"{P}model.q.lora_A.weight", f"{P}model.q.lora_B.weight"]
+    assert names(given, "adapter") == names(given, config={}) == [f"{P}model.q.lora_A.weight", f"{P}model.q.lora_B.weight"]
     assert names(given, "base") == ["model.q.weight", "model.q.bias", "model.norm.weight", "model.norm.bias"]
 
 
@@ -143,6 +143,11 @@ def test_prompt_embeddings_are_saved_as_they_are_and_an_encoder_is_refused() -> 
         select(tensors("prompt_encoder.default.mlp_head.0.weight", prefix=""), "", None)
     with pytest.raises(Unsupported, match="prompt-tuned"):
         select(given, "base", None)
+
+
+def test_a_model_may_have_such_parts_of_its_own_where_nothing_speaks_of_an_adapter() -> None:
+    stored = ("q.base_layer.weight", "q.lora_A.vision.weight", "q.lora_A.speech.weight")
+    assert names(tensors(*stored, prefix="")) == list(stored)
 
 
 @pytest.mark.parametrize("name", ["model.q.weight", "layers.0.wq.lora_a.weight", "base.q.lora_A.weight"])

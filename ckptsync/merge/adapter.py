@@ -73,7 +73,7 @@ def select(tensors: Sequence[Tensor], part: str, config: Mapping[str, Any] | Non
 
     ``part``: as `split_source` gives it; ``config``: ``adapter_config.json``, where it is known.  Raises Unsupported where names do not tell.
     """
-    items = _items(tensors)
+    items = _items(tensors, is_told=bool(part) or config is not None)
     if not items:
         if part:
             raise Unsupported(f"@{part}: no PEFT adapter is among these {len(tensors)} tensors")
@@ -97,14 +97,19 @@ def check(selected: Selected, config: Mapping[str, Any]) -> None:
             )
 
 
-def _items(tensors: Sequence[Tensor]) -> dict[str, _Item]:
-    """Name → adapter tensor; empty if this is no state dict of a PEFT model."""
+def _items(tensors: Sequence[Tensor], *, is_told: bool) -> dict[str, _Item]:
+    """Name → adapter tensor; empty if this is no state dict of a PEFT model.
+
+    An adapter that was injected into a model (`add_adapter`) has its name in each of its tensors, but not the prefix that peft saves it
+    with.  Some models have such parts of their own (Phi-4-multimodal), so it ``is_told`` that there is one.
+    """
     names = [t.name for t in tensors]
-    is_whole = any(n.startswith("base_model.") for n in names) or any(n.startswith(_PROMPTS) for n in names)
+    is_whole = any(n.startswith(("base_model.", *_PROMPTS)) for n in names)
+    text = "" if is_whole else "\n".join(names)  # one look at a model that has no adapter, be its tensors a million
+    if not is_whole and not (is_told and any(f".{tuner}" in text for tuner in _TUNERS)):
+        return {}
     found = {name: item for name in names if (item := _item(name, "" if is_whole else _PREFIX))}
-    if is_whole or (found and all(item.adapter for item in found.values())):
-        return found  # injected by `add_adapter`: each has its adapter's name, but not the prefix that peft saves it with
-    return {}
+    return found if is_whole or all(item.adapter for item in found.values()) else {}
 
 
 def _item(name: str, prefix: str) -> _Item | None:

@@ -19,7 +19,10 @@ FUSED = (
     "the experts of a layer are one tensor, as transformers 5 has them in memory: its from_pretrained opens them, while loaders that want one"
     " tensor an expert (vLLM, older transformers) do not; save_pretrained of the opened model writes those"
 )
-LORA = "there are LoRA weights, under the names that the shards give them: from_pretrained does not look for those"
+LORA = (
+    "there are LoRA weights, under the names that the shards give them: from_pretrained does not look for those; if they are peft's,"
+    " --source SOURCE@adapter writes the adapter, and @base the model under it"
+)
 
 
 def of_model(tensors: Sequence[Tensor], config: Mapping[str, Any] | None, asked: DType) -> Iterator[str]:

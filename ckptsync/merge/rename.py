@@ -24,6 +24,8 @@ def unwrapped(tensors: Sequence[Tensor], known: Collection[str] = ()) -> tuple[t
     ``known``: names of the base model, where there is one.  Raises Unsupported where two would get one name.
     """
     names = clean_names([t.name for t in tensors], known)
+    if all(stored == name for stored, name in names.items()):
+        return tuple(tensors), ()
     return renamed(tensors, names), _notes(names)
 
 
@@ -54,6 +56,8 @@ def clean_names(found: Sequence[str], known: Collection[str] = ()) -> dict[str, 
 
 def _without(name: str) -> str:
     """A name that would be empty, or end in another component, is no wrapped one."""
+    if not any(wrapper in name for wrapper in WRAPPERS):  # most names, and there may be a million
+        return name
     parts = name.split(".")
     return name if parts[-1] in WRAPPERS else ".".join(part for part in parts if part not in WRAPPERS)
 
@@ -64,8 +68,6 @@ def _renamed(tensor: Tensor, names: Mapping[str, str]) -> Tensor:
 
 def _notes(names: Mapping[str, str]) -> tuple[str, ...]:
     changed = [(stored, name) for stored, name in names.items() if stored != name]
-    if not changed:
-        return ()
     stored, name = changed[0]
     gone = {part for s, n in changed for part in _gone(s, n)}
     return (f"{' and '.join(sorted(gone))} taken out of {len(changed)} names, such as {stored}: now {name}",)

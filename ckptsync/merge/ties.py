@@ -46,6 +46,7 @@ SECOND = {
     "predictions.decoder.bias": "predictions.bias",
     "lm_head.decoder.bias": "lm_head.bias",
 }
+_SECONDS = tuple(SECOND)
 # Models whose configuration class ties them where the file says nothing: transformers before 5 did not write what is the default.
 BY_DEFAULT = frozenset(
     "bart bert bloom camembert cohere cohere2 distilbert electra falcon gemma gemma2 gemma3 gemma3_text gemma3n gemma3n_text gpt2"  # noqa: SIM905
@@ -140,8 +141,8 @@ class _Ties:
         return self.digests[tensor.name]
 
 
-def _ends(name: str, ends: Sequence[str]) -> bool:
-    return any(name == end or name.endswith(f".{end}") for end in ends)
+def _ends(name: str, ends: tuple[str, ...]) -> bool:
+    return name.endswith(ends) and any(name == end or name.endswith(f".{end}") for end in ends)
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
@@ -150,7 +151,7 @@ def _alike(one: Tensor, other: Tensor) -> bool:
 
 def _first_of(name: str, names: Collection[str]) -> str | None:
     """The first name of a tensor whose second name this may be, if it is there too."""
-    for end, first in SECOND.items():
+    for end, first in SECOND.items() if name.endswith(_SECONDS) else ():
         if _ends(name, (end,)):
             whole = name.removesuffix(end) + first
             return whole if whole in names else None
