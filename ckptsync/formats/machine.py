@@ -130,11 +130,11 @@ class Machine:
         self.put(self.do_number(width))
 
     def put(self, index: int) -> None:
-        """Remember the top of the stack."""
-        if index == len(self.memo) and type(self.memo) is list:
+        """Remember the top of the stack.  What a list remembers never changes."""
+        if index == len(self.memo):
             self.memo.append(self.stack[-1])
             return
-        if index > len(self.memo) and type(self.memo) is list:
+        if type(self.memo) is list:
             self.memo = Sparse(enumerate(self.memo))
         self.memo[index] = self.stack[-1]
         self.room -= ENTRY
@@ -250,7 +250,7 @@ class Machine:
 
     def do_build(self) -> None:
         state, target = self.stack.pop(), self.stack[-1]
-        if isinstance(target, Made):
+        if isinstance(target, Made) and target.state is None:
             target.state = state
         elif isinstance(target, Stated):
             if self.unset.pop(id(target), None) is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,9 @@ class Stated:
     """
 
     __slots__ = ()
+    alike: ClassVar[
+        tuple[bytes, ...]
+    ] = ()  # how the pickle of one may end, if many are the same byte for byte: these share one object
 
     def take(self, items: list[Any]) -> None:
         """Become what ``[name, value, name, value, …]`` says; raises Corrupt if that is not what the class has.

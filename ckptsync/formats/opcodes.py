@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import repeat
 from typing import Any
 
 from ckptsync.errors import Corrupt
@@ -10,6 +11,7 @@ from ckptsync.formats.machine import Machine
 from ckptsync.formats.mentioned import Name
 
 STOP = ord(".")
+PAUSE = 1 << 16  # steps between two looks at the memory that values take
 Step = Callable[[Machine], object]
 
 
@@ -17,11 +19,13 @@ def run(machine: Machine) -> Any:
     """The value of the pickle, opcode by opcode; ``machine.at`` is then behind its end."""
     data = machine.data
     while True:
-        code = data[machine.at]
-        machine.at += 1
-        if code == STOP:
-            return machine.result()
-        TABLE[code](machine)
+        for _ in repeat(None, PAUSE):
+            code = data[machine.at]
+            machine.at += 1
+            if code == STOP:
+                return machine.result()
+            TABLE[code](machine)
+        machine.check_room()
 
 
 def _refuse(machine: Machine) -> None:
