@@ -74,6 +74,7 @@ PURE = (
 )
 NOT_PURE: Mapping[str, str] = {
     "merge.local": "publishes into a directory",
+    "merge.pipeline": "has the merge's threads and locks, so that no other module of it need know of any",
     "config.loading": "reads the file and the environment",
     "config.runs": "finds the output directories there are",
 }
@@ -82,7 +83,9 @@ IMPURE = frozenset(
     )
     + "secrets select shutil signal socket ssl subprocess sys tempfile termios threading time urllib uuid weakref _thread concurrent".split()  # noqa: SIM905
 )
-IMPURE_OURS = frozenset(f"ckptsync.{m}" for m in ("stores.beneath", "stores.opening", "stores.openfiles", "stores.posix", "watch"))
+IMPURE_OURS = frozenset(
+    f"ckptsync.{m}" for m in ("stores.beneath", "stores.opening", "stores.openfiles", "stores.posix", "stores.writing", "watch")
+)
 IMPURE_CALLS = frozenset({"open", "print", "input", "breakpoint"})
 CLOCKS = frozenset({"now", "utcnow", "today", "default_rng"})  # datetime's and numpy's ways to an answer that changes
 

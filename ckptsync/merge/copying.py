@@ -1,108 +1,88 @@
-"""Copying: a planned file as a stream of chunks, through a window whose size does not depend on the model."""
+"""Copying: a planned file as a stream of chunks, through a window whose size does not depend on the model.
+
+Each unit is gathered and cast on its own, in parallel; digested, counted and written in order.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import contextlib
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from math import prod
-from typing import Any
 
 import numpy as np
 from blake3 import blake3
-from numpy.lib.stride_tricks import as_strided
 
 from ckptsync.formats.dtypes import ITEMSIZE
-from ckptsync.merge.cast import RAW, Array, cast
-from ckptsync.merge.cut import Box, Fill, blocks, fills
+from ckptsync.merge import units
+from ckptsync.merge.cast import RAW, Array
+from ckptsync.merge.cut import Box
+from ckptsync.merge.gather import gather as fill
+from ckptsync.merge.making import Made, Making, placed, weight
+from ckptsync.merge.pipeline import Steps, pipelined
 from ckptsync.merge.plan import FilePlan, PlannedTensor
+from ckptsync.merge.tally import CopiedTensor, Tally
 from ckptsync.model import Files
 
-WINDOW = 2 << 20  # bytes of a block as it is stored: large enough for a disk, small enough for the cache
-CAST_ELEMENTS = 128 << 10  # a cast's temporary arrays stay in the second-level cache
+WINDOW = units.WINDOW
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """How a merge is done; what it writes does not depend on it.
+
+    ``jobs``: how many threads work (1: none but the caller's).  Each tensor's digest and statistics cost a look at every byte, and are there if
+    asked for.
+    """
+
+    jobs: int = 1
+    tensor_digests: bool = True
+    statistics: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """What was written: the file's BLAKE3, each tensor's, and how many finite values a cast made infinite, by tensor."""
+    """What was written: the file's BLAKE3, and each tensor in its order."""
 
     digest: str
-    tensors: tuple[tuple[str, str], ...]
-    overflows: tuple[tuple[str, int], ...]
+    tensors: tuple[CopiedTensor, ...]
+
+
+def gather(files: Files, tensor: PlannedTensor, block: Box) -> Array:
+    """The raw bits of one block, flat, in row-major order."""
+    unit = units.of_block(tensor.copy, block)
+    out = np.empty(unit.stored, "u1")
+    fill(files, unit, out.data)
+    return out.view(RAW[ITEMSIZE[tensor.copy.dtype]])
 
 
 class Copying:
     """One output file: `chunks` yields its bytes front to back, `result` says afterwards what they were.
 
-    A chunk is valid until the next one is asked for.
+    A chunk is valid until the next one is asked for.  All but the last begin and end at multiples of `ALIGN`, in the file and in memory.
     """
 
-    def __init__(self, plan: FilePlan, files: Files, progress: Callable[[int], None]) -> None:
-        self._plan, self._files, self._progress = plan, files, progress
+    def __init__(self, plan: FilePlan, files: Files, progress: Callable[[int], None], work: Work | None = None) -> None:
+        self._plan, self._progress, self._work = plan, progress, work or Work()
+        self._making = Making(plan, files, statistics=self._work.statistics)
         self._digester = blake3()
-        self._tensors: list[tuple[str, str]] = []
-        self._overflows: list[tuple[str, int]] = []
+        self._tally = Tally(plan.tensors, digests=self._work.tensor_digests)
 
-    def chunks(self) -> Iterator[memoryview]:
-        """The header, then every tensor, block by block."""
-        header = memoryview(self._plan.header)
-        self._digester.update(header)
-        yield header
-        for tensor in self._plan.tensors:
-            yield from self._tensor(tensor)
+    def chunks(self) -> Generator[memoryview, None, None]:
+        """The header, then every tensor.  Close it if it is not used to its end: threads may be at work."""
+        steps = Steps(self._making.make, (self._digest, self._tally.add), self._making.release, weight)
+        left = b""
+        with contextlib.closing(pipelined(placed(self._plan), steps, self._work.jobs)) as made:
+            for one in made:
+                chunk, rest = one.chunk(left)
+                left = bytes(rest)
+                if chunk:
+                    yield chunk
+                if one.placed.unit.stored:
+                    self._progress(one.placed.size)
 
     def result(self) -> Copied:
         """Call after the last chunk."""
-        return Copied(self._digester.hexdigest(), tuple(self._tensors), tuple(self._overflows))
+        return Copied(self._digester.hexdigest(), tuple(self._tally.tensors()))
 
-    def _tensor(self, tensor: PlannedTensor) -> Iterator[memoryview]:
-        digester = blake3()
-        overflows = 0
-        for block in blocks(tensor.copy.grid, WINDOW // ITEMSIZE[tensor.copy.dtype]):
-            values, infinite = _cast(gather(self._files, tensor, block), tensor.copy.dtype, tensor.dtype)
-            overflows += infinite
-            chunk = values.data.cast("B")
-            digester.update(chunk)
-            self._digester.update(chunk)
-            yield chunk
-            self._progress(len(chunk))
-        self._tensors.append((tensor.name, digester.hexdigest()))
-        if overflows:
-            self._overflows.append((tensor.name, overflows))
-
-
-def gather(files: Files, tensor: PlannedTensor, block: Box) -> Array:
-    """The raw bits of one block, flat, in row-major order."""
-    item = ITEMSIZE[tensor.copy.dtype]
-    out = np.empty(block.sizes, RAW[item])
-    for part in tensor.copy.parts:
-        for fill in fills(block, part, item):
-            _fill(files, fill, out)
-    return out.reshape(-1)
-
-
-def _fill(files: Files, fill: Fill, out: Array) -> None:
-    box = [slice(o, o + n) for o, n in zip(fill.into.offsets, fill.into.sizes, strict=True)]
-    index: tuple[Any, ...] = (*box, ...)
-    target = out[index]  # with the dots a 0-d array is a view too, not a number
-    if target.flags.c_contiguous and fill.extent.size == target.nbytes and _is_row_major(fill):
-        files.read_into(fill.extent.file, fill.extent.start, target.reshape(-1).data.cast("B"))
-        return
-    held = np.empty(fill.extent.size // out.itemsize, out.dtype)
-    files.read_into(fill.extent.file, fill.extent.start, held.data.cast("B"))
-    target[...] = as_strided(held, fill.into.sizes, [s * out.itemsize for s in fill.strides], writeable=False)
-
-
-def _is_row_major(fill: Fill) -> bool:
-    sizes = fill.into.sizes
-    return all(n == 1 or s == prod(sizes[d + 1 :]) for d, (n, s) in enumerate(zip(sizes, fill.strides, strict=True)))
-
-
-def _cast(values: Array, source: str, target: str) -> tuple[Array, int]:
-    if source == target:
-        return values, 0
-    out = np.empty(len(values), RAW[ITEMSIZE[target]])
-    overflows = 0
-    for at in range(0, len(values), CAST_ELEMENTS):
-        out[at : at + CAST_ELEMENTS], infinite = cast(values[at : at + CAST_ELEMENTS], source, target)
-        overflows += infinite
-    return out, overflows
+    def _digest(self, made: Made) -> None:
+        self._digester.update(made.data)

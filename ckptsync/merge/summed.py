@@ -8,49 +8,32 @@ from __future__ import annotations
 import zlib
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from ckptsync.errors import Corrupt
+from ckptsync.merge.crc import joined
+from ckptsync.merge.pipeline import one_at_a_time
 from ckptsync.model import Checksum, Extent, Files, read
 
-NEAR = 1 << 20  # bytes of padding that are read only to go on with a sum
 _PIECE = 4 << 20
-
-
-class _Sum:
-    """How far one record has been summed."""
-
-    __slots__ = ("at", "checksum", "crc")
-
-    def __init__(self, checksum: Checksum) -> None:
-        self.checksum, self.at, self.crc = checksum, checksum.extent.start, 0
-
-    @property
-    def end(self) -> int:
-        return self.checksum.extent.start + self.checksum.extent.size
-
-    def feed(self, data: memoryview) -> None:
-        self.crc = zlib.crc32(data, self.crc)
-        self.at += len(data)
-        if self.at == self.end and self.crc != self.checksum.crc32:
-            e = self.checksum.extent
-            raise Corrupt(
-                f"{e.file}: bytes {e.start} to {self.end} do not have their CRC32", hint="the shard is damaged: fetch it again"
-            )
+Range = tuple[int, int]
 
 
 class SummedFiles:
-    """`Files` whose reads are summed where they follow each other, as a merge's do; `finish` sums what is left.
+    """`Files` whose reads are summed, in whatever order and by however many threads they are made; `finish` sums what was not read.
 
-    Raises Corrupt with the read that completes a record whose sum is wrong.
+    Every byte of a record is summed once.  Raises Corrupt with the read that completes a record whose sum is wrong.
     """
 
     def __init__(self, files: Files, checksums: Iterable[Checksum]) -> None:
         self._files = files
-        sums: defaultdict[str, list[_Sum]] = defaultdict(list)
+        self._lock = one_at_a_time()
+        told: defaultdict[str, list[Checksum]] = defaultdict(list)
         for checksum in sorted(set(checksums), key=lambda c: c.extent):
-            sums[checksum.extent.file].append(_Sum(checksum))
-        self._sums = {name: (tuple(s.checksum.extent.start for s in found), tuple(found)) for name, found in sums.items()}
+            told[checksum.extent.file].append(checksum)
+        self._told = {name: ([c.extent.start for c in found], found) for name, found in told.items()}
+        self._done = {name: bytearray(len(found)) for name, found in told.items()}
+        self._parts: dict[tuple[str, int], _Parts] = {}  # of records that are read in pieces
 
     def sizes(self) -> Mapping[str, int]:
         """As the files have them."""
@@ -59,26 +42,104 @@ class SummedFiles:
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         """As `Files` says."""
         self._files.read_into(name, start, out)
-        found = self._sum_at(name, start)
-        if found is None or start + len(out) > found.end:
-            return
-        if found.at < start <= found.at + NEAR:
-            self._catch_up(found, start)
-        if start <= found.at < start + len(out):
-            found.feed(out[found.at - start :])
+        if name in self._told:
+            self._sum(name, start, out)
 
     def finish(self) -> None:
-        """Sum what was not read in order, or not to its end."""
-        for _, found in self._sums.values():
-            for one in found:
-                self._catch_up(one, one.end)
+        """Sum what was not read."""
+        for name, (_, found) in self._told.items():
+            for number, checksum in enumerate(found):
+                if not self._done[name][number]:
+                    for low, high in self._left(name, number, checksum):
+                        data = read(self._files, Extent(name, low, high - low))
+                        self._sum_part(name, number, checksum, low, memoryview(data))
 
-    def _sum_at(self, name: str, start: int) -> _Sum | None:
-        starts, found = self._sums.get(name, ((), ()))
-        index = bisect_right(starts, start) - 1
-        return found[index] if index >= 0 and start < found[index].end else None
+    def _left(self, name: str, number: int, checksum: Checksum) -> Iterator[Range]:
+        parts = self._parts.get((name, number)) or _Parts(checksum.extent)
+        for low, high in [*parts.unclaimed(parts.start, parts.end)]:
+            yield from ((at, min(at + _PIECE, high)) for at in range(low, high, _PIECE))
 
-    def _catch_up(self, one: _Sum, to: int) -> None:
-        while one.at < to:
-            data = read(self._files, Extent(one.checksum.extent.file, one.at, min(_PIECE, to - one.at)))
-            one.feed(memoryview(data))
+    def _sum(self, name: str, start: int, out: memoryview) -> None:
+        starts, found = self._told[name]
+        done, end = self._done[name], start + len(out)
+        for number in range(max(0, bisect_right(starts, start) - 1), len(found)):
+            if starts[number] >= end:
+                return
+            if done[number]:
+                continue
+            extent = found[number].extent
+            if start <= extent.start and extent.start + extent.size <= end and (name, number) not in self._parts:
+                done[number] = 1
+                at = extent.start - start
+                _check(found[number], zlib.crc32(out[at : at + extent.size]))
+            elif start < extent.start + extent.size:
+                low = max(start, extent.start)
+                self._sum_part(name, number, found[number], low, out[low - start : extent.start + extent.size - start])
+
+    def _sum_part(self, name: str, number: int, checksum: Checksum, start: int, data: memoryview) -> None:
+        """Sum what nobody has, outside the lock; whoever brings the last piece checks the whole."""
+        with self._lock:
+            if self._done[name][number]:
+                return
+            parts = self._parts.setdefault((name, number), _Parts(checksum.extent))
+            wanted = parts.claim(start, start + len(data))
+        sums = [(low, high, zlib.crc32(data[low - start : high - start])) for low, high in wanted]
+        with self._lock:
+            crc = parts.add(sums)
+            if crc is not None:
+                self._done[name][number] = 1
+                del self._parts[name, number]
+        if crc is not None:
+            _check(checksum, crc)
+
+
+class _Parts:
+    """What of one record was summed: stretches, joined where they meet."""
+
+    __slots__ = ("_claimed", "_sums", "end", "start")
+
+    def __init__(self, extent: Extent) -> None:
+        self.start, self.end = extent.start, extent.start + extent.size
+        self._claimed: list[Range] = []
+        self._sums: dict[int, tuple[int, int]] = {}  # where it starts → where it ends, its CRC32
+
+    def unclaimed(self, start: int, end: int) -> Iterator[Range]:
+        """What of this range nobody sums or has summed."""
+        for low, high in self._claimed:
+            if start < min(low, end):
+                yield start, min(low, end)
+            start = max(start, high)
+        if start < end:
+            yield start, end
+
+    def claim(self, start: int, end: int) -> list[Range]:
+        """The same; from now on it is claimed."""
+        found = [*self.unclaimed(start, end)]
+        merged: list[Range] = []
+        for low, high in sorted([*self._claimed, *found]):
+            if merged and merged[-1][1] == low:
+                merged[-1] = merged[-1][0], high
+            else:
+                merged.append((low, high))
+        self._claimed = merged
+        return found
+
+    def add(self, sums: Iterable[tuple[int, int, int]]) -> int | None:
+        """Join what was summed to the rest; the CRC32 of the whole if this was the last of it."""
+        for start, end, crc in sums:
+            self._sums[start] = end, crc
+        starts = sorted(self._sums)
+        for low, high in zip(reversed(starts[:-1]), reversed(starts[1:]), strict=True):
+            if self._sums[low][0] == high:
+                end, crc = self._sums.pop(high)
+                self._sums[low] = end, joined(self._sums[low][1], crc, end - high)
+        last, whole = self._sums.get(self.start, (self.start, 0))
+        return whole if last == self.end else None
+
+
+def _check(checksum: Checksum, crc: int) -> None:
+    if crc != checksum.crc32:
+        e = checksum.extent
+        raise Corrupt(
+            f"{e.file}: bytes {e.start} to {e.start + e.size} do not have their CRC32", hint="the shard is damaged: fetch it again"
+        )

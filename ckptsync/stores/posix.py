@@ -25,12 +25,9 @@ from ckptsync.stores import beneath
 from ckptsync.stores.contract import Chunk, Entry, checked_prefix
 from ckptsync.stores.openfiles import OpenFile, OpenFiles
 from ckptsync.stores.oserrors import HINTS, store_error, told_of
+from ckptsync.stores.writing import Output
 
 TRUSTED_S = 30.0  # after so long an open file is opened by its name again: somebody may have replaced it
-LET_GO = 32 << 20
-"""Bytes after which what was written is let go of: the disk begins with it at once, and a large file does not push what the trainer and
-others read out of memory, nor take new memory for every page of it.
-"""
 _TRIES = 8  # each lost to another process that deleted the same empty directory in between
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 _NO_LINKS_HERE = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
@@ -209,30 +206,20 @@ def _checked(name: str) -> str:
 
 def _write_out(name: str, fd: int, chunks: Iterable[Chunk]) -> None:
     """All chunks, durable; closes ``fd`` whatever happens.  An OSError of ``chunks`` itself is not the store's."""
-    written = told = 0
     try:
+        with told_of(name):
+            output = Output(fd)
         for chunk in chunks:
             with told_of(name):
-                _write_all(fd, memoryview(chunk))
-                written += memoryview(chunk).nbytes
-                if written - told >= LET_GO:
-                    os.posix_fadvise(fd, 0, written, os.POSIX_FADV_DONTNEED)
-                    told = written
+                output.add(chunk)
         with told_of(name):
-            os.fsync(fd)
+            output.sync()
     except BaseException:
         with contextlib.suppress(OSError):  # the first error is the one to tell
             os.close(fd)
         raise
     with told_of(name):
         os.close(fd)
-
-
-def _write_all(fd: int, chunk: memoryview) -> None:
-    view = chunk.cast("B") if chunk.nbytes else chunk
-    done = 0
-    while done < chunk.nbytes:
-        done += os.write(fd, view[done:])
 
 
 def _claim(at: int, part: str, last: str) -> None:
