@@ -12,10 +12,10 @@ from math import prod
 from typing import Any
 
 from ckptsync.errors import Corrupt
-from ckptsync.formats import torch_zip
+from ckptsync.formats import torch_legacy, torch_zip
 from ckptsync.formats.dtypes import FROM_TORCH, ITEMSIZE, MOST_AXES, STORAGES, from_torch
 from ckptsync.formats.inert import Build, Made, Name, loads, made
-from ckptsync.model import Extent, Files, Part, Shape
+from ckptsync.model import Checksum, Extent, Files, Part, Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +138,13 @@ def _persistent(value: Any) -> Storage:
     return Storage(STORAGES.get(kind.name, "U8"), key, numel)
 
 
-def load(files: Files, where: Extent, allowed: Mapping[Name, Build] = ALLOWED) -> tuple[Any, torch_zip.Archive]:
-    """The value that one ``torch.save`` wrote, and its archive (see `part` for the bytes of a tensor)."""
+Container = torch_zip.Archive | torch_legacy.Legacy
+
+
+def load(files: Files, where: Extent, allowed: Mapping[Name, Build] = ALLOWED) -> tuple[Any, Container]:
+    """The value that one ``torch.save`` wrote, and its container (see `part` for the bytes of a tensor)."""
+    if torch_legacy.is_legacy(files, where):
+        return torch_legacy.load(files, where, allowed, Storage)
     archive = torch_zip.open_archive(files, where)
     return loads(torch_zip.pickle_of(files, archive), allowed, _persistent)[0], archive
 
@@ -153,16 +158,20 @@ def load_tensor(files: Files, where: Extent) -> tuple[Stored, torch_zip.Archive]
     return value, archive
 
 
+def parsed(data: bytes) -> tuple[Any, int]:
+    """The value that a pickle at the start of ``data`` makes, and the bytes that it takes."""
+    return loads(data, ALLOWED, _persistent)
+
+
 @lru_cache(maxsize=256)  # chunks of one shape have one pickle
 def _tensor(data: bytes) -> Any:
     return loads(data, ALLOWED, _persistent)[0]
 
 
-def part(files: Files, archive: torch_zip.Archive, tensor: Stored) -> Part:
+def part(files: Files, container: Container, tensor: Stored) -> Part:
     """Where a tensor's elements lie, as a box of itself; raises Corrupt if its record is too short."""
     item = ITEMSIZE[tensor.dtype]
-    name = f"data/{tensor.storage.key}"
-    record = torch_zip.extent(files, archive, name)
+    record, checksum = _record(files, container, tensor.storage.key)
     size = span(tensor.shape, tensor.strides) * item
     if tensor.offset * item + size > record.size:
         raise Corrupt(
@@ -170,7 +179,16 @@ def part(files: Files, archive: torch_zip.Archive, tensor: Stored) -> Part:
         )
     strides = None if is_contiguous(tensor) else tensor.strides
     extent = Extent(record.file, record.start + tensor.offset * item, size)
-    return Part((0,) * len(tensor.shape), tensor.shape, extent, strides, torch_zip.checksum(archive, name, record))
+    return Part((0,) * len(tensor.shape), tensor.shape, extent, strides, checksum)
+
+
+def _record(files: Files, container: Container, key: str) -> tuple[Extent, Checksum | None]:
+    """Where a storage lies, and its CRC32 where the container has one."""
+    if isinstance(container, torch_legacy.Legacy):
+        return container.storages[key], None
+    name = f"data/{key}"
+    record = torch_zip.extent(files, container, name)
+    return record, torch_zip.checksum(container, name, record)
 
 
 def is_contiguous(tensor: Stored) -> bool:
@@ -189,6 +207,7 @@ __all__ = [
     "is_contiguous",
     "load",
     "load_tensor",
+    "parsed",
     "part",
     "row_major",
     "span",
