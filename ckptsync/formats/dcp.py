@@ -26,8 +26,9 @@ def roots(names: Collection[str]) -> tuple[str, ...]:
 
 
 def holds_weights(root: str) -> bool:
-    """``optimizer_0`` is the optimizer's (accelerate's and Trainer's name for it)."""
-    return not root.rpartition("/")[2].startswith("optimizer")
+    """``optimizer_0`` is the optimizer's (accelerate's and Trainer's name for it), and so is ``optim`` (NeMo Automodel's)."""
+    own = root.rpartition("/")[2]
+    return own != "optim" and not own.startswith("optimizer")
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
-from ckptsync.formats import dcp, peft, safetensors, torch_zip, whole, zero
+from ckptsync.formats import dcp, dcp_safetensors, peft, safetensors, torch_zip, whole, zero
 from ckptsync.formats.rank_names import ranks
+from ckptsync.formats.shapes_proof import Outside
 from ckptsync.model import Demands, Extent, Files, Tensor, read_whole
 
 
@@ -42,6 +43,7 @@ class Layout(Protocol):
 LAYOUTS: dict[str, Layout] = {  # preferred first: whole weights win over shards
     "whole": whole,
     "peft": peft,
+    "dcp_safetensors": dcp_safetensors,
     "dcp": dcp,
     "zero": zero,
 }
@@ -107,12 +109,18 @@ def _rivals(files: Files, found: Sequence[Source]) -> list[Source]:
     """Sets of weights with as good a claim as the first: whole ones win, and of DeepSpeed's tags the one that ``latest`` names."""
     if found[0].layout in _WHOLE:
         return [s for s in found if s.layout == found[0].layout]
+    found = [s for s in found if not (s.layout == "dcp" and Source(dcp_safetensors.NAME, s.root) in found)]  # the optimizer's
     tag = zero.preferred(files, tuple(s.root for s in found if s.layout == "zero"))
     return [s for s in found if s.layout not in _WHOLE and not (s.layout == "zero" and tag is not None and s.root != tag)]
 
 
-def tensors(files: Files, source: Source) -> tuple[Tensor, ...]:
-    """The weights of one source, once every file it demands is there with its size."""
+def tensors(files: Files, source: Source, outside: Outside | None = None) -> tuple[Tensor, ...]:
+    """The weights of one source, once every file it demands is there with its size.
+
+    ``outside``: what else is known of the model, for the layout that needs a proof from elsewhere.
+    """
+    if source.layout == dcp_safetensors.NAME:
+        return dcp_safetensors.tensors(files, source.root, outside or Outside())
     require(files, LAYOUTS[source.layout].demands(files, source.root))
     return LAYOUTS[source.layout].tensors(files, source.root)
 
@@ -157,6 +165,8 @@ def closed(name: str, files: Files) -> bool:
             json.loads(read_whole(files, name))
     except (Corrupt, ValueError, RecursionError):
         return False
+    except Unsupported:
+        return True  # it is whole, and of elements that we do not merge
     return True
 
 

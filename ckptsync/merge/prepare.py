@@ -9,10 +9,12 @@ from typing import Any
 
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats import layouts
+from ckptsync.formats.shapes_proof import CONFIG, Outside
 from ckptsync.merge import adapter, output, rename, ties
 from ckptsync.merge import base as reference
 from ckptsync.merge.adapter import Selected
 from ckptsync.merge.base import Base
+from ckptsync.merge.cast import is_castable
 from ckptsync.merge.notes import NO_ADAPTER_CONFIG
 from ckptsync.merge.notes import of_model as notes_of_model
 from ckptsync.merge.plan import FilePlan, Options, plan
@@ -60,7 +62,7 @@ def prepare(files: Files, options: Options, config: Sequence[Files] = (), base: 
     wanted, part = adapter.split_source(options.source)
     source = layouts.choose(files, wanted)
     known = reference.read(base) if base else None
-    stored = layouts.tensors(files, source)
+    stored = layouts.tensors(files, source, _outside([*config, *([base] if base else [])], known))
     clean, renamed = rename.unwrapped(stored, known.tensors if known else ())
     remarks = (*dict.fromkeys(t.remark for t in stored if t.remark), *renamed)
     told = _json(_beside([files, *config], is_adapter=True), adapter.CONFIG)
@@ -71,6 +73,13 @@ def prepare(files: Files, options: Options, config: Sequence[Files] = (), base: 
         raise Unsupported(f"{source}: a model without tensors", hint="is this the checkpoint's directory, and was the model saved?")
     _check_bounds(files, written.plans)
     return replace(written, source=f"{source}@{part}" if part else str(source), notes=(*remarks, *selected.notes, *written.notes))
+
+
+def _outside(places: Sequence[Files], known: Base | None) -> Outside:
+    """What may prove the shapes of tensors that a checkpoint does not tell itself."""
+    shapes = {name: t.shape for name, t in known.tensors.items() if is_castable(t.dtype)} if known else {}
+    place = next((place for place in places if CONFIG in place.sizes()), None)
+    return Outside(shapes, read_whole(place, CONFIG, MAX_BESIDE) if place else None)
 
 
 @dataclass(frozen=True, slots=True)

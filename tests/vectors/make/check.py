@@ -46,6 +46,16 @@ def from_dcp(folder: Path) -> dict[str, torch.Tensor]:
     return flatten(state["model"] if set(state) == {"model"} else state)
 
 
+def from_shards(folder: Path) -> dict[str, torch.Tensor]:
+    """Return what torch's consolidator makes of a DCP in safetensors."""
+    from torch.distributed.checkpoint._consolidate_hf_safetensors import consolidate_safetensors_files
+
+    names = {name for file in folder.glob("*.safetensors") for name in load_file(file)}
+    with tempfile.TemporaryDirectory() as out:
+        consolidate_safetensors_files(str(folder), out, fqn_to_index_mapping=dict.fromkeys(sorted(names), 1))
+        return from_files(Path(out))
+
+
 def from_zero(folder: Path, tag: str | None) -> dict[str, torch.Tensor]:
     """Return what DeepSpeed's zero_to_fp32 makes of the folder."""
     from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
@@ -107,6 +117,12 @@ def check(folder: Path, vector: dict[str, Any]) -> dict[str, object]:
             except Exception as error:  # noqa: BLE001  what the tool says is part of the vector
                 return {"tool": "zero_to_fp32", "equal": False, "error": str(error).replace(scratch, "..."), **fp32_groups(whole)}
             return {"tool": "zero_to_fp32", **compare(found, reference), **fp32_groups(whole)}
+        if vector["kind"] == "dcp_safetensors":
+            try:
+                found = from_shards(sources[0] / vector["shards_folder"])
+            except Exception as error:  # noqa: BLE001  as above
+                return {"tool": "consolidate_safetensors_files", "equal": False, "error": f"{type(error).__name__}: {error}"}
+            return {"tool": "consolidate_safetensors_files", **compare(found, reference)}
         if vector["kind"] == "dcp":
             results = []
             for index, parts in enumerate([vector["sources"], *vector.get("alternatives", [])]):

@@ -103,11 +103,13 @@ def dcp(name: str, what: str, exercises: str, *, world: int, note: str = "") -> 
     return Vector(name, "raw_dcp.py", (what,), "dcp", "torch", exercises, world, base="", checkpoint="wrapped", facts=facts)
 
 
-def shards(name: str, what: str, framework: str, exercises: str, *, world: int, model_folder: str) -> Vector:
+def shards(name: str, what: str, framework: str, exercises: str, *, world: int, shards_folder: str) -> Vector:
     """Return a vector of DCP in safetensors."""
     base = "" if framework == "torch" else "base"
-    facts = {"dtype": "mixed" if framework == "torch" else "float32", "model_folder": model_folder}
-    return Vector(name, "hf_writer.py", (what,), "dcp_safetensors", framework, exercises, world, base=base, checkpoint="out", facts=facts)
+    facts = {"dtype": "mixed" if framework == "torch" else "float32", "shards_folder": shards_folder}
+    return Vector(
+        name, "hf_writer.py", (what,), "dcp_safetensors", framework, exercises, world, base=base, checkpoint="out", facts=facts
+    )  # fmt: skip
 
 
 ODD = ("--bf16", "--odd")
@@ -182,9 +184,9 @@ ALL = (
     ),
     dcp("dcp-mesh", "mesh", "HSDP, two dimensions of shards, FSDP over tensor parallelism", world=4, note="chunks are not in the order of their offsets"),
     dcp("dcp-fp8", "dtypes", "every dtype that torch and safetensors share, fp8, unsigned and complex among them", world=1),
-    shards("tf5-fsdp2", "fsdp", "transformers 5", "FSDP2; the optimizer's .metadata proves the shapes", world=3, model_folder=""),
-    shards("tf5-hsdp", "hsdp", "transformers 5", "two replicas, each with some of the tensors; config.json proves them", world=4, model_folder=""),
-    shards("hf-writer-mesh", "mesh", "torch", "FSDP over tensor parallelism, three files a rank, scalars", world=4, model_folder="sharded"),
+    shards("tf5-fsdp2", "fsdp", "transformers 5", "FSDP2; the optimizer's .metadata proves the shapes", world=3, shards_folder=""),
+    shards("tf5-hsdp", "hsdp", "transformers 5", "two replicas, each with some of the tensors; config.json proves them", world=4, shards_folder=""),
+    shards("hf-writer-mesh", "mesh", "torch", "FSDP over tensor parallelism, three files a rank, scalars", world=4, shards_folder="sharded"),
     Vector("hf-sharded", "whole.py", ("sharded",), "safetensors", "transformers", "an index over several files", checkpoint="out", facts={"dtype": "bfloat16"}),
     Vector(
         "peft-adapter", "whole.py", ("adapter",), "safetensors", "peft", "an adapter with modules_to_save", checkpoint="out", keep="adapter",

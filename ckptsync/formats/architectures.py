@@ -1,0 +1,136 @@
+"""What a ``config.json`` implies: the names and shapes of every tensor, for the plain decoders of which all is decided by a few numbers.
+
+Source: ``transformers/models/<model_type>/modeling_<model_type>.py``, 5.23; the tests hold shapes that transformers itself made.
+Whatever is not said exactly implies nothing: another class, a quantised model, a number that is left to a default.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ckptsync.errors import Corrupt
+from ckptsync.model import Shape
+
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+MOST_LAYERS = 10_000
+
+
+ALWAYS = "always"
+
+
+@dataclass(frozen=True, slots=True)
+class _Decoder:
+    """What tells one class from another.  A bias is there `ALWAYS`, where the configuration's flag of that name says so, or never."""
+
+    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    head_norms: tuple[str, ...] = ()
+    qkv_bias: str = ""
+    out_bias: str = ""
+    mlp_bias: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """The numbers that decide everything, under the names that a configuration gives them."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+
+
+_FLAG = "attention_bias"
+_FOUR = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+_HEADS = ("q_norm", "k_norm")
+_LLAMA = _Decoder(qkv_bias=_FLAG, out_bias=_FLAG, mlp_bias="mlp_bias")
+_CLASSES: Mapping[str, _Decoder] = {
+    "LlamaForCausalLM": _LLAMA,
+    "MistralForCausalLM": _Decoder(),
+    "Qwen2ForCausalLM": _Decoder(qkv_bias=ALWAYS),
+    "Qwen3ForCausalLM": _Decoder(head_norms=_HEADS, qkv_bias=_FLAG, out_bias=_FLAG),
+    "GemmaForCausalLM": _Decoder(qkv_bias=_FLAG, out_bias=_FLAG),
+    "Gemma2ForCausalLM": _Decoder(norms=_FOUR, qkv_bias=_FLAG, out_bias=_FLAG),
+    "Gemma3ForCausalLM": _Decoder(norms=_FOUR, head_norms=_HEADS, qkv_bias=_FLAG, out_bias=_FLAG),
+    "GraniteForCausalLM": _LLAMA,
+    "SmolLM3ForCausalLM": _LLAMA,
+}
+
+
+def parsed(name: str, data: bytes) -> Mapping[str, Any]:
+    """A configuration; raises Corrupt if it is none."""
+    try:
+        config = json.loads(data)
+    except (ValueError, RecursionError) as e:
+        raise Corrupt(f"{name}: not a configuration: {e}") from e
+    if not isinstance(config, dict):
+        raise Corrupt(f"{name}: not a configuration: it is no object")
+    return config
+
+
+def ties(config: Mapping[str, Any]) -> bool:
+    """Whether the output layer is the embedding: then it may be stored under either name, or both."""
+    return config.get("tie_word_embeddings") is True
+
+
+def shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
+    """Every tensor of the model, `HEAD` too where it is tied; empty where the configuration does not imply them."""
+    kind, sizes = _kind(config), _sizes(config)
+    if kind is None or sizes is None or config.get("quantization_config"):
+        return {}
+    hidden, vocabulary = sizes.hidden_size, sizes.vocab_size
+    found: dict[str, Shape] = {EMBEDDING: (vocabulary, hidden), "model.norm.weight": (hidden,), HEAD: (vocabulary, hidden)}
+    biased = {flag for flag in _flags(kind) if flag == ALWAYS or config[flag]}
+    layer = dict(_layer(kind, sizes, biased))
+    return found | {f"model.layers.{n}.{name}": shape for n in range(sizes.num_hidden_layers) for name, shape in layer.items()}
+
+
+def _kind(config: Mapping[str, Any]) -> _Decoder | None:
+    """The class, if it is known and all of its flags are told."""
+    classes = config.get("architectures")
+    kind = _CLASSES.get(classes[0]) if isinstance(classes, list) and len(classes) == 1 and isinstance(classes[0], str) else None
+    return kind if kind and all(flag == ALWAYS or isinstance(config.get(flag), bool) for flag in _flags(kind)) else None
+
+
+def _flags(kind: _Decoder) -> set[str]:
+    return {kind.qkv_bias, kind.out_bias, kind.mlp_bias} - {""}
+
+
+def _sizes(config: Mapping[str, Any]) -> _Sizes | None:
+    """The numbers, if all are told; without ``head_dim`` the classes share the hidden size between the heads."""
+    told = {field.name: config.get(field.name) for field in fields(_Sizes)}
+    hidden, heads = told["hidden_size"], told["num_attention_heads"]
+    if told["head_dim"] is None and config.get("model_type") in _SHARING and type(hidden) is type(heads) is int and heads:
+        told["head_dim"] = hidden // heads if hidden % heads == 0 else None
+    if any(type(n) is not int or n < 1 for n in told.values()):
+        return None
+    sizes = _Sizes(**told)  # type: ignore[arg-type]
+    return sizes if sizes.num_hidden_layers <= MOST_LAYERS else None
+
+
+_SHARING = ("llama", "mistral", "qwen2", "granite", "smollm3")
+
+
+def _layer(kind: _Decoder, sizes: _Sizes, biased: Collection[str]) -> Iterator[tuple[str, Shape]]:
+    hidden, inner, head = sizes.hidden_size, sizes.intermediate_size, sizes.head_dim
+    query, key = sizes.num_attention_heads * head, sizes.num_key_value_heads * head
+    linears = {
+        "self_attn.q_proj": ((query, hidden), kind.qkv_bias),
+        "self_attn.k_proj": ((key, hidden), kind.qkv_bias),
+        "self_attn.v_proj": ((key, hidden), kind.qkv_bias),
+        "self_attn.o_proj": ((hidden, query), kind.out_bias),
+        "mlp.gate_proj": ((inner, hidden), kind.mlp_bias),
+        "mlp.up_proj": ((inner, hidden), kind.mlp_bias),
+        "mlp.down_proj": ((hidden, inner), kind.mlp_bias),
+    }
+    for name, (shape, bias) in linears.items():
+        yield f"{name}.weight", shape
+        if bias in biased:
+            yield f"{name}.bias", shape[:1]
+    yield from ((f"{name}.weight", (hidden,)) for name in kind.norms)
+    yield from ((f"self_attn.{name}.weight", (head,)) for name in kind.head_norms)
