@@ -143,6 +143,12 @@ def test_a_tied_head_is_neither_missing_nor_unexpected_whichever_of_the_two_has_
         assert not any("not in the base model" in note for note in job.notes)
 
 
+def test_a_tie_is_found_before_the_base_gives_one_of_the_two_another_dtype() -> None:
+    stored = {n: ("F32", (2, 1), b"12345678") for n in ("lm_head.weight", "m.embed_tokens.weight")}
+    job = prepare(model(stored), Options(), base=base_of(**{"m.embed_tokens.weight": ("BF16", (2, 1), bytes(4))}))
+    assert [(t.name, t.dtype) for t in job.plans[0].tensors] == [("m.embed_tokens.weight", "BF16")]
+
+
 def test_against_a_base_what_is_missing_or_misshapen_is_refused_before_anything_is_written() -> None:
     base = base_of(a=("F32", (1,), bytes(4)), b=("F32", (1,), bytes(4)))
     with pytest.raises(Incomplete, match="1 of the base model's 2 tensors are missing"):

@@ -95,19 +95,19 @@ class _Given:
 def _model(given: _Given, selected: Selected) -> Job:
     beside = _beside(given.places, is_adapter=False)
     config, base, options = _json(beside, "config.json"), given.base, given.options
-    typed = reference.with_dtypes(selected.tensors, base) if base and options.dtype == "auto" else selected.tensors
-    tensors, notes = ties.without_tied(typed, given.files, options, config, base.tensors if base else None)
+    tensors, notes = ties.without_tied(selected.tensors, given.files, options, config, base.tensors if base else None)
     if base:
-        notes = (*notes, *reference.compare(tensors, base, _tied(typed, tensors, base, config)))
+        notes = (*notes, *reference.compare(tensors, base, _tied(selected.tensors, tensors, base, config)))
+        tensors = reference.with_dtypes(tensors, base) if options.dtype == "auto" else tensors
     plans = plan(tensors, options)
     told = notes_of_model(tensors, config, options.dtype)
     return Job("", plans, beside, (*notes, *told), output.dtype_to_tell(plans, options.dtype))
 
 
-def _tied(typed: Sequence[Tensor], written: Sequence[Tensor], base: Base, config: Mapping[str, Any] | None) -> set[str]:
+def _tied(stored: Sequence[Tensor], written: Sequence[Tensor], base: Base, config: Mapping[str, Any] | None) -> set[str]:
     """Names that the written model, or the base, need not have: another of a tied pair stands for them."""
-    left = {t.name for t in typed} - {t.name for t in written}
-    there = base.beside({t.name: t for t in typed}).keys() | {t.name for t in written}
+    left = {t.name for t in stored} - {t.name for t in written}
+    there = base.beside({t.name: t for t in stored}).keys() | {t.name for t in written}
     pairs = ties.pairs(there) if config and ties.is_tied(config) else ()
     return left | {second for second, first in pairs if first in there}
 
