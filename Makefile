@@ -70,7 +70,7 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@touch $@
 
 $(VENV)/.installed-test: pyproject.toml tests/requirements.txt | $(BIN)/python
-	$(PIP) --requirement tests/requirements.txt --editable '.[test,load]'
+	$(PIP) --requirement tests/requirements.txt --editable '.[test,load,zstd]'
 	@touch $@ $(VENV)/.installed
 
 $(BENCH_VENV)/.installed: pyproject.toml benchmarks/requirements.txt

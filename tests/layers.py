@@ -43,6 +43,8 @@ CONFINED: Mapping[str, tuple[str, ...]] = {
     "apscheduler": ("daemon.*",),
     "watchdog": ("watch",),
     "rich": ("cli.*",),
+    "zstandard": ("formats.unpacking",),
+    "compression": ("formats.unpacking",),
     "yaml": ("config.*", "cli.*"),
     "importlib": ("cli.*",),  # an import that is computed cannot be read here
     # Whatever runs code that a file contains, or could be made to.
@@ -73,6 +75,7 @@ PURE = (
     "daemon.phases",
 )
 NOT_PURE: Mapping[str, str] = {
+    "formats.unpacking": "several threads read one stream: a lock keeps its decompressor",
     "merge.local": "publishes into a directory",
     "merge.pipeline": "has the merge's threads and locks, so that no other module of it need know of any",
     "config.loading": "reads the file and the environment",

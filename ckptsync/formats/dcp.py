@@ -1,4 +1,4 @@
-"""torch Distributed Checkpoint (DCP) as FSDP1 and FSDP2 write it through accelerate, HF Trainer and torch itself.
+"""torch Distributed Checkpoint (DCP) as accelerate, HF Trainer, torchtitan, Lightning, Megatron-Core and torch itself write it.
 
 ``.metadata`` is a pickle that says, for every tensor, its shape, the boxes (chunks) it was cut into, and for every box the file, offset
 and length of an item, which is a whole ``torch.save`` archive.  Source: ``torch/distributed/checkpoint/{metadata,filesystem}.py``, torch 2.13.
@@ -6,17 +6,16 @@ and length of an item, which is a whole ``torch.save`` archive.  Source: ``torch
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.formats import torch_pickle
-from ckptsync.formats.dcp_metadata import METADATA, Chunk, Chunked, chunked, metadata
-from ckptsync.formats.joining import join
-from ckptsync.model import Copy, Extent, Files, Part, Tensor
+from ckptsync.formats import dcp_items, dcp_local, dcp_names, dcp_packed
+from ckptsync.formats.dcp_items import Found
+from ckptsync.formats.dcp_metadata import METADATA, Chunk, Chunked, Item, chunked
+from ckptsync.model import Copy, Extent, Files, Part, Tensor, read
 
 NAME = "dcp"
-_OPTIMIZERS = ("optimizer", "optim")  # what accelerate and torch's own examples call the rest of a state dict
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
@@ -32,62 +31,90 @@ def holds_weights(root: str) -> bool:
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:
-    """Every file that ``.metadata`` refers to, with its exact size: torch writes items back to back.
+    """Every file that the metadata refers to, with its exact size: torch writes items back to back.
 
-    Raises Incomplete if this is a node without ``.metadata``.
+    Raises Incomplete if this is a node without it, Unsupported if tensors are no items of their own.
     """
-    name = join(root, METADATA)
-    needed: dict[str, int | None] = {name: files.sizes().get(name)}
-    for item in metadata(files, root).items.values():
+    place = _place(files, root)
+    needed: dict[str, int | None] = {name: files.sizes().get(name) for name in dcp_local.describing(files.sizes(), place.folder)}
+    for item in dcp_local.described(files, place.folder, place.world).items:
         needed[item.file] = max(needed.get(item.file) or 0, item.start + item.size)
+    _refuse_safetensors(files, needed)
     return needed
 
 
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
-    """The weights, under the names that the model itself has, every chunk located and checked against its item."""
-    found = tuple(_weights(chunked(metadata(files, root))))
+    """The weights, under the names that the model itself has, every chunk located and checked against its item.
+
+    ``root`` may end in ``#section``, which takes one part of the state dict, or ``#world=N``, the number of ranks.
+    """
+    place = _place(files, root)
+    told = dcp_local.described(files, place.folder, place.world).metadata
+    found = dcp_names.weights(chunked(told), told.fields, place.section, place.folder or ".")
     if not found:
-        raise Unsupported(f"{root or '.'}: a distributed checkpoint without model tensors")
-    return tuple(_tensor(files, name, told) for name, told in found)
+        raise Unsupported(f"{place.folder or '.'}: a distributed checkpoint without model tensors")
+    return tuple(dcp_packed.tensors(files, found) if dcp_packed.are_packed(found) else _tensors(files, found))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A root, taken apart."""
+
+    folder: str
+    section: str | None = None
+    world: int | None = None
+
+
+def _place(files: Files, root: str) -> _Place:
+    folder, mark, said = root.rpartition("#")
+    if not mark or any(name.rpartition("/")[0] == root for name in files.sizes()):
+        return _Place(root)
+    if (number := said.removeprefix("world=")) != said and number.isdecimal() and 0 < len(number) < 8:
+        return _Place(folder, world=int(number))
+    return _Place(folder, section=said)
+
+
+def _refuse_safetensors(files: Files, needed: Mapping[str, int | None]) -> None:
+    """``FileSystemWriter(serialization_format=SAFETENSORS)`` keeps items for blobs, and puts all tensors of a file in one block at its end.
+
+    The items say where a tensor would have been, so that the file has another size than they need.  Source: ``_write_files_from_queue``.
+    """
+    for name, size in needed.items():
+        there = files.sizes().get(name)
+        if size and there is not None and there != size and _begins_like_safetensors(files, name, there):
+            raise Unsupported(
+                f"{name}: its tensors are one block of safetensors, not items (SerializationFormat.SAFETENSORS)",
+                hint="save with SerializationFormat.TORCH_SAVE, or with HuggingFaceStorageWriter",
+            )
+
+
+def _begins_like_safetensors(files: Files, name: str, size: int) -> bool:
+    if size < 10:
+        return False
+    start = read(files, Extent(name, 0, 10))
+    return start[8:] == b'{"' and int.from_bytes(start[:8], "little") <= size - 8
 
 
 def _is_ours(base: str) -> bool:
-    return base == METADATA or (base.startswith("__") and base.endswith(".distcp"))
+    return base == METADATA or dcp_local.is_own(base) or (base.startswith("__") and base.endswith(".distcp"))
 
 
-def _weights(found: Iterable[Chunked]) -> Iterator[tuple[str, Chunked]]:
-    """Names without the wrappers that the caller put around the state dict: ``{"model": state_dict}``, torch's ``{"app": AppState}``.
-
-    A wrapper is the first of the path, never a prefix of the name: a model's own names may begin with "model." too.
-    """
-    everything = [(c.path, c) for c in found]
-    wrapper = _wrapper(everything)
-    if wrapper in _OPTIMIZERS:
-        return
-    inner = [(path[1:], c) for path, c in everything if path[0] == wrapper] if wrapper else everything
-    if wrapper not in (None, "model") and _wrapper(inner) == "model":
-        inner = [(path[1:], c) for path, c in inner if path[0] == "model"]
-    yield from ((".".join(path), c) for path, c in inner)
+def _tensors(files: Files, found: Sequence[tuple[str, Chunked]]) -> Iterator[Tensor]:
+    items = [_item(name, chunk) for name, told in found for chunk in told.chunks if 0 not in chunk.sizes]
+    kinds = iter(dcp_items.find(files, items))
+    for name, told in found:
+        parts = tuple([_part(name, told.dtype, chunk, next(kinds)) for chunk in told.chunks if 0 not in chunk.sizes])
+        yield Tensor(name, told.dtype, told.shape, (Copy(told.dtype, told.shape, parts),))
 
 
-def _wrapper(found: Collection[tuple[tuple[str, ...], Chunked]]) -> str | None:
-    heads = {path[0] for path, _ in found if len(path) > 1}
-    if any(len(path) == 1 for path, _ in found):
-        return None
-    return "model" if "model" in heads else heads.pop() if len(heads) == 1 else None
-
-
-def _tensor(files: Files, name: str, told: Chunked) -> Tensor:
-    parts = tuple(_part(files, name, told.dtype, chunk) for chunk in told.chunks if 0 not in chunk.sizes)
-    return Tensor(name, told.dtype, told.shape, (Copy(told.dtype, told.shape, parts),))
-
-
-def _part(files: Files, name: str, dtype: str, chunk: Chunk) -> Part:
+def _item(name: str, chunk: Chunk) -> Item:
     if chunk.item is None:
         raise Corrupt(f"{METADATA}: {name} has a chunk at {chunk.offsets} that lies in no file")
-    item = Extent(chunk.item.file, chunk.item.start, chunk.item.size)
-    stored, archive = torch_pickle.load_tensor(files, item)
-    if (stored.dtype, stored.shape) != (dtype, chunk.sizes):
+    return chunk.item
+
+
+def _part(name: str, dtype: str, chunk: Chunk, found: Found) -> Part:
+    item, stored = _item(name, chunk), found[0].stored
+    if stored.dtype != dtype or stored.shape != chunk.sizes:
         raise Corrupt(f"{item.file}: the item at {item.start} is not the {dtype} chunk of {name} of size {chunk.sizes}")
-    part = torch_pickle.part(files, archive, stored)
-    return replace(part, offsets=chunk.offsets)
+    return dcp_items.part(item, found, chunk.offsets)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 
 _FROM_0 = re.compile(
-    r"__(\d+)_\d+\.distcp|.*zero_pp_rank_(\d+)_mp_rank_.*|rng_state_(\d+)\.pth|random_states_(\d+)\.pkl|.*_rank_(\d+)\.pt"
+    r"__(\d+)_\d+\.distcp|__(\d+)\.metadata|.*zero_pp_rank_(\d+)_mp_rank_.*|rng_state_(\d+)\.pth|random_states_(\d+)\.pkl|.*_rank_(\d+)\.pt|.*_rank(\d+)\.bin"
 )
 _FROM_1 = re.compile(r"shard-(\d{5,})-model-\d{5,}-of-\d{5,}\.safetensors")
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from ckptsync.digest import digest
+from ckptsync.formats.unpacking import opened
 from ckptsync.merge import output
 from ckptsync.merge.copying import Copied, Copying, Work
 from ckptsync.merge.pipeline import Abandoned, one_at_a_time, side_by_side
@@ -60,7 +61,7 @@ def carry_out(job: Job, files: Files, write: Write, progress: Progress | None = 
     with a file of its own.  ``progress`` is called by one at a time.
     """
     work = work or Work()
-    summed = SummedFiles(files, job.checksums)
+    summed = SummedFiles(opened(files), job.checksums)
     done = _Counter(job.size, progress)
     at_once = min(len(job.plans), max(1, work.jobs // THREADS_A_FILE))
     own = replace(work, jobs=work.jobs // max(1, at_once))

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ckptsync.collector import paused
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.formats import layouts
+from ckptsync.formats import layouts, packed
 from ckptsync.formats.shapes_proof import CONFIG, Outside
+from ckptsync.formats.unpacking import opened
 from ckptsync.merge import adapter, output, rename, ties
 from ckptsync.merge import base as reference
 from ckptsync.merge.adapter import Selected
@@ -51,16 +53,19 @@ class Job:
     @property
     def reads(self) -> frozenset[str]:
         """The source files whose tensor bytes are read."""
-        return frozenset(part.extent.file for p in self.plans for t in p.tensors for part in t.copy.parts)
+        return frozenset(packed.real(part.extent).file for p in self.plans for t in p.tensors for part in t.copy.parts)
 
 
+@paused()
 def prepare(files: Files, options: Options, config: Sequence[Files] = (), base: Files | None = None) -> Job:
     """Plan a merge and check that it can be done.  Raises Incomplete, Unsupported or Corrupt; writes nothing.
 
     ``config``: further places for configuration and tokenizer, the first that has a file wins; ``base``: the model to compare with.
     """
+    files = opened(files)
     wanted, part = adapter.split_source(options.source)
     source = layouts.choose(files, wanted)
+    config = (*layouts.around(files, source), *config)
     known = reference.read(base) if base else None
     stored = layouts.tensors(files, source, _outside([*config, *([base] if base else [])], known))
     clean, renamed = rename.unwrapped(stored, known.tensors if known else ())
@@ -167,7 +172,7 @@ def _json(beside: Sequence[tuple[str, Files]], name: str) -> dict[str, Any] | No
 def _check_bounds(files: Files, plans: Sequence[FilePlan]) -> None:
     """Every byte that will be read is there: found out before anything is written."""
     sizes = files.sizes()
-    for extent in (part.extent for p in plans for t in p.tensors for part in t.copy.parts):
+    for extent in (packed.real(part.extent) for p in plans for t in p.tensors for part in t.copy.parts):
         if extent.start + extent.size > sizes.get(extent.file, 0):
             wanted = extent.start + extent.size
             raise Corrupt(
