@@ -16,6 +16,7 @@ from pathlib import Path
 from ckptsync.digest import digest_stream
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, StoreError
 from ckptsync.merge.consolidate import Chunk, Merged, Progress, Write, carry_out
+from ckptsync.merge.dated import Dated, check_dates
 from ckptsync.merge.plan import Options
 from ckptsync.merge.prepare import Job, prepare
 from ckptsync.model import Extent, Files, read
@@ -42,7 +43,7 @@ class Prepared:
 def prepare_local(
     sources: Sequence[Path], destination: Path, options: Options, config_from: Path | None = None, base: Path | None = None
 ) -> Prepared:
-    """Look at everything and plan.  Raises ConfigError, Incomplete, Unsupported or Corrupt."""
+    """Look at everything, the files' times too, and plan.  Raises ConfigError, Incomplete, Unsupported or Corrupt."""
     _check_destination(sources, destination)
     trees = tuple(LocalFiles(str(source)) for source in sources)
     files = Overlay(trees)
@@ -53,6 +54,8 @@ def prepare_local(
     origins = [*config, *([(str(base), compared)] if compared else [])]
     job = replace(job, notes=(*job.notes, *_origins(job, origins)))
     _check_duplicates(files, job)
+    for tree in trees:
+        check_dates(job.source.partition(":")[0], _dated(tree), job.reads)
     for name, place in job.beside:
         _check_beside(place, name)
     return Prepared(job, files, trees, destination)
@@ -125,6 +128,11 @@ def _check_duplicates(files: Overlay, job: Job) -> None:
             raise Corrupt(
                 f"{name}: differs between the directories given", hint="they hold different saves: give only those of one save"
             )
+
+
+def _dated(tree: LocalFiles) -> dict[str, Dated]:
+    sizes = tree.sizes()
+    return {name: Dated(sizes[name], written) for name, written in tree.written().items()}
 
 
 def _check_beside(place: Files, name: str) -> None:

@@ -56,6 +56,10 @@ class LocalFiles:
         if count < out.nbytes:
             raise Corrupt(f"{name}: ends at byte {start + count}, {out.nbytes} bytes from {start} wanted")
 
+    def written(self) -> Mapping[str, float]:
+        """When each file was last written to, as it was at construction, in seconds."""
+        return {name: seen.mtime_ns / 1e9 for name, seen in self._seen.items()}
+
     def changed(self) -> tuple[str, ...]:
         """Names of files that were replaced, written to or deleted since construction.
 

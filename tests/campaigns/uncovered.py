@@ -29,11 +29,13 @@ TABLE = (
         "configuration and tokenizer are copied as they are", ANY, re.compile(r".*(\.json|\.jinja|\.model|\.txt|\.py)"), "beside"
     ),
     Uncovered("safetensors has no checksum, of its header or its data", ("flip",), re.compile(r".*\.safetensors")),
+    Uncovered("the files of a whole model may have been fetched one by one", ("older", "newer"), re.compile(r".*\.safetensors")),
     Uncovered("the shards of two ranks do not say whose they are", ("swap",), re.compile(r".*\.distcp")),
     Uncovered(
         "at stage 3 the files of two ranks do not say whose they are", ("swap",), re.compile(r".*zero_pp_rank_\d+_.*_states\.pt")
     ),
 )
+LONE = "a lone shard may be older than its metadata, which may have been touched"
 LEGACY = "torch's legacy container has no checksum"
 
 
@@ -42,5 +44,7 @@ def reason(damage: Damage, outcome: Outcome, files: Mapping[str, bytes]) -> str 
     for row in TABLE:
         if outcome.word == row.outcome and damage.kind in row.kinds and row.file.fullmatch(damage.file):
             return row.why
+    if damage.kind == "older" and damage.file.endswith(".distcp") and sum(name.endswith(".distcp") for name in files) == 1:
+        return LONE
     is_legacy = damage.file.endswith((".pt", ".bin", ".pth")) and files[damage.file][:2] == b"\x80\x02"
     return LEGACY if is_legacy and damage.kind == "flip" else None
