@@ -68,12 +68,11 @@ def test_files_that_a_larger_world_left_behind_are_ignored(stage: int) -> None:
         (1, "mp_rank_00_000_model_states.pt"),
     ],
 )
-def test_what_other_kinds_of_parallel_ranks_wrote_is_refused(stage: int, name: str) -> None:
+def test_files_of_parallel_ranks_that_the_model_does_not_have_are_never_passed_over(stage: int, name: str) -> None:
     held = files(Zero(stage, 2, [WEIGHT]))
     held.content[f"global_step2/{name}"] = b""
-    with pytest.raises(Unsupported, match="parallel ranks") as e:
+    with pytest.raises((Unsupported, Corrupt), match=r"parallel ranks|experts|layers|not known"):
         merged(held, "keep")
-    assert "mp_rank_00" in e.value.hint
 
 
 def test_a_model_without_zero_is_read_from_its_model_file() -> None:

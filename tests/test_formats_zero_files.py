@@ -98,9 +98,13 @@ def test_a_node_whose_files_do_not_tell_is_incomplete() -> None:
 
 def test_files_are_found_by_rank_in_their_own_directory() -> None:
     names = [f"t/zero_pp_rank_{r}_mp_rank_00_optim_states.pt" for r in (10, 2)]
-    assert of_rank([*names, OPTIM_0, "t/deeper/" + OPTIM_0], "t", OPTIM) == {10: names[0], 2: names[1]}
-    with pytest.raises(Unsupported, match="parallel ranks"):
-        of_rank(["t/zero_pp_rank_0_mp_rank_10_optim_states.pt"], "t", OPTIM)
+    assert of_rank([*names, OPTIM_0, "t/deeper/" + OPTIM_0], "t", OPTIM) == {(0, 10): names[0], (0, 2): names[1]}
+    assert of_rank(["zero_pp_rank_3_mp_rank_10_optim_states.pt"], "", OPTIM).keys() == {(10, 3)}
+    assert of_rank(["mp_rank_07_model_states.pt"], "", MODEL).keys() == {(7, 0)}
+    with pytest.raises(Unsupported, match="not known"):
+        of_rank(["t/mp_rank_00_000_model_states.pt"], "t", OPTIM)
+    with pytest.raises(Corrupt, match="a rank of 1048576"):
+        of_rank([f"zero_pp_rank_{1 << 20}_mp_rank_00_optim_states.pt"], "", OPTIM)
 
 
 def test_a_file_that_is_not_there_is_named_with_what_to_do() -> None:

@@ -2,30 +2,29 @@
 
 Stages 1 and 2 flatten each parameter group and cut it into one partition a rank; stage 3 cuts every parameter into ``ceil(numel / W)``
 elements a rank, padded, in flat groups.  Source: ``deepspeed/utils/zero_to_fp32.py``, which this follows, and where that drops weights
-(frozen ones at stage 1) or aborts (tied ones), the files themselves.
+(frozen ones at stage 1) or aborts (tied ones), the files themselves.  Experts, pipelines and tensor-parallel ranks: the modules
+``zero_experts``, ``zero_pipeline`` and ``zero_tensor_parallel``; checkpoints in the universal format: ``universal``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
-from ckptsync.formats import zero_masters
-from ckptsync.formats.dtypes import MOST_AXES
-from ckptsync.formats.inert import brief
-from ckptsync.formats.joining import inside, join
-from ckptsync.formats.torch_pickle import Stored
-from ckptsync.formats.zero_files import MODEL, MODEL_OF_RANK, Setup, StateFile, is_ours, load, of_rank, setup
-from ckptsync.model import Copy, Files, Shape, Tensor, read_whole
+from ckptsync.formats import universal, zero_agreement, zero_experts, zero_pipeline, zero_tensor_parallel, zero_trained
+from ckptsync.formats.joining import inside
+from ckptsync.formats.zero_files import MODEL_OF_RANK, OPTIM, Setup, is_ours, load, of_rank, setup
+from ckptsync.formats.zero_rank import Rank, own_of, tensors_of
+from ckptsync.model import Files, Tensor, read_whole
 
 NAME = "zero"
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
-    """Directories (DeepSpeed calls them tags) that hold ZeRO files."""
-    return tuple(sorted({name.rpartition("/")[0] for name in names if is_ours(name.rpartition("/")[2])}))
+    """Directories (DeepSpeed calls them tags) that hold ZeRO files, and not a universal checkpoint with copies of some."""
+    others = set(universal.roots(names))
+    return tuple(sorted({name.rpartition("/")[0] for name in names if is_ours(name.rpartition("/")[2])} - others))
 
 
 def holds_weights(root: str) -> bool:
@@ -34,22 +33,35 @@ def holds_weights(root: str) -> bool:
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:
-    """The files of every rank; only the ranks themselves know their sizes.  Raises Incomplete if nothing here says how many."""
+    """The files of every rank, and of every expert and layer; only the ranks themselves know their sizes.
+
+    Raises Incomplete if nothing here says how many ranks there are.
+    """
     what = setup(files, root)
-    return dict.fromkeys([*_model_names(files, root, what), *what.optim(root)])
+    wanted = [n for mp in range(what.mp) for n in (*what.models(files.sizes(), root, mp), *what.optim(root, mp))]
+    if zero_experts.is_there(files, root) and wanted[0] in files.sizes():
+        told = zero_experts.counts(load(files, wanted[0]))
+        wanted += zero_experts.names(root, told) if told is not None else []
+    return dict.fromkeys([*wanted, *(zero_pipeline.names(files, root) if zero_pipeline.is_there(files, root) else ())])
 
 
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
-    """Parameters, buffers and tied names, each with all its stored copies."""
+    """Parameters, buffers and tied names, each with all its stored copies.
+
+    Where optimizer files of stages 1 and 2 are not here, the model's own copies are what there is, and it is said: a model file
+    holds all parameters, and whoever asks for masters is told which file is missing.
+    """
     what = setup(files, root)
-    sources = [load(files, name) for name in _model_names(files, root, what)[: None if what.stage == 3 else 1]]
-    model = _Model(files, what, sources[0], sources)
-    found = {tensor.name: tensor for tensor in (*_trained(model, root), *_frozen(model))}
-    found |= {tensor.name: tensor for tensor in _others(model, found)}
-    found |= {tensor.name: tensor for tensor in _tied(model, found)}
+    _check_here(files, root, what)
+    ranks = [_rank(files, root, what, mp) for mp in range(what.mp)]
+    models = [file for rank in ranks for file in rank.models]
+    zero_agreement.check(what, models, [rank.optim for rank in ranks])
+    zero_agreement.refuse_what_is_elsewhere(files.sizes(), root, models)
+    found, remarks = _joined(files, root, ranks)
     if not found:
         raise Unsupported(f"{root or '.'}: a DeepSpeed checkpoint without weights")
-    return tuple(found.values())
+    told = "; ".join(filter(None, [*remarks, _absent(ranks), _stale(files, root, what)]))
+    return (replace(found[0], remark=told), *found[1:])
 
 
 def world(files: Files, root: str) -> int:
@@ -57,104 +69,84 @@ def world(files: Files, root: str) -> int:
     return setup(files, root).world
 
 
-def _model_names(files: Files, root: str, what: Setup) -> list[str]:
-    if what.stage < 3:
-        of_rank(files.sizes(), root, MODEL)
-        return [join(root, "mp_rank_00_model_states.pt")]
-    there = of_rank(files.sizes(), root, MODEL_OF_RANK)
-    return [there.get(r, join(root, f"zero_pp_rank_{r}_mp_rank_00_model_states.pt")) for r in range(what.world)]
+def _check_here(files: Files, root: str, what: Setup) -> None:
+    """Raise Incomplete for model files that are missing, and at stage 3 for optimizer files, before any is read."""
+    wanted = [n for mp in range(what.mp) for n in what.models(files.sizes(), root, mp)]
+    wanted += [n for mp in range(what.mp) for n in (what.optim(root, mp) if what.stage == 3 else ())]
+    missing = [name for name in wanted if name not in files.sizes()]
+    if missing:
+        more = f" and {len(missing) - 1} more" if missing[1:] else ""
+        raise Incomplete(
+            f"{missing[0]}{more}: not there, of {len(wanted)} files that the checkpoint needs",
+            hint="each node writes its own ranks' files: add the directory of the node that ran this rank",
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class _Model:
-    """``first`` is rank 0's model file: the others repeat it, but for ZeRO-3's fragments of frozen parameters."""
-
-    files: Files
-    what: Setup
-    first: StateFile
-    every: list[StateFile]
-
-    def own(self, name: str) -> Stored | None:
-        """The tensor that the model itself has under this name: at stage 3 an empty placeholder of the right dtype."""
-        value = self.first.get("module", dict).get(name)
-        return value if isinstance(value, Stored) else None
-
-    def own_copies(self, name: str, shape: Shape) -> tuple[Copy, ...]:
-        own = self.own(name)
-        if own is None or own.shape != shape:
-            return ()
-        return (Copy(own.dtype, own.shape, (self.first.part(self.files, own),) if own.numel else ()),)
+def _rank(files: Files, root: str, what: Setup, mp: int) -> Rank:
+    models = [load(files, name) for name in what.models(files.sizes(), root, mp)]
+    absent = next((name for name in what.optim(root, mp) if name not in files.sizes()), "")
+    optim = [load(files, name) for name in what.optim(root, mp) if name in files.sizes()]
+    return Rank(files, what.stage, models, optim, own_of(models[0]), absent)
 
 
-def _shapes(value: Any, name: str) -> dict[str, Shape]:
-    if not isinstance(value, dict) or not all(isinstance(k, str) and _is_shape(v) for k, v in value.items()):
-        raise Corrupt(f"{name}: param_shapes are not shapes by name")
-    return value
+def _joined(files: Files, root: str, ranks: Sequence[Rank]) -> tuple[tuple[Tensor, ...], list[str]]:
+    """The tensors of all model-parallel ranks, and what is to be said of them."""
+    first = ranks[0].first
+    experts = zero_experts.counts(first)
+    is_pipeline = zero_pipeline.is_there(files, root)
+    if (experts is not None) + is_pipeline + (len(ranks) > 1 and not is_pipeline) + (
+        ranks[0].stage == 3 and experts is not None
+    ) > 1:
+        raise Unsupported(
+            f"{root or '.'}: expert, pipeline and tensor parallel ranks in one checkpoint, or experts of ZeRO-3, cannot be joined yet"
+        )
+    if zero_experts.is_there(files, root) and experts is None:
+        raise Corrupt(f"{first.name}: tells of no experts, and there are files of experts", hint="they are of different saves")
+    if is_pipeline:
+        return _pipeline(files, root, ranks)
+    if experts is not None:
+        own = {**ranks[0].own, **zero_experts.weights(files, root, experts)}
+        return _plain(replace(ranks[0], own=own)), []
+    if len(ranks) > 1:
+        return zero_tensor_parallel.joined([_plain(rank) for rank in ranks], first), []
+    return _plain(ranks[0]), []
 
 
-def _is_shape(value: Any) -> bool:
-    return isinstance(value, tuple) and len(value) <= MOST_AXES and all(type(n) is int and n >= 0 for n in value)
+def _plain(rank: Rank) -> tuple[Tensor, ...]:
+    """One model-parallel rank's tensors; of experts, all ranks'."""
+    groups = zero_trained.groups(rank)
+    return tensors_of(rank, zero_trained.shapes(rank, groups), zero_trained.masters(rank, groups))
 
 
-def _trained(model: _Model, root: str) -> Iterator[Tensor]:
-    """What the optimizer holds: fp32 masters, and at stages 1 and 2 the model's own copy too."""
-    if model.what.stage == 0:
-        return
-    name = model.first.name
-    groups = [_shapes(group, name) for group in model.first.get("param_shapes", list)]
-    optim = [load(model.files, name) for name in model.what.optim(root)]
-    copies = zero_masters.copies(model.files, model.what.stage, optim, groups)
-    for shapes in groups:
-        for key, shape in shapes.items():
-            own = model.own(key)
-            stored = model.own_copies(key, shape) if model.what.stage < 3 else ()
-            yield Tensor(key, own.dtype if own else copies[key].dtype, shape, (copies[key], *stored))
+def _pipeline(files: Files, root: str, ranks: Sequence[Rank]) -> tuple[tuple[Tensor, ...], list[str]]:
+    """All stages' tensors; those of a tied module are in several, and are written once."""
+    if any(rank.own for rank in ranks):
+        raise Corrupt(f"{root or '.'}: a model file with weights beside files of layers", hint="the files are of different saves")
+    told = {name: shape for rank in ranks for name, shape in zero_pipeline.told(rank.first, rank.optim).items()}
+    buffers = [name for rank in ranks for name in rank.first.get("buffer_names", list) if isinstance(name, str)]
+    own = zero_pipeline.weights(files, root, told, buffers, [rank.first for rank in ranks])
+    found: dict[str, Tensor] = {}
+    for rank in ranks:
+        held = replace(rank, own={name: own[name] for name in zero_pipeline.told(rank.first, rank.optim)})
+        found = {**{t.name: t for t in _plain(held)}, **found}
+    rest = replace(ranks[0], own={name: value for name, value in own.items() if name not in found})
+    everything = (*found.values(), *tensors_of(rest, {}, {}))
+    order = {name: n for n, name in enumerate(own)}
+    return tuple(sorted(everything, key=lambda t: order[t.name])), [zero_pipeline.REMARK, zero_pipeline.gaps(files, root)]
 
 
-def _frozen(model: _Model) -> Iterator[Tensor]:
-    """Parameters without an optimizer state: at stage 3 a fragment a rank, padded; else whole in the model file."""
-    shapes = _shapes(model.first.get("frozen_param_shapes", dict), model.first.name)
-    for name, shape in shapes.items():
-        copies = model.own_copies(name, shape) if model.what.stage < 3 else ()
-        yield _with_copies(name, shape, copies or (_fragments(model, name, shape),))
+def _absent(ranks: Sequence[Rank]) -> str:
+    missing = [rank.absent for rank in ranks if rank.absent]
+    if not missing:
+        return ""
+    return f"{missing[0]} is not here, nor may others be: the weights are the model's own, not the optimizer's fp32 masters"
 
 
-def _fragments(model: _Model, name: str, shape: Shape) -> Copy:
-    held = [file.get("frozen_param_fragments", dict).get(name) for file in model.every]
-    if not all(isinstance(fragment, Stored) for fragment in held):
-        raise Corrupt(f"{model.first.name}: frozen {name} has no fragment in some rank's file")
-    parts = [file.part(model.files, fragment) for file, fragment in zip(model.every, held, strict=True)]
-    return zero_masters.from_fragments(name, shape, held[0].dtype, parts)
-
-
-def _others(model: _Model, found: Mapping[str, Tensor]) -> Iterator[Tensor]:
-    """Buffers, and at stage 1 the frozen parameters, which only the model file holds."""
-    buffers = {name for name in model.first.get("buffer_names", list) if isinstance(name, str)}
-    tied = model.first.get("shared_params", dict)
-    for name, value in model.first.get("module", dict).items():
-        if not isinstance(value, Stored) or name in found or name in tied:
-            continue
-        if model.what.stage == 3 and not value.numel and name not in buffers:
-            raise Incomplete(f"{model.first.name}: {name} is an empty placeholder, and no rank holds its values")
-        yield _with_copies(name, value.shape, model.own_copies(name, value.shape))
-
-
-def _with_copies(name: str, shape: Shape, copies: tuple[Copy, ...]) -> Tensor:
-    return Tensor(name, copies[0].dtype, shape, copies)
-
-
-def _tied(model: _Model, found: Mapping[str, Tensor]) -> Iterator[Tensor]:
-    """``shared_params``: name that is not stored → name that is.
-
-    Where frozen parameters were excluded (Trainer does so with LoRA), names tied to one of them are still mentioned, and left out.
-    """
-    is_subset = model.first.content.get("frozen_param_shapes") is None
-    for name, stored in model.first.get("shared_params", dict).items():
-        is_there = isinstance(stored, str) and stored in found
-        if not isinstance(name, str) or not (is_there or (is_subset and isinstance(stored, str))):
-            raise Corrupt(f"{model.first.name}: {brief(name)} shares its values with {brief(stored)}, which is not there")
-        if is_there:
-            yield replace(found[stored], name=name, tied=stored)
+def _stale(files: Files, root: str, what: Setup) -> str:
+    """Files of ranks that this save did not have: a larger one left them behind."""
+    there = {**of_rank(files.sizes(), root, OPTIM), **(of_rank(files.sizes(), root, MODEL_OF_RANK) if what.stage == 3 else {})}
+    extra = sorted(name for (_, rank), name in there.items() if rank >= what.world)
+    return f"{extra[0]} is of a rank that this save of {what.world} ranks did not have, and is left out" if extra else ""
 
 
 def preferred(files: Files, found: tuple[str, ...]) -> str | None:

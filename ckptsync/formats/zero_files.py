@@ -16,13 +16,17 @@ from ckptsync.formats import torch_pickle
 from ckptsync.formats.inert import Build, Made, Name, brief, made
 from ckptsync.formats.joining import inside, join
 from ckptsync.formats.torch_pickle import Stored
-from ckptsync.formats.torch_zip import Archive
 from ckptsync.model import Extent, Files, Part
 
 OPTIM = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
 MODEL_OF_RANK = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_model_states\.pt")
 MODEL = re.compile(r"mp_rank_(\d+)_model_states\.pt")
-_OTHERS = re.compile(r"expp_rank_.*|layer_\d+.*model_states\.pt|expert_\d+_.*|mp_rank_\d+_\d+_model_states\.pt")
+EXPERT = re.compile(r"(?:layer_(\d+)_)?expert_(\d+)_mp_rank_(\d+)_model_states\.pt")
+LAYER = re.compile(r"layer_(\d+)(?:-model_(\d+))?-model_states\.pt")
+_OTHERS = re.compile(r"layer_\d+.*model_states\.pt|expert_\d+_.*|mp_rank_\d+_\d+_model_states\.pt")
+EXPERT_OPTIM = re.compile(r"expp_rank_\d+_mp_rank_\d+_optim_states\.pt")
+MASTERS = "single_partition_of_fp32_groups"
+MOST_RANKS = 1 << 20
 
 _ALLOWED: Mapping[Name, Build] = {
     **torch_pickle.ALLOWED,
@@ -38,7 +42,7 @@ class StateFile:
     """One loaded ``*_states.pt``."""
 
     name: str
-    archive: Archive
+    archive: torch_pickle.Container
     content: dict[str, Any]
 
     def part(self, files: Files, tensor: Any) -> Part:
@@ -73,43 +77,63 @@ def is_ours(base: str) -> bool:
     return any(pattern.fullmatch(base) for pattern in (OPTIM, MODEL_OF_RANK, MODEL))
 
 
-def of_rank(names: Iterable[str], root: str, pattern: re.Pattern[str]) -> dict[int, str]:
-    """Data-parallel rank → file.  Raises Unsupported for more than one model-parallel rank, for experts and for pipelines."""
-    found: dict[int, str] = {}
+def is_stranger(base: str) -> bool:
+    """Whether DeepSpeed wrote a file of this name in a way that nothing here reads."""
+    known = (OPTIM, MODEL_OF_RANK, MODEL, EXPERT, LAYER, EXPERT_OPTIM)
+    return bool(_OTHERS.fullmatch(base)) and not any(pattern.fullmatch(base) for pattern in known)
+
+
+def of_rank(names: Iterable[str], root: str, pattern: re.Pattern[str]) -> dict[tuple[int, int], str]:
+    """(Model-parallel rank, data-parallel rank) → file; a file that is of no data-parallel rank is under rank 0.
+
+    Raises Unsupported for files that DeepSpeed names so and that nothing here reads.
+    """
+    found: dict[tuple[int, int], str] = {}
     for base, name in inside(names, root).items():
-        match = pattern.fullmatch(base)
-        if _OTHERS.fullmatch(base) or (match and int(match[match.lastindex or 1])):
-            raise Unsupported(
-                f"{name}: tensor, pipeline or expert parallel ranks cannot be joined yet", hint="only mp_rank_00 is read"
-            )
-        if match:
-            found[int(match[1])] = name
+        if is_stranger(base):
+            raise Unsupported(f"{name}: a kind of DeepSpeed file that is not known", hint="convert it with ds_to_universal first")
+        if match := pattern.fullmatch(base):
+            numbers = [int(n or 0) for n in match.groups()]
+            if max(numbers) >= MOST_RANKS:
+                raise Corrupt(f"{name}: a rank of {max(numbers)}")
+            found[numbers[-1], numbers[0] if numbers[1:] else 0] = name
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """``stage`` 0 to 3, the data-parallel ``world`` size, and ``prefix`` of the optimizer files (``bf16_`` or nothing)."""
+    """``stage`` 0 to 3, the data-parallel ``world`` size, ``prefix`` of the optimizer files (``bf16_`` or nothing).
+
+    ``mp``: model-parallel ranks, which are pipeline stages times tensor-parallel ranks.
+    """
 
     stage: int
     world: int
     prefix: str = ""
+    mp: int = 1
 
-    def optim(self, root: str) -> list[str]:
-        """The optimizer file of every rank, in their order; without ZeRO there is none."""
+    def optim(self, root: str, mp: int = 0) -> list[str]:
+        """The optimizer file of every data-parallel rank, in their order; without ZeRO there is none."""
         ranks = range(self.world if self.stage else 0)
-        return [join(root, f"{self.prefix}zero_pp_rank_{r}_mp_rank_00_optim_states.pt") for r in ranks]
+        return [join(root, f"{self.prefix}zero_pp_rank_{r}_mp_rank_{mp:02d}_optim_states.pt") for r in ranks]
+
+    def models(self, names: Iterable[str], root: str, mp: int = 0) -> list[str]:
+        """The model file; at stage 3 that of every data-parallel rank."""
+        if self.stage < 3:
+            return [join(root, f"mp_rank_{mp:02d}_model_states.pt")]
+        there = of_rank(names, root, MODEL_OF_RANK)
+        return [there.get((mp, r), join(root, f"zero_pp_rank_{r}_mp_rank_{mp:02d}_model_states.pt")) for r in range(self.world)]
 
 
 def setup(files: Files, root: str) -> Setup:
-    """What any one file here says of the whole; raises Incomplete if none does."""
+    """What the files here say of the whole; raises Incomplete if none does."""
     optim = of_rank(files.sizes(), root, OPTIM)
-    if optim:
-        name = optim[min(optim)]
-        state = optimizer_state(load(files, name))
-        base = name.rpartition("/")[2]
-        return Setup(_stage(state), _world(state, name), base[: base.index("zero_pp_rank")])
-    return _setup_without_optimizer(files, root)
+    if not optim:
+        return _setup_without_optimizer(files, root)
+    name = optim[min(optim)]
+    state = optimizer_state(load(files, name))
+    base = name.rpartition("/")[2]
+    return Setup(_stage(state), _world(state, name), base[: base.index("zero_pp_rank")], _parallel(files, root))
 
 
 def optimizer_state(file: StateFile) -> dict[str, Any]:
@@ -118,6 +142,30 @@ def optimizer_state(file: StateFile) -> dict[str, Any]:
     if not isinstance(state, dict):
         raise Corrupt(f"{file.name}: no optimizer_state_dict")
     return state
+
+
+def parallel(file: StateFile) -> int:
+    """How many model-parallel ranks a model file says that there are; before DeepSpeed said so, one."""
+    mp = file.content.get("mp_world_size", 1)
+    if type(mp) is not int or not 0 < mp < MOST_RANKS:
+        raise Corrupt(f"{file.name}: mp_world_size is {brief(mp)}")
+    return mp
+
+
+def _parallel(files: Files, root: str) -> int:
+    """As many model-parallel ranks as a model file tells; where none is here, as many as the names show."""
+    models = of_rank(files.sizes(), root, MODEL) or of_rank(files.sizes(), root, MODEL_OF_RANK)
+    seen = {mp for mp, _ in [*models, *of_rank(files.sizes(), root, OPTIM)]}
+    if not models:
+        return max(seen) + 1
+    name = models[min(models)]
+    told = parallel(load(files, name))
+    if max(seen) >= told:
+        raise Unsupported(
+            f"{root or '.'}: files of {max(seen) + 1} tensor or pipeline parallel ranks, {name} tells of {told}",
+            hint="they are of different saves: give those of one alone; mp_rank_00 of several is not the model",
+        )
+    return told
 
 
 def _stage(state: Mapping[str, Any]) -> int:
@@ -133,20 +181,34 @@ def _world(state: Mapping[str, Any], name: str) -> int:
     """``partition_count``: a number at stage 3, one for each parameter group at stages 1 and 2."""
     count = state.get("partition_count")
     counts = count if isinstance(count, (list, tuple)) else [count]
-    if not counts or any(type(n) is not int or not 0 < n < 1 << 20 for n in counts):
+    if not counts or any(type(n) is not int or not 0 < n < MOST_RANKS for n in counts):
         raise Corrupt(f"{name}: partition_count is {brief(count)}")
     return int(max(counts))
 
 
 def _setup_without_optimizer(files: Files, root: str) -> Setup:
     """DeepSpeed without ZeRO keeps everything in the model file; with ZeRO-3, a node always has optimizer files too."""
-    name = join(root, "mp_rank_00_model_states.pt")
-    if name not in files.sizes():
+    models = of_rank(files.sizes(), root, MODEL)
+    if not models:
         raise Incomplete(f"{root or '.'}: no file here says how many ranks there are")
-    file = load(files, name)
+    file = load(files, models[min(models)])
     world = file.content.get("dp_world_size")
-    config = file.get("ds_config", dict).get("zero_optimization")
-    stage = config.get("stage", 0) if isinstance(config, dict) else 0
-    if type(world) is not int or stage not in (0, 1, 2):
-        raise Corrupt(f"{name}: dp_world_size {brief(world)}, ZeRO stage {brief(stage)}")
-    return Setup(stage, world)
+    config = configuration(file)
+    stage = section(config, "zero_optimization").get("stage", 0)
+    if stage == 0 and MASTERS in section(file.content, "optimizer"):
+        stage = 1  # BF16_Optimizer without ZeRO: each rank has its partition in a file of its own, too
+    if type(world) is not int or not 0 < world < MOST_RANKS or stage not in (0, 1, 2):
+        raise Corrupt(f"{file.name}: dp_world_size {brief(world)}, ZeRO stage {brief(stage)}")
+    prefix = "bf16_" if (section(config, "bf16") or section(config, "bfloat16")).get("enabled") is True else ""
+    return Setup(stage, world, prefix, _parallel(files, root))
+
+
+def configuration(file: StateFile) -> dict[str, Any]:
+    """What DeepSpeed was told; empty if it was told by the name of a file."""
+    return section(file.content, "ds_config")
+
+
+def section(config: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """A part of DeepSpeed's configuration, empty if it has none."""
+    found = config.get(key)
+    return found if isinstance(found, dict) else {}

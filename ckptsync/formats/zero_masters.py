@@ -12,7 +12,7 @@ from typing import Any
 from ckptsync.errors import Corrupt
 from ckptsync.formats.flat import Flat, concatenate
 from ckptsync.formats.torch_pickle import Stored
-from ckptsync.formats.zero_files import StateFile, optimizer_state
+from ckptsync.formats.zero_files import MASTERS, StateFile, optimizer_state
 from ckptsync.model import Copy, Files, Part, Shape
 
 Groups = Sequence[dict[str, Shape]]
@@ -24,9 +24,14 @@ def copies(files: Files, stage: int, optim: Sequence[StateFile], groups: Groups)
         return dict(_stage3([_flat(files, file, "fp32_flat_groups", slice(None)) for file in optim], groups))
     found: dict[str, Copy] = {}
     for index, shapes in enumerate(groups):
-        ranks = [_flat(files, file, "single_partition_of_fp32_groups", slice(index, index + 1)) for file in optim]
-        found |= dict(_stage12(ranks, shapes, _alignments(optim[0], index, len(shapes)), _paddings(optim, index)))
+        found |= group(files, optim, index, shapes)
     return found
+
+
+def group(files: Files, optim: Sequence[StateFile], index: int, shapes: dict[str, Shape]) -> dict[str, Copy]:
+    """The masters of one parameter group at stages 1 and 2, cut over the ranks whose files these are."""
+    ranks = [_flat(files, file, MASTERS, slice(index, index + 1)) for file in optim]
+    return dict(_stage12(ranks, shapes, _alignments(optim[0], index, len(shapes)), _paddings(optim, index)))
 
 
 def from_fragments(name: str, shape: Shape, dtype: str, parts: Sequence[Part]) -> Copy:
