@@ -96,7 +96,7 @@ def test_without_a_proof_from_elsewhere_nothing_is_read_out_of_the_shards() -> N
         files.content |= {f"{shape}_{rank}.{'pth' if shape == 'rng_state' else 'pkl'}": b"" for rank in range(3)}
     with pytest.raises(Incomplete, match=r"b and 3 more: .* nothing says what shape it has"):
         checked(files, Outside())
-    with pytest.raises(Incomplete, match="nothing names its tensors"):
+    with pytest.raises(Incomplete, match="nothing names the tensors"):
         checked(saved({"n": ("I64", (), ())}), Outside())
     assert layouts.demands(files).model == {}
 

@@ -114,10 +114,10 @@ def test_the_strongest_proof_of_a_tensor_counts() -> None:
 
 def test_what_no_proof_knows_has_no_shape_unless_it_has_no_axes() -> None:
     proofs = [Proof("base", {"w": (5,)}, "most")]
-    with pytest.raises(Incomplete, match="v and 1 more: boxes of it are here"):
+    with pytest.raises(Incomplete, match="v and 1 more: boxes are here"):
         shapes_proof.shapes({"w": [box(5)], "x": [box(1)], "v": [box(2)]}, proofs)
     assert shapes_proof.shapes({"w": [box(5)], "n": [box()]}, proofs) == {"w": (5,), "n": ()}
-    with pytest.raises(Incomplete, match="nothing names its tensors"):
+    with pytest.raises(Incomplete, match="nothing names the tensors"):
         shapes_proof.shapes({"n": [box()]}, [])
 
 

@@ -14,7 +14,7 @@ from ckptsync.merge.prepare import prepare
 from tests.consolidated import FILES, MODEL, Written, run
 from tests.dcp_files import checkpoint
 from tests.plain_files import MemoryFiles, safetensors_file, tree
-from tests.vector import Vector, vector, vectors
+from tests.vector import ROOT, Vector, vector, vectors
 
 
 def test_lora_that_is_no_adapter_of_pefts_is_merged_and_said() -> None:
@@ -177,3 +177,16 @@ def test_wrappers_are_taken_out_of_whole_models_too_before_ties_are_looked_for()
 def test_two_names_that_would_become_one_are_refused() -> None:
     with pytest.raises(Unsupported, match="another tensor has the name"):
         run(model({"a": ("U8", (1,), b"x"), "_orig_mod.a": ("U8", (1,), b"y")}))
+
+
+def test_shards_in_safetensors_take_their_shapes_from_the_base_model_or_a_configuration_given() -> None:
+    files = tree(*vector("tf5-hsdp").sources)
+    told = MemoryFiles({"config.json": files.content.pop("config.json")})
+    with pytest.raises(Incomplete, match="nothing says what shape it has") as e:
+        prepare(files, Options("keep"))
+    assert "--base" in e.value.hint
+    assert prepare(files, Options("keep"), [told]).plans == prepare(files, Options("keep"), base=tree(ROOT / "base")).plans
+    del files.content["shard-00004-model-00001-of-00001.safetensors"]
+    for given in ({"config": [told]}, {"base": tree(ROOT / "base")}):
+        with pytest.raises(Incomplete, match="in the shards that are here"):
+            prepare(files, Options("keep"), **given)  # type: ignore[arg-type]

@@ -71,14 +71,10 @@ def shapes(boxes: Mapping[str, Sequence[Part]], found: Sequence[Proof]) -> dict[
             proven[name] = ()
         else:
             unproven.append(name)
-    if unproven or not found:
-        first = min(unproven, default="")
-        what = (
-            f"{first}{more(unproven)}: boxes of it are here, but nothing says what shape it has"
-            if first
-            else "nothing names its tensors"
-        )
-        raise Incomplete(f"{what}: shards in safetensors do not", hint=HINT)
+    if unproven:
+        raise Incomplete(f"{min(unproven)}{more(unproven)}: boxes are here, but nothing says what shape it has", hint=HINT)
+    if not found:
+        raise Incomplete("nothing names the tensors that there should be", hint=HINT)
     return proven
 
 

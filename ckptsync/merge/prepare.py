@@ -16,7 +16,6 @@ from ckptsync.merge import adapter, output, rename, ties
 from ckptsync.merge import base as reference
 from ckptsync.merge.adapter import Selected
 from ckptsync.merge.base import Base
-from ckptsync.merge.cast import is_castable
 from ckptsync.merge.notes import NO_ADAPTER_CONFIG
 from ckptsync.merge.notes import of_model as notes_of_model
 from ckptsync.merge.plan import FilePlan, Options, plan
@@ -81,8 +80,9 @@ def prepare(files: Files, options: Options, config: Sequence[Files] = (), base: 
 
 
 def _outside(places: Sequence[Files], known: Base | None) -> Outside:
-    """What may prove the shapes of tensors that a checkpoint does not tell itself."""
-    shapes = {name: t.shape for name, t in known.tensors.items() if is_castable(t.dtype)} if known else {}
+    """What may prove the shapes of tensors that a checkpoint does not tell itself: not the packed matrices of a quantised base."""
+    told = known.tensors.items() if known else ()
+    shapes = {n: t.shape for n, t in told if len(t.shape) < 2 or t.dtype not in ("U8", "I8", "I32", "U32")}
     place = next((place for place in places if CONFIG in place.sizes()), None)
     return Outside(shapes, read_whole(place, CONFIG, MAX_BESIDE) if place else None)
 
