@@ -56,6 +56,22 @@ def test_the_base_model_in_the_same_shards_is_left_out_and_said() -> None:
     )
 
 
+def test_a_base_model_is_left_out_where_the_adapters_name_was_taken_out_before() -> None:
+    stored = [name.replace(".default", "") for name in LORA] + [
+        "e.embed_tokens.lora_embedding_A",
+        "e.embed_tokens.base_layer.weight",
+    ]
+    assert names(tensors(*stored)) == [P + n for n in stored]  # as peft saves an embedding that is adapted
+    assert names(tensors(*stored, *BASE)) == [P + n for n in stored[:3]]
+    assert names(tensors(*stored, *BASE), "base") == [
+        "e.embed_tokens.weight",
+        "model.q.weight",
+        "model.q.bias",
+        "model.norm.weight",
+        "model.norm.bias",
+    ]
+
+
 def test_the_base_model_can_be_had_under_its_own_names() -> None:
     given = tensors(*LORA, *BASE, "lm_head.original_module.weight", "lm_head.modules_to_save.default.weight")
     found = select(given, "base", None)

@@ -123,6 +123,7 @@ def test_a_quantised_bases_shapes_are_not_compared() -> None:
     packed = base(tensor("m.q.weight", (12, 1), "U8"))
     assert compare_adapter(adapter(), packed) == ()
     assert compare([tensor("m.q.weight", (6, 4))], packed)
+    assert compare([tensor("m.q.weight", (12, 1), "U8")], base(tensor("m.q.weight", (6, 4))))
 
 
 def test_a_long_list_is_cut() -> None:

@@ -144,7 +144,7 @@ def test_a_tied_head_is_neither_missing_nor_unexpected_whichever_of_the_two_has_
 
 
 def test_a_tie_is_found_before_the_base_gives_one_of_the_two_another_dtype() -> None:
-    stored = {n: ("F32", (2, 1), b"12345678") for n in ("lm_head.weight", "m.embed_tokens.weight")}
+    stored = dict.fromkeys(("lm_head.weight", "m.embed_tokens.weight"), ("F32", (2, 1), b"12345678"))
     job = prepare(model(stored), Options(), base=base_of(**{"m.embed_tokens.weight": ("BF16", (2, 1), bytes(4))}))
     assert [(t.name, t.dtype) for t in job.plans[0].tensors] == [("m.embed_tokens.weight", "BF16")]
 

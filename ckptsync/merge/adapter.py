@@ -13,6 +13,7 @@ from typing import Any
 
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.merge.rename import renamed
+from ckptsync.merge.ties import EMBEDDINGS, HEADS
 from ckptsync.model import Tensor
 
 STEM = "adapter_model"
@@ -39,6 +40,7 @@ _OTHERS = tuple(
     "adamss_ adaption_prompt beft_ deft_ delora_ frod_ glora_ gralora_ hira_ internal_xlora lily_ lora_E osf_ peanut_ poly_ psoft_"  # noqa: SIM905
     " pvera_ randlora_ ranknum road_ shadow_ shira_ supertuning_ tinylora_ unilora_ vblora_ vera_ waveft_".split()
 )
+_EMBEDDINGS = frozenset({"embed_tokens", "lm_head"})  # peft's EMBEDDING_LAYER_NAMES
 _SAVED, _TOKENS, _ORIGINAL = "modules_to_save", "token_adapter", "original_module"
 _ENDS = ("weight", "bias")
 _PROMPTS = ("prompt_encoder.", "prompt_embeddings")
@@ -155,7 +157,7 @@ def _adapter(tensors: Sequence[Tensor], items: Mapping[str, _Item], wanted: str,
     name = _adapter_name(items, wanted)
     others = [t for t in tensors if t.name not in items]
     chosen = {n: i.saved for n, i in items.items() if i.adapter in (name, "")}
-    base = [t for t in others if _is_base(t.name, items)] if name else []
+    base = [t for t in others if _is_base(t.name, items) and (name or not _is_embedding(t.name))]
     with_it = [t.name for t in others if not base or _is_saved_with(t.name, config)]
     chosen |= {n: n if n.startswith("base_model.") else _PREFIX + n for n in with_it}
     kept = renamed([_untied(t, chosen) for t in tensors if t.name in chosen], chosen)
@@ -193,10 +195,15 @@ def _is_saved_with(name: str, config: Mapping[str, Any]) -> bool:
         return True
     if isinstance(bias, str) and bias.endswith("_only") and name.endswith(".base_layer.bias"):
         return True
-    adapted = {"embed_tokens", "lm_head"}
-    is_adapted = isinstance(targets, list) and adapted & {t for t in targets if isinstance(t, str)}
-    module, inner, _ = name.partition(".base_layer.")
-    return bool(inner and is_adapted and config.get("trainable_token_indices") is None and module.rpartition(".")[2] in adapted)
+    is_adapted = isinstance(targets, list) and _EMBEDDINGS & {t for t in targets if isinstance(t, str)}
+    module = name.partition(".base_layer.")[0]
+    is_meant = module != name and module.rpartition(".")[2] in _EMBEDDINGS
+    return bool(is_adapted and is_meant and config.get("trainable_token_indices") is None)
+
+
+def _is_embedding(name: str) -> bool:
+    """Of these peft saves the base layer too, so that it proves nothing where the adapter's name was taken out."""
+    return f"{name.partition('.base_layer.')[0].rpartition('.')[2]}.weight" in (*EMBEDDINGS, *HEADS)
 
 
 def _notes(kept: Sequence[Tensor], name: str, left_out: int) -> tuple[str, ...]:

@@ -72,7 +72,7 @@ def compare(tensors: Sequence[Tensor], base: Base, tied: Iterable[str] = ()) -> 
     misshapen = [
         f"{n} is {list(own[n].shape)}, {list(t.shape)} in the base model"
         for n, t in there.items()
-        if n in own and own[n].shape != t.shape and n not in resized and not _is_packed(t)
+        if n in own and own[n].shape != t.shape and n not in resized and not (_is_packed(t) or _is_packed(own[n]))
     ]
     missing = [n for n in there if n not in own and n not in set(tied) and not _COMPUTED.fullmatch(n)]
     unexpected = [n for n in own if n not in there and n not in set(tied)]
