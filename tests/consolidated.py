@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ckptsync.merge.consolidate import Chunk, Merged, consolidate
+from ckptsync.merge.copying import Work
 from ckptsync.merge.plan import Options
 from ckptsync.model import Files
 from tests.plain_files import safetensors_file
@@ -21,6 +22,8 @@ class Written(dict[str, bytes]):
         self[name] = b"".join(map(bytes, chunks))
 
 
-def run(files: Files, options: Options | None = None, config: tuple[Files, ...] = ()) -> tuple[Written, Merged]:
+def run(
+    files: Files, options: Options | None = None, config: tuple[Files, ...] = (), work: Work | None = None
+) -> tuple[Written, Merged]:
     written = Written()
-    return written, consolidate(files, written.write, options or Options(), config)
+    return written, consolidate(files, written.write, options or Options(), config, work=work)

@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors import safe_open
 
@@ -57,6 +58,7 @@ def test_a_dry_run_says_the_same_and_writes_nothing(tmp_path: Path, capsys: pyte
         ([str(DATA / "base"), "{out}"], 5, "no layout claims these files"),
         (["s3://bucket/x", "{out}"], 5, "s3://"),
         (["{out}/absent", "{out}"], 2, "no such directory"),
+        ([*FSDP, "{out}", "--jobs", "0"], 2, "--jobs: 0: at least one is wanted"),
         ([*FSDP, "{out}", "--max-shard-size", "big"], 2, "--max-shard-size: 'big' is not a size"),
         ([*FSDP, "{out}", "--max-shard-size", "0"], 2, "at least one byte"),
         ([*FSDP, "{out}", "--config-from", "{out}/absent"], 2, "absent"),
@@ -79,3 +81,27 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main(["merge", *FSDP, str(tmp_path / "out")]) == 2
     assert [p.name for p in (tmp_path / "out").iterdir()] == ["precious"]
     assert "exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("jobs", ["1", "3"])
+def test_jobs_change_nothing_but_the_time(jobs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = []
+    for place, given in (("one", []), ("two", ["--jobs", jobs])):
+        assert main(["merge", *FSDP, str(tmp_path / place), "--json", "--max-shard-size", "10KB", *given]) == 0
+        results.append(json.loads(capsys.readouterr().out) | {"destination": ""})
+    assert results[0] == results[1]
+
+
+def test_statistics_are_a_table_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["merge", *FSDP, str(tmp_path / "one"), "--statistics"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (heading,) = (n for n, line in enumerate(lines) if line.split() == ["tensor", "min", "max", "norm", "nan", "infinite", "zero"])
+    assert main(["merge", *FSDP, str(tmp_path / "two"), "--statistics", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["statistics"]
+    assert [line.split()[0] for line in lines[heading + 1 : heading + 22]] == list(found)
+    with safe_open(tmp_path / "two" / "model.safetensors", "np") as file:
+        for name, told in found.items():
+            values = file.get_tensor(name).astype("f8")
+            assert (told["min"], told["max"], told["elements"]) == (values.min(), values.max(), values.size)
+            assert told["norm"] == pytest.approx(np.sqrt((values**2).sum()), rel=1e-12)
+            assert (told["nan"], told["infinite"], told["zeros"]) == (0, 0, (values == 0).sum())

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+import threading
+import zlib
+from collections.abc import Iterable, Iterator
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptsync.errors import Corrupt
-from ckptsync.merge.consolidate import consolidate
+from ckptsync.errors import Corrupt, StoreError
+from ckptsync.merge import units
+from ckptsync.merge.consolidate import Chunk, carry_out, consolidate
+from ckptsync.merge.copying import Work
 from ckptsync.merge.plan import DTYPES, DType, Options
 from ckptsync.merge.prepare import prepare
+from ckptsync.merge.statistics import Statistics
 from tests.consolidated import FILES, MODEL, Written, run
 from tests.plain_files import MemoryFiles, safetensors_file, tree
 from tests.vector import ROOT, vector
@@ -96,3 +103,118 @@ def test_one_flipped_bit_in_a_shards_weights_is_noticed(name: str) -> None:
         with pytest.raises(Corrupt, match="CRC32"):
             run(files, Options("keep"))
         files.content[extent.file] = good
+
+
+VECTORS = ["hf-fsdp1", "hf-zero3-2node", "raw-ds-zero2-bf16-tied", "hf-fsdp2-2node"]
+
+
+@pytest.fixture
+def small_units(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """So that the small models of these tests have many; and no thread may be left."""
+    monkeypatch.setattr(units, "WINDOW", 4096)
+    monkeypatch.setattr(units, "MOST", 8192)
+    before = threading.active_count()
+    yield
+    assert threading.active_count() == before
+
+
+@pytest.mark.usefixtures("small_units")
+@pytest.mark.parametrize("dtype", ["auto", "keep", "fp16"])
+@pytest.mark.parametrize("jobs", [2, 3, 5, 16])
+@pytest.mark.parametrize("name", VECTORS)
+def test_any_number_of_threads_writes_the_same(name: str, jobs: int, dtype: DType) -> None:
+    files, options = tree(*vector(name).sources), Options(dtype, 20_000)
+    one, alone = run(files, options, work=Work(1, statistics=True))
+    many, merged = run(files, options, work=Work(jobs, statistics=True))
+    assert many == one
+    assert merged == alone
+
+
+class Counting(MemoryFiles):
+    """Remembers every read, of any thread."""
+
+    def __init__(self, content: dict[str, bytes]) -> None:
+        super().__init__(content)
+        self.reads: list[tuple[str, int, int]] = []
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        self.reads.append((name, start, len(out)))
+        super().read_into(name, start, out)
+
+
+@pytest.mark.usefixtures("small_units")
+@pytest.mark.parametrize("jobs", [1, 4])
+@pytest.mark.parametrize("name", VECTORS)
+def test_next_to_nothing_is_read_that_is_not_wanted_and_every_record_is_summed_once(
+    name: str, jobs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = Counting(tree(*vector(name).sources).content)
+    job = prepare(files, Options("keep"))
+    summed: list[int] = []
+    crc32 = zlib.crc32
+
+    def counted(data: memoryview) -> int:
+        summed.append(len(data))
+        return crc32(data)
+
+    monkeypatch.setattr(zlib, "crc32", counted)
+    files.reads.clear()
+    carry_out(job, files, Written().write, work=Work(jobs))
+    wanted = [part.extent for plan in job.plans for t in plan.tensors for part in t.copy.parts]
+    read = {(n, at) for n, start, size in files.reads if n in job.reads for at in range(start, start + size)}
+    needed = {(e.file, at) for e in wanted for at in range(e.start, e.start + e.size)}
+    records = {(c.extent.file, at) for c in job.checksums for at in range(c.extent.start, c.extent.start + c.extent.size)}
+    assert needed <= read
+    again = sum(size for n, _, size in files.reads if n in job.reads) - len(read)
+    assert again == sum(e.size for e in wanted) - len(needed), "what is written twice, under two names, is read twice"
+    assert sum(summed) == len(records)
+
+
+@pytest.mark.usefixtures("small_units")
+@pytest.mark.parametrize("jobs", [2, 8])
+def test_one_flipped_bit_is_noticed_by_many_threads(jobs: int) -> None:
+    files = tree(*vector("hf-zero3-2node").sources)
+    job = prepare(files, Options("keep", 20_000))
+    extents = sorted({part.extent for plan in job.plans for t in plan.tensors for part in t.copy.parts})
+    for extent in extents[:: max(1, len(extents) // 10)]:
+        damaged = bytearray(files.content[extent.file])
+        damaged[extent.start + extent.size - 1] ^= 0x80
+        with pytest.raises(Corrupt, match="CRC32"):
+            carry_out(job, MemoryFiles({**files.content, extent.file: bytes(damaged)}), Written().write, work=Work(jobs))
+
+
+@pytest.mark.usefixtures("small_units")
+@pytest.mark.parametrize("error", [StoreError("full"), KeyboardInterrupt()])
+@pytest.mark.parametrize("jobs", [1, 2, 8])
+def test_an_error_of_one_files_write_is_raised_once_and_stops_the_others(jobs: int, error: BaseException) -> None:
+    files = tree(*vector("hf-fsdp1").sources)
+    ended: list[str] = []
+
+    def write(name: str, chunks: Iterable[Chunk]) -> None:
+        try:
+            for number, _ in enumerate(chunks):
+                if "00002-of" in name and number == 1:
+                    raise error
+        finally:
+            ended.append(name)
+
+    with pytest.raises(type(error)) as raised:
+        consolidate(files, write, Options("keep", 20_000), work=Work(jobs))
+    assert raised.value is error
+    assert 2 <= len(ended) <= max(2, jobs // 2 + 1)
+
+
+def test_statistics_are_of_the_values_that_were_written_and_types_without_any_are_said() -> None:
+    values = np.array([1.5, -2, np.nan, 1e9, 0], "<f4")
+    content = {"w": ("F32", (5,), values.tobytes()), "q": ("F8_E4M3", (2,), b"ab"), "n": ("I64", (), b"\x07" + bytes(7))}
+    files = MemoryFiles({"model.safetensors": safetensors_file(content)})
+    _, merged = run(files, Options("fp16"), work=Work(statistics=True))
+    assert merged.statistics == {"w": Statistics(5, -2.0, 1.5, 6.25, 1, 1, 1), "n": Statistics(1, 7, 7)}
+    assert "1 tensors of F8_E4M3 have no statistics: their elements are not numbers that can be compared here" in merged.notes
+    assert run(files)[1].statistics is None
+
+
+def test_a_tensor_of_zeros_is_remarked_on_with_its_statistics() -> None:
+    files = MemoryFiles({"model.safetensors": safetensors_file({"w": ("F32", (3,), bytes(12))})})
+    assert "w: all 3 values are zero" in run(files, work=Work(statistics=True))[1].notes
+    assert not any("zero" in note for note in run(files)[1].notes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import given
@@ -65,6 +66,26 @@ def test_the_last_read_of_a_record_tells() -> None:
     read(files, 10, 60)
     with pytest.raises(Corrupt, match="f: bytes 10 to 110"):
         read(files, 70, 40)
+
+
+def test_many_threads_that_read_over_each_other_sum_every_byte_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    files, summed_, crc32 = summed(DATA), [], zlib.crc32
+
+    def counted(data: memoryview) -> int:
+        summed_.append(len(data))
+        return crc32(data)
+
+    monkeypatch.setattr(zlib, "crc32", counted)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda at: read(files, at % 580, 20), range(0, 58_000, 7)))
+    files.finish()
+    assert sum(summed_) == sum(e.size for e in RECORDS)
+
+
+def test_one_read_over_several_records_checks_each() -> None:
+    for at in (50, 200, 450):
+        with pytest.raises(Corrupt, match="CRC32"):
+            read(summed(DATA[:at] + b"!" + DATA[at + 1 :]), 0, 600)
 
 
 @pytest.mark.parametrize("name", ["hf-fsdp1", "hf-zero3-2node", "raw-ds-zero2-bf16-tied"])

@@ -112,6 +112,15 @@ def _merge(commands: Any) -> None:
     )
     command.add_argument("destination", metavar="DST", help="a new directory: it appears whole or not at all")
     _merging(command)
+    command.add_argument(
+        "--jobs",
+        metavar="N",
+        type=int,
+        help="threads that read, cast and digest; 1: none but the program's own (default: a core each, at most 8)",
+    )
+    command.add_argument(
+        "--statistics", action="store_true", help="of each tensor written: extremes, norm, NaNs, infinities, zeros"
+    )
     command.add_argument("--dry-run", action="store_true", help="say what would be written, write nothing")
 
 

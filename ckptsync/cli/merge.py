@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import gc
+import math
+import os
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -13,23 +16,29 @@ from ckptsync.cli.progress import shown, silent
 from ckptsync.config.units import parse_size, show_size
 from ckptsync.errors import ConfigError
 from ckptsync.merge.consolidate import Merged
+from ckptsync.merge.copying import Work
 from ckptsync.merge.local import Prepared, carry_out_local, prepare_local
 from ckptsync.merge.plan import Options
+from ckptsync.merge.statistics import Statistics
 from ckptsync.stores.opening import path_of
+
+MOST_JOBS = 8  # more than a disk takes in
 
 
 def run(args: argparse.Namespace) -> int:
     """Plan, write, say what was written."""
     options = Options(args.dtype, size(args.max_shard_size), args.source)
+    work = Work(jobs(args.jobs), tensor_digests=False, statistics=args.statistics)
     sources = [Path(path_of(source)) for source in args.sources]
     config_from = Path(path_of(args.config_from)) if args.config_from else None
     base = Path(path_of(args.base)) if args.base else None
     prepared = prepare_local(sources, Path(path_of(args.destination)), options, config_from, base)
+    gc.freeze()  # what is planned stays to the end: the cycle collector need not look at it again and again
     if args.dry_run:
         result = planned(prepared)
     else:
         with (silent if args.json else shown)(f"merging into {prepared.destination}") as progress:
-            result = written(prepared, carry_out_local(prepared, progress))
+            result = written(prepared, carry_out_local(prepared, progress, work))
     output.print_json(result) if args.json else _show(result)
     return 0
 
@@ -45,6 +54,13 @@ def size(text: str) -> int:
     return count
 
 
+def jobs(asked: int | None) -> int:
+    """Threads: as many as asked for, else one for each core that this process may use; raises ConfigError."""
+    if asked is not None and asked < 1:
+        raise ConfigError(f"--jobs: {asked}: at least one is wanted")
+    return asked or min(MOST_JOBS, len(os.sched_getaffinity(0)))
+
+
 def planned(prepared: Prepared) -> dict[str, Any]:
     """What ``--dry-run`` says."""
     job = prepared.job
@@ -58,7 +74,17 @@ def planned(prepared: Prepared) -> dict[str, Any]:
 def written(prepared: Prepared, merged: Merged) -> dict[str, Any]:
     """What a merge says."""
     files = [{"path": file.path, "size": file.size, "blake3": file.digest} for file in merged.files]
-    return _result(prepared, files, Counter(tensor.dtype for tensor in merged.tensors), merged.notes) | {"dry_run": False}
+    result = _result(prepared, files, Counter(tensor.dtype for tensor in merged.tensors), merged.notes) | {"dry_run": False}
+    if merged.statistics is None:
+        return result
+    return result | {"statistics": {name: told(found) for name, found in merged.statistics.items()}}
+
+
+def told(found: Statistics) -> dict[str, Any]:
+    """One tensor's statistics, in words that JSON has: what is not finite is null."""
+    numbers = {"min": found.low, "max": found.high, "norm": found.norm}
+    finite = {name: n if n is not None and math.isfinite(n) else None for name, n in numbers.items()}
+    return finite | {"nan": found.nans, "infinite": found.infinities, "zeros": found.zeros, "elements": found.count}
 
 
 def _result(prepared: Prepared, files: list[dict[str, Any]], dtypes: Counter[str], notes: Iterable[str]) -> dict[str, Any]:
@@ -80,6 +106,18 @@ def _show(result: dict[str, Any]) -> None:
     print(f"tensors  {result['tensors']} ({dtypes})")
     for row in output.aligned([[f"         {file['path']}", show_size(file["size"])] for file in result["files"]]):
         print(row)
+    _show_statistics(result.get("statistics", {}))
     for note in result["notes"]:
         print(f"note     {output.clean(note)}")
     print(f"{would}written: {len(result['files'])} files, {show_size(result['bytes'])}, in {output.clean(result['destination'])}")
+
+
+def _show_statistics(tensors: dict[str, dict[str, Any]]) -> None:
+    if tensors:
+        rows = [["tensor", "min", "max", "norm", "nan", "infinite", "zero"]]
+        for name, found in tensors.items():
+            numbers = ["" if found[key] is None else f"{found[key]:.6g}" for key in ("min", "max", "norm")]
+            share = f"{found['zeros'] / found['elements']:.2%}"
+            rows.append([name, *numbers, str(found["nan"]), str(found["infinite"]), share])
+        for row in output.aligned(rows):
+            print(row)

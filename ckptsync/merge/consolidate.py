@@ -6,18 +6,20 @@ The bytes written are a pure function of the files, the options and the output's
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ckptsync.digest import digest
+from ckptsync.formats.packed import parse
 from ckptsync.formats.unpacking import opened
 from ckptsync.merge import output
 from ckptsync.merge.copying import Copied, Copying, Work
 from ckptsync.merge.pipeline import Abandoned, one_at_a_time, side_by_side
 from ckptsync.merge.plan import FilePlan, Options
 from ckptsync.merge.prepare import MAX_BESIDE, Job, prepare
-from ckptsync.merge.statistics import Statistics, remarks
+from ckptsync.merge.statistics import Statistics, is_told, remarks
 from ckptsync.merge.summed import SummedFiles
 from ckptsync.merge.tally import CopiedTensor
 from ckptsync.model import Files, read_whole
@@ -38,7 +40,7 @@ class Merged:
     tensors: tuple[SealedTensor, ...]
     notes: tuple[str, ...]
     source: str
-    statistics: Mapping[str, Statistics] = field(default_factory=dict)
+    statistics: Mapping[str, Statistics] | None = None
 
 
 def consolidate(
@@ -61,6 +63,8 @@ def carry_out(job: Job, files: Files, write: Write, progress: Progress | None = 
     with a file of its own.  ``progress`` is called by one at a time.
     """
     work = work or Work()
+    if any(map(parse, job.reads)):
+        work = replace(work, jobs=1)  # what can only be unpacked forward must be read forward, or is unpacked again and again
     summed = SummedFiles(opened(files), job.checksums)
     done = _Counter(job.size, progress)
     at_once = min(len(job.plans), max(1, work.jobs // THREADS_A_FILE))
@@ -69,6 +73,8 @@ def carry_out(job: Job, files: Files, write: Write, progress: Progress | None = 
     sealed = [SealedFile(plan.name, plan.size, copied.digest) for plan, copied in zip(job.plans, every, strict=True)]
     found = [(plan, tensor) for plan, copied in zip(job.plans, every, strict=True) for tensor in copied.tensors]
     notes = [*job.notes, *(note for _, tensor in found for note in _notes(tensor))]
+    if work.statistics:
+        notes += _without_statistics(job.plans)
     summed.finish()
     for name, place in job.beside:
         data = read_whole(place, name, MAX_BESIDE)
@@ -78,7 +84,7 @@ def carry_out(job: Job, files: Files, write: Write, progress: Progress | None = 
         sealed.append(_write_small(f"{stem}.safetensors.index.json", output.index(job.plans), write))
     tensors = [t for plan, copied in zip(job.plans, every, strict=True) for t in _sealed_tensors(plan, copied)]
     told = {tensor.name: tensor.statistics for _, tensor in found if tensor.statistics}
-    return Merged(tuple(sealed), tuple(tensors), tuple(notes), job.source, told)
+    return Merged(tuple(sealed), tuple(tensors), tuple(notes), job.source, told if work.statistics else None)
 
 
 def _write_weights(
@@ -96,6 +102,12 @@ def _until(is_stopping: Callable[[], bool], chunks: Generator[memoryview, None, 
             if is_stopping():
                 raise Abandoned
             yield chunk
+
+
+def _without_statistics(plans: Sequence[FilePlan]) -> Iterator[str]:
+    counts = Counter(tensor.dtype for plan in plans for tensor in plan.tensors if not is_told(tensor.dtype))
+    for dtype, count in sorted(counts.items()):
+        yield f"{count} tensors of {dtype} have no statistics: their elements are not numbers that can be compared here"
 
 
 def _notes(tensor: CopiedTensor) -> Iterator[str]:

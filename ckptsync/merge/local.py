@@ -16,6 +16,7 @@ from pathlib import Path
 from ckptsync.digest import digest_stream
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, StoreError
 from ckptsync.merge.consolidate import Chunk, Merged, Progress, Write, carry_out
+from ckptsync.merge.copying import Work
 from ckptsync.merge.dated import Dated, check_dates
 from ckptsync.merge.plan import Options
 from ckptsync.merge.prepare import Job, prepare
@@ -67,15 +68,17 @@ def merge_local(
     options: Options,
     config_from: Path | None = None,
     progress: Progress | None = None,
+    *,
+    work: Work | None = None,
 ) -> Merged:
     """Consolidate the checkpoint that ``sources`` (one directory a node) are parts of into the new directory ``destination``."""
-    return carry_out_local(prepare_local(sources, destination, options, config_from), progress)
+    return carry_out_local(prepare_local(sources, destination, options, config_from), progress, work)
 
 
-def carry_out_local(prepared: Prepared, progress: Progress | None = None) -> Merged:
+def carry_out_local(prepared: Prepared, progress: Progress | None = None, work: Work | None = None) -> Merged:
     """Write it; raises Incomplete if a source changed meanwhile, and then nothing appears."""
-    with _appearing(prepared.destination) as work:
-        merged = carry_out(prepared.job, prepared.files, _writing(work, prepared.destination), progress)
+    with _appearing(prepared.destination) as directory:
+        merged = carry_out(prepared.job, prepared.files, _writing(directory, prepared.destination), progress, work)
         changed = [f"{tree.root}/{name}" for tree in prepared.trees for name in tree.changed()]
         if changed:
             raise Incomplete(

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import prod
+from operator import itemgetter, mul
 from typing import NamedTuple
 
 from ckptsync.formats.dtypes import ITEMSIZE
@@ -94,6 +95,16 @@ class _Filling:
             self._unit, self._small, self._ends = Unit(), 0, {}
 
     def _flat(self, number: int, flat: Sequence[Read], item: int) -> Iterator[Unit]:
+        size = sum(read.size for read in flat)
+        if size > self._room(item):
+            yield from self._pieces(number, flat, item)
+            return
+        at = self._unit.stored
+        for file, start, length, own, _ in flat:
+            self._read(Read(file, start, length, at + own))
+        self._share(number, size)
+
+    def _pieces(self, number: int, flat: Sequence[Read], item: int) -> Iterator[Unit]:
         for whole in flat:
             start, left = whole.start, whole.size
             while left:
@@ -164,16 +175,17 @@ def of_block(copy: Copy, block: Box) -> Unit:
 def runs(copy: Copy) -> list[Read] | None:
     """Where a tensor's bytes lie, in their order, if every part is a range of the flattened tensor; else None."""
     item, found = ITEMSIZE[copy.dtype], []
-    steps = _row_major(copy.grid)
+    steps = [step * item for step in _row_major(copy.grid)]
     for part in copy.parts:
         size = prod(part.sizes) * item
         if not size:
             continue
-        if not _is_range(part, copy.grid) or part.extent.size != size:
+        if part.extent.size != size or not _is_range(part, copy.grid):
             return None
-        at = sum(o * s for o, s in zip(part.offsets, steps, strict=True)) * item
-        found.append(Read(part.extent.file, part.extent.start, size, at))
-    found.sort(key=lambda run: run.at)
+        extent = part.extent
+        found.append(Read(extent.file, extent.start, size, sum(map(mul, part.offsets, steps))))
+    if len(found) > 1:
+        found.sort(key=itemgetter(3))
     return found
 
 
@@ -182,6 +194,8 @@ def _is_range(part: Part, grid: Shape) -> bool:
         n > 1 and s != own for n, s, own in zip(part.sizes, part.strides, _row_major(part.sizes), strict=True)
     ):
         return False
+    if part.sizes[1:] == grid[1:]:
+        return True
     axis = next((d for d, n in enumerate(part.sizes) if n > 1), len(grid))
     return part.sizes[axis + 1 :] == grid[axis + 1 :]
 
