@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
@@ -143,7 +143,7 @@ def _pieces(files: Files, shard: str) -> Iterator[tuple[str, str, Part]]:
         offsets = begins[tensor.name]
         if len(offsets) != len(tensor.shape):
             raise Corrupt(f"{shard}: {tensor.name} has {len(tensor.shape)} axes and begins at {offsets}")
-        yield tensor.name, tensor.dtype, replace(part, offsets=offsets)
+        yield tensor.name, tensor.dtype, Part(offsets, part.sizes, part.extent)
 
 
 def _begins(shard: str, metadata: Mapping[str, Any]) -> dict[str, Shape]:
@@ -162,7 +162,7 @@ def _begins(shard: str, metadata: Mapping[str, Any]) -> dict[str, Shape]:
 
 
 def _offsets(value: list[Any]) -> Shape:
-    if any(type(n) is not int or n < 0 for n in value):
+    if value and (set(map(type, value)) != {int} or min(value) < 0):
         raise ValueError(f"offsets {value!r:.100}")
     return tuple(value)
 
