@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsync.formats.joining import inside, join
+from ckptsync.errors import Incomplete
+from ckptsync.formats.joining import Within, inside, join
+from ckptsync.model import read_whole
+from tests.plain_files import MemoryFiles
 
 PART = st.text("ab.", min_size=1, max_size=3)
 PATH = st.lists(PART, max_size=3).map("/".join)
@@ -24,3 +28,11 @@ def test_what_lies_deeper_or_elsewhere_is_not_inside() -> None:
     assert inside(names, "a") == {"latest": "a/latest"}
     assert inside(names, "") == {"latest": "latest", "a": "a"}
     assert inside(names, "b") == {}
+
+
+def test_a_directory_is_seen_as_if_it_were_all() -> None:
+    files = Within(MemoryFiles({"a/config.json": b"{}", "a/b/config.json": b"[]", "config.json": b"3"}), "a")
+    assert files.sizes() == {"config.json": 2}
+    assert read_whole(files, "config.json") == b"{}"
+    with pytest.raises(Incomplete, match="b: not there"):
+        files.read_into("b", 0, memoryview(bytearray(1)))

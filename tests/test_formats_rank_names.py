@@ -12,6 +12,8 @@ NAMES = {
     "random_states_2.pkl": 2,
     "g/bf16_zero_pp_rank_11_mp_rank_00_optim_states.pt": 11,
     "x_rank_5.pt": 5,
+    "pytorch_model_fsdp_0_rank4.bin": 4,
+    "actor/model_world_size_8_rank_6.pt": 6,
     "shard-00001-model-00001-of-00001.safetensors": 0,
     "sharded/shard-00016-model-00003-of-00004.safetensors": 15,
     "shard-123456-model-00003-of-00004.safetensors": 123455,
@@ -36,4 +38,4 @@ def test_a_file_that_is_nobodys_own_has_no_rank(name: str) -> None:
 
 
 def test_ranks_are_told_once_and_in_order() -> None:
-    assert ranks([*NAMES, *NAMES, *NOBODYS]) == (0, 2, 3, 5, 7, 11, 15, 123455)
+    assert ranks([*NAMES, *NAMES, *NOBODYS]) == (0, 2, 3, 4, 5, 6, 7, 11, 15, 123455)

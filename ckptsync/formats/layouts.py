@@ -9,10 +9,26 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
-from ckptsync.formats import dcp, dcp_safetensors, peft, safetensors, torch_zip, whole, zero
+from ckptsync.formats import (
+    dcp,
+    dcp_safetensors,
+    peft,
+    per_rank,
+    rank_files,
+    refused,
+    safetensors,
+    torch_legacy,
+    torch_pickle,
+    torch_zip,
+    universal,
+    whole,
+    whole_bin,
+    zero,
+)
+from ckptsync.formats.joining import Within
 from ckptsync.formats.rank_names import ranks
 from ckptsync.formats.shapes_proof import Outside
-from ckptsync.model import Demands, Extent, Files, Tensor, read_whole
+from ckptsync.model import Demands, Extent, Files, Tensor, read, read_whole
 
 
 class Layout(Protocol):
@@ -43,12 +59,20 @@ class Layout(Protocol):
 LAYOUTS: dict[str, Layout] = {  # preferred first: whole weights win over shards
     "whole": whole,
     "peft": peft,
+    "bin": whole_bin,
     "dcp_safetensors": dcp_safetensors,
     "dcp": dcp,
+    "universal": universal,
     "zero": zero,
+    "per_rank": per_rank,
+    "refused": refused,
 }
 
-_WHOLE = ("whole", "peft")
+# Their demands are told by the very pickles that their tensors are read from, and not all of them are needed for every merge:
+# they read each once, and name what is missing.
+LOOK_THEMSELVES = frozenset({"zero", "universal"})
+
+_WHOLE = ("whole", "peft", "bin")
 _TRAINED = frozenset({"trainer_state.json", peft.CONFIG, whole.INDEX})
 _RNG = re.compile(r"(rng_state_|random_states_)\d+(\.pth|\.pkl)")
 
@@ -76,7 +100,7 @@ def choose(files: Files, wanted: str | None) -> Source:
     """The source of that name, or the preferred one; raises Unsupported where there is none, or no telling."""
     found = sources(files)
     if wanted is not None:
-        chosen = [s for s in found if wanted in (str(s), s.layout, s.root)]
+        chosen = [s for s in found if wanted in (str(s), s.layout, s.root)] or _within(found, wanted)
         if len(chosen) != 1:
             raise Unsupported(
                 f"source {wanted!r}: {len(chosen)} of that name", hint=f"there are: {', '.join(map(str, found)) or 'none'}"
@@ -90,6 +114,13 @@ def choose(files: Files, wanted: str | None) -> Source:
             f"{len(rivals)} sets of weights, and nothing says which is meant", hint=f"--source {' or '.join(map(str, rivals))}"
         )
     return found[0]
+
+
+def _within(found: Sequence[Source], wanted: str) -> list[Source]:
+    """``dcp:x#ema``: one section of a distributed checkpoint's state dict; see `ckptsync.formats.dcp.tensors`."""
+    whole, mark, section = wanted.rpartition("#")
+    ours = [s for s in found if mark and s.layout == dcp.NAME and whole in (str(s), s.layout, s.root)]
+    return [Source(s.layout, f"{s.root or '.'}#{section}") for s in ours]
 
 
 def no_weights(files: Files) -> CkptsyncError:
@@ -121,8 +152,15 @@ def tensors(files: Files, source: Source, outside: Outside | None = None) -> tup
     """
     if source.layout == dcp_safetensors.NAME:
         return dcp_safetensors.tensors(files, source.root, outside or Outside())
-    require(files, LAYOUTS[source.layout].demands(files, source.root))
-    return LAYOUTS[source.layout].tensors(files, source.root)
+    layout = LAYOUTS[source.layout]
+    if source.layout not in LOOK_THEMSELVES:
+        require(files, layout.demands(files, source.root))
+    return layout.tensors(files, source.root)
+
+
+def around(files: Files, source: Source) -> tuple[Files, ...]:
+    """Directories of the checkpoint in which the framework keeps configuration and tokenizer of this source."""
+    return (Within(files, per_rank.configuration(source.root)),) if source.layout == per_rank.NAME else ()
 
 
 def require(files: Files, wanted: Mapping[str, int | None]) -> None:
@@ -160,7 +198,7 @@ def closed(name: str, files: Files) -> bool:
         if name.endswith(".safetensors"):
             return bool(safetensors.tensors(files, name)) or size > 8
         if name.endswith((".pt", ".pth", ".bin")):
-            return torch_zip.has_end(files, Extent(name, 0, size)) or not _starts_like_zip(files, name)
+            return torch_zip.has_end(files, Extent(name, 0, size)) or _has_older_end(files, Extent(name, 0, size))
         if name.endswith(".json"):
             json.loads(read_whole(files, name))
     except (Corrupt, ValueError, RecursionError):
@@ -170,12 +208,14 @@ def closed(name: str, files: Files) -> bool:
     return True
 
 
-def _starts_like_zip(files: Files, name: str) -> bool:
-    """A file cut short to nothing could still become an archive; other beginnings are torch's older format."""
-    size = files.sizes()[name]
-    start = bytearray(min(2, size))
-    files.read_into(name, 0, memoryview(start))
-    return size < 2 or bytes(start) == b"PK"
+def _has_older_end(files: Files, where: Extent) -> bool:
+    """Whether a file that is no archive is torch's older format, whole; what begins otherwise has no end that we know.
+
+    A file cut short to nothing could still become an archive.
+    """
+    if torch_legacy.is_legacy(files, where):
+        return bool(torch_pickle.load(files, where, rank_files.ALLOWED))
+    return where.size >= 2 and read(files, Extent(where.file, 0, 2)) != b"PK"
 
 
 def _is_hollow(files: Files, source: Source) -> bool:
@@ -184,7 +224,7 @@ def _is_hollow(files: Files, source: Source) -> bool:
         return False
     try:
         found = tensors(files, source)
-    except (Incomplete, Corrupt):
+    except (Incomplete, Corrupt, Unsupported):
         return False  # it is asked again, and answers for itself, when it is used
     return any(t.shape == (0,) for t in found)
 

@@ -236,11 +236,7 @@ class Machine:
         args, name = _as(self.stack.pop(), tuple), _as(self.stack.pop(), Name)
         kind = self.kinds.get(id(name))
         if kind is None:
-            value = self.builds[id(name)](name, args)
-            if type(value) is Name:  # a class within a class, which protocol 2 reaches by getattr
-                self.do_name(value)
-            else:
-                self.do_push(value, OBJECT)
+            self.do_push(self.builds[id(name)](name, args), OBJECT)
         elif args:
             raise Corrupt(f"pickle: {name} is called with arguments")
         else:

@@ -36,14 +36,14 @@ def flatten(tree: object, prefix: tuple[str, ...] = ()) -> dict[str, torch.Tenso
     return {k: v for key, branch in branches for k, v in flatten(branch, (*prefix, str(key))).items()}
 
 
-def from_dcp(folder: Path) -> dict[str, torch.Tensor]:
-    """Return what torch's dcp_to_torch_save makes of the folder, without accelerate's wrapper."""
+def from_dcp(folder: Path, section: str = "model") -> dict[str, torch.Tensor]:
+    """Return what torch's dcp_to_torch_save makes of the folder, without the section around the model."""
     from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
     with tempfile.NamedTemporaryFile(suffix=".pt") as file:
         dcp_to_torch_save(folder, file.name)
         state = torch.load(file.name, weights_only=False)
-    return flatten(state["model"] if set(state) == {"model"} else state)
+    return flatten(state.get(section, state))
 
 
 def from_shards(folder: Path) -> dict[str, torch.Tensor]:
@@ -67,6 +67,12 @@ def from_zero(folder: Path, tag: str | None) -> dict[str, torch.Tensor]:
 def from_files(folder: Path) -> dict[str, torch.Tensor]:
     """Return the tensors of all safetensors files of the folder."""
     return {k: v for file in sorted(folder.glob("*.safetensors")) for k, v in load_file(file).items()}
+
+
+def from_bins(folder: Path) -> dict[str, torch.Tensor]:
+    """Return the tensors of all files that torch.save wrote in the folder, as torch loads them."""
+    files = sorted(folder.glob("*.bin"))
+    return {k: v for file in files for k, v in torch.load(file, map_location="cpu", weights_only=True).items()}
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -127,8 +133,15 @@ def check(folder: Path, vector: dict[str, Any]) -> dict[str, object]:
             results = []
             for index, parts in enumerate([vector["sources"], *vector.get("alternatives", [])]):
                 whole = overlay([folder / part for part in parts], Path(scratch) / str(index))
-                results.append(compare(from_dcp(whole / vector["model_folder"]), reference))
+                try:
+                    results.append(compare(from_dcp(whole / vector["model_folder"], vector.get("section", "model")), reference))
+                except Exception as error:  # noqa: BLE001  as above
+                    return {"tool": "dcp_to_torch_save", "equal": False, "error": f"{type(error).__name__}: {error}".replace(scratch, "...")}
             return {"tool": "dcp_to_torch_save", **min(results, key=lambda result: bool(result["equal"]))}
+    if vector["kind"] == "bin":
+        return {"tool": "torch.load", **compare(from_bins(sources[0]), reference)}
+    if vector["kind"] == "per_rank":
+        return {"tool": "none", "equal": None}  # each has torch's own gathering at run time, and no tool that needs no GPU or training
     return {"tool": "safetensors", **compare(from_files(sources[0]), reference)}
 
 

@@ -25,7 +25,7 @@ import check
 HERE = Path(__file__).resolve().parent
 VECTORS = HERE.parent
 DEMO = VECTORS.parents[1] / "ckptsync" / "demo_data"
-DROPPED = ("training_args.bin", "zero_to_fp32.py", "zero_to_torch.py", "README.md", "runs")
+DROPPED = ("optimizer_0_rank*.bin", "optim_world_size_*", "extra_state_world_size_*", "training_args.bin", "zero_to_fp32.py", "zero_to_torch.py", "README.md", "runs")
 PACKAGES = ("torch", "transformers", "accelerate", "deepspeed", "peft", "safetensors")
 TIED = {"lm_head.weight": "model.embed_tokens.weight"}
 PATIENCE_S = 220
@@ -91,6 +91,16 @@ def raw(
     )  # fmt: skip
 
 
+def dress(
+    name: str, script: str, arguments: tuple[str, ...], framework: str, exercises: str, world: int, checkpoint: str,
+    packages: tuple[str, ...], **facts: Any,
+) -> Vector:
+    """Return a vector of a framework that has a distributed checkpoint of its own."""
+    needs = {"needs": "zstandard"} if "zstandard" in packages else {}
+    facts = {"dtype": "mixed", "model_folder": "", **needs, "packages": packages, **facts}
+    return Vector(name, script, arguments, "dcp", framework, exercises, world, base="", checkpoint=checkpoint, facts=facts)
+
+
 def dcp(name: str, what: str, exercises: str, *, world: int, note: str = "") -> Vector:
     """Return a vector of torch.distributed.checkpoint by hand."""
     facts = {
@@ -110,6 +120,24 @@ def shards(name: str, what: str, framework: str, exercises: str, *, world: int, 
     return Vector(
         name, "hf_writer.py", (what,), "dcp_safetensors", framework, exercises, world, base=base, checkpoint="out", facts=facts
     )  # fmt: skip
+
+
+def ranked(name: str, mode: str, framework: str, exercises: str, *, world: int, base: str = "base", **facts: Any) -> Vector:
+    """Return a vector of a file a rank, or (``full``) of one that all ranks wrote together."""
+    bf16 = ("--bf16",) if facts.get("dtype") == "bfloat16" else ()
+    kind = "bin" if mode == "full" else "per_rank"
+    if base == "base-tied":
+        facts |= {"tied": True, "tied_names": TIED}
+    return Vector(
+        name, "rank_files.py", (mode, *bf16), kind, framework, exercises, world, base=base, checkpoint="out",
+        facts={"dtype": "float32", **facts},
+    )  # fmt: skip
+
+
+def saved(name: str, what: str, exercises: str, **more: Any) -> Vector:
+    """Return a vector of torch.save alone."""
+    facts = {"dtype": "float32", **more.pop("facts", {})}
+    return Vector(name, "bins.py", (what,), "bin", "torch", exercises, checkpoint="out", facts=facts, **more)
 
 
 ODD = ("--bf16", "--odd")
@@ -183,10 +211,30 @@ ALL = (
         note="empty chunks of two ranks at one offset are one chunk in .metadata",
     ),
     dcp("dcp-mesh", "mesh", "HSDP, two dimensions of shards, FSDP over tensor parallelism", world=4, note="chunks are not in the order of their offsets"),
+    dress("dcp-zstd", "dcp_writers.py", ("zstd", "dress"), "torch", "every item a zstd stream", 3, "out", ("zstandard",), section="model"),
+    dress("dcp-local", "dcp_writers.py", ("local", "mesh"), "torch", "__R.metadata of each rank, none of all", 4, "out", (), section="model"),
+    dress("titan", "titan.py", (), "torchtitan", "the model at the top, beside optimizer, dataloader and train_state", 3, "checkpoint/step-2", ("torchtitan",)),
+    dress("titan-last", "titan.py", ("--last",), "torchtitan", "the last step: the model alone, in bf16", 2, "checkpoint/step-2", ("torchtitan",)),
+    dress(
+        "lightning", "lightnings.py", (), "Lightning", "state_dict beside optimizer_0, and meta.pt", 3, "out.ckpt", ("lightning",),
+        section="state_dict",
+    ),
+    dress(
+        "megatron", "megatron_dist.py", (), "Megatron-Core", "torch_dist: no paths, stacked layers, extra states, plans in .metadata", 2,
+        "out/iter_0000002", ("megatron-core",),
+    ),
     dcp("dcp-fp8", "dtypes", "every dtype that torch and safetensors share, fp8, unsigned and complex among them", world=1),
     shards("tf5-fsdp2", "fsdp", "transformers 5", "FSDP2; the optimizer's .metadata proves the shapes", world=3, shards_folder=""),
     shards("tf5-hsdp", "hsdp", "transformers 5", "two replicas, each with some of the tensors; config.json proves them", world=4, shards_folder=""),
     shards("hf-writer-mesh", "mesh", "torch", "FSDP over tensor parallelism, three files a rank, scalars", world=4, shards_folder="sharded"),
+    ranked("acc-ranks-fsdp2-tied", "fsdp2", "accelerate", "use_dcp=False: DTensors", world=3, base="base-tied", dtype="bfloat16"),
+    ranked("acc-ranks-fsdp1", "fsdp1", "accelerate", "use_dcp=False: ShardedTensors", world=2),
+    ranked("acc-full-fsdp2", "full", "accelerate", "pytorch_model_fsdp.bin, written by rank 0", world=2, base="base-tied"),
+    ranked("verl-fsdp2", "verl", "verl", "an actor, its configuration in huggingface/", world=3, dtype="bfloat16"),
+    ranked("verl-mesh", "mesh", "torch", "HSDP, FSDP over tensor parallelism, columns, buffers, one storage for two names", world=4),
+    saved("bin-sharded", "sharded", "pytorch_model-….bin with an index", facts={"dtype": "bfloat16"}),
+    saved("bin-legacy", "legacy", "torch's container of before 1.6"),
+    saved("bin-adapter", "adapter", "adapter_model.bin", keep="adapter", auto="adapter", facts={"adapter": True}),
     Vector("hf-sharded", "whole.py", ("sharded",), "safetensors", "transformers", "an index over several files", checkpoint="out", facts={"dtype": "bfloat16"}),
     Vector(
         "peft-adapter", "whole.py", ("adapter",), "safetensors", "peft", "an adapter with modules_to_save", checkpoint="out", keep="adapter",
@@ -259,6 +307,7 @@ def run(vector: Vector, scratch: Path) -> None:
 def describe(vector: Vector, scratch: Path) -> dict[str, Any]:
     """Return what vector.json says."""
     facts = {"tied": False, "frozen": False, "notes": [], **vector.facts}
+    packages = facts.pop("packages", ())
     engine = scratch / "reference" / "engine.json"
     if engine.exists():
         facts |= json.loads(engine.read_text())
@@ -275,7 +324,7 @@ def describe(vector: Vector, scratch: Path) -> dict[str, Any]:
         "auto": f"reference/{vector.auto}.safetensors",
         "config": f"../{vector.base}" if vector.base and "--odd" not in vector.arguments else None,
         **facts,
-        "versions": {package: importlib.metadata.version(package) for package in PACKAGES},
+        "versions": {package: importlib.metadata.version(package) for package in (*PACKAGES, *packages)},
         "command": " ".join((vector.script, *vector.arguments)),
     }
     return made | {"checked": check.check(scratch, made)}

@@ -1,0 +1,196 @@
+"""A file a rank: rank_files.py {fsdp2,fsdp1,full,verl,verl-fsdp1,mesh} --base DIR --reference DIR [--bf16].
+
+fsdp2, fsdp1          accelerate's save_fsdp_model(use_dcp=False), and the optimizer's, into out/
+full                  accelerate's save_fsdp_model with FULL_STATE_DICT, into out/
+verl, verl-fsdp1      verl's own FSDPCheckpointManager, into out/actor
+mesh                  torch.save as verl does it, of awkward tensors on meshes of one and two axes, into out/actor
+"""
+
+import argparse
+import os
+from pathlib import Path
+
+import shim  # noqa: F401  must come before the first Accelerator
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator, FullyShardedDataParallelPlugin
+from accelerate.utils import save_fsdp_model, save_fsdp_optimizer
+from common import RANK, WORLD, batch, finish, save_reference
+from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType, fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+OUT = Path("out")
+
+
+class Odd(nn.Module):
+    """Sizes that no world divides, parameters smaller than it, and buffers of every sort."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(7, 11)
+        self.head = nn.Linear(11, 5, bias=False)
+        self.pair = nn.Parameter(torch.tensor([0.5, -1.5]))
+        self.single = nn.Parameter(torch.tensor([2.0]))
+        self.register_buffer("counts", torch.arange(-2, 3))
+        self.register_buffer("seen", torch.tensor(2**40 + 1))
+        self.register_buffer("temperature", torch.tensor(0.7).bfloat16())
+        self.register_buffer("ones", torch.ones(4))
+        self.register_buffer("mask", torch.tensor([[True, False, True], [False, False, True]]))
+
+
+class Pair(nn.Module):
+    """Two linears for tensor parallelism: columns, then rows; no size that four divides."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(6, 10)
+        self.down = nn.Linear(10, 6)
+
+
+class Tied(nn.Module):
+    """Two names for one weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(3, 5), nn.Linear(3, 5)
+        self.two.weight = self.one.weight
+
+
+def trained(model: nn.Module, step: nn.Module, optimizer: torch.optim.Optimizer, backward: object) -> None:
+    """Two steps on batches that no rank shares."""
+    generator = torch.Generator().manual_seed(RANK)
+    for _ in range(2):
+        ids = batch(generator)
+        loss = step(input_ids=ids, labels=ids).loss
+        backward(loss) if callable(backward) else loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    del model
+
+
+def full_of_fsdp1(model: nn.Module) -> dict[str, torch.Tensor]:
+    """FULL_STATE_DICT of FSDP1 wants a GPU: its shards, gathered by ShardedTensor itself."""
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.SHARDED_STATE_DICT):
+        state = model.state_dict()
+    full = {}
+    for name, value in state.items():
+        if isinstance(value, DTensor):
+            full[name] = value.full_tensor()
+        elif hasattr(value, "local_shards"):
+            out = torch.empty(value.size(), dtype=value.dtype) if RANK == 0 else None
+            value.gather(0, out)
+            full[name] = out
+        else:
+            full[name] = value
+    return full if RANK == 0 else {}
+
+
+def accelerated(options: argparse.Namespace) -> dict[str, torch.Tensor]:
+    """accelerate, whose plain save_state has no use_dcp: its documented functions."""
+    version = 1 if options.mode == "fsdp1" else 2
+    plugin = FullyShardedDataParallelPlugin(
+        fsdp_version=version,
+        auto_wrap_policy="transformer_based_wrap",
+        transformer_cls_names_to_wrap=["LlamaDecoderLayer"],
+        state_dict_type="FULL_STATE_DICT" if options.mode == "full" else "SHARDED_STATE_DICT",
+        use_orig_params=True,
+    )
+    acc = Accelerator(fsdp_plugin=plugin)
+    model = AutoModelForCausalLM.from_pretrained(options.base, dtype=torch.bfloat16 if options.bf16 else torch.float32)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    model, optimizer = acc.prepare(model, optimizer)
+    trained(model, model, optimizer, acc.backward)
+    save_fsdp_model(plugin, acc, model, OUT, use_dcp=False)
+    if options.mode != "full":
+        save_fsdp_optimizer(plugin, acc, optimizer, model, OUT, use_dcp=False)
+    if version == 1:
+        return full_of_fsdp1(model)
+    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+
+
+def managed(options: argparse.Namespace) -> dict[str, torch.Tensor]:
+    """verl's actor, saved by verl."""
+    from omegaconf import OmegaConf
+    from verl.utils.checkpoint.fsdp_checkpoint_manager import FSDPCheckpointManager
+
+    dist.init_process_group("gloo")
+    model = AutoModelForCausalLM.from_pretrained(options.base, dtype=torch.bfloat16 if options.bf16 else torch.float32)
+    mesh = init_device_mesh("cpu", (WORLD,), mesh_dim_names=("fsdp",))
+    if options.mode == "verl":
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+    else:
+        model = FullyShardedDataParallel(model, device_mesh=mesh, use_orig_params=True, device_id=torch.device("cpu"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    trained(model, model, optimizer, None)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer)
+    config = OmegaConf.create({"save_contents": ["model", "optimizer", "extra"], "load_contents": ["model"]})
+    tokenizer = AutoTokenizer.from_pretrained(options.base)
+    manager = FSDPCheckpointManager(model, optimizer, scheduler, processing_class=tokenizer, checkpoint_config=config)
+    manager.save_checkpoint(str(OUT / "actor"), global_step=2)
+    if options.mode == "verl-fsdp1":
+        return full_of_fsdp1(model)
+    return get_model_state_dict(model, options=StateDictOptions(full_state_dict=True, cpu_offload=True))
+
+
+def meshed(_options: argparse.Namespace) -> dict[str, torch.Tensor]:
+    """Everything that placements can say, on one mesh and on two axes."""
+    dist.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (2, WORLD // 2), mesh_dim_names=("outer", "inner"))
+    odd, hybrid = Odd(), nn.Linear(7, 5)
+    fully_shard(odd)
+    fully_shard(hybrid, mesh=mesh)
+    both = parallelize_module(Pair(), mesh["inner"], {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    fully_shard(both, mesh=mesh["outer"])
+    tied = Tied()
+    fully_shard(tied)
+    state = {
+        f"{n}.{k}": v
+        for n, m in {"odd": odd, "hybrid": hybrid, "both": both, "tied": tied}.items()
+        for k, v in m.state_dict().items()
+    }
+    flat = init_device_mesh("cpu", (WORLD,))
+    state |= {
+        "columns": distribute_tensor(torch.arange(35.0).reshape(5, 7), flat, [Shard(1)]),
+        "transposed": distribute_tensor(torch.arange(36.0).reshape(6, 6).t(), flat, [Shard(0)]),
+        "grid": distribute_tensor(torch.arange(35.0).reshape(5, 7), mesh, [Shard(0), Shard(1)]),
+        "flipped": distribute_tensor(torch.arange(35.0).reshape(7, 5), mesh, [Shard(1), Shard(0)]),
+        "twice": distribute_tensor(torch.arange(27.0).reshape(9, 3), mesh, [Shard(0), Shard(0)]),
+        "half replicated": distribute_tensor(torch.randn(5, 2), mesh, [Replicate(), Shard(0)]),
+        "replicated": distribute_tensor(torch.randn(3), flat, [Replicate()]),
+        "scalar": distribute_tensor(torch.tensor(1.5), flat, [Replicate()]),
+        "integers": distribute_tensor(torch.arange(9), flat, [Shard(0)]),
+        "empty": distribute_tensor(torch.empty(0, 3), flat, [Shard(0)]),
+    }
+    (OUT / "actor").mkdir(parents=True, exist_ok=True)
+    dist.barrier()
+    torch.save(state, OUT / "actor" / f"model_world_size_{WORLD}_rank_{RANK}.pt")
+    return {k: v.full_tensor() if isinstance(v, DTensor) else v for k, v in state.items()}
+
+
+def main() -> None:
+    """Write, then let torch gather what was written."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("mode", choices=("fsdp2", "fsdp1", "full", "verl", "verl-fsdp1", "mesh"))
+    parser.add_argument("--base", type=Path)
+    parser.add_argument("--reference", type=Path, required=True)
+    parser.add_argument("--bf16", action="store_true")
+    options = parser.parse_args()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    torch.manual_seed(0)
+    OUT.mkdir(exist_ok=True)
+    write = {"verl": managed, "verl-fsdp1": managed, "mesh": meshed}.get(options.mode, accelerated)
+    full = write(options)
+    if full:
+        save_reference(options.reference / "full.safetensors", full)
+    finish()
+
+
+if __name__ == "__main__":
+    main()
