@@ -22,6 +22,7 @@ from ckptsync.merge.local import merge_local
 from ckptsync.merge.plan import DType, Options
 from ckptsync.merge.prepare import prepare
 from ckptsync.model import Files
+from ckptsync.records.seal import SealedTensor
 from ckptsync.stores.tree import LocalFiles, Overlay
 from tests.campaigns.damaging import Damage, Strata, joined
 from tests.vector import Vector
@@ -126,15 +127,15 @@ class Patient:
         os.utime(self._home / name, (at - older, at - older))
 
     def _ways(self) -> Iterator[Way]:
-        """Unasked first, which may choose another source when one is damaged; then every source in every way that reads other bytes."""
-        seen: list[Mapping[str, Strata]] = []
+        """Unasked first, which may choose another source when one is damaged; then every source in every way that reads or writes other bytes."""
+        seen: list[tuple[Mapping[str, Strata], tuple[SealedTensor, ...]]] = []
         files = Overlay([LocalFiles(str(source)) for source in self.sources])
         dtypes: tuple[DType, ...] = ("keep", "auto")
         asked: list[tuple[DType, str | None]] = [("auto", None), *((d, str(s)) for s in layouts.sources(files) for d in dtypes)]
         for dtype, source in asked:
             way = self._way(files, dtype, source)
-            if way and (source is None or way.strata not in seen):
-                seen += [way.strata] if source else []
+            if way and (source is None or (way.strata, way.reference.tensors) not in seen):
+                seen += [(way.strata, way.reference.tensors)] if source else []
                 yield way
 
     def _way(self, files: Overlay, dtype: DType, source: str | None) -> Way | None:

@@ -31,11 +31,9 @@ TABLE = (
     Uncovered("safetensors has no checksum, of its header or its data", ("flip",), re.compile(r".*\.safetensors")),
     Uncovered("the files of a whole model may have been fetched one by one", ("older", "newer"), re.compile(r".*\.safetensors")),
     Uncovered("the shards of two ranks do not say whose they are", ("swap",), re.compile(r".*\.distcp")),
-    Uncovered(
-        "at stage 3 the files of two ranks do not say whose they are", ("swap",), re.compile(r".*zero_pp_rank_\d+_.*_states\.pt")
-    ),
 )
 LONE = "a lone shard may be older than its metadata, which may have been touched"
+STAGE_3 = "at stage 3 the files of two ranks do not say whose they are"
 LEGACY = "torch's legacy container has no checksum"
 
 
@@ -46,5 +44,8 @@ def reason(damage: Damage, outcome: Outcome, files: Mapping[str, bytes]) -> str 
             return row.why
     if damage.kind == "older" and damage.file.endswith(".distcp") and sum(name.endswith(".distcp") for name in files) == 1:
         return LONE
+    folder, _, base = damage.file.rpartition("/")
+    if damage.kind == "swap" and base.endswith("_states.pt") and f"{folder}/mp_rank_00_model_states.pt" not in files:
+        return STAGE_3
     is_legacy = damage.file.endswith((".pt", ".bin", ".pth")) and files[damage.file][:2] == b"\x80\x02"
     return LEGACY if is_legacy and damage.kind == "flip" else None
