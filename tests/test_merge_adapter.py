@@ -168,7 +168,7 @@ def test_a_model_may_have_such_parts_of_its_own_where_nothing_speaks_of_an_adapt
 
 @pytest.mark.parametrize("name", ["model.q.weight", "layers.0.wq.lora_a.weight", "base.q.lora_A.weight"])
 def test_names_that_peft_does_not_give_are_no_adapter(name: str) -> None:
-    found = select(tensors(name, prefix=""), "", None)
+    found = select(tensors(name, prefix=""), "", {})
     assert (found.adapter, [t.name for t in found.tensors]) == (None, [name])
 
 

@@ -162,6 +162,8 @@ def test_experts_that_are_one_tensor_in_memory_are_compared_with_one_an_expert(b
     ]
     assert compare(own, there)
     assert [t.dtype for t in with_dtypes(own, there)] == ["F32", "BF16", "BF16"]
+    mixed = base(*there.tensors.values(), tensor(experts[0], (4, 2), "F16"))
+    assert [t.dtype for t in with_dtypes(own, mixed)] == ["F32"] * 3
     with pytest.raises(Incomplete, match="9 of the base model's 10"):
         compare([*own[:2], tensor("l.mlp.experts.down_proj", (2, 2, 4))], there)
 

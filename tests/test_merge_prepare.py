@@ -189,4 +189,4 @@ def test_shards_in_safetensors_take_their_shapes_from_the_base_model_or_a_config
     del files.content["shard-00004-model-00001-of-00001.safetensors"]
     for given in ({"config": [told]}, {"base": tree(ROOT / "base")}):
         with pytest.raises(Incomplete, match="in the shards that are here"):
-            prepare(files, Options("keep"), **given)  # type: ignore[arg-type]
+            prepare(files, Options("keep"), **given)

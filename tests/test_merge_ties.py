@@ -112,6 +112,10 @@ def test_a_second_name_with_other_bytes_is_kept_and_so_is_a_head_that_is_like_ne
     assert notes[0] == "encoder.embed_tokens.weight and shared.weight are tied by the configuration, but differ: both are kept"
 
 
+def test_a_second_name_without_a_first_is_left_alone() -> None:
+    assert kept([tensor("encoder.embed_tokens.weight", "e"), tensor("x", "e")])[0] == ["encoder.embed_tokens.weight", "x"]
+
+
 def test_the_bias_of_a_head_has_two_names() -> None:
     stored = [tensor("cls.predictions.bias", "e"), tensor("cls.predictions.decoder.bias", "same")]
     assert kept(stored)[0] == ["cls.predictions.bias"]
@@ -136,6 +140,6 @@ def test_a_head_that_stands_alone_gets_the_name_that_the_base_model_has() -> Non
 
 
 def test_without_proof_a_head_that_stands_alone_keeps_its_name() -> None:
-    for base in (None, {HEAD: tensor(HEAD, "b")}, {EMBEDDING: tensor(EMBEDDING, "b", (1, 2))}):
+    for base in (None, {HEAD: tensor(HEAD, "b"), EMBEDDING: tensor(EMBEDDING, "b")}, {EMBEDDING: tensor(EMBEDDING, "b", (1, 2))}):
         names, notes = kept([tensor(HEAD, "e")], base=base)
         assert (names, "not there under any name" in notes[0]) == ([HEAD], True)
