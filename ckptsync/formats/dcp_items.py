@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 
 from ckptsync.formats import torch_pickle, torch_zip
 from ckptsync.formats.dcp_metadata import Item
@@ -71,12 +70,15 @@ def _find(files: Files, items: list[Item]) -> Iterator[Found]:
     window = _Window(files, items)
     kinds: dict[int, list[Kind]] = {}
     for number, item in enumerate(items):
-        of_its_size = kinds.setdefault(item.size, [])
-        found = next((f for kind in of_its_size if (f := _is_of(kind, window, number))), None)
-        if found is None:
+        found = None
+        for kind in kinds.get(item.size, ()):
+            found = _is_of(kind, window, number)
+            if found:
+                break
+        if not found:
             found = _parsed(files, item)
             if found[0].ends:
-                kinds[item.size] = [found[0], *of_its_size[: _KINDS - 1]]
+                kinds[item.size] = [found[0], *kinds.get(item.size, ())][:_KINDS]
         yield found
 
 
@@ -128,8 +130,12 @@ def _as_of_0(place: Part, start: int) -> Part:
     def moved(extent: Extent) -> Extent:
         return Extent(extent.file, extent.start - start, extent.size)
 
-    checksum = place.checksum and Checksum(moved(place.checksum.extent), place.checksum.crc32)
-    return replace(place, extent=moved(place.extent), checksum=checksum)
+    extent = moved(place.extent)
+    checksum = place.checksum
+    if checksum:
+        record = moved(checksum.extent)
+        checksum = Checksum(extent if record == extent else record, checksum.crc32)
+    return replace(place, extent=extent, checksum=checksum)
 
 
 class _Window:
@@ -151,7 +157,7 @@ class _Window:
     def _fill(self, start: int, size: int, number: int) -> None:
         """Read those bytes, and with them the ends and beginnings of items that are not far behind."""
         file, end = self.items[number].file, start + size
-        for first, last in _spans(islice(self.items, number, None)):
+        for first, last in _spans(self.items, number):
             if first > end + _GAP or last > start + _MOST:
                 break
             end = max(end, last)
@@ -159,12 +165,13 @@ class _Window:
         self._file, self._start = file, start
 
 
-def _spans(items: Iterator[Item]) -> Iterator[tuple[int, int]]:
-    """Where what is compared lies: the end of the first item, then of those behind it in its file beginning and end."""
-    item = next(items)
+def _spans(items: list[Item], number: int) -> Iterator[tuple[int, int]]:
+    """Where what is compared lies: the end of that item, then of those behind it in its file beginning and end."""
+    item = items[number]
     file, end = item.file, item.start + item.size
     yield max(item.start, end - _TAIL), end
-    for item in items:
+    for behind in range(number + 1, len(items)):
+        item = items[behind]
         start = item.start
         if start < end or item.file != file:
             return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -21,19 +21,22 @@ class Flat:
     starts: tuple[int, ...]
     numel: int
 
-    def cut(self, start: int, count: int, into: int = 0) -> Iterator[Part]:
+    def cut(self, start: int, count: int, into: int = 0) -> list[Part]:
         """Elements ``start`` to ``start + count`` as boxes of a flattened tensor in which they begin at ``into``."""
         item = ITEMSIZE[self.dtype]
         at, end = start, start + count
         index = bisect_right(self.starts, at) - 1
+        found: list[Part] = []
         while at < end:
             run = self.runs[index]
             skip = at - self.starts[index]
             size = min(end - at, run.extent.size // item - skip)
             if size > 0:
                 extent = Extent(run.extent.file, run.extent.start + skip * item, size * item)
-                yield Part((into + at - start,), (size,), extent, None, run.checksum)
-            at, index = at + max(size, 0), index + 1
+                found.append(Part((into + at - start,), (size,), extent, None, run.checksum))
+                at += size
+            index += 1
+        return found
 
 
 def concatenate(dtype: str, runs: Iterable[Part]) -> Flat:

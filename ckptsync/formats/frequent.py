@@ -29,7 +29,7 @@ _BINGET, _LONG_BINGET, _LONG_BINPUT, _MEMOIZE = b"hjr\x94"
 _BININT, _BININT1, _BININT2 = b"JKM"
 _SHORT_TEXT, _TEXT = _TEXTS = b"\x8cX"
 _TUPLE, _TUPLE1, _TUPLE2, _TUPLE3 = b"t\x85\x86\x87"
-_BUILD, _NEWOBJ, _SETITEMS = b"b\x81u"
+_BUILD, _NEWOBJ, _PERSISTENT, _REDUCE, _SETITEMS = b"b\x81QRu"
 _ATTRIBUTES = b"\x81\x94}\x94("  # behind a class and (): an object without arguments, and its attributes begin
 _SIZE = b"\x94\x85\x94R\x94"  # behind a name and a tuple: it is called with that tuple alone, as torch.Size is
 _NUMBERS = re.compile(rb"(?s:K.|M..|J....){1,3}[\x85-\x87]").fullmatch
@@ -44,7 +44,7 @@ def run(machine: Machine) -> Any:  # noqa: PLR0915  one loop: a call for each op
     stack, marks, memo, at = machine.stack, machine.marks, machine.memo, machine.at
     if not isinstance(memo, list):
         return opcodes.run(machine)
-    kinds, builds = machine.kinds, machine.builds
+    kinds, builds, persistent = machine.kinds, machine.builds, machine.persistent
     value: Any
     spent = first = 0
     sized: Any = None  # the name that was called with numbers last: torch.Size
@@ -191,6 +191,13 @@ def run(machine: Machine) -> Any:  # noqa: PLR0915  one loop: a call for each op
                 elif code == _BUILD and type(stack[-2]) is Made:
                     value = stack.pop()
                     stack[-1].state = value
+                elif code == _REDUCE and type(stack[-1]) is tuple and id(stack[-2]) in builds:
+                    value, args = stack[-2], stack.pop()
+                    stack[-1] = builds[id(value)](value, args)
+                    spent += OBJECT
+                elif code == _PERSISTENT and persistent:
+                    stack[-1] = persistent(stack[-1])
+                    spent += OBJECT
                 elif code == _NONE:
                     stack.append(None)
                 elif code == _FALSE:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -37,7 +38,13 @@ def tensors(files: Files, name: str) -> tuple[Tensor, ...]:
 def contents(files: Files, name: str) -> tuple[tuple[Tensor, ...], Mapping[str, Any]]:
     """The same, and the free-form ``__metadata__``, empty if there is none."""
     base = header_size(files, name)
-    header = _header(files, name, base)
+    return _contents(read(files, Extent(name, 8, base - 8)), name, files.sizes()[name])
+
+
+@lru_cache(maxsize=32)  # a model is looked at before it is chosen
+def _contents(data: bytes, name: str, whole: int) -> tuple[tuple[Tensor, ...], Mapping[str, Any]]:
+    base = 8 + len(data)
+    header = _header(data, name)
     free = header.pop("__metadata__", {})
     rows = sorted(_row(name, key, entry) for key, entry in header.items())
     at = 0
@@ -46,8 +53,8 @@ def contents(files: Files, name: str) -> tuple[tuple[Tensor, ...], Mapping[str, 
         if start != at or end - start != size:
             raise Corrupt(f"{name}: {key} at {start}..{end}, {at}..{at + size} expected")
         at = end
-    if base + at != files.sizes()[name]:
-        raise Corrupt(f"{name}: {files.sizes()[name]} bytes, {base + at} expected by its header")
+    if base + at != whole:
+        raise Corrupt(f"{name}: {whole} bytes, {base + at} expected by its header")
     packed = next((row for row in rows if row[3] in PACKED_BITS), None)
     if packed:
         raise Unsupported(f"{name}: {packed[2]} is {packed[3]}, whose elements share bytes", hint="keep the model as it is")
@@ -57,9 +64,9 @@ def contents(files: Files, name: str) -> tuple[tuple[Tensor, ...], Mapping[str, 
 Row = tuple[int, int, str, str, Shape]
 
 
-def _header(files: Files, name: str, base: int) -> dict[str, Any]:
+def _header(data: bytes, name: str) -> dict[str, Any]:
     try:
-        header = json.loads(read(files, Extent(name, 8, base - 8)), object_pairs_hook=unique)
+        header = json.loads(data, object_pairs_hook=unique)
     except (ValueError, RecursionError) as e:
         raise Corrupt(f"{name}: header is not JSON: {e}") from e
     if not isinstance(header, dict):
@@ -80,13 +87,14 @@ def _row(name: str, key: str, entry: Any) -> Row:
         dtype, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
     except (TypeError, KeyError, ValueError) as e:
         raise Corrupt(f"{name}: {key} has no dtype, shape and data_offsets") from e
-    numbers = [start, end, *shape] if isinstance(shape, list) and len(shape) <= MOST_AXES else [None]
+    numbers: list[Any] = [start, end, *shape] if isinstance(shape, list) and len(shape) <= MOST_AXES else [None]
     if not _is_text(key):
         raise Corrupt(f"{name}: a tensor's name is no text: {key!r:.100}")
     if (
         not isinstance(dtype, str)
         or (dtype not in ITEMSIZE and dtype not in PACKED_BITS)
-        or any(type(n) is not int or n < 0 for n in numbers)
+        or set(map(type, numbers)) != {int}
+        or min(numbers) < 0
     ):
         raise Corrupt(f"{name}: {key} has dtype {dtype!r:.40} and numbers {numbers!r:.100}")
     return start, end, key, dtype, tuple(shape)
@@ -94,6 +102,8 @@ def _row(name: str, key: str, entry: Any) -> Row:
 
 def _is_text(key: str) -> bool:
     """JSON can spell half a character, which nothing can write again."""
+    if key.isascii():
+        return True
     try:
         key.encode()
     except UnicodeEncodeError:
@@ -107,17 +117,21 @@ def _tensor(name: str, base: int, row: Row) -> Tensor:
     return Tensor(key, dtype, shape, (Copy(dtype, shape, (part,)),))
 
 
+_quoted = json.JSONEncoder(ensure_ascii=False).encode
+
+
 def encode_header(rows: Iterable[tuple[str, str, Shape]], *, align: int = 8) -> bytes:
     """Length and header for tensors ``(name, dtype, shape)`` whose bytes follow in this order.
 
     Padded with spaces to ``align`` bytes; `format: pt` because older transformers refuse files without it.
     """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    lines = ['"__metadata__":{"format":"pt"}']
     at = 0
     for name, dtype, shape in rows:
         size = prod(shape) * ITEMSIZE[dtype]
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + size]}
+        sizes = ",".join(map(str, shape))
+        lines.append(f'{_quoted(name)}:{{"dtype":"{dtype}","shape":[{sizes}],"data_offsets":[{at},{at + size}]}}')
         at += size
-    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text = f"{{{','.join(lines)}}}".encode()
     text += b" " * (-(8 + len(text)) % align)
     return len(text).to_bytes(8, "little") + text

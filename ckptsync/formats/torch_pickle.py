@@ -43,6 +43,7 @@ class Stored:
         return prod(self.shape)
 
 
+@lru_cache(maxsize=1024)
 def span(shape: Shape, strides: Shape) -> int:
     """How many elements of the storage a view reaches over, first to last."""
     return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if prod(shape) else 0
@@ -54,19 +55,24 @@ def row_major(shape: Shape) -> Shape:
 
 
 def _integers(values: Any) -> Shape:
-    if not isinstance(values, tuple) or len(values) > MOST_AXES or any(type(v) is not int or v < 0 for v in values):
-        raise Corrupt("pickle: a shape, stride or offset that is not made of natural numbers")
-    return values
+    if type(values) is tuple and len(values) <= MOST_AXES:
+        for n in values:
+            if type(n) is not int or n < 0:
+                break
+        else:
+            return values
+    raise Corrupt("pickle: a shape, stride or offset that is not made of natural numbers")
 
 
 def _stored(dtype: str, storage: Any, offset: Any, shape: Any, strides: Any) -> Stored:
     _integers((offset,)), _integers(shape), _integers(strides)
-    if not isinstance(storage, Storage) or len(shape) != len(strides):
+    if type(storage) is not Storage or len(shape) != len(strides):
         raise Corrupt("pickle: a tensor without a storage, or with strides of another rank")
-    numel = storage.numel * ITEMSIZE[storage.dtype] // ITEMSIZE[dtype]
-    if not prod(shape):
+    reach = span(shape, strides)
+    if not reach:
         offset = 0  # an empty view may lie behind the end of its storage
-    if offset + span(shape, strides) > numel:
+    numel = storage.numel if dtype == storage.dtype else storage.numel * ITEMSIZE[storage.dtype] // ITEMSIZE[dtype]
+    if offset + reach > numel:
         raise Corrupt(f"pickle: a tensor of shape {shape} reaches behind its storage of {numel} elements")
     return Stored(dtype, storage, offset, shape, strides)
 
@@ -146,7 +152,28 @@ def load(files: Files, where: Extent, allowed: Mapping[Name, Build] = ALLOWED) -
     if torch_legacy.is_legacy(files, where):
         return torch_legacy.load(files, where, allowed, Storage)
     archive = torch_zip.open_archive(files, where)
-    return loads(torch_zip.pickle_of(files, archive), allowed, _persistent)[0], archive
+    return _value(torch_zip.pickle_of(files, archive), _ById(allowed)), archive
+
+
+class _ById:
+    """Names that are the same if they are one table: two tables are never compared."""
+
+    __slots__ = ("names",)
+
+    def __init__(self, names: Mapping[Name, Build]) -> None:
+        self.names = names
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _ById) and self.names is other.names
+
+    def __hash__(self) -> int:
+        return id(self.names)
+
+
+@lru_cache(maxsize=1)  # a file is asked for what it demands and then for what it holds
+def _value(data: bytes, allowed: _ById) -> Any:
+    """What is pickled, not to be changed."""
+    return loads(data, allowed.names, _persistent)[0]
 
 
 def load_tensor(files: Files, where: Extent) -> tuple[Stored, torch_zip.Archive]:
@@ -193,8 +220,13 @@ def _record(files: Files, container: Container, key: str) -> tuple[Extent, Check
 
 def is_contiguous(tensor: Stored) -> bool:
     """Row-major; strides of axes of one element do not matter."""
-    plain = row_major(tensor.shape)
-    return all(n <= 1 or s == p for n, s, p in zip(tensor.shape, tensor.strides, plain, strict=True)) or not prod(tensor.shape)
+    return _is_row_major(tensor.shape, tensor.strides)
+
+
+@lru_cache(maxsize=1024)
+def _is_row_major(shape: Shape, strides: Shape) -> bool:
+    plain = row_major(shape)
+    return all(n <= 1 or s == p for n, s, p in zip(shape, strides, plain, strict=True)) or not prod(shape)
 
 
 __all__ = [

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.model import Checksum, Extent, Files, read
@@ -21,6 +22,9 @@ _LOCATOR = struct.Struct("<4sLQL")
 _ENTRY = struct.Struct("<4s6H3L5H2L")
 _LOCAL = struct.Struct("<4s5H3L2H")
 CRC_AT = 16  # bytes into an entry of the central directory
+_ONES = 0xFFFFFFFF  # in place of a number that is in a zip64 field
+_NEAR = 4 << 10  # bytes between two local headers that cost less than another read
+_AHEAD = 256 << 10
 _MAX_DIRECTORY = 64 << 20
 _MAX_PICKLE = 256 << 20
 _MAX_SMALL = 1 << 10
@@ -40,6 +44,26 @@ class Record:
     entry: int
 
 
+class _Ahead:
+    """Bytes of one file, and the more of those behind, the more small reads have followed each other."""
+
+    __slots__ = ("data", "last", "reach", "start")
+
+    def __init__(self) -> None:
+        self.data, self.start, self.last, self.reach = b"", 0, -_NEAR, 0
+
+    def read(self, files: Files, where: Extent, end: int) -> bytes:
+        """``where``, whose file is read up to ``end`` at most."""
+        at = where.start - self.start
+        if at < 0 or at + where.size > len(self.data):
+            is_near = 0 <= where.start - self.last <= _NEAR
+            self.reach = min(2 * self.reach + _LOCAL.size, _AHEAD) if is_near else 0
+            size = max(where.size, min(self.reach, end - where.start))
+            self.data, self.start, at = read(files, Extent(where.file, where.start, size)), where.start, 0
+        self.last = where.start + where.size
+        return self.data[at : at + where.size]
+
+
 @dataclass(frozen=True, slots=True)
 class Archive:
     """Records by their name without the prefix (``data.pkl``, ``data/0``), inside one extent.
@@ -51,6 +75,7 @@ class Archive:
     directory: Extent
     records: Mapping[str, Record]
     summed: bool = False
+    ahead: _Ahead = field(default_factory=_Ahead, compare=False)
 
 
 def has_end(files: Files, where: Extent) -> bool:
@@ -61,7 +86,7 @@ def has_end(files: Files, where: Extent) -> bool:
 def open_archive(files: Files, where: Extent) -> Archive:
     """The records of the archive in ``where``; raises Corrupt, or Unsupported if something is compressed."""
     directory = _directory(files, where)
-    entries = list(_entries(read(files, directory), where))
+    entries = _entries(read(files, directory), where)
     prefixes = {name.removesuffix("data.pkl") for name, _ in entries if name.endswith("/data.pkl")}
     if len(prefixes) != 1:
         raise Corrupt(f"{_at(where)}: {len(prefixes)} data.pkl in the archive, 1 expected")
@@ -82,7 +107,9 @@ def extent(files: Files, archive: Archive, name: str) -> Extent:
         raise Corrupt(f"{_at(archive.where)}: record {name} begins behind the end")
     told = record.name.encode("utf-8", "replace")
     size = min(_LOCAL.size + len(told), archive.where.size - record.header)
-    head = read(files, Extent(archive.where.file, archive.where.start + record.header, size))
+    head = archive.ahead.read(
+        files, Extent(archive.where.file, archive.where.start + record.header, size), archive.where.start + archive.where.size
+    )
     magic, _, _, method, *_, name_size, extra_size = _LOCAL.unpack_from(head)
     start = record.header + _LOCAL.size + name_size + extra_size
     is_its = name_size == len(told) and head[_LOCAL.size :] == told
@@ -127,7 +154,7 @@ def _directory(files: Files, where: Extent) -> Extent:
     magic, _, _, _, _, size, start, comment = _END.unpack(read(files, _last(where, _END.size)))
     if magic != b"PK\x05\x06" or comment:
         raise Corrupt(f"{_at(where)}: no end record where the archive should end")
-    if start == 0xFFFFFFFF or size == 0xFFFFFFFF:
+    if _ONES in (start, size):
         size, start = _directory64(files, where)
     if start + size > where.size or size > _MAX_DIRECTORY:
         raise Corrupt(f"{_at(where)}: directory of {size} bytes at {start}, archive of {where.size}")
@@ -147,7 +174,10 @@ def _directory64(files: Files, where: Extent) -> tuple[int, int]:
     return fields[8], fields[9]
 
 
-def _entries(data: bytes, where: Extent) -> Iterator[tuple[str, Record]]:
+@lru_cache(maxsize=1)  # as of the pickle
+def _entries(data: bytes, where: Extent) -> Sequence[tuple[str, Record]]:
+    """What the directory says of each record."""
+    found: list[tuple[str, Record]] = []
     at = 0
     while at < len(data):
         if at + _ENTRY.size > len(data):
@@ -159,31 +189,31 @@ def _entries(data: bytes, where: Extent) -> Iterator[tuple[str, Record]]:
             raise Corrupt(f"{_at(where)}: directory entry is damaged")
         text = data[at - names - extras - comments : at - extras - comments]
         extra = data[at - extras - comments : at - comments]
-        size, packed, header = _zip64(extra, size, packed, header, where)
+        if _ONES in (size, packed, header):
+            size, packed, header = _zip64(extra, size, packed, header, where)
         name = text.decode("utf-8", "replace")
-        _check_stored(f"{_at(where)}: record {name}", is_packed=bool(method or flags & 1), is_as_long=packed == size)
-        yield name, Record(name, header, size, crc, entry)
+        if method or flags & 1 or packed != size:
+            raise _not_stored(f"{_at(where)}: record {name}", is_packed=bool(method or flags & 1), is_as_long=packed == size)
+        found.append((name, Record(name, header, size, crc, entry)))
+    return found
 
 
-def _check_stored(record: str, *, is_packed: bool, is_as_long: bool) -> None:
+def _not_stored(record: str, *, is_packed: bool, is_as_long: bool) -> Corrupt | Unsupported:
     """Compression and encryption change the length; a record that has only one of both signs has a damaged directory."""
     if is_packed and not is_as_long:
-        raise Unsupported(f"{record} is compressed or encrypted; torch.save never does that")
-    if is_packed or not is_as_long:
-        raise Corrupt(f"{record} is called compressed or encrypted, and is not", hint="the file is damaged: fetch it again")
+        return Unsupported(f"{record} is compressed or encrypted; torch.save never does that")
+    return Corrupt(f"{record} is called compressed or encrypted, and is not", hint="the file is damaged: fetch it again")
 
 
 def _zip64(extra: bytes, size: int, packed: int, header: int, where: Extent) -> tuple[int, int, int]:
     """Sizes and offset, from the zip64 field where the entry's own are all ones."""
-    if 0xFFFFFFFF not in (size, packed, header):
-        return size, packed, header
     at = 0
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<2H", extra, at)
         if kind == 1 and at + 4 + length <= len(extra):
             numbers = iter(struct.unpack_from(f"<{length // 8}Q", extra, at + 4))
             try:
-                return tuple(next(numbers) if n == 0xFFFFFFFF else n for n in (size, packed, header))  # type: ignore[return-value]
+                return tuple(next(numbers) if n == _ONES else n for n in (size, packed, header))  # type: ignore[return-value]
             except RuntimeError:
                 break
         at += 4 + length

@@ -90,6 +90,8 @@ def choose(tensor: Tensor, dtype: DType) -> Copy:
     """
     if not tensor.copies:
         raise Corrupt(f"{tensor.name}: no copy is stored")
+    if len(tensor.copies) == 1 and not tensor.copies[0].absent:
+        return tensor.copies[0]
     best = max(tensor.copies, key=lambda c: (PRECISION.get(c.dtype, 0), not c.absent, -tensor.copies.index(c)))
     if dtype != "keep" and is_castable(best.dtype):
         wanted = tensor.dtype if dtype == "auto" else _ASKED[dtype]
