@@ -66,7 +66,12 @@ def _merging(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--max-shard-size", metavar="SIZE", default="5GB", help="of one output file, such as 5GB or 512MiB (default: 5GB)"
     )
-    command.add_argument("--source", metavar="S", help="which weights, where a checkpoint holds several (inspect lists them)")
+    command.add_argument(
+        "--source",
+        metavar="S",
+        help="which weights, where a checkpoint holds several (inspect lists them); S@base is the model under a PEFT adapter in the same"
+        " shards, S@adapter=NAME one adapter of several",
+    )
     command.add_argument(
         "--config-from", metavar="DIR", help="where config and tokenizer files lie, if not in the checkpoint or its run"
     )
