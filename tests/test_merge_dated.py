@@ -89,3 +89,9 @@ def test_a_merge_asks_for_the_times(name: str, error: type[Exception], tmp_path:
     with pytest.raises(error, match="written 60 minutes after"):
         merge_local([source], tmp_path / "bad", Options("keep"))
     assert not (tmp_path / "bad").exists()
+
+
+def test_an_optimizer_saved_before_the_shards_beside_it_is_no_reason_but_a_shard_an_hour_apart_is() -> None:
+    check({".metadata": 0, "a": 600, "b": 601}, layout="dcp_safetensors")
+    with pytest.raises(Corrupt):
+        check({".metadata": 0, "a": 600, "b": 600 + HOUR}, layout="dcp_safetensors")

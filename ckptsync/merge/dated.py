@@ -18,6 +18,7 @@ APART = 1800.0  # seconds that ranks of one save may be apart: their barrier wou
 SLOW = 25 << 20  # bytes a second of the slowest copying that is not taken for another save
 
 _DOWNLOADED = ("whole", "peft")  # models that are fetched file by file, over days
+_WITHOUT_METADATA = "dcp_safetensors"  # a .metadata beside its shards is the optimizer's, which may be saved before them
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ def check_dates(layout: str, files: Mapping[str, Dated], reads: Collection[str])
     for folder, _ in sorted(kinds):
         together = {name: dated for name, dated in files.items() if name.rpartition("/")[0] == folder and _kind(name) in kinds}
         metadata = join(folder, METADATA)
-        if metadata in files:
+        if metadata in files and layout != _WITHOUT_METADATA:
             _check_overwritten(metadata, files[metadata], together)
         _check_together(together)
 
