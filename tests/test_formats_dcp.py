@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -54,38 +52,14 @@ def test_every_file_is_demanded_with_the_size_that_its_last_item_gives_it() -> N
     assert dcp.demands(files, "m") == {"m/.metadata": len(data), "m/__0_0.distcp": 150, "m/__1_0.distcp": 70}
 
 
-@pytest.mark.parametrize("name", ["hf-fsdp1", "hf-fsdp2-2node", "dcp-dress", "dcp-mesh"])
+@pytest.mark.parametrize(
+    "name", ["hf-fsdp1", "hf-fsdp2-2node", "dcp-dress", "dcp-mesh", "dcp-zstd", "dcp-local", "titan", "lightning", "megatron"]
+)
 def test_real_shards_have_the_demanded_sizes(name: str) -> None:
     files = tree(*vector(name).sources)
     (root,) = [r for r in dcp.roots(files.sizes()) if dcp.holds_weights(r)]
     demanded = dcp.demands(files, root)
     assert {n: files.sizes()[n] for n in demanded} == demanded
-
-
-@pytest.mark.parametrize(
-    ("paths", "wanted"),
-    [
-        ([("model", "w"), ("model", "v")], {"w", "v"}),
-        ([("model", "model.w"), ("model", "v")], {"model.w", "v"}),
-        ([("model.w",), ("model.v",)], {"model.w", "model.v"}),
-        ([("model.w",), ("model", "v")], {"model.w", "model.v"}),
-        ([("state", "model.w"), ("state", "model.v")], {"model.w", "model.v"}),
-        ([("model", "w"), ("optim", "state", "v")], {"w"}),
-        ([("model", "layers", 0, "w"), ("model", "v")], {"layers.0.w", "v"}),
-        ([("a", "w"), ("b", "v")], {"a.w", "b.v"}),
-        ([("app", "model", "model.w"), ("app", "optim", "state", "v", "exp_avg")], {"model.w"}),
-        ([("app", "layers", "w"), ("app", "layers", "v")], {"layers.w", "layers.v"}),
-    ],
-)
-def test_the_wrapper_is_the_first_of_the_path_and_never_a_prefix_of_a_name(paths: Any, wanted: set[str]) -> None:
-    told = {".".join(map(str, path)): path for path in paths}
-    files = MemoryFiles(checkpoint("", dict.fromkeys(told, ((4,), WHOLE)), paths=told))
-    assert found(files).keys() == wanted
-
-
-@pytest.mark.parametrize("paths", [None, {}])
-def test_without_paths_names_are_kept_as_they_are(paths: Any) -> None:
-    assert found(one("model.w", paths=paths)).keys() == {"model.w"}
 
 
 @pytest.mark.parametrize("name", ["a.b.c", "with space", "ünï.cödé", "model.model.x", "a/b", "..", "x\ny"])
@@ -136,3 +110,28 @@ def test_the_strides_of_an_item_are_kept() -> None:
     chunk = Chunk((0, 0), (2, 2), "__0_0.distcp", 0, len(held))
     files = MemoryFiles({".metadata": metadata({"w": ("float32", (2, 2), (chunk,))}), "__0_0.distcp": held})
     assert found(files)["w"].copies[0].parts[0].strides == (1, 2)
+
+
+def test_tensors_in_one_block_of_safetensors_are_refused_by_name() -> None:
+    chunk = Chunk((0,), (4,), "__0_0.distcp", 0, 16)
+    head = b'{"w":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}}'
+    block = len(head).to_bytes(8, "little") + head + DATA
+    files = MemoryFiles({".metadata": metadata({"w": ("float32", (4,), (chunk,))}), "__0_0.distcp": block})
+    with pytest.raises(Unsupported, match=r"__0_0\.distcp: .*SerializationFormat\.SAFETENSORS"):
+        dcp.demands(files, "")
+
+
+def test_a_section_may_be_asked_for_by_its_name() -> None:
+    paths = {"a.w": ("a", "w"), "b.w": ("b", "w")}
+    files = MemoryFiles(checkpoint("x", {"a.w": ((4,), WHOLE), "b.w": ((4,), {(0,): ((4,), DATA[::-1])})}, paths=paths))
+    with pytest.raises(Unsupported, match="2 sets of weights") as refused:
+        layouts.tensors(files, layouts.choose(files, None))
+    assert refused.value.hint == "--source 'dcp:x#a' or --source 'dcp:x#b'"
+    chosen = layouts.choose(files, "dcp:x#b")
+    assert str(chosen) == "dcp:x#b"
+    (tensor,) = layouts.tensors(files, chosen)
+    assert (tensor.name, read(files, tensor.copies[0].parts[0].extent)) == ("w", DATA[::-1])
+
+
+def test_a_directory_whose_name_has_the_mark_of_a_section_is_a_directory() -> None:
+    assert found(one(root="run#a"), "run#a").keys() == {"w"}

@@ -64,10 +64,11 @@ def test_a_chunk_that_lies_in_no_file_is_corrupt_unless_it_is_empty() -> None:
             assert dcp.tensors(files, "")[0].copies[0].parts == ()
 
 
-def test_transformed_items_are_refused() -> None:
-    chunk = Chunk((0,), (4,), "__0_0.distcp", 0, 9, ("stream.zstd/1",))
-    with pytest.raises(Unsupported, match=r"stream\.zstd"):
-        dcp.tensors(MemoryFiles({".metadata": metadata({"w": ("float32", (4,), (chunk,))}), "__0_0.distcp": bytes(9)}), "")
+@pytest.mark.parametrize("transforms", [("stream.brotli/1",), ("stream.zstd/2",), ("stream.zstd/1", "stream.zstd/1"), ("aes",)])
+def test_items_that_went_through_an_unknown_transform_are_refused_by_its_name(transforms: tuple[str, ...]) -> None:
+    chunk = Chunk((0,), (4,), "__0_0.distcp", 0, 9, transforms)
+    with pytest.raises(Unsupported, match=transforms[0].replace(".", r"\.")):
+        found(MemoryFiles({".metadata": metadata({"w": ("float32", (4,), (chunk,))}), "__0_0.distcp": bytes(9)}))
 
 
 @pytest.mark.parametrize("name", [".metadata", "__0_0.distcp"])

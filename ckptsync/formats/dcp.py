@@ -69,6 +69,7 @@ def _place(files: Files, root: str) -> _Place:
     folder, mark, said = root.rpartition("#")
     if not mark or any(name.rpartition("/")[0] == root for name in files.sizes()):
         return _Place(root)
+    folder = "" if folder == "." else folder
     if (number := said.removeprefix("world=")) != said and number.isdecimal() and 0 < len(number) < 8:
         return _Place(folder, world=int(number))
     return _Place(folder, section=said)

@@ -6,13 +6,13 @@ Source: ``torch/distributed/checkpoint/{metadata,filesystem}.py``, torch 2.13.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
-from ckptsync.formats import torch_pickle
+from ckptsync.formats import dcp_dialects, packed, torch_pickle
 from ckptsync.formats.dtypes import MOST_AXES
 from ckptsync.formats.inert import MAX_BYTES, Build, Made, Name, Stated, brief, loads, made
 from ckptsync.formats.joining import join
@@ -69,21 +69,53 @@ class Index(Stated):
         self.key = fqn, (_shape(offset) if offset else ())
 
 
-class Chunk(Stated):
-    """A box of a tensor, ``ChunkStorageMetadata``, and the item that holds it (None for an empty box that lies nowhere)."""
+class Box(Stated):
+    """A box of a tensor: ``ChunkStorageMetadata``."""
 
-    __slots__ = ("item", "offsets", "sizes")
+    __slots__ = ("offsets", "sizes")
     offsets: Shape
     sizes: Shape
-    item: Item | None
 
     def take(self, items: list[Any]) -> None:
-        """``item`` is for `metadata` to find."""
+        """As many offsets as sizes."""
         if items[::2] == ["offsets", "sizes"]:
             _, offsets, _, sizes = items
         else:
             offsets, sizes = _attributes(items, ("offsets", "sizes"))
-        self.offsets, self.sizes, self.item = _shape(offsets), _shape(sizes), None
+        self.offsets, self.sizes = _shape(offsets), _shape(sizes)
+
+
+class Described(Stated):
+    """A tensor, ``TensorStorageMetadata``: its properties, its shape and the boxes that it was cut into."""
+
+    __slots__ = ("boxes", "properties", "shape")
+    alike = (b"aub", b"eub")  # a list of one or more boxes is the last
+    boxes: tuple[Box, ...]
+    properties: Made
+    shape: Shape
+
+    def take(self, items: list[Any]) -> None:
+        """Boxes have as many axes as the tensor."""
+        properties, size, chunks = _attributes(items, ("properties", "size", "chunks"))
+        if type(properties) is not Made or type(chunks) is not list or any(type(chunk) is not Box for chunk in chunks):
+            raise Corrupt(f"{METADATA}: a tensor without properties, size and chunks")
+        self.properties, self.shape, self.boxes = properties, _shape(size), tuple(chunks)
+        for box in self.boxes:
+            if len(box.offsets) != len(self.shape) or len(box.sizes) != len(self.shape):
+                raise Corrupt(f"{METADATA}: a tensor of shape {self.shape} has a chunk at {box.offsets} of size {box.sizes}")
+
+    def with_boxes(self, boxes: Iterable[Box]) -> Described:
+        """The same tensor, cut into these."""
+        found = Described()
+        found.properties, found.shape, found.boxes = self.properties, self.shape, tuple(boxes)
+        return found
+
+    @property
+    def dtype(self) -> str:
+        """``TensorProperties`` pickles as ``(dtype, layout, requires_grad, memory format, pin_memory)``; raises Unsupported."""
+        if type(self.properties.state) is not tuple or not self.properties.state:
+            raise Corrupt(f"{METADATA}: a tensor without properties")
+        return torch_pickle.dtype_of(self.properties.state[0])
 
 
 def _attributes(items: list[Any], names: tuple[str, ...]) -> tuple[Any, ...]:
@@ -107,7 +139,6 @@ _NAMES = (
         Name(f"{_DCP}.metadata", name)
         for name in (
             "Metadata",
-            "TensorStorageMetadata",
             "BytesStorageMetadata",
             "TensorProperties",
             "_MEM_FORMAT_ENCODING",
@@ -120,15 +151,24 @@ _NAMES = (
 )
 _ALLOWED: Mapping[Name, Build] = {
     **torch_pickle.ALLOWED,
-    **dict.fromkeys(_NAMES, made),
+    **dict.fromkeys((*_NAMES, *dcp_dialects.NAMES), made),
     Name(f"{_DCP}.metadata", "MetadataIndex"): Index,
-    Name(f"{_DCP}.metadata", "ChunkStorageMetadata"): Chunk,
+    Name(f"{_DCP}.metadata", "ChunkStorageMetadata"): Box,
+    Name(f"{_DCP}.metadata", "TensorStorageMetadata"): Described,
     Name(f"{_DCP}.filesystem", "_StorageInfo"): Item,
 }
+_WORDS = {str, int}  # of a path in the state dict
 _FIELDS: Mapping[str, Mapping[str, type[Any]]] = {  # what is read of each, and what it must be
     "Metadata": {"state_dict_metadata": dict, "storage_data": dict},
-    "TensorStorageMetadata": {"properties": Made, "size": tuple, "chunks": list},
 }
+
+
+class Chunk(NamedTuple):
+    """A box of a tensor and the item that holds it, None for an empty box that lies nowhere."""
+
+    offsets: Shape
+    sizes: Shape
+    item: Item | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,13 +198,14 @@ def metadata(files: Files, root: str) -> Metadata:
         )
     data = read_whole(files, name, MAX_BYTES)
     try:
-        return _parsed(data, root)
+        return parsed(data, root)
     except (Corrupt, Unsupported) as e:
         raise type(e)(f"{name}: {e}", hint=e.hint) from e
 
 
 @lru_cache(maxsize=1)  # it is asked for what it demands and then for what it holds; of a large model it has 100 MB
-def _parsed(data: bytes, root: str) -> Metadata:
+def parsed(data: bytes, root: str) -> Metadata:
+    """What the bytes of one ``.metadata`` in ``root`` say."""
     value, size = loads(data, _ALLOWED)
     if size != len(data):
         raise Corrupt(f"pickle: ends at byte {size}, the file at {len(data)}")
@@ -182,7 +223,7 @@ def _items(storage: dict[Any, Any], root: str) -> dict[Key, Item]:
         if type(index) is not Index or type(item) is not Item:
             raise Corrupt(f"{METADATA}: something else where an item is due")
         if item.transforms:
-            raise Unsupported(f"{METADATA}: items are transformed ({brief(item.transforms)})", hint="write them without extensions")
+            packed.check(item.transforms)
         file = files.get(item.file)
         if file is None:
             file = files[item.file] = join(root, checked_path(item.file))
@@ -193,7 +234,8 @@ def _items(storage: dict[Any, Any], root: str) -> dict[Key, Item]:
 
 def _fields(value: Any, kind: str) -> dict[str, Any]:
     """The attributes of a pickled dataclass."""
-    state = value.state if isinstance(value, Made) and value.name.name == kind else None
+    kinds = dcp_dialects.METADATA if kind == "Metadata" else (kind,)
+    state = value.state if isinstance(value, Made) and value.name.name in kinds else None
     if not isinstance(state, dict) or not all(isinstance(state.get(field), t) for field, t in _FIELDS[kind].items()):
         raise Corrupt(f"{METADATA}: no {kind} where one is due, or one without its fields")
     return state
@@ -202,27 +244,32 @@ def _fields(value: Any, kind: str) -> dict[str, Any]:
 @lru_cache(maxsize=1)
 def chunked(metadata: Metadata) -> tuple[Chunked, ...]:
     """Every tensor of the state dict, weights or not."""
-    found = tuple(_chunked(metadata))
-    if len({id(chunk) for one in found for chunk in one.chunks}) != sum(len(one.chunks) for one in found):
-        raise Corrupt(f"{METADATA}: one chunk of two tensors")
-    return found
+    return tuple(_chunked(metadata))
 
 
 def _chunked(metadata: Metadata) -> Iterator[Chunked]:
     located, paths = metadata.items, _paths(metadata.fields)
     for fqn, described in metadata.fields["state_dict_metadata"].items():
-        if not isinstance(described, Made) or described.name.name != "TensorStorageMetadata":
+        if type(described) is not Described:
             continue  # a torch.save blob: no weight
-        fields = _fields(described, "TensorStorageMetadata")
-        shape = _shape(fields["size"])
-        chunks = tuple([_chunk(fqn, chunk, shape, located) for chunk in fields["chunks"]])
         path = paths.get(fqn) if paths else (fqn,)
-        if not isinstance(path, (tuple, list)) or not path or not all(type(p) in (str, int) for p in path):
+        if not isinstance(path, (tuple, list)) or not path or not set(map(type, path)) <= _WORDS:
             raise Corrupt(f"{METADATA}: {brief(fqn)} has no path in planner_data")
         # ``_nested_dict.flatten_state_dict`` makes the name of the path; nothing else tells of a flipped bit in either
-        if ".".join(map(str, path)) != fqn:
+        words = tuple(map(str, path))
+        if ".".join(words) != fqn:
             raise Corrupt(f"{METADATA}: {brief(fqn)} is {brief(path)} in planner_data", hint="it is damaged: fetch it again")
-        yield Chunked(tuple(map(str, path)), _dtype(fields["properties"]), shape, chunks)
+        chunks = tuple([Chunk(box.offsets, box.sizes, _item(fqn, box, located)) for box in described.boxes])
+        yield Chunked(words, described.dtype, described.shape, chunks)
+
+
+def _item(fqn: str, box: Box, items: Mapping[Key, Item]) -> Item | None:
+    found = items.get((fqn, box.offsets))
+    if found is None and not any(box.offsets):
+        found = items.get((fqn, ()))
+    if found is None and 0 not in box.sizes:
+        raise Corrupt(f"{METADATA}: {fqn} has a chunk at {box.offsets} that lies in no file")
+    return found
 
 
 def _paths(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -231,24 +278,3 @@ def _paths(fields: Mapping[str, Any]) -> dict[str, Any]:
         raise Corrupt(f"{METADATA}: no planner_data", hint="it is damaged: fetch it again")
     paths = fields["planner_data"]
     return paths if isinstance(paths, dict) else {}
-
-
-def _chunk(fqn: str, chunk: Any, shape: Shape, items: Mapping[Key, Item]) -> Chunk:
-    """The chunk, with its item found."""
-    if type(chunk) is not Chunk:
-        raise Corrupt(f"{METADATA}: {brief(fqn)} has something else where a chunk is due")
-    offsets, sizes = chunk.offsets, chunk.sizes
-    item = items.get((fqn, offsets)) or (items.get((fqn, ())) if not any(offsets) else None)
-    if item is None and 0 not in sizes:
-        raise Corrupt(f"{METADATA}: {fqn} has a chunk at {offsets} that lies in no file")
-    if len(offsets) != len(shape) or len(sizes) != len(shape):
-        raise Corrupt(f"{METADATA}: {fqn} of shape {shape} has a chunk at {offsets} of size {sizes}")
-    chunk.item = item
-    return chunk
-
-
-def _dtype(properties: Any) -> str:
-    """``TensorProperties`` pickles as ``(dtype, layout, requires_grad, memory format, pin_memory)``."""
-    if not isinstance(properties, Made) or not isinstance(properties.state, tuple):
-        raise Corrupt(f"{METADATA}: a tensor without properties")
-    return torch_pickle.dtype_of(properties.state[0])

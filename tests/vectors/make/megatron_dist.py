@@ -41,7 +41,7 @@ def model(tied: bool) -> GPTModel:
 def optimizer_states(weights: dict[str, Any]) -> dict[str, Any]:
     """As `Float16OptimizerWithFloat16Params.sharded_state_dict` names them; moments that equal the weights' shapes."""
     found = {}
-    for kind in ("exp_avg", "exp_avg_sq", "fp32_param"):
+    for kind in ("exp_avg",):
         for key, tensor in weights.items():
             if isinstance(tensor, ShardedTensor):
                 found[f"{kind}.{key}"] = make_sharded_optimizer_tensor(
