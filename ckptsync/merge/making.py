@@ -134,13 +134,13 @@ class Making:
 
 def placed(plan: FilePlan) -> Iterator[Placed]:
     """Units with their places."""
-    at = 0
+    at, end = 0, plan.size  # which adds up all tensors
     for unit in units.units(plan):
         size = len(unit.text)
         for share in unit.shares:
             tensor = plan.tensors[share.number]
             size += share.size // ITEMSIZE[tensor.copy.dtype] * ITEMSIZE[tensor.dtype]
-        yield Placed(unit, at, size, at + size == plan.size)
+        yield Placed(unit, at, size, at + size == end)
         at += size
 
 

@@ -175,6 +175,10 @@ def of_block(copy: Copy, block: Box) -> Unit:
 def runs(copy: Copy) -> list[Read] | None:
     """Where a tensor's bytes lie, in their order, if every part is a range of the flattened tensor; else None."""
     item, found = ITEMSIZE[copy.dtype], []
+    if len(copy.parts) == 1 and copy.parts[0].sizes == copy.grid and copy.parts[0].strides is None:
+        extent = copy.parts[0].extent
+        if extent.size and extent.size == prod(copy.grid) * item:
+            return [Read(extent.file, extent.start, extent.size, 0)]
     steps = [step * item for step in _row_major(copy.grid)]
     for part in copy.parts:
         size = prod(part.sizes) * item
