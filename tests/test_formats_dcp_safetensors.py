@@ -275,6 +275,41 @@ def test_shards_are_claimed_by_their_names_wherever_they_lie_and_by_nobody_else(
     ]
 
 
+def test_shards_of_as_many_ranks_as_the_caller_knows_of_are_all() -> None:
+    files = saved(*SPLIT)
+    for wanted in ("dcp_safetensors:.#world=3", "dcp_safetensors#world=3"):
+        assert {t.name: t.shape for t in layouts.tensors(files, layouts.choose(files, wanted))} == {**SHAPES, "n": ()}
+    with pytest.raises(Incomplete, match="3 shards are here, 5 expected of 5 ranks: none of rank 3 and 1 more"):
+        checked(files, Outside(), ".#world=5")
+    with pytest.raises(Corrupt, match="a shard of rank 2, of 2 ranks"):
+        checked(files, Outside(), ".#world=2")
+    with pytest.raises(Incomplete, match="none of rank 0"):
+        checked(changed(files, name(0), None), Outside(), ".#world=3")
+    files.content[name(1)] = shard({**SPLIT[1], "w": ("F32", (3, 0), (1, 3))})
+    with pytest.raises(Incomplete, match="w: 12 of 15 elements"):
+        checked(files, Outside(), ".#world=3")
+
+
+def test_a_rank_with_some_of_several_files_may_lack_others_whatever_the_caller_knows() -> None:
+    files, root = real("hf-writer-mesh")
+    del files.content["optim/.metadata"]
+    assert checked(files, Outside(), f"{root}#world=4").keys() == {t.name for t in layouts.tensors(*whole("hf-writer-mesh"))}
+    for path in shards(files):
+        with pytest.raises(Incomplete, match="11 shards are here, 12 expected of 4 ranks"):
+            checked(changed(files, path, None), Outside(), f"{root}#world=4")
+
+
+def whole(of: str) -> tuple[MemoryFiles, Source]:
+    files, root = real(of)
+    return files, Source("dcp_safetensors", root)
+
+
+@pytest.mark.parametrize("said", ["0", "", "-1", "four", "9" * 50, "1e3", "ema"])
+def test_a_number_of_ranks_that_is_none_is_unsupported(said: str) -> None:
+    with pytest.raises(Unsupported, match="the number of ranks that wrote"):
+        checked(saved(*SPLIT), BASE, f".#world={said}")
+
+
 def test_a_consolidated_model_wins_over_the_shards_and_proves_nothing_of_them() -> None:
     files = MemoryFiles({f"sharded/{path}": data for path, data in saved(*SPLIT[:2]).content.items()})
     files.content["model.safetensors"] = raw_safetensors(

@@ -82,10 +82,13 @@ def demands(files: Files, root: str, outside: Outside = _NOTHING) -> dict[str, i
 
 
 def tensors(files: Files, root: str, outside: Outside = _NOTHING) -> tuple[Tensor, ...]:
-    """The weights.  Raises Incomplete unless something outside of the shards proves every shape, and that nothing is missing."""
+    """The weights.  Raises Incomplete unless something outside of the shards proves every shape, and that nothing is missing.
+
+    ``root`` may end in ``#world=N``: the number of ranks, as the caller knows it.  Then the shards of all of them prove both.
+    """
     found = _look(files, root, outside)
     if lacking := found.lacking:
-        raise _incomplete(lacking, _absent(found, root))
+        raise _incomplete(lacking, _absent(found, _place(root)[0]))
     return tuple(
         Tensor(name, found.dtypes[name], shape, (Copy(found.dtypes[name], shape, _without_empty(found.boxes[name])),))
         for name, shape in found.shapes.items()
@@ -103,7 +106,18 @@ def _incomplete(lacking: str, absent: Sequence[str]) -> Incomplete:
     return Incomplete(f"{lacking}{what}", hint="give the other nodes' directories too: shards of some ranks are missing")
 
 
+def _place(root: str) -> tuple[str, int | None]:
+    """The directory, and the number of ranks where it is given."""
+    folder, mark, said = root.rpartition("#world=")
+    if not mark:
+        return root, None
+    if not said.isdecimal() or not 0 < int(said[:9]) <= MOST_RANKS:
+        raise Unsupported(f"#world={said:.20}: the number of ranks that wrote the shards is wanted")
+    return "" if folder == "." else folder, int(said)
+
+
 def _look(files: Files, root: str, outside: Outside) -> _Found:
+    root, world = _place(root)
     shards, count = _shards(files.sizes(), root)
     boxes: dict[str, list[Part]] = {}
     dtypes: dict[str, str] = {}
@@ -116,6 +130,9 @@ def _look(files: Files, root: str, outside: Outside) -> _Found:
             boxes.setdefault(name, []).append(part)
     proofs = shapes_proof.proofs(files, root, boxes.keys(), outside)
     here = rank_names.ranks(shards)
+    if world is not None:
+        _check_world(world, here, len(shards), count)
+        proofs = (*proofs, shapes_proof.by_world(boxes))
     wrote = {*range(here[-1]), *rank_names.ranks(files.sizes()), *(rank for proof in proofs for rank in proof.ranks)}
     silent = tuple(sorted(wrote.difference(here)))
     return _Found(shards, count, boxes, dtypes, shapes_proof.shapes(boxes, proofs), proofs, silent)
@@ -130,6 +147,17 @@ def _shards(names: Collection[str], root: str) -> tuple[tuple[str, ...], int]:
         what = f"{min(odd)}: no shard has such a number" if odd else f"{root or '.'}: shards of {len(counts)} different sets"
         raise Corrupt(what, hint="files of an earlier save may be among them")
     return tuple(sorted(found)), counts.pop()
+
+
+def _check_world(world: int, here: Sequence[int], shards: int, count: int) -> None:
+    if here[-1] >= world:
+        raise Corrupt(
+            f"a shard of rank {here[-1]}, of {world} ranks", hint="it was left by an earlier save, or there were more ranks"
+        )
+    if shards != world * count:
+        absent = sorted(set(range(world)).difference(here))
+        which = f": none of rank {absent[0]}{more(absent)}" if absent else ""
+        raise Incomplete(f"{shards} shards are here, {world * count} expected of {world} ranks{which}")
 
 
 def _pieces(files: Files, shard: str) -> Iterator[tuple[str, str, Part]]:

@@ -117,9 +117,9 @@ def choose(files: Files, wanted: str | None) -> Source:
 
 
 def _within(found: Sequence[Source], wanted: str) -> list[Source]:
-    """``dcp:x#ema``: one section of a distributed checkpoint's state dict; see `ckptsync.formats.dcp.tensors`."""
+    """``dcp:x#ema``: what is more to be said of a distributed checkpoint; see ``tensors`` of its layouts."""
     whole, mark, section = wanted.rpartition("#")
-    ours = [s for s in found if mark and s.layout == dcp.NAME and whole in (str(s), s.layout, s.root)]
+    ours = [s for s in found if mark and s.layout in (dcp.NAME, dcp_safetensors.NAME) and whole in (str(s), s.layout, s.root)]
     return [Source(s.layout, f"{s.root or '.'}#{section}") for s in ours]
 
 

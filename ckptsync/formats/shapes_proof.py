@@ -19,7 +19,10 @@ from ckptsync.formats.joining import join
 from ckptsync.model import Files, Part, Shape, read_whole
 
 CONFIG = "config.json"
-HINT = "give the model it was trained from with --base, or the optimizer's DCP directory beside it"
+HINT = (
+    "give the model it was trained from with --base, the optimizer's DCP directory beside it, "
+    "or, if you know how many ranks wrote it, --source 'dcp_safetensors:.#world=N'"
+)
 # State of torch's own optimizers that is made as ``zeros_like(parameter)`` (torch/optim, 2.13).
 _LIKE_PARAMETER = frozenset(
     {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "acc_delta", "exp_inf", "grad_avg"}
@@ -76,6 +79,12 @@ def shapes(boxes: Mapping[str, Sequence[Part]], found: Sequence[Proof]) -> dict[
     if not found:
         raise Incomplete("nothing names the tensors that there should be", hint=HINT)
     return proven
+
+
+def by_world(boxes: Mapping[str, Sequence[Part]]) -> Proof:
+    """For a caller who knows that these are the boxes of all ranks: then tensors end where they do."""
+    ends = {name: [tuple(o + n for o, n in zip(p.offsets, p.sizes, strict=True)) for p in parts] for name, parts in boxes.items()}
+    return Proof("the number of ranks given", {name: tuple(map(max, *found, found[0])) for name, found in ends.items()}, "all")
 
 
 def lacking(boxes: Mapping[str, Sequence[Part]], proven: Mapping[str, Shape], found: Sequence[Proof]) -> str:
