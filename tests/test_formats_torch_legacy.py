@@ -71,7 +71,7 @@ def test_pickles_longer_than_the_first_look_are_read(monkeypatch: pytest.MonkeyP
 def by_hand(keys: list[str], numel: int, *, view: Any = None, machine: Any = None, told: int | None = None) -> bytes:
     """One tensor of four floats in storage ``k``, by a pickler of our own."""
 
-    class Pickler(pickle._Pickler):  # type: ignore[name-defined,misc]
+    class Pickler(pickle._Pickler):
         def persistent_id(self, value: Any) -> Any:
             return ("storage", torch.FloatStorage, "k", "cpu", numel, view) if isinstance(value, Here) else None
 

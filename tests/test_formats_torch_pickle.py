@@ -16,21 +16,20 @@ from hypothesis import strategies as st
 from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.formats import torch_pickle as subject
 from ckptsync.formats.dtypes import FROM_TORCH, ITEMSIZE, from_torch
-from ckptsync.formats.torch_pickle import Stored, dtype_of, is_contiguous, load, load_tensor, part, row_major, span
-from ckptsync.formats.torch_zip import Archive
+from ckptsync.formats.torch_pickle import Container, Stored, dtype_of, is_contiguous, load, load_tensor, part, row_major, span
 from ckptsync.model import Extent
 from tests.dcp_files import item
 from tests.plain_files import Call, Global, MemoryFiles, StorageId, tensor_call, torch_pickle, torch_zip_file
 from tests.torch_files import raw, saved
 
 
-def loaded(data: bytes) -> tuple[MemoryFiles, Any, Archive]:
+def loaded(data: bytes) -> tuple[MemoryFiles, Any, Container]:
     files = MemoryFiles({"m": b"\xcc" * 9 + data})
     value, archive = load(files, Extent("m", 9, len(data)))
     return files, value, archive
 
 
-def elements(files: MemoryFiles, archive: Archive, stored: Stored) -> bytes:
+def elements(files: MemoryFiles, archive: Container, stored: Stored) -> bytes:
     """The tensor row by row, gathered one element at a time."""
     found, size = part(files, archive, stored), ITEMSIZE[stored.dtype]
     held = files.content["m"][found.extent.start :][: found.extent.size]

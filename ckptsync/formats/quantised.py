@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from ckptsync.errors import Unsupported
-from ckptsync.formats.inert import Build, Name
+from ckptsync.formats.inert import Build, Name, made
 
 _HINT = "save the model dequantised, or with save_pretrained in safetensors; an adapter on top of it can be merged alone"
 
@@ -47,4 +47,15 @@ def _refusal(kind: str) -> Build:
     return refuse
 
 
-ALLOWED: dict[Name, Build] = {name: _refusal(kind) for kind, names in _KINDS.items() for name in names}
+REFUSED: dict[Name, Build] = {name: _refusal(kind) for kind, names in _KINDS.items() for name in names}
+# What these are given: it is mentioned before they are made.
+_GIVEN = (
+    *(f"Q{kind}Storage" for kind in ("Int8", "UInt8", "Int32", "UInt4x2", "UInt2x4")),
+    *(f"per_{what}_affine{params}" for what in ("tensor", "channel") for params in ("", "_float_qparams")),
+    *("per_tensor_symmetric", "per_channel_symmetric"),
+)
+ALLOWED: dict[Name, Build] = {
+    **REFUSED,
+    **{Name("torch", name): made for name in _GIVEN},
+    Name("torch.serialization", "_get_layout"): made,
+}

@@ -31,7 +31,6 @@ ALLOWED: Mapping[Name, Build] = {
     **sharded_tensor.ALLOWED,
     wrapped.FROM_TYPE: wrapped.rebuilt,
     wrapped.SUBCLASS: made,
-    Name("torch.serialization", "_get_layout"): made,
 }
 
 
