@@ -91,6 +91,10 @@ def test_auto_takes_the_bases_dtype_where_both_are_floats() -> None:
     there = base(tensor("a", dtype="BF16"), tensor("n", dtype="BF16"), tensor("q", dtype="U8"), tensor("s", dtype="F32"))
     given = [tensor("a"), tensor("n", dtype="I64"), tensor("q"), tensor("s", dtype="BF16"), tensor("new")]
     assert [t.dtype for t in with_dtypes(given, there)] == ["BF16", "I64", "F32", "F32", "F32"]
+    assert [t.dtype for t in with_dtypes([tensor("a", (4, 1)), tensor("s", (9, 2), "BF16")], there)] == [
+        "F32",
+        "F32",
+    ]  # packed; resized
 
 
 def adapter(a: Shape = (3, 4), b: Shape = (6, 3), module: str = "m.q") -> list[Tensor]:

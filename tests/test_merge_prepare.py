@@ -149,6 +149,14 @@ def test_a_tie_is_found_before_the_base_gives_one_of_the_two_another_dtype() -> 
     assert [(t.name, t.dtype) for t in job.plans[0].tensors] == [("m.embed_tokens.weight", "BF16")]
 
 
+@pytest.mark.parametrize("name", ["w.absmax", "w.quant_state.bitsandbytes__nf4", "SCB.w.SCB"])
+def test_quantised_weights_are_copied_and_never_cast(name: str) -> None:
+    files = model({"w": ("BF16", (4, 1), bytes(8)), name: ("F32", (1,), bytes(4))})
+    assert {t.dtype for t in prepare(files, Options()).plans[0].tensors} == {"BF16", "F32"}
+    with pytest.raises(Unsupported, match="cannot be cast to fp16"):
+        prepare(files, Options("fp16"))
+
+
 def test_against_a_base_what_is_missing_or_misshapen_is_refused_before_anything_is_written() -> None:
     base = base_of(a=("F32", (1,), bytes(4)), b=("F32", (1,), bytes(4)))
     with pytest.raises(Incomplete, match="1 of the base model's 2 tensors are missing"):

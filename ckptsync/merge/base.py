@@ -153,7 +153,8 @@ _FUSED = re.compile(r"(.+\.experts)\.(?:gate_up_proj|down_proj|gate_proj|up_proj
 
 
 def _with_dtype(tensor: Tensor, base: Tensor | None) -> Tensor:
-    if base is None or not is_castable(base.dtype) or not is_castable(tensor.dtype):
+    """A packed matrix, which some quantisers store as floats, has another shape than the weights in it."""
+    if base is None or not is_castable(base.dtype) or not is_castable(tensor.dtype) or base.shape[1:] != tensor.shape[1:]:
         return tensor
     return replace(tensor, dtype=base.dtype)
 

@@ -100,6 +100,7 @@ class _Given:
 def _model(given: _Given, selected: Selected) -> Job:
     beside = _beside(given.places, is_adapter=False)
     config, base, options = _json(beside, "config.json"), given.base, given.options
+    _check_packed(selected.tensors, options)
     tensors, notes = ties.without_tied(selected.tensors, given.files, options, config, base.tensors if base else None)
     if base:
         notes = (*notes, *reference.compare(tensors, base, _tied(selected.tensors, tensors, base, config)))
@@ -107,6 +108,15 @@ def _model(given: _Given, selected: Selected) -> Job:
     plans = plan(tensors, options)
     told = notes_of_model(tensors, config, options.dtype)
     return Job("", plans, beside, (*notes, *told), output.dtype_to_tell(plans, options.dtype))
+
+
+def _check_packed(tensors: Sequence[Tensor], options: Options) -> None:
+    """bitsandbytes keeps packed 4-bit weights in any dtype, floats too: no cast may touch them."""
+    found = next((t.name for t in tensors if t.name.endswith((".absmax", ".SCB")) or ".quant_state." in t.name), None)
+    if found and options.dtype not in ("auto", "keep"):
+        raise Unsupported(
+            f"{found}: weights that are quantised cannot be cast to {options.dtype}", hint="--dtype auto, or keep, copies them"
+        )
 
 
 def _tied(stored: Sequence[Tensor], written: Sequence[Tensor], base: Base, config: Mapping[str, Any] | None) -> set[str]:
