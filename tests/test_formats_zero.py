@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.formats import layouts, zero
-from ckptsync.merge.plan import DType
+from ckptsync.merge.plan import DType, Options
+from ckptsync.merge.prepare import prepare
 from tests.plain_files import MemoryFiles
 from tests.torch_files import raw, saved
 from tests.zero_checkpoint import Tensors, Zero, expected, files, merged, model, optimizer, values, zeros
@@ -47,11 +48,12 @@ def test_every_ranks_files_are_demanded_and_each_is_named_when_it_is_missing(of:
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])
-def test_files_that_a_larger_world_left_behind_are_ignored(stage: int) -> None:
+def test_files_that_a_larger_world_left_behind_are_left_out_and_it_is_said(stage: int) -> None:
     of, old = Zero(stage, 2, [WEIGHT]), Zero(stage, 7, [{"w": values((3, 4), 99), "b": values((5,), 9)}])
     held = MemoryFiles({**files(old).content, **files(of).content})
     same(merged(held, "keep"), expected(of, "keep"))
     assert len(layouts.demands(held).model) == (4 if stage == 3 else 3)
+    assert "is left out" in prepare(held, Options("keep")).notes[0]
 
 
 @pytest.mark.parametrize(
@@ -73,6 +75,33 @@ def test_files_of_parallel_ranks_that_the_model_does_not_have_are_never_passed_o
     held.content[f"global_step2/{name}"] = b""
     with pytest.raises((Unsupported, Corrupt), match=r"parallel ranks|experts|layers|not known"):
         merged(held, "keep")
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_the_models_own_weights_are_read_from_the_model_file_alone(stage: int) -> None:
+    of = Zero(stage, 3, [{"w": values((400, 50), 0)}], buffers={"n": values((3,), 1, torch.int64)})
+    held, optim = files(of), [f"global_step2/zero_pp_rank_{r}_mp_rank_00_optim_states.pt" for r in range(3)]
+    for dtype in ("auto", "bf16"):
+        assert prepare(held, Options(dtype)).reads == {"global_step2/mp_rank_00_model_states.pt"}
+        before = held.read
+        same(merged(held, dtype), expected(of, "auto"))
+        assert held.read - before < 2 * 400 * 50 + 30_000  # two bytes a parameter, and pickles
+    assert prepare(held, Options("keep")).reads == {"global_step2/mp_rank_00_model_states.pt", *optim}
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("gone", [[0], [1], [0, 1]])
+def test_an_optimizer_file_that_is_missing_is_reported_every_time(stage: int, gone: list[int]) -> None:
+    of = Zero(stage, 2, [WEIGHT], buffers={"n": values((3,), 1, torch.int64)}, tied={"head": "w"})
+    held = files(of)
+    names = [f"global_step2/zero_pp_rank_{r}_mp_rank_00_optim_states.pt" for r in gone]
+    for name in names:
+        del held.content[name]
+    same(merged(held, "auto"), expected(of, "auto"))
+    assert f"{names[0]} is not here" in prepare(held, Options("auto")).notes[0]
+    for dtype in ("keep", "fp32"):
+        with pytest.raises(Incomplete, match=names[0]):
+            merged(held, dtype)
 
 
 def test_a_model_without_zero_is_read_from_its_model_file() -> None:

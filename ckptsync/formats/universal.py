@@ -16,7 +16,7 @@ from ckptsync.formats import torch_pickle, zero_agreement, zero_experts
 from ckptsync.formats.inert import Build, Name, made
 from ckptsync.formats.joining import join
 from ckptsync.formats.torch_pickle import Stored
-from ckptsync.formats.zero_files import MODEL, MODEL_OF_RANK, Setup, StateFile, configuration, load, of_rank, parallel, section
+from ckptsync.formats.zero_files import MODEL, MODEL_OF_RANK, Once, Setup, StateFile, configuration, load, of_rank, parallel, section
 from ckptsync.formats.zero_rank import Rank, groups_of, own_of, tensors_of
 from ckptsync.formats.zero_tensor_parallel import replica
 from ckptsync.model import Copy, Extent, Files, Shape, Tensor
@@ -50,6 +50,7 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
 
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
     """Parameters with their merged masters, and from the model files what else there is."""
+    files = Once(files)
     what, names = _setup(files, root)
     models = [load(files, name) for name in names]
     zero_agreement.check(what, models, [])

@@ -14,7 +14,7 @@ from dataclasses import replace
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import universal, zero_agreement, zero_experts, zero_pipeline, zero_tensor_parallel, zero_trained
 from ckptsync.formats.joining import inside
-from ckptsync.formats.zero_files import MODEL_OF_RANK, OPTIM, Setup, is_ours, load, of_rank, setup
+from ckptsync.formats.zero_files import MODEL_OF_RANK, OPTIM, Once, Setup, is_ours, load, of_rank, setup
 from ckptsync.formats.zero_rank import Rank, own_of, tensors_of
 from ckptsync.model import Files, Tensor, read_whole
 
@@ -37,6 +37,7 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
 
     Raises Incomplete if nothing here says how many ranks there are.
     """
+    files = Once(files)
     what = setup(files, root)
     wanted = [n for mp in range(what.mp) for n in (*what.models(files.sizes(), root, mp), *what.optim(root, mp))]
     if zero_experts.is_there(files, root) and wanted[0] in files.sizes():
@@ -51,6 +52,7 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
     Where optimizer files of stages 1 and 2 are not here, the model's own copies are what there is, and it is said: a model file
     holds all parameters, and whoever asks for masters is told which file is missing.
     """
+    files = Once(files)
     what = setup(files, root)
     _check_here(files, root, what)
     ranks = [_rank(files, root, what, mp) for mp in range(what.mp)]

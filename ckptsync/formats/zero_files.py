@@ -60,8 +60,32 @@ class StateFile:
         return value
 
 
+class Once:
+    """Files of which each pickle is read once, for as long as somebody works with them."""
+
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self.loaded: dict[str, StateFile] = {}
+
+    def sizes(self) -> Mapping[str, int]:
+        """As `Files` says."""
+        return self._files.sizes()
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """As `Files` says."""
+        self._files.read_into(name, start, out)
+
+
 def load(files: Files, name: str) -> StateFile:
     """Read the pickle of one file; raises Incomplete if it is not there."""
+    if not isinstance(files, Once):
+        return _load(files, name)
+    if name not in files.loaded:
+        files.loaded[name] = _load(files, name)
+    return files.loaded[name]
+
+
+def _load(files: Files, name: str) -> StateFile:
     if name not in files.sizes():
         raise Incomplete(
             f"{name}: not there", hint="each node writes its own ranks' files: add the directory of the node that ran this rank"

@@ -84,6 +84,8 @@ def _trained(rank: Rank, trained: Mapping[str, Shape], masters: Mapping[str, Cop
     for name, shape in trained.items():
         _, own = rank.own.get(name, (None, None))
         stored = rank.own_copies(name, shape) if rank.stage < 3 else ()
+        if own is not None and rank.stage < 3 and not stored:
+            raise Corrupt(f"{rank.own[name][0].name}: {name} has the shape {own.shape}, {shape} told", hint="it is of another save")
         if rank.absent and not stored:
             raise Incomplete(f"{rank.absent}: not there; it holds some of {name}", hint="give the other nodes' directories too")
         master = masters.get(name) or Copy("F32", (prod(shape),), (), rank.absent or rank.first.name)

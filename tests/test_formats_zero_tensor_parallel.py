@@ -1,0 +1,150 @@
+"""A real tensor-parallel checkpoint, whole in ``test_merge_vectors``; here every other rule, and what nothing tells."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
+from ckptsync.merge.plan import DType
+from tests.deepspeed_files import TAG, changed, held, without
+from tests.plain_files import MemoryFiles
+from tests.zero_checkpoint import Tensors, merged
+
+MODELS = [f"{TAG}/mp_rank_{n:02d}_model_states.pt" for n in (0, 1)]
+UP = r"^layers\.0\.up_proj\.weight$"
+INFO = "universal_checkpoint_info"
+
+
+def files() -> MemoryFiles:
+    return held("raw-ds-tensor")
+
+
+def told(change: Any) -> MemoryFiles:
+    """The real checkpoint, with another ``universal_checkpoint_info`` in both model files."""
+    of = files()
+    for path in MODELS:
+        of = changed(of, path, lambda model: change(model[INFO]))
+    return of
+
+
+def same(one: Tensors, other: Tensors) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
+
+
+@pytest.mark.parametrize("dtype", ["keep", "auto"])
+def test_patterns_alone_say_the_same_as_the_affine_map(dtype: DType) -> None:
+    assert same(merged(told(lambda info: info.pop("affine_map")), dtype), merged(files(), dtype))
+
+
+def test_every_ranks_files_are_wanted() -> None:
+    for path in MODELS:
+        with pytest.raises(Incomplete, match=path):
+            merged(without(files(), path), "auto")
+    for path in [n for n in files().sizes() if "optim" in n]:
+        with pytest.raises(Incomplete, match=path):
+            merged(without(files(), path), "keep")
+        assert same(merged(without(files(), path), "auto"), merged(files(), "auto"))
+
+
+def test_one_rank_of_two_is_never_taken_for_the_model() -> None:
+    half = MemoryFiles({n: d for n, d in files().content.items() if "mp_rank_01" not in n})
+    with pytest.raises(Incomplete, match="mp_rank_01"):
+        merged(half, "auto")
+
+
+def test_without_a_word_on_how_to_join_them_ranks_are_refused() -> None:
+    of = files()
+    for path in MODELS:
+        of = changed(of, path, lambda model: model.pop(INFO))
+    with pytest.raises(Unsupported, match="no universal_checkpoint_info") as e:
+        merged(of, "auto")
+    assert "ds_to_universal" in e.value.hint
+
+
+PIECE = {"shape": [6, 8], "source": [0, [8, 1]], "dest": [0, [8, 1]], "locations": [0]}
+WORSE: list[tuple[dict[str, Any], type[CkptsyncError]]] = [
+    ({"scale": 0.5}, Unsupported),
+    ({"source": [0, [1, 8]]}, Unsupported),
+    ({"source": [1, [8, 1]]}, Corrupt),
+    ({"source": [8, [8, 1]]}, Corrupt),
+    ({"source": [90, [8, 1]]}, Corrupt),
+    ({"source": [1 << 70, [8, 1]]}, Corrupt),
+    ({"shape": [5, 8]}, Corrupt),
+    ({"shape": [48]}, Unsupported),
+    ({"dest": [3, [8, 1]]}, Corrupt),
+    ({"locations": [1]}, Corrupt),
+    ({"locations": []}, Corrupt),
+    ({"shape": None}, Corrupt),
+    ({"source": [0]}, Corrupt),
+    ({"source": ["a", [8, 1]]}, Corrupt),
+]
+
+
+@pytest.mark.parametrize(("change", "error"), WORSE, ids=str)
+def test_a_piece_that_cannot_be_is_never_joined(change: dict[str, Any], error: type[CkptsyncError]) -> None:
+    def spoil(info: dict[str, Any]) -> None:
+        info["affine_map"]["params"][UP]["ranks"][0]["pieces"] = [PIECE | change]
+
+    assert same(merged(told(lambda info: None), "auto"), merged(files(), "auto"))
+    with pytest.raises(error):
+        merged(told(spoil), "auto")
+
+
+@pytest.mark.parametrize("key", ["parameter_to_average_patterns", "parameter_with_2_sub_params_cat_dim_0"])
+def test_kinds_that_are_not_joined_are_refused(key: str) -> None:
+    with pytest.raises(Unsupported, match=key):
+        merged(told(lambda info: (info.pop("affine_map"), info.update({key: [UP]}))), "auto")
+
+
+def test_parameters_that_autotp_itself_cannot_join_are_refused() -> None:
+    with pytest.raises(Unsupported, match="AutoTP says"):
+        merged(told(lambda info: info.update(autotp_unsupported_parameter_patterns={UP: "why"})), "auto")
+    sub = [{"patterns": [UP], "shape": [(6, 6), -1], "partition_dim": 0}]
+    with pytest.raises(Unsupported, match="sub-parameters"):
+        merged(told(lambda info: (info.pop("affine_map"), info.update(parameter_with_sub_params=sub))), "auto")
+
+
+def test_rows_that_only_fill_up_a_vocabulary_are_left_out() -> None:
+    def padded(info: dict[str, Any]) -> None:
+        info.update(vocabulary_parameter_patterns=[r"^emb\.weight$"], original_vocab_size=35)
+
+    whole, found = merged(files(), "keep"), merged(told(padded), "keep")
+    assert torch.equal(found["emb.weight"], whole["emb.weight"][:35])
+    for rows in (None, 0, -1, 38, "35"):
+        with pytest.raises(Corrupt, match="a vocabulary of"):
+            merged(told(lambda info, rows=rows: (padded(info), info.update(original_vocab_size=rows))), "keep")  # type: ignore[misc]
+
+
+def test_a_buffer_that_differs_between_ranks_is_refused() -> None:
+    other = changed(files(), MODELS[1], lambda model: model["module"].update(k=torch.tensor(3)))
+    with pytest.raises(Unsupported, match="k: a buffer that is not the same"):
+        merged(other, "auto")
+
+
+def test_a_map_of_another_version_is_refused() -> None:
+    with pytest.raises(Unsupported, match="affine_map of version 2"):
+        merged(told(lambda info: info["affine_map"].update(version=2)), "auto")
+
+
+def test_shards_of_a_tensor_that_is_in_one_rank_alone_are_corrupt() -> None:
+    other = changed(files(), MODELS[1], lambda model: model["module"].update(more=torch.ones(2)))
+    with pytest.raises(Corrupt, match="more is not in every"):
+        merged(other, "auto")
+
+
+def test_a_parameter_that_is_not_trained_needs_a_word_of_its_own() -> None:
+    of = files()
+    for path in MODELS:
+        of = changed(of, path, lambda model: model["module"].update(frozen=torch.ones(2)))
+    with pytest.raises(Unsupported, match="frozen: nothing says how"):
+        merged(of, "auto")
+
+
+def test_junk_in_place_of_the_information_is_refused() -> None:
+    for junk in (5, "a", [1], {"affine_map": {"params": {UP: 5}}}, {"affine_map": {"params": {UP: {"logical_shape": [1]}}}}):
+        of = changed(files(), MODELS[0], lambda model, junk=junk: model.update({INFO: junk}))  # type: ignore[misc]
+        with pytest.raises(CkptsyncError):
+            merged(of, "auto")
