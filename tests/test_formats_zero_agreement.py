@@ -57,7 +57,7 @@ def test_model_files_of_two_saves_are_corrupt(key: str, value: object) -> None:
     ids=str,
 )
 def test_optimizer_files_of_two_saves_are_corrupt(other: dict[str, Any]) -> None:
-    first = {"base_optimizer_state": {"param_groups": [{"lr": 0.01, "step": 4}], "state": {0: {"step": 4}}}}
+    first: dict[str, Any] = {"base_optimizer_state": {"param_groups": [{"lr": 0.01, "step": 4}], "state": {0: {"step": 4}}}}
     first |= {"zero_stage": 2, "base_optimizer_state_step": 4}
     check(TWO, [model()], [[optim("o0", **first), optim("o1", **first)]])
     with pytest.raises(Corrupt, match=r"o1: .* in o0"):

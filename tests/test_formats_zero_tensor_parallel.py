@@ -108,14 +108,14 @@ def test_parameters_that_autotp_itself_cannot_join_are_refused() -> None:
 
 
 def test_rows_that_only_fill_up_a_vocabulary_are_left_out() -> None:
-    def padded(info: dict[str, Any]) -> None:
-        info.update(vocabulary_parameter_patterns=[r"^emb\.weight$"], original_vocab_size=35)
+    def padded(rows: object) -> MemoryFiles:
+        return told(lambda info: info.update(vocabulary_parameter_patterns=[r"^emb\.weight$"], original_vocab_size=rows))
 
-    whole, found = merged(files(), "keep"), merged(told(padded), "keep")
+    whole, found = merged(files(), "keep"), merged(padded(35), "keep")
     assert torch.equal(found["emb.weight"], whole["emb.weight"][:35])
     for rows in (None, 0, -1, 38, "35"):
         with pytest.raises(Corrupt, match="a vocabulary of"):
-            merged(told(lambda info, rows=rows: (padded(info), info.update(original_vocab_size=rows))), "keep")  # type: ignore[misc]
+            merged(padded(rows), "keep")
 
 
 def test_a_buffer_that_differs_between_ranks_is_refused() -> None:
