@@ -18,18 +18,18 @@ from tests.vector import vector
 HOUR = 3600
 
 
-def check(times: Mapping[str, float], size: int = 1000, layout: str = "dcp") -> None:
+def check(times: Mapping[str, float], size: int = 1000) -> None:
     files = {name: Dated(size, at) for name, at in times.items()}
-    check_dates(layout, files, [name for name in times if not name.endswith(".metadata")])
+    check_dates(files, [name for name in times if not name.endswith(".metadata")])
 
 
 @pytest.mark.parametrize(
     "times",
     [
-        {"a": 0, "b": 60, ".metadata": 61},
-        {"a": 0, "b": 0, ".metadata": 90 * HOUR},
-        {".metadata": 0, "a": 0.1, "b": 1.2},
-        {"m/a": 0, "m/.metadata": 1, "n/a": HOUR, "n/.metadata": HOUR},
+        {"a.distcp": 0, "b.distcp": 60, ".metadata": 61},
+        {"a.distcp": 0, "b.distcp": 0, ".metadata": 90 * HOUR},
+        {".metadata": 0, "a.distcp": 0.1, "b.distcp": 1.2},
+        {"m/a.distcp": 0, "m/.metadata": 1, "n/a.distcp": HOUR, "n/.metadata": HOUR},
         {"a": 0},
         {},
     ],
@@ -40,13 +40,13 @@ def test_times_of_one_save_are_no_reason(times: Mapping[str, float]) -> None:
 
 
 def test_a_shard_that_is_newer_than_its_metadata_is_of_a_save_that_is_not_finished() -> None:
-    with pytest.raises(Incomplete, match=r"m/b: written 60 minutes after m/\.metadata") as e:
-        check({"m/a": 0, "m/.metadata": 1, "m/b": HOUR})
+    with pytest.raises(Incomplete, match=r"m/b\.distcp: written 60 minutes after m/\.metadata") as e:
+        check({"m/a.distcp": 0, "m/.metadata": 1, "m/b.distcp": HOUR})
     assert "touch m/.metadata" in e.value.hint
 
 
 def test_a_shard_that_could_not_be_copied_any_faster_is_none() -> None:
-    times = {".metadata": 0.0, "a": 100.0, "b": 200.0}
+    times = {".metadata": 0.0, "a.distcp": 100.0, "b.distcp": 200.0}
     check(times, size=100 * SLOW)
     with pytest.raises(Incomplete):
         check(times, size=int((99 - AT_ONCE) * SLOW))
@@ -55,25 +55,32 @@ def test_a_shard_that_could_not_be_copied_any_faster_is_none() -> None:
 @pytest.mark.parametrize(("odd", "said"), [(-HOUR, "before"), (HOUR, "after")])
 def test_a_shard_an_hour_apart_is_of_another_save(odd: float, said: str) -> None:
     with pytest.raises(Corrupt, match=rf"b: written 60 minutes {said} (a|c)"):
-        check({"a": 0, "b": odd, "c": 1}, layout="zero")
+        check({"a": 0, "b": odd, "c": 1})
 
 
-def test_what_stands_beside_a_shard_is_of_its_save_though_it_is_not_read() -> None:
-    files = {
-        name: Dated(1, at) for name, at in {"t/model.pt": HOUR, "t/optim.pt": 0.0, "t/latest": 9 * HOUR, "rng.pt": 0.0}.items()
+def test_model_and_optimizer_files_are_of_one_save_though_not_all_are_read() -> None:
+    times = {
+        "t/mp_rank_00_model_states.pt": HOUR,
+        "t/r_optim_states.pt": 0.0,
+        "t/latest": 9 * HOUR,
+        "other_states.pt": 0.0,
+        "rng.pt": 0.0,
     }
-    check_dates("zero", files, ["rng.pt"])
-    with pytest.raises(Corrupt, match=r"t/optim\.pt: written 60 minutes before t/model\.pt"):
-        check_dates("zero", files, ["t/model.pt"])
+    files = {name: Dated(1, at) for name, at in times.items()}
+    check_dates(files, ["rng.pt"])
+    with pytest.raises(Corrupt, match=r"t/r_optim_states\.pt: written 60 minutes before t/mp_rank_00_model_states\.pt"):
+        check_dates(files, ["t/mp_rank_00_model_states.pt"])
+
+
+def test_parameters_of_a_universal_checkpoint_are_converted_together_and_its_model_file_keeps_its_time() -> None:
+    times = {"u/zero/a.weight/fp32.pt": HOUR, "u/zero/b.weight/fp32.pt": HOUR, "u/mp_rank_00_model_states.pt": 0.0}
+    check(times)
+    with pytest.raises(Corrupt, match=r"u/zero/b\.weight/fp32\.pt: written 60 minutes after"):
+        check({**times, "u/zero/c.weight/fp32.pt": HOUR, "u/zero/b.weight/fp32.pt": 2 * HOUR})
 
 
 def test_of_large_shards_the_wait_may_be_longer() -> None:
-    check({"a": 0, "b": HOUR}, size=HOUR * SLOW, layout="zero")
-
-
-@pytest.mark.parametrize("layout", ["whole", "peft"])
-def test_models_that_are_fetched_file_by_file_may_take_days(layout: str) -> None:
-    check({"a": 0, "b": 99 * HOUR}, layout=layout)
+    check({"a": 0, "b": HOUR}, size=HOUR * SLOW)
 
 
 @pytest.mark.parametrize(
@@ -92,6 +99,6 @@ def test_a_merge_asks_for_the_times(name: str, error: type[Exception], tmp_path:
 
 
 def test_an_optimizer_saved_before_the_shards_beside_it_is_no_reason_but_a_shard_an_hour_apart_is() -> None:
-    check({".metadata": 0, "a": 600, "b": 601}, layout="dcp_safetensors")
+    check({".metadata": 0, "a.safetensors": 600, "b.safetensors": 601})
     with pytest.raises(Corrupt):
-        check({".metadata": 0, "a": 600, "b": 600 + HOUR}, layout="dcp_safetensors")
+        check({".metadata": 0, "a.safetensors": 600, "b.safetensors": 600 + HOUR})

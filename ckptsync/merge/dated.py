@@ -5,20 +5,19 @@ Copying may lose times: then files follow each other as fast as the disk or the 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
 from ckptsync.errors import Corrupt, Incomplete
+from ckptsync.formats import dcp_local
 from ckptsync.formats.dcp_metadata import METADATA
 from ckptsync.formats.joining import join
 
 AT_ONCE = 5.0  # seconds by which clocks of nodes that share a directory may differ, and files follow each other
 APART = 1800.0  # seconds that ranks of one save may be apart: their barrier would have given up
 SLOW = 25 << 20  # bytes a second of the slowest copying that is not taken for another save
-
-_DOWNLOADED = ("whole", "peft")  # models that are fetched file by file, over days
-_WITHOUT_METADATA = "dcp_safetensors"  # a .metadata beside its shards is the optimizer's, which may be saved before them
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,26 +28,40 @@ class Dated:
     written: float
 
 
-def check_dates(layout: str, files: Mapping[str, Dated], reads: Collection[str]) -> None:
+def check_dates(files: Mapping[str, Dated], reads: Collection[str]) -> None:
     """Raise Incomplete if shards are newer than the metadata of their save, Corrupt if they cannot be of one save.
 
-    ``files`` are those of one directory, ``reads`` the names that a merge copies from: they, and what stands beside them under such a
-    name (the optimizer states beside a model file), are one save.
+    ``files`` are those of one directory, ``reads`` the names that a merge copies from.  DeepSpeed's model and optimizer files are of one save,
+    also where only some of them are read.
     """
-    if layout in _DOWNLOADED:
-        return
-    kinds = {_kind(name) for name in reads if name in files}
-    for folder, _ in sorted(kinds):
-        together = {name: dated for name, dated in files.items() if name.rpartition("/")[0] == folder and _kind(name) in kinds}
+    groups: defaultdict[str, dict[str, Dated]] = defaultdict(dict)
+    for name in sorted({*reads, *(name for name in files if name.endswith("_states.pt"))} & files.keys()):
+        groups[_group(name)][name] = files[name]
+    for folder in sorted({_group(name) for name in reads} & groups.keys()):
         metadata = join(folder, METADATA)
-        if metadata in files and layout != _WITHOUT_METADATA:
-            _check_overwritten(metadata, files[metadata], together)
-        _check_together(together)
+        shards = {
+            name: dated for name, dated in groups[folder].items() if name.endswith(".distcp")
+        }  # of others it may be the optimizer's
+        if metadata in files:
+            _check_overwritten(metadata, files[metadata], shards)
+        for own, prefix in _of_ranks(files, folder):  # of ranks that know of no other each ends its own save
+            _check_overwritten(own, files[own], {name: dated for name, dated in shards.items() if name.startswith(prefix)})
+        _check_together(groups[folder])
 
 
-def _kind(name: str) -> tuple[str, str]:
-    folder, _, base = name.rpartition("/")
-    return folder, base.rpartition(".")[2]
+def _of_ranks(files: Mapping[str, Dated], folder: str) -> Iterator[tuple[str, str]]:
+    """``__3.metadata``, and how that rank's shards begin."""
+    for name in files:
+        where, _, base = name.rpartition("/")
+        if where == folder and dcp_local.is_own(base):
+            yield name, name.removesuffix(METADATA) + "_"
+
+
+def _group(name: str) -> str:
+    """The directory; of a universal checkpoint all of its parameters', which a conversion writes while model files keep their times."""
+    folder = name.rpartition("/")[0]
+    parent = folder.rpartition("/")[0]
+    return parent if parent.rpartition("/")[2] == "zero" else folder
 
 
 def _check_overwritten(name: str, metadata: Dated, shards: Mapping[str, Dated]) -> None:
@@ -60,7 +73,7 @@ def _check_overwritten(name: str, metadata: Dated, shards: Mapping[str, Dated]) 
     if first - metadata.written > AT_ONCE + shards[shard].size / SLOW:
         raise Incomplete(
             f"{shard}: written {_told(first - metadata.written)} after {name}, which ends a save",
-            hint=f"it was overwritten by a save that is not finished; if only the times were lost in copying: touch {name}",
+            hint=f"it was overwritten by a save that is not finished; if only the times were lost in copying: touch {name}, or merge with --ignore-times",
         )
 
 
@@ -71,7 +84,7 @@ def _check_together(shards: Mapping[str, Dated]) -> None:
         when = "before" if odd is older else "after"
         raise Corrupt(
             f"{odd[0]}: written {_told(apart)} {when} {others[0]}, so they are not of one save",
-            hint="fetch those of one save; if they are of one and only their times were lost in copying: touch them all",
+            hint="fetch those of one save; if they are of one and only their times were lost in copying: touch them all, or merge with --ignore-times",
         )
 
 

@@ -56,7 +56,7 @@ def prepare_local(
     job = replace(job, notes=(*job.notes, *_origins(job, origins)))
     _check_duplicates(files, job)
     for tree in trees:
-        check_dates(job.source.partition(":")[0], _dated(tree), job.reads)
+        check_dates(_dated(tree), job.reads)
     for name, place in job.beside:
         _check_beside(place, name)
     return Prepared(job, files, trees, destination)
