@@ -50,6 +50,8 @@ def test_boxes_of_all_ranks_are_put_together_and_replicas_read_once() -> None:
     assert [p.offsets for p in told["w"].copies[0].parts] == [(0,), (2,)]
     assert [p.extent.file for p in told["b"].copies[0].parts] == ["__0_0.distcp"]
     plan(dcp.tensors(files, ""), Options())
+    assert [t.remark for t in dcp.tensors(files, "")] == ["2 ranks wrote it, as their random states say, and nothing else does", ""]
+    assert not any(t.remark for t in dcp.tensors(files, "#world=2"))
 
 
 def test_every_file_has_its_demanded_size_replicas_and_all() -> None:

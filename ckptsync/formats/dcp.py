@@ -7,7 +7,7 @@ and length of an item, which is a whole ``torch.save`` archive.  Source: ``torch
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats import dcp_items, dcp_local, dcp_names, dcp_packed
@@ -49,11 +49,12 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
     ``root`` may end in ``#section``, which takes one part of the state dict, or ``#world=N``, the number of ranks.
     """
     place = _place(files, root)
-    told = dcp_local.described(files, place.folder, place.world).metadata
-    found = dcp_names.weights(chunked(told), told.fields, place.section, place.folder or ".")
-    if not found:
+    told = dcp_local.described(files, place.folder, place.world)
+    named = dcp_names.weights(chunked(told.metadata), told.metadata.fields, place.section, place.folder or ".")
+    if not named:
         raise Unsupported(f"{place.folder or '.'}: a distributed checkpoint without model tensors")
-    return tuple(dcp_packed.tensors(files, found) if dcp_packed.are_packed(found) else _tensors(files, found))
+    found = tuple(dcp_packed.tensors(files, named) if dcp_packed.are_packed(named) else _tensors(files, named))
+    return (replace(found[0], remark=told.remark), *found[1:]) if told.remark else found
 
 
 @dataclass(frozen=True, slots=True)

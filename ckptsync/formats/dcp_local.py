@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -44,6 +44,7 @@ class Told:
 
     metadata: Metadata
     items: tuple[Item, ...]
+    remark: str = ""
 
 
 def described(files: Files, root: str, world: int | None) -> Told:
@@ -62,7 +63,10 @@ def described(files: Files, root: str, world: int | None) -> Told:
         return Told(told, tuple(told.items.values()))
     _check_ranks(files.sizes(), root, names, world)
     data = tuple(read_whole(files, name, MAX_BYTES) for name in names)
-    return _together(data, names, root)
+    told = _together(data, names, root)
+    return (
+        told if world else replace(told, remark=f"{len(names)} ranks wrote it, as their random states say, and nothing else does")
+    )
 
 
 def _check_ranks(sizes: Collection[str], root: str, names: Sequence[str], world: int | None) -> None:
