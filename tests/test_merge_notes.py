@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ckptsync.merge.notes import FUSED, LORA, NO_CONFIG, of_model
+from ckptsync.merge.notes import FUSED, LORA, NO_CONFIG, PACKED, of_model
 from ckptsync.merge.plan import DType
 from ckptsync.model import Tensor
 
@@ -44,3 +44,9 @@ def test_lora_that_is_not_pefts_is_said() -> None:
 
 def test_experts_in_one_tensor_are_said() -> None:
     assert list(of_model([Tensor("m.mlp.experts.down_proj", "F32", (2, 2, 2), ())], {}, "auto")) == [FUSED]
+
+
+@pytest.mark.parametrize("name", ["w.quant_state.bitsandbytes__nf4", "w.SCB"])
+def test_packed_bytes_are_said_to_be_copied_as_they_are(name: str) -> None:
+    packed = [Tensor("w", "U8", (8, 1), ()), Tensor(name, "F32", (2,), ())]
+    assert list(of_model(packed, {}, "auto")) == [PACKED]

@@ -19,6 +19,10 @@ FUSED = (
     "the experts of a layer are one tensor, as transformers 5 has them in memory: its from_pretrained opens them, while loaders that want one"
     " tensor an expert (vLLM, older transformers) do not; save_pretrained of the opened model writes those"
 )
+PACKED = (
+    "weights are quantised by bitsandbytes: their packed bytes are copied as they are, and whoever opens them needs the"
+    " quantization_config that they were made with"
+)
 LORA = (
     "there are LoRA weights, under the names that the shards give them: from_pretrained does not look for those; if they are peft's,"
     " --source SOURCE@adapter writes the adapter, and @base the model under it"
@@ -31,6 +35,8 @@ def of_model(tensors: Sequence[Tensor], config: Mapping[str, Any] | None, asked:
         yield NO_CONFIG
     yield from _dtype(tensors, config or {}, asked)
     yield from _quantised(tensors, config or {})
+    if any(t.name.endswith(".SCB") or ".quant_state.bitsandbytes__" in t.name for t in tensors):
+        yield PACKED
     if any(t.name.endswith((".experts.gate_up_proj", ".experts.down_proj")) for t in tensors):
         yield FUSED
     if any(".lora_" in t.name for t in tensors):
