@@ -109,3 +109,15 @@ def test_layers_beside_a_model_file_with_weights_are_not_mixed() -> None:
     whole = held("raw-ds-zero2-odd")
     with pytest.raises(Corrupt, match="beside files of layers"):
         merged(MemoryFiles({**whole.content, LAYERS[0]: files().content[LAYERS[0]]}), "auto")
+
+
+def test_names_that_only_the_slices_tell_give_the_same_model_and_a_missing_slice_is_reported() -> None:
+    of = files()
+    for path in STAGES:
+        of = changed(of, path, lambda model: model.update(param_shapes=None))
+    found, wanted = merged(of, "keep"), merged(files(), "keep")
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    for name in [n for n in of.sizes() if "optim" in n]:
+        with pytest.raises(Incomplete, match=r"optim_states\.pt: not there"):
+            merged(without(of, name), "auto")

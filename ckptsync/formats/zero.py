@@ -15,7 +15,7 @@ from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import universal, zero_agreement, zero_experts, zero_pipeline, zero_tensor_parallel, zero_trained
 from ckptsync.formats.joining import inside
 from ckptsync.formats.zero_files import MODEL_OF_RANK, OPTIM, Once, Setup, is_ours, load, of_rank, setup
-from ckptsync.formats.zero_rank import Rank, own_of, tensors_of
+from ckptsync.formats.zero_rank import Rank, groups_of, own_of, tensors_of
 from ckptsync.model import Files, Tensor, read_whole
 
 NAME = "zero"
@@ -124,6 +124,9 @@ def _pipeline(files: Files, root: str, ranks: Sequence[Rank]) -> tuple[tuple[Ten
     """All stages' tensors; those of a tied module are in several, and are written once."""
     if any(rank.own for rank in ranks):
         raise Corrupt(f"{root or '.'}: a model file with weights beside files of layers", hint="the files are of different saves")
+    absent = next((rank.absent for rank in ranks if rank.absent and groups_of(rank.first) is None), "")
+    if absent:
+        raise Incomplete(f"{absent}: not there; it names parameters of its stage, which nothing else does")
     told = {name: shape for rank in ranks for name, shape in zero_pipeline.told(rank.first, rank.optim).items()}
     buffers = [name for rank in ranks for name in rank.first.get("buffer_names", list) if isinstance(name, str)]
     own = zero_pipeline.weights(files, root, told, buffers, [rank.first for rank in ranks])
