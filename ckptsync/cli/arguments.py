@@ -126,6 +126,11 @@ def _merge(commands: Any) -> None:
     command.add_argument(
         "--statistics", action="store_true", help="of each tensor written: extremes, norm, NaNs, infinities, zeros"
     )
+    command.add_argument(
+        "--ignore-times",
+        action="store_true",
+        help="do not ask the files' times whether they are of one save: they were lost in copying",
+    )
     command.add_argument("--dry-run", action="store_true", help="say what would be written, write nothing")
 
 

@@ -15,6 +15,7 @@ from ckptsync.config.units import show_size
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.formats import layouts, rank_names
 from ckptsync.formats.layouts import Source
+from ckptsync.merge.local import check_saves
 from ckptsync.merge.plan import Options
 from ckptsync.merge.prepare import prepare
 from ckptsync.model import Demands, Files, Tensor
@@ -26,23 +27,27 @@ FIRST = 8  # tensors shown without --tensors
 
 def run(args: argparse.Namespace) -> int:
     """Look at the directories as one checkpoint."""
-    files = Overlay([LocalFiles(str(Path(path_of(target)))) for target in args.targets])
+    trees = [LocalFiles(str(Path(path_of(target)))) for target in args.targets]
+    files = Overlay(trees)
     conflicts = files.conflicts()
     if conflicts:
         raise Corrupt(
             f"{conflicts[0]}: has another size in each directory", hint="they hold different saves: give only those of one save"
         )
-    result = inspected(files)
+    result = inspected(files, trees)
     output.print_json({"targets": args.targets, **result}) if args.json else _show(result, None if args.tensors else FIRST)
     return int(result["exit_code"])
 
 
-def inspected(files: Files) -> dict[str, Any]:
-    """Everything that is known of a checkpoint; raises Unsupported, or Incomplete, where nothing is."""
+def inspected(files: Files, trees: Sequence[LocalFiles] = ()) -> dict[str, Any]:
+    """Everything that is known of a checkpoint; raises Unsupported, or Incomplete, where nothing is.
+
+    ``trees``: the directories that it lies in, whose files' times say whether they are of one save.
+    """
     found = layouts.sources(files)
     if not found:
         raise layouts.no_weights(files)
-    sources = [_source(files, source) for source in found]
+    sources = [_source(files, source, trees) for source in found]
     demands, trouble = _demands(files)
     codes = [source["exit_code"] for source in sources] + [trouble.exit_code if trouble else 0]
     return {
@@ -77,12 +82,13 @@ def _demands(files: Files) -> tuple[Demands, CkptsyncError | None]:
         return Demands(), e
 
 
-def _source(files: Files, source: Source) -> dict[str, Any]:
+def _source(files: Files, source: Source, trees: Sequence[LocalFiles]) -> dict[str, Any]:
     """One source: its tensors, and whether a merge of it could be done (which plans it to the last byte)."""
     state, detail, code, tensors, writes = "complete", "", 0, tuple[Tensor, ...](), ""
     try:
         tensors = layouts.tensors(files, source)
         job = prepare(files, Options("keep", source=str(source)))
+        check_saves(trees, job)
         writes = "adapter" if job.is_adapter else "model"
     except (Incomplete, Corrupt, Unsupported) as e:
         state, detail, code = type(e).__name__.lower(), str(e), e.exit_code

@@ -17,7 +17,7 @@ from ckptsync.config.units import parse_size, show_size
 from ckptsync.errors import ConfigError
 from ckptsync.merge.consolidate import Merged
 from ckptsync.merge.copying import Work
-from ckptsync.merge.local import Prepared, carry_out_local, prepare_local
+from ckptsync.merge.local import Prepared, carry_out_local, check_dates, ignored, prepare_local
 from ckptsync.merge.plan import Options
 from ckptsync.merge.statistics import Statistics
 from ckptsync.stores.opening import path_of
@@ -32,7 +32,8 @@ def run(args: argparse.Namespace) -> int:
     sources = [Path(path_of(source)) for source in args.sources]
     config_from = Path(path_of(args.config_from)) if args.config_from else None
     base = Path(path_of(args.base)) if args.base else None
-    prepared = prepare_local(sources, Path(path_of(args.destination)), options, config_from, base)
+    judge = ignored if args.ignore_times else check_dates
+    prepared = prepare_local(sources, Path(path_of(args.destination)), options, config_from, base, judge=judge)
     gc.freeze()  # what is planned stays to the end: the cycle collector need not look at it again and again
     if args.dry_run:
         result = planned(prepared)

@@ -1,0 +1,69 @@
+"""What beside the shards says that they are not of one finished save; and times that were lost in copying."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ckptsync.cli.main import main
+from ckptsync.errors import Corrupt, Incomplete
+from ckptsync.merge.local import ignored, merge_local, prepare_local
+from ckptsync.merge.plan import Options
+from tests.vector import vector
+
+KEEP = Options("keep")
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    """A distributed checkpoint of three ranks, every file of one second."""
+    place = tmp_path / "step-2"
+    shutil.copytree(vector("titan").sources[0], place)
+    for path in place.iterdir():
+        os.utime(path, (1e9, 1e9))
+    return place
+
+
+def test_a_save_that_has_not_ended_over_another_is_incomplete(saved: Path, tmp_path: Path) -> None:
+    (saved / ".metadata.tmp").write_bytes(b"")
+    with pytest.raises(Incomplete, match=r"\.metadata\.tmp: a save over this one has not ended"):
+        merge_local([saved], tmp_path / "out", KEEP)
+
+
+def test_two_nodes_with_metadata_of_two_saves_hold_two_saves(saved: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(saved, tmp_path / "other")
+    merge_local([saved, other], tmp_path / "same", KEEP)
+    data = bytearray((other / ".metadata").read_bytes())
+    at = data.index(b"save_id") + 12  # a letter of the id that torch gives each save
+    data[at : at + 1] = b"a" if data[at : at + 1] != b"a" else b"b"
+    (other / ".metadata").write_bytes(bytes(data))
+    with pytest.raises(Corrupt, match=r"^\.metadata: differs between the directories"):
+        merge_local([saved, other], tmp_path / "out", KEEP)
+
+
+def test_times_that_were_lost_in_copying_can_be_ignored(saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    os.utime(saved / "__1_0.distcp", (2e9, 2e9))
+    assert main(["merge", str(saved), str(tmp_path / "out")]) == 3
+    assert main(["inspect", str(saved)]) == 3
+    assert "incomplete: __1_0.distcp: written" in capsys.readouterr().out
+    prepare_local([saved], tmp_path / "out", KEEP, judge=ignored)
+    assert main(["merge", str(saved), str(tmp_path / "out"), "--ignore-times"]) == 0
+
+
+def test_in_a_store_times_say_when_files_arrived_and_are_not_asked(saved: Path, tmp_path: Path) -> None:
+    os.utime(saved / "__1_0.distcp", (2e9, 2e9))
+    (tmp_path / ".ckptsync").mkdir()
+    (tmp_path / ".ckptsync" / "store.json").write_text("{}")
+    merge_local([saved], tmp_path / "out", KEEP)
+
+
+def test_of_ranks_that_know_of_no_other_each_ends_its_own_save(tmp_path: Path) -> None:
+    place = shutil.copytree(vector("dcp-local").sources[0], tmp_path / "x")
+    for path in place.iterdir():
+        os.utime(path, (1e9, 1e9))
+    os.utime(place / "__2_0.distcp", (1e9 + 600, 1e9 + 600))
+    with pytest.raises(Incomplete, match=r"__2_0\.distcp: written 10 minutes after __2\.metadata"):
+        merge_local([place], tmp_path / "out", KEEP)
