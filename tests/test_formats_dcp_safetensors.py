@@ -221,6 +221,12 @@ def test_what_does_not_say_where_boxes_begin_is_refused(bad: str) -> None:
         checked(MemoryFiles({name(0): shard(rows, **metadata)}), Outside({"w": (2,)}))
 
 
+def test_offsets_of_another_number_of_axes_are_corrupt_before_anything_is_made_of_them() -> None:
+    odd = shard({"w": ("F32", (0,), (2,))}, DCP_SHARDING_INFO='{"w": {"saved_offsets": [0, 0]}}')
+    with pytest.raises(Corrupt, match=r"w has 1 axes and begins at \(0, 0\)"):
+        checked(MemoryFiles({name(0): odd}), Outside(), ".#world=1")
+
+
 @pytest.mark.parametrize("odd", [name(-1), name(3, 0), name(3, 2, 1), name(0, 1, 2), name(1 << 17), name(10**30)])
 def test_shards_of_several_sets_or_without_a_place_in_one_are_corrupt(odd: str) -> None:
     files = saved(*SPLIT)
