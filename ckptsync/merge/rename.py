@@ -45,13 +45,27 @@ def renamed(tensors: Iterable[Tensor], names: Mapping[str, str]) -> tuple[Tensor
 def clean_names(found: Sequence[str], known: Collection[str] = ()) -> dict[str, str]:
     """Name as stored → name without wrappers.
 
-    ``module`` is taken away where every name begins with it and the base model's names do not.
+    ``module`` is taken away where every name begins with it and the base model's names do not; any other first component too, where all
+    of the base model's names are found behind it: a training module that keeps the model in an attribute (Lightning's ``model.``).
     """
     names = {name: _without(name) for name in found}
     has_own = any(name.startswith(f"{OUTERMOST}.") for name in known)
     while names and not has_own and all(name.startswith(f"{OUTERMOST}.") for name in names.values()):
-        names = {stored: name.partition(".")[2] for stored, name in names.items()}
-    return names
+        names = _inner(names)
+    return _proven(names, set(known))
+
+
+def _proven(names: dict[str, str], known: set[str]) -> dict[str, str]:
+    deeper = names
+    while known and not known <= set(deeper.values()):
+        if len({name.partition(".")[0] for name in deeper.values()}) != 1 or not all("." in name for name in deeper.values()):
+            return names
+        deeper = _inner(deeper)
+    return deeper
+
+
+def _inner(names: Mapping[str, str]) -> dict[str, str]:
+    return {stored: name.partition(".")[2] for stored, name in names.items()}
 
 
 def _without(name: str) -> str:
