@@ -158,3 +158,34 @@ def test_values_that_take_too_much_memory_are_refused(unit: bytes, monkeypatch: 
     monkeypatch.setattr(machine, "ROOM", 1 << 20)
     with contextlib.suppress(MemoryError), pytest.raises(Corrupt, match=r"take more than|within each other"):
         loads(b"\x80\x04N\x94" + unit * 300_000 + b".", ALLOWED)
+
+
+@pytest.mark.parametrize("unit", [b"}", b"]", b"\x8f", b"M\x00\xff", b")\x85"])
+def test_what_values_take_is_counted_and_not_how_many_there_are(unit: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "ROOM", 3 << 20)
+    with pytest.raises(Corrupt, match="take more than"):
+        loads(b"\x80\x04" + unit * 100_000 + b".", ALLOWED)
+    with pytest.raises(Corrupt, match="one value"):
+        loads(b"\x80\x04" + b"N" * 100_000 + b".", ALLOWED)
+
+
+def test_what_comes_again_is_read_as_if_it_did_not() -> None:
+    class Box(Point):
+        __slots__ = ()
+        alike = (b"ub",)
+
+    names: dict[Name, Build] = {**ALLOWED, Name(__name__, "Thing"): Box}
+    value = [Thing(a=Size((1, 2)), b=Size((300, 70000))) for _ in range(5)] + [Thing(a=Size((1, 2)), b=Size((2, 1)))]
+    found, _ = loads(pickle.dumps([value, "later", value[3]], 4), names)
+    assert [plain(one) for one in found[0]] == [
+        ("point", {"a": ("size", s), "b": ("size", t)}) for s, t in [((1, 2), (300, 70000))] * 5 + [((1, 2), (2, 1))]
+    ]
+    assert found[1] == "later"
+    assert plain(found[2]) == plain(found[0][3])
+
+
+def test_two_classes_called_with_the_same_numbers_stay_apart() -> None:
+    names: dict[Name, Build] = {Name("m", "one"): lambda _, args: ("one", *args), Name("m", "two"): lambda _, args: ("two", *args)}
+    size = b"K\x01K\x02\x86\x94\x85\x94R\x94"
+    data = b"\x80\x04]\x94(cm\none\n\x94" + size + b"cm\ntwo\n\x94" + size + (b"h\x01" + size + b"h\x05" + size) * 3 + b"e."
+    assert loads(data, names)[0] == [("one", (1, 2)), ("two", (1, 2))] * 4

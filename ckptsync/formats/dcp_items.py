@@ -84,10 +84,11 @@ def _find(files: Files, items: list[Item]) -> Iterator[Found]:
 
 def _is_of(kind: Kind, window: _Window, number: int) -> Found | None:
     """The item, if it is of this kind."""
-    at = window.place(number, 0, len(kind.head))
+    size = window.items[number].size
+    at = window.place(number, 0, size if size <= _SMALL else len(kind.head))
     if not window.data.startswith(kind.head, at):
         return None
-    at = window.place(number, window.items[number].size - kind.tail, kind.tail)
+    at = at + size - kind.tail if size <= _SMALL else window.place(number, size - kind.tail, kind.tail)
     data = window.data
     for start, piece in kind.ends:
         if not data.startswith(piece, at + start):

@@ -7,7 +7,7 @@ from itertools import repeat
 from typing import Any
 
 from ckptsync.errors import Corrupt
-from ckptsync.formats.machine import Machine
+from ckptsync.formats.machine import DICT, LIST, Machine
 from ckptsync.formats.mentioned import Name
 
 STOP = ord(".")
@@ -56,7 +56,7 @@ _STEPS: dict[bytes, Step] = {
     b"B": lambda s: s.do_bytes(4),
     b"C": lambda s: s.do_bytes(1),
     b"\x8e": lambda s: s.do_bytes(8),
-    b"]": lambda s: s.do_push([]),
+    b"]": lambda s: s.do_push([], LIST),
     b"a": lambda s: s.do_append(),
     b"e": lambda s: s.do_appends(),
     b"l": lambda s: s.do_list_from_mark(),
@@ -65,11 +65,11 @@ _STEPS: dict[bytes, Step] = {
     b"\x85": lambda s: s.do_tuple(1),
     b"\x86": lambda s: s.do_tuple(2),
     b"\x87": lambda s: s.do_tuple(3),
-    b"}": lambda s: s.do_push({}),
+    b"}": lambda s: s.do_push({}, DICT),
     b"d": lambda s: s.do_dict_from_mark(),
     b"s": lambda s: s.do_setitem(),
     b"u": lambda s: s.do_setitems(),
-    b"\x8f": lambda s: s.do_push(set()),
+    b"\x8f": lambda s: s.do_push(set(), DICT),
     b"\x90": lambda s: s.do_additems(),
     b"\x91": lambda s: s.do_frozenset(),
     b"c": lambda s: s.do_name(Name(s.do_line(), s.do_line())),

@@ -8,6 +8,7 @@ file's name has (`ckptsync.paths.checked_path`); `ckptsync.formats.unpacking` re
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats.inert import brief
@@ -44,6 +45,7 @@ def name_of(packed: Packed) -> str:
     return f"{_MARK}{item.start}\0{item.size}\0{packed.first}\0{packed.length}\0{item.file}"
 
 
+@lru_cache(maxsize=4096)  # asked for every part of a model, whose files are few
 def parse(name: str) -> Packed | None:
     """What a name stands for; None for a real file's."""
     if not name.startswith(_MARK):
