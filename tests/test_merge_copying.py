@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from ckptsync.errors import Corrupt
 from ckptsync.merge import making, units
-from ckptsync.merge.copying import Copying, gather
-from ckptsync.merge.cut import blocks
+from ckptsync.merge.copying import Copying
 from ckptsync.merge.plan import DType, FilePlan, Options, plan
 from ckptsync.model import Copy, Extent, Files, Part, Tensor
 from tests.boxes import stored
@@ -99,13 +98,6 @@ def test_a_file_that_became_shorter_is_corrupt() -> None:
     copy = Copy("F32", (5,), (Part((0,), (5,), Extent("f", 0, 20)),))
     with pytest.raises(Corrupt, match="too short"):
         streamed(planned(copy, own="F32"), MemoryFiles({"f": bytes(19)}))
-
-
-def test_a_block_is_gathered_flat_and_in_its_own_size() -> None:
-    copy = Copy("F32", (4, 3), (Part((0, 0), (4, 3), Extent("f", 0, 48)),))
-    (tensor,) = planned(copy, own="F32").tensors
-    files = MemoryFiles({"f": np.arange(12, dtype="<u4").tobytes()})
-    assert [gather(files, tensor, block).tolist() for block in blocks((4, 3), 6)] == [[*range(6)], [*range(6, 12)]]
 
 
 @given(st.integers(1, 5))

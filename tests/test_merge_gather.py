@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy.typing as npt
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsync.merge.gather import SPAN, gather, groups
+from ckptsync.merge.gather import SPAN, gather, groups, stored
 from ckptsync.merge.units import NEAR, WORTH, Read, Unit
+from ckptsync.model import Copy
+from tests.boxes import stored as held
 from tests.plain_files import MemoryFiles
 
 
@@ -53,3 +58,9 @@ def test_large_ranges_far_ranges_and_long_spans_are_read_alone() -> None:
     spans = [g[-1].start + g[-1].size - g[0].start for g in groups([Read("f", 8000 * n, 5000, 0) for n in range(1000)])]
     assert max(spans) <= SPAN
     assert len(spans) <= 9
+
+
+@given(held())
+def test_a_copys_bytes_are_those_that_numpy_gathers(found: tuple[npt.NDArray[Any], Copy, MemoryFiles]) -> None:
+    values, copy, files = found
+    assert b"".join(map(bytes, stored(files, copy))) == values.tobytes()

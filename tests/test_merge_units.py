@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.merge import units as module
-from ckptsync.merge.cut import Box
 from ckptsync.merge.plan import FilePlan, Options, plan
-from ckptsync.merge.units import Unit, of_block, runs, units
+from ckptsync.merge.units import Unit, of_copy, runs, units
 from ckptsync.model import Copy, Extent, Part, Tensor
 from tests.boxes import stored
 
@@ -95,6 +94,6 @@ def test_ranges_are_found_exactly_where_there_are_some(held: tuple[object, Copy,
         assert at == 2 * max(0, *[0, sum(p.extent.size for p in copy.parts) // 2])
 
 
-def test_a_blocks_reads_are_those_of_its_parts() -> None:
-    unit = of_block(flat(100), Box((10,), (5,)))
-    assert [(r.start, r.size) for r in unit.reads] == [(40, 20)]
+def test_a_copy_alone_is_cut_as_in_a_file() -> None:
+    copy = flat(5 << 20)
+    assert list(of_copy(copy)) == list(units(planned(copy)))[1:]

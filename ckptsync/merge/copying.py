@@ -9,21 +9,13 @@ import contextlib
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
-import numpy as np
 from blake3 import blake3
 
-from ckptsync.formats.dtypes import ITEMSIZE
-from ckptsync.merge import units
-from ckptsync.merge.cast import RAW, Array
-from ckptsync.merge.cut import Box
-from ckptsync.merge.gather import gather as fill
 from ckptsync.merge.making import Made, Making, placed, weight
 from ckptsync.merge.pipeline import Steps, pipelined
-from ckptsync.merge.plan import FilePlan, PlannedTensor
+from ckptsync.merge.plan import FilePlan
 from ckptsync.merge.tally import CopiedTensor, Tally
 from ckptsync.model import Files
-
-WINDOW = units.WINDOW
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +37,6 @@ class Copied:
 
     digest: str
     tensors: tuple[CopiedTensor, ...]
-
-
-def gather(files: Files, tensor: PlannedTensor, block: Box) -> Array:
-    """The raw bits of one block, flat, in row-major order."""
-    unit = units.of_block(tensor.copy, block)
-    out = np.empty(unit.stored, "u1")
-    fill(files, unit, out.data)
-    return out.view(RAW[ITEMSIZE[tensor.copy.dtype]])
 
 
 class Copying:

@@ -12,8 +12,8 @@ from numpy.lib.stride_tricks import as_strided
 
 from ckptsync.merge.cast import RAW, Array
 from ckptsync.merge.cut import Fill
-from ckptsync.merge.units import NEAR, WORTH, Place, Read, Unit
-from ckptsync.model import Files
+from ckptsync.merge.units import NEAR, WORTH, Place, Read, Unit, of_copy
+from ckptsync.model import Copy, Files
 
 SPAN = 1 << 20  # bytes that are read at once for several small ranges
 
@@ -25,6 +25,14 @@ def gather(files: Files, unit: Unit, out: memoryview) -> None:
             _read(files, group[0], out)
         else:
             _read_together(files, group, out)
+
+
+def stored(files: Files, copy: Copy) -> Iterator[memoryview]:
+    """The bytes of one stored copy, in order."""
+    for unit in of_copy(copy):
+        out = np.empty(unit.stored, "u1").data
+        gather(files, unit, out)
+        yield out
 
 
 def groups(reads: Sequence[Read]) -> Iterator[list[Read]]:

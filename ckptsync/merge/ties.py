@@ -11,10 +11,8 @@ from typing import Any
 
 from blake3 import blake3
 
-from ckptsync.formats.dtypes import ITEMSIZE
-from ckptsync.merge.copying import WINDOW, gather
-from ckptsync.merge.cut import blocks
-from ckptsync.merge.plan import Options, PlannedTensor, choose
+from ckptsync.merge.gather import stored
+from ckptsync.merge.plan import Options, choose
 from ckptsync.model import Files, Tensor
 
 # The names under which transformers' models keep the output head, which `tie_word_embeddings` ties to the input embedding.
@@ -166,9 +164,7 @@ def _told(tensors: Sequence[Tensor]) -> tuple[str, ...]:
 
 
 def _digest(files: Files, tensor: Tensor, options: Options) -> str:
-    copy = choose(tensor, options.dtype)
-    planned = PlannedTensor(tensor.name, copy.dtype, tensor.shape, 0, 0, copy)
     digester = blake3()
-    for block in blocks(copy.grid, WINDOW // ITEMSIZE[copy.dtype]):
-        digester.update(gather(files, planned, block).data.cast("B"))
+    for data in stored(files, choose(tensor, options.dtype)):
+        digester.update(data)
     return digester.hexdigest()

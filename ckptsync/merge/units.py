@@ -16,8 +16,8 @@ from operator import itemgetter, mul
 from typing import NamedTuple
 
 from ckptsync.formats.dtypes import ITEMSIZE
-from ckptsync.merge.cut import Box, Fill, blocks, fills
-from ckptsync.merge.plan import FilePlan, PlannedTensor
+from ckptsync.merge.cut import Fill, blocks, fills
+from ckptsync.merge.plan import FilePlan
 from ckptsync.model import Copy, Part, Shape
 
 WINDOW = 2 << 20  # bytes of a unit as it is stored: large enough for a disk, small enough for the cache
@@ -71,7 +71,14 @@ def units(plan: FilePlan) -> Iterator[Unit]:
     filling = _Filling()
     for number, tensor in enumerate(plan.tensors):
         if tensor.size:
-            yield from filling.tensor(number, tensor)
+            yield from filling.copy(number, tensor.copy)
+    yield from filling.rest()
+
+
+def of_copy(copy: Copy) -> Iterator[Unit]:
+    """One stored copy alone."""
+    filling = _Filling()
+    yield from filling.copy(0, copy)
     yield from filling.rest()
 
 
@@ -83,10 +90,10 @@ class _Filling:
         self._small = 0  # reads, once those that are near each other are one
         self._ends: dict[str, int] = {}  # where the last read of a file ends
 
-    def tensor(self, number: int, tensor: PlannedTensor) -> Iterator[Unit]:
+    def copy(self, number: int, copy: Copy) -> Iterator[Unit]:
         """Add it; gives the units that are full."""
-        flat = runs(tensor.copy)
-        return self._scattered(number, tensor) if flat is None else self._flat(number, flat, ITEMSIZE[tensor.copy.dtype])
+        flat = runs(copy)
+        return self._scattered(number, copy) if flat is None else self._flat(number, flat, ITEMSIZE[copy.dtype])
 
     def rest(self) -> Iterator[Unit]:
         """The last one."""
@@ -125,10 +132,10 @@ class _Filling:
         step = min(MOST, held // WINDOW * WINDOW + WINDOW) - held
         return step // item * item if held or step >= item else item
 
-    def _scattered(self, number: int, tensor: PlannedTensor) -> Iterator[Unit]:
-        item = ITEMSIZE[tensor.copy.dtype]
-        index = _Index(tensor.copy.parts)
-        for block in blocks(tensor.copy.grid, max(1, index.block_size(tensor.copy.grid, item) // item)):
+    def _scattered(self, number: int, copy: Copy) -> Iterator[Unit]:
+        item = ITEMSIZE[copy.dtype]
+        index = _Index(copy.parts)
+        for block in blocks(copy.grid, max(1, index.block_size(copy.grid, item) // item)):
             size = prod(block.sizes) * item
             if self._unit.stored + size > WINDOW or len(self._unit.reads) >= MOST_READS:
                 yield from self.rest()
@@ -162,14 +169,6 @@ class _Filling:
 
 def _goes_on(last: Read, read: Read) -> bool:
     return last.place is None and (last.file, last.start + last.size, last.at + last.size) == (read.file, read.start, read.at)
-
-
-def of_block(copy: Copy, block: Box) -> Unit:
-    """One block of a copy alone."""
-    item = ITEMSIZE[copy.dtype]
-    found = [fill for part in copy.parts for fill in fills(block, part, item)]
-    reads = [Read(f.extent.file, f.extent.start, f.extent.size, 0, Place(block.sizes, item, f)) for f in found]
-    return Unit(stored=prod(block.sizes) * item, reads=reads)
 
 
 def runs(copy: Copy) -> list[Read] | None:
