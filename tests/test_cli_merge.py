@@ -105,3 +105,30 @@ def test_statistics_are_a_table_and_json(tmp_path: Path, capsys: pytest.CaptureF
             assert (told["min"], told["max"], told["elements"]) == (values.min(), values.max(), values.size)
             assert told["norm"] == pytest.approx(np.sqrt((values**2).sum()), rel=1e-12)
             assert (told["nan"], told["infinite"], told["zeros"]) == (0, 0, (values == 0).sum())
+
+
+VECTORS = Path(__file__).parent / "vectors"
+
+
+@pytest.mark.parametrize(
+    ("vectors", "code", "said"),
+    [
+        (("hf-fsdp1", "base"), 0, "compared with the base model's 21 tensors"),
+        (("hf-fsdp1", "base-tied"), 0, "are tied by the configuration, but differ: both are kept"),
+        (("acc-fsdp2-bf16-tied", "base-tied"), 0, "lm_head.weight is tied to model.embed_tokens.weight"),
+        (("acc-fsdp2-bf16-tied", "base"), 0, "compared with the base model's 21 tensors"),
+        (("raw-ds-zero2-odd", "base"), 3, "tensors are missing"),
+        (("hf-fsdp2-lora", "hf-ddp/out/checkpoint-4"), 0, "no adapter_config.json was found"),
+        (("hf-fsdp2-lora", "dcp-fp8"), 5, "no layout claims these files"),
+        (("hf-fsdp1", "peft-adapter/out"), 5, "an adapter, a model is wanted"),
+    ],
+)
+def test_a_merge_is_compared_with_the_base_model_that_is_named(
+    vectors: tuple[str, str], code: int, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    vector, base = (VECTORS / name for name in vectors)
+    given = [str(vector / source) for source in json.loads((vector / "vector.json").read_text())["sources"]]
+    assert main(["merge", *given, str(tmp_path / "out"), "--base", str(base)]) == code
+    captured = capsys.readouterr()
+    assert said in captured.out + captured.err
+    assert (tmp_path / "out").exists() is (code == 0)

@@ -57,7 +57,7 @@ def test_what_has_another_shape_is_corrupt_whatever_else_is_missing() -> None:
 
 def test_what_the_base_has_not_is_noted() -> None:
     notes = compare(tensors(a=(2,), b__c=(3, 2), d=(), e=(), f=()), MODEL, tied=("f",))
-    assert notes[0] == "1 tensors are not in the base model: e"
+    assert notes[0] == "1 of 5 tensors are not in the base model: e"
 
 
 @pytest.mark.parametrize("name", ["m.rotary_emb.inv_freq", "h.0.attn.bias", "h.0.attn.masked_bias", "e.position_ids"])
@@ -80,7 +80,7 @@ def test_embeddings_that_do_not_agree_are_corrupt(embedding: Shape, head: Shape)
 
 def test_a_base_that_is_a_part_of_the_model_or_has_it_as_a_part_is_compared_all_the_same() -> None:
     part, whole = tensors(wte=(5,), h=(2,)), tensors(transformer__wte=(5,), transformer__h=(2,), head=(1,))
-    assert "1 tensors are not in the base model: head" in compare(whole, base(*part))
+    assert "1 of 3 tensors are not in the base model: head" in compare(whole, base(*part))
     with pytest.raises(Incomplete, match=r"1 of the base model's 3 tensors are missing \(2 are there\): head"):
         compare(part, base(*whole))
     with pytest.raises(Corrupt, match=r"transformer\.wte"):
@@ -181,5 +181,5 @@ def test_an_adapter_finds_the_modules_of_a_base_under_other_names() -> None:
 
 def test_a_head_of_its_own_or_one_that_the_base_has_tied_is_no_other_models() -> None:
     there = base(tensor("m.e.weight"))
-    assert compare_adapter([tensor(f"{P}score.weight")], there) == (f"1 tensors are not in the base model: {P}score.weight",)
+    assert compare_adapter([tensor(f"{P}score.weight")], there) == (f"1 of 1 tensors are not in the base model: {P}score.weight",)
     assert compare_adapter([tensor(f"{P}lm_head.lora_A.weight")], there) == ()

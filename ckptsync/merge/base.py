@@ -84,7 +84,7 @@ def compare(tensors: Sequence[Tensor], base: Base, tied: Iterable[str] = ()) -> 
             f"{len(missing)} of the base model's {len(there)} tensors are missing ({same} are there): {listed(missing)}",
             hint="was all of the model saved? if the base model only has other names for them, give it with --config-from instead",
         )
-    return _notes(unexpected, resized, len(there))
+    return _notes(unexpected, len(own), resized, len(there))
 
 
 def compare_adapter(tensors: Sequence[Tensor], base: Base) -> tuple[str, ...]:
@@ -102,7 +102,7 @@ def compare_adapter(tensors: Sequence[Tensor], base: Base) -> tuple[str, ...]:
     wrong = [t.name for t in tensors if not _fits(t, there.get(f"{targets[t.name]}.weight"))]
     if wrong:
         raise Corrupt(f"not of the base model's shapes: {listed(wrong)}", hint="is it the model that this adapter was trained on?")
-    return (f"{len(heads)} tensors are not in the base model: {listed(heads)}",) if heads else ()
+    return (f"{len(heads)} of {len(tensors)} tensors are not in the base model: {listed(heads)}",) if heads else ()
 
 
 def listed(names: Sequence[str]) -> str:
@@ -191,8 +191,8 @@ def _resized(own: Mapping[str, Tensor], there: Mapping[str, Tensor]) -> dict[str
     return found if len(rows) == 1 and is_same_width and every == found.keys() else {}
 
 
-def _notes(unexpected: Sequence[str], resized: Mapping[str, Shape], count: int) -> tuple[str, ...]:
-    notes = [f"{len(unexpected)} tensors are not in the base model: {listed(unexpected)}"] if unexpected else []
+def _notes(unexpected: Sequence[str], own: int, resized: Mapping[str, Shape], count: int) -> tuple[str, ...]:
+    notes = [f"{len(unexpected)} of {own} tensors are not in the base model: {listed(unexpected)}"] if unexpected else []
     notes += [
         f"{name} has {shape[0]} rows, not as many as in the base model: its vocabulary was resized"
         for name, shape in resized.items()
