@@ -102,6 +102,11 @@ def test_a_model_file_of_another_world_is_corrupt_and_one_of_several_parallel_ra
         check(Setup(3, 2), [model()], [[optim()]])
 
 
+def test_partitions_of_autoep_are_refused_by_name() -> None:
+    with pytest.raises(Unsupported, match="AutoEP"):
+        check(TWO, [model()], [[optim(ds_zero_partition_groups=[{"partition_count": 1}])]])
+
+
 def test_weights_in_swap_files_are_refused_by_name() -> None:
     with pytest.raises(Unsupported, match="NVMe"):
         refuse_what_is_elsewhere(["t/offloaded_tensors/rank00/0.swp"], "t", [model()])

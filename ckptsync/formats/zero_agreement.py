@@ -113,5 +113,7 @@ def _check_model(what: Setup, file: StateFile) -> None:
 
 
 def _check_optimizer(what: Setup, file: StateFile) -> None:
+    if optimizer_state(file).get("ds_zero_partition_groups"):
+        raise Unsupported(f"{file.name}: experts as AutoEP keeps them cannot be joined yet", hint="convert it with ds_to_universal")
     if (MASTERS in optimizer_state(file)) == (what.stage == 3):
         raise Corrupt(f"{file.name}: not an optimizer state of ZeRO stage {what.stage}", hint="it is of another save")
