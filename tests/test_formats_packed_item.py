@@ -11,8 +11,9 @@ import pytest
 from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.formats import packed_item
 from ckptsync.formats.packed import parse
+from ckptsync.formats.torch_pickle import Stored
 from ckptsync.formats.unpacking import Unpacked
-from ckptsync.model import Extent, Shape, read
+from ckptsync.model import Extent, Part, Shape, read
 from tests.packing import packed
 from tests.plain_files import MemoryFiles, StorageId, tensor_call, torch_pickle
 
@@ -34,7 +35,7 @@ def archive(
     return b"".join(record(f"archive/{n}", c, crc) for n, c in parts) + record("archive/data/0", DATA, crc) + bytes(300)
 
 
-def load(content: bytes) -> tuple[Unpacked, packed_item.Stored, packed_item.Part]:
+def load(content: bytes) -> tuple[Unpacked, Stored, Part]:
     data = packed(content)
     files = Unpacked(MemoryFiles({"f": b"before" + data}))
     return files, *packed_item.load(files, Extent("f", 6, len(data)))

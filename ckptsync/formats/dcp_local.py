@@ -63,10 +63,9 @@ def described(files: Files, root: str, world: int | None) -> Told:
         return Told(told, tuple(told.items.values()))
     _check_ranks(files.sizes(), root, names, world)
     data = tuple(read_whole(files, name, MAX_BYTES) for name in names)
-    told = _together(data, names, root)
-    return (
-        told if world else replace(told, remark=f"{len(names)} ranks wrote it, as their random states say, and nothing else does")
-    )
+    together = _together(data, names, root)
+    remark = "" if world else f"{len(names)} ranks wrote it, as their random states say, and nothing else does"
+    return replace(together, remark=remark)
 
 
 def _check_ranks(sizes: Collection[str], root: str, names: Sequence[str], world: int | None) -> None:
