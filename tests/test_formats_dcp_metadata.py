@@ -9,7 +9,7 @@ import pytest
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.formats import dcp, layouts
-from tests.dcp_files import DATA, Built, Chunk, checkpoint, described, fields_of, found, metadata, one
+from tests.dcp_files import DATA, Built, Chunk, checkpoint, described, fields_of, found, item, metadata, one
 from tests.plain_files import MemoryFiles, torch_pickle
 
 FIELDS = ["state_dict_metadata", "planner_data", "storage_data"]
@@ -147,3 +147,22 @@ def test_metadata_that_does_not_even_say_that_there_are_no_paths_is_corrupt() ->
     del fields["planner_data"]
     with pytest.raises(Corrupt, match="no planner_data"):
         dcp.tensors(MemoryFiles({".metadata": torch_pickle(Built("metadata", "Metadata", fields))}), "")
+
+
+@pytest.mark.parametrize("module", ["distributed._shard.sharded_tensor.metadata", "distributed.checkpoint.metadata"])
+def test_properties_of_torch_2_1_and_2_2_are_those_of_sharded_tensors(module: str) -> None:
+    files = one()
+    own = b"torch.distributed.checkpoint.metadata"
+    held = files.content[".metadata"]
+    at = held.index(own + b"\nTensorProperties") if own + b"\nTensorProperties" in held else -1
+    assert at >= 0, "the helper writes names in lines"
+    changed = held[:at] + b"torch." + module.encode() + held[at + len(own) :]
+    assert found(MemoryFiles({**files.content, ".metadata": changed})).keys() == {"w"}
+
+
+def test_plans_of_megatron_beside_the_metadata_are_passed_over() -> None:
+    whole = described({"w": ("float32", (4,), (Chunk((0,), (4,), "__0_0.distcp", 0, len(item(DATA, (4,)))),))})
+    plans = [Built("planner", "SavePlan", {"items": [Built("planner", "WriteItem", {"index": 0})], "planner_data": {}})]
+    state = {**whole.state, "planner_data": {}, "all_local_plans": plans} if isinstance(whole.state, dict) else {}
+    files = MemoryFiles({".metadata": torch_pickle(whole.with_state(state)), "__0_0.distcp": item(DATA, (4,))})
+    assert found(files).keys() == {"w"}
