@@ -187,5 +187,6 @@ def test_what_comes_again_is_read_as_if_it_did_not() -> None:
 def test_two_classes_called_with_the_same_numbers_stay_apart() -> None:
     names: dict[Name, Build] = {Name("m", "one"): lambda _, args: ("one", *args), Name("m", "two"): lambda _, args: ("two", *args)}
     size = b"K\x01K\x02\x86\x94\x85\x94R\x94"
-    data = b"\x80\x04]\x94(cm\none\n\x94" + size + b"cm\ntwo\n\x94" + size + (b"h\x01" + size + b"h\x05" + size) * 3 + b"e."
-    assert loads(data, names)[0] == [("one", (1, 2)), ("two", (1, 2))] * 4
+    data = b"\x80\x04]\x94(cm\none\n\x94" + size + b"cm\ntwo\n\x94" + size + (b"h\x01" + size) * 3 + (b"h\x05" + size) * 3 + b"e."
+    one, two = ("one", (1, 2)), ("two", (1, 2))
+    assert loads(data, names)[0] == [one, two, one, one, one, two, two, two]
