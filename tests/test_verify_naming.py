@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ckptsync.errors import StoreError
-from ckptsync.formats import layouts
+from ckptsync.formats import layouts, packed
 from ckptsync.verify.naming import named
+from tests import packing
 from tests.plain_files import MemoryFiles, safetensors_file, tree
 from tests.vector import vector
 
@@ -80,3 +81,14 @@ class Broken(MemoryFiles):
 def test_an_error_of_the_store_is_raised() -> None:
     with pytest.raises(StoreError):
         named(Broken(TWO), {"model-00001-of-00002.safetensors": ((0, 1),)})
+
+
+def test_damage_in_a_packed_item_is_named_by_its_tensor() -> None:
+    packing.packed(b"")  # skips where nothing unpacks
+    files = tree(*vector("dcp-zstd").sources)
+    (source,) = layouts.sources(files)
+    for tensor in layouts.tensors(files, source):
+        for part in tensor.copies[0].parts:
+            where = packed.real(part.extent)
+            end = where.start + where.size
+            assert named(files, {where.file: ((end - 1, end),)}) == {where.file: (tensor.name,)}

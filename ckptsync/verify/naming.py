@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ckptsync.errors import CkptsyncError, StoreError
-from ckptsync.formats import layouts
+from ckptsync.formats import layouts, packed
 from ckptsync.formats.layouts import Source
 from ckptsync.model import Extent, Files
 from ckptsync.verify.ranges import Ranges, Spans
@@ -45,7 +45,7 @@ def _spans(files: Files, source: Source, damage: Damage) -> Spans:
     doubtful = {extent.file for extent in watched.reads if _gives_names(source, extent.file) and _is_hit(extent, damage)}
     if doubtful and source.layout not in ("whole", "peft"):
         return Spans(())
-    everywhere = ((t.name, part.extent) for t in tensors for copy in t.copies for part in copy.parts)
+    everywhere = ((t.name, packed.real(part.extent)) for t in tensors for copy in t.copies for part in copy.parts)
     return Spans((name, extent) for name, extent in everywhere if extent.file not in doubtful)
 
 
