@@ -168,3 +168,13 @@ def test_any_json_is_read_or_refused_and_never_crashes(value: object, place: Cal
 def test_names_of_any_letters_come_back(data: st.DataObject) -> None:
     name = data.draw(NAMES)
     assert list(read_all(encode_header([(name, "U8", (1,))]) + b"x")) == [name]
+
+
+def test_a_header_is_the_json_that_python_writes() -> None:
+    rows = [('a"\\\n\x00', "F32", (2, 3)), ("ü☃", "BF16", ()), ("model.w", "U8", (0,))]
+    written = encode_header(rows)
+    expected: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    expected |= {rows[0][0]: {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
+    expected |= {rows[1][0]: {"dtype": "BF16", "shape": [], "data_offsets": [24, 26]}}
+    expected |= {rows[2][0]: {"dtype": "U8", "shape": [0], "data_offsets": [26, 26]}}
+    assert written[8:].rstrip(b" ") == json.dumps(expected, separators=(",", ":"), ensure_ascii=False).encode()

@@ -203,3 +203,32 @@ def test_junk_where_torch_was_told_to_write_no_crc_is_not_taken_for_one() -> Non
     files, archive = opened(data)
     assert pickle_of(files, archive)
     assert checksum(archive, "data/0", extent(files, archive, "data/0")) is None
+
+
+class Counted(MemoryFiles):
+    """Counts reads."""
+
+    reads = 0
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        self.reads += 1
+        super().read_into(name, start, out)
+
+
+def test_the_places_of_many_small_records_are_found_in_few_reads() -> None:
+    data = torch_zip_file({"data.pkl": b"N."} | {f"data/{n}": bytes([n % 256]) * 100 for n in range(3000)})
+    files = Counted({"m": data})
+    archive = open_archive(files, Extent("m", 0, len(data)))
+    found = [read(files, extent(files, archive, f"data/{n}")) for n in range(3000)]
+    assert found == [bytes([n % 256]) * 100 for n in range(3000)]
+    assert files.reads < 3000 + 50  # each read once, here
+    assert files.read < 3 * len(data)
+
+
+def test_of_large_records_little_more_than_their_headers_is_read() -> None:
+    data = torch_zip_file({"data.pkl": b"N.", "byteorder": b"little"} | {f"data/{n}": bytes(100_000) for n in range(20)})
+    files = Counted({"m": data})
+    archive = open_archive(files, Extent("m", 0, len(data)))
+    for n in (*range(20), 3, 19, 0):
+        extent(files, archive, f"data/{n}")
+    assert files.read < 8 * 1024
