@@ -20,6 +20,7 @@ ROUNDS ?= 5
 COLD ?= 3
 TENSORS ?= 100000
 MEMORY_GIB ?= 1
+PLAN_COUNTS ?= 10000 100000
 BENCH_VENV ?= .venv-bench
 CAMPAIGN ?=
 DAMAGE ?=
@@ -48,7 +49,8 @@ format: $(VENV)/.installed-test
 bench: $(BENCH_VENV)/.installed
 	$(BENCH_VENV)/bin/python -m benchmarks.merge --gib $(GIB) --rounds $(ROUNDS) --cold $(COLD) --tensors $(TENSORS)
 	$(BENCH_VENV)/bin/python -m benchmarks.memory --gib $(MEMORY_GIB)
-	$(BENCH_VENV)/bin/python -m benchmarks.report build/bench/merge.json build/bench/memory.json > docs/benchmarks.md.new
+	$(BENCH_VENV)/bin/python -m benchmarks.plan --counts $(PLAN_COUNTS) > build/bench/plan.txt
+	$(BENCH_VENV)/bin/python -m benchmarks.report build/bench/merge.json build/bench/memory.json --plan build/bench/plan.txt > docs/benchmarks.md.new
 	mv docs/benchmarks.md.new docs/benchmarks.md
 
 campaign: $(VENV)/.installed-test

@@ -43,7 +43,7 @@ def main() -> None:
     if args.memory:
         print("\n".join(_memory(json.loads(args.memory.read_text()))), end="\n\n")
     if args.plan:
-        print(f"## Planning\n\n{args.plan.read_text().strip()}\n")
+        print(f"## Planning, by the number of chunks\n\n```\n{args.plan.read_text().rstrip()}\n```")
 
 
 def _contest(told: Mapping[str, Any]) -> Contest:

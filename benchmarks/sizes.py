@@ -46,6 +46,8 @@ def config(gib: float) -> dict[str, object]:
         "head_dim": HIDDEN // HEADS,
         "vocab_size": VOCABULARY,
         "tie_word_embeddings": False,
+        "attention_bias": False,
+        "mlp_bias": False,
         "dtype": "float32",
     }
 
