@@ -24,7 +24,7 @@ def test_rows_are_cut_as_torch_chunk_cuts_them() -> None:
         read(dtensor((5, 3), stored(local), mesh((3,), rank), (shard(0),))) for rank, local in enumerate([(2, 3), (2, 3), (1, 3)])
     ]
     assert [[(p.offsets, p.sizes) for p in f.pieces] for f in found] == [[((0, 0), (2, 3))], [((2, 0), (2, 3))], [((4, 0), (1, 3))]]
-    assert [(f.rank, f.world, f.group, f.is_first) for f in found] == [(rank, 3, 3, True) for rank in range(3)]
+    assert [(f.rank, f.world, f.group) for f in found] == [(rank, 3, 3) for rank in range(3)]
     assert len({str(f.told) for f in found}) == 1
 
 
@@ -33,9 +33,9 @@ def test_a_rank_behind_the_end_holds_nothing(empty: tuple[int, ...]) -> None:
     assert read(dtensor((2, 3), stored(empty), mesh((4,), 3), (shard(0),))).pieces == ()
 
 
-def test_a_replica_is_not_the_first() -> None:
-    found = [read(dtensor((4,), stored((2,)), mesh((2, 2), rank), (replicate(), shard(0)))).is_first for rank in range(4)]
-    assert found == [True, True, False, False]
+def test_replicas_hold_the_same_box() -> None:
+    found = [read(dtensor((4,), stored((2,)), mesh((2, 2), rank), (replicate(), shard(0)))).pieces for rank in range(4)]
+    assert [[p.offsets for p in pieces] for pieces in found] == [[(0,)], [(2,)], [(0,)], [(2,)]]
 
 
 def test_fsdp_over_tensor_parallelism_is_not_in_the_order_of_the_ranks() -> None:

@@ -37,6 +37,12 @@ def test_real_checkpoints_are_put_together_bit_for_bit(name: str) -> None:
     assert assembled(files, per_rank.tensors(files, REAL[name])) == bits(vector(name).keep)
 
 
+def test_of_replicas_the_lowest_ranks_is_read() -> None:
+    found = {t.name: t for t in per_rank.tensors(of("verl-mesh"), "actor/model")}
+    ranks = [part.extent.file[-4] for part in found["half replicated"].copies[0].parts]
+    assert ranks == ["0", "1"]
+
+
 def test_names_that_share_elements_on_every_rank_are_tied() -> None:
     tied = {t.name: t.tied for t in per_rank.tensors(of("acc-ranks-fsdp2-tied"), "pytorch_model_fsdp_0") if t.tied}
     assert tied == {"lm_head.weight": "model.embed_tokens.weight"}
@@ -141,3 +147,24 @@ def test_configuration_lies_where_verl_puts_it() -> None:
     assert per_rank.configuration("model") == "huggingface"
     (place,) = layouts.around(of("verl-fsdp2"), Source("per_rank", "actor/model"))
     assert "config.json" in place.sizes()
+
+
+def of_a_slice(rank: int) -> bytes:
+    """What rank ``rank`` of four saves of a tensor on one axis of a mesh of two."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=rank, world_size=4, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["dp"]
+        return saved({"w": DTensor.from_local(torch.ones(2, 3), mesh, [Shard(0)], run_check=False)})
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_tensor_on_some_of_the_ranks_is_refused_whatever_its_values() -> None:
+    files = MemoryFiles({f"model_world_size_4_rank_{rank}.pt": of_a_slice(rank) for rank in range(4)})
+    with pytest.raises(Unsupported, match="w lies on 2 of 4 ranks"):
+        read(files, "model")

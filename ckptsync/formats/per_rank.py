@@ -120,10 +120,10 @@ def _check_agreement(loaded: Sequence[Loaded], key: str, shares: Sequence[Share]
 
 
 def _parts(files: Files, loaded: Sequence[Loaded], shares: Sequence[Share]) -> Iterator[Part]:
-    """Each piece once, of the first rank that holds it."""
+    """Each piece once, of the lowest rank that holds it: the others are its replicas, by their placements."""
     seen: set[tuple[Shape, Shape]] = set()
     for file, share in zip(loaded, shares, strict=True):
-        for piece in share.pieces if share.is_first else ():
+        for piece in share.pieces:
             if prod(piece.sizes) and (piece.offsets, piece.sizes) not in seen:
                 seen.add((piece.offsets, piece.sizes))
                 part = file.part(files, piece.stored)

@@ -45,7 +45,7 @@ class Share:
     """What one rank has of one tensor.
 
     ``told``: what all ranks of its group must say alike.  ``world`` and ``rank``: how many ranks there are, and which one wrote
-    this; ``group``: how many of them have a part in this tensor.  ``is_first``: not another copy of what a rank before it holds.
+    this; ``group``: how many of them have a part in this tensor.
     """
 
     dtype: str
@@ -55,7 +55,6 @@ class Share:
     world: int
     rank: int
     group: int
-    is_first: bool = True
 
 
 def rebuilt(name: Name, args: tuple[Any, ...]) -> Any:
