@@ -49,6 +49,12 @@ def test_names_that_share_elements_on_every_rank_are_tied() -> None:
     assert {t.name for t in per_rank.tensors(of("verl-mesh"), "actor/model") if t.tied} == {"tied.two.weight"}
 
 
+def test_names_that_view_other_parts_of_one_storage_are_not_tied() -> None:
+    shared = torch.zeros(2, 3)
+    state = {"a": shared[0], "b": shared[1], "c": shared[1]}
+    assert [t.tied for t in per_rank.tensors(plain(state, state), "model")] == [None, None, "b"]
+
+
 @pytest.mark.parametrize("name", REAL)
 def test_every_ranks_file_is_demanded_and_a_missing_one_named(name: str) -> None:
     files, root = of(name), REAL[name]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import Any
@@ -84,7 +85,13 @@ def _checked(shape: Shape, ranks: tuple[int, ...], coordinate: Shape, world: int
     if not shape or len(shape) > _MOST_AXES or len(set(ranks)) != len(ranks) or prod(shape) != len(ranks):
         raise Corrupt(f"DeviceMesh of shape {shape} with {len(set(ranks))} different ranks")
     _ravel(coordinate, shape)
-    return Mesh(shape, ranks, coordinate, world)
+    return Mesh(shape, _once(ranks), coordinate, world)
+
+
+@lru_cache(maxsize=64)
+def _once(ranks: tuple[int, ...]) -> tuple[int, ...]:
+    """One object for all files: what every tensor of every rank says is compared with what the first one says."""
+    return ranks
 
 
 def _ravel(coordinate: Shape, shape: Shape) -> int:
