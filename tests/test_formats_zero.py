@@ -109,6 +109,12 @@ def test_a_model_without_zero_is_read_from_its_model_file() -> None:
     same(merged(held, "keep"), {n: (t + 1).to(torch.bfloat16) for n, t in WEIGHT.items()})
 
 
+def test_masters_without_names_are_left_out_and_it_is_said() -> None:
+    told = model(Zero(0, 1, [WEIGHT]), 0) | {"optimizer": {"fp32_groups_flat": [torch.ones(17)]}}
+    held = MemoryFiles({"mp_rank_00_model_states.pt": saved(told)})
+    assert "have no names" in prepare(held, Options("keep")).notes[0]
+
+
 def test_a_checkpoint_without_weights_is_unsupported() -> None:
     held = MemoryFiles({"global_step2/mp_rank_00_model_states.pt": saved(model(Zero(0, 1, []), 0))})
     with pytest.raises(Unsupported, match="without weights"):

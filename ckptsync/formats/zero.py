@@ -14,7 +14,7 @@ from dataclasses import replace
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import universal, zero_agreement, zero_experts, zero_pipeline, zero_tensor_parallel, zero_trained
 from ckptsync.formats.joining import inside
-from ckptsync.formats.zero_files import MODEL_OF_RANK, OPTIM, Once, Setup, is_ours, load, of_rank, setup
+from ckptsync.formats.zero_files import MODEL_OF_RANK, OPTIM, Once, Setup, is_ours, load, of_rank, section, setup
 from ckptsync.formats.zero_rank import Rank, groups_of, own_of, tensors_of
 from ckptsync.model import Files, Tensor, read_whole
 
@@ -62,7 +62,7 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
     found, remarks = _joined(files, root, ranks)
     if not found:
         raise Unsupported(f"{root or '.'}: a DeepSpeed checkpoint without weights")
-    told = "; ".join(filter(None, [*remarks, _absent(ranks), _stale(files, root, what)]))
+    told = "; ".join(filter(None, [*remarks, _absent(ranks), _nameless(ranks[0]), _stale(files, root, what)]))
     return (replace(found[0], remark=told), *found[1:])
 
 
@@ -145,6 +145,13 @@ def _absent(ranks: Sequence[Rank]) -> str:
     if not missing:
         return ""
     return f"{missing[0]} is not here, nor may others be: the weights are the model's own, not the optimizer's fp32 masters"
+
+
+def _nameless(rank: Rank) -> str:
+    """Masters of DeepSpeed's fp16 optimizers without ZeRO: flat, in an order that no file tells."""
+    optimizer = section(rank.first.content, "optimizer")
+    has_masters = rank.stage == 0 and ("fp32_groups_flat" in optimizer or "fp32_groups" in optimizer)
+    return "the optimizer's fp32 masters have no names, and are not read: the weights are the model's own" if has_masters else ""
 
 
 def _stale(files: Files, root: str, what: Setup) -> str:
