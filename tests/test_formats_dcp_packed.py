@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from ckptsync.errors import Corrupt
 from ckptsync.formats import dcp
 from ckptsync.formats.unpacking import opened
+from ckptsync.merge.consolidate import consolidate
+from ckptsync.merge.copying import Work
 from ckptsync.merge.plan import Options, plan
 from ckptsync.merge.prepare import prepare
 from ckptsync.model import Shape, read
 from tests.dcp_files import DATA, Chunk, found, metadata
 from tests.packing import packed
-from tests.plain_files import MemoryFiles
+from tests.plain_files import MemoryFiles, StorageId, tensor_call, torch_pickle
 from tests.test_formats_packed_item import DATA as LONG
-from tests.test_formats_packed_item import archive
+from tests.test_formats_packed_item import archive, record
 
 ZSTD = ("stream.zstd/1",)
 
@@ -46,3 +50,27 @@ def test_a_packed_item_that_is_another_tensor_is_corrupt(shape: Shape, dtype: st
 def test_a_packed_item_that_is_called_plain_is_corrupt() -> None:
     with pytest.raises(Corrupt):
         found(checkpoint(transforms=()))
+
+
+class Counting(MemoryFiles):
+    """Counts the bytes that are read of shards."""
+
+    read_bytes = 0
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        self.read_bytes += len(out) if name.endswith(".distcp") else 0
+        super().read_into(name, start, out)
+
+
+def test_threads_do_not_make_it_be_unpacked_again_and_again() -> None:
+    data = random.Random(1).randbytes(16 << 20)
+    pickle = torch_pickle(tensor_call(StorageId("FloatStorage", "0", len(data) // 4), 0, (len(data) // 4,), (1,)))
+    held = packed(
+        b"".join(record(f"archive/{n}", c) for n, c in (("data.pkl", pickle), ("byteorder", b"little"), ("data/0", data)))
+    )
+    chunk = Chunk((0,), (len(data) // 4,), "__0_0.distcp", 0, len(held), ZSTD)
+    files = Counting({".metadata": metadata({"w": ("float32", (len(data) // 4,), (chunk,))}), "__0_0.distcp": held})
+    written: list[bytes] = []
+    consolidate(files, lambda name, chunks: written.extend(map(bytes, chunks)), Options(), work=Work(4))
+    assert b"".join(written).endswith(data)
+    assert files.read_bytes < 1.2 * len(held)

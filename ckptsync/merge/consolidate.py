@@ -63,6 +63,8 @@ def carry_out(job: Job, files: Files, write: Write, progress: Progress | None = 
     with a file of its own.  ``progress`` is called by one at a time.
     """
     work = work or Work()
+    if job.is_packed:  # several threads would read a stream out of its order, and begin it again and again
+        work = replace(work, jobs=1)
     if any(map(parse, job.reads)):
         work = replace(work, jobs=1)  # what can only be unpacked forward must be read forward, or is unpacked again and again
     summed = SummedFiles(opened(files), job.checksums)

@@ -50,6 +50,11 @@ class Job:
         return frozenset(part.checksum for p in self.plans for t in p.tensors for part in t.copy.parts if part.checksum)
 
     @property
+    def is_packed(self) -> bool:
+        """Whether bytes are read that can only be unpacked in their order."""
+        return any(packed.parse(part.extent.file) for p in self.plans for t in p.tensors for part in t.copy.parts)
+
+    @property
     def reads(self) -> frozenset[str]:
         """The source files whose tensor bytes are read."""
         return frozenset(packed.real(part.extent).file for p in self.plans for t in p.tensors for part in t.copy.parts)
