@@ -64,12 +64,12 @@ class Once:
     """Files of which each pickle is read once, for as long as somebody works with them."""
 
     def __init__(self, files: Files) -> None:
-        self._files = files
+        self._files, self._sizes = files, files.sizes()
         self.loaded: dict[str, StateFile] = {}
 
     def sizes(self) -> Mapping[str, int]:
-        """As `Files` says."""
-        return self._files.sizes()
+        """As `Files` says: those that there were at the beginning."""
+        return self._sizes
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         """As `Files` says."""
