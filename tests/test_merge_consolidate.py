@@ -6,6 +6,7 @@ import json
 import threading
 import zlib
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptsync.errors import Corrupt, StoreError
+from ckptsync.merge import consolidate as module
 from ckptsync.merge import units
 from ckptsync.merge.consolidate import Chunk, carry_out, consolidate
 from ckptsync.merge.copying import Work
+from ckptsync.merge.pipeline import Abandoned
 from ckptsync.merge.plan import DTYPES, DType, Options
 from ckptsync.merge.prepare import prepare
 from ckptsync.merge.statistics import Statistics
@@ -202,6 +205,48 @@ def test_an_error_of_one_files_write_is_raised_once_and_stops_the_others(jobs: i
         consolidate(files, write, Options("keep", 20_000), work=Work(jobs))
     assert raised.value is error
     assert 2 <= len(ended) <= max(2, jobs // 2 + 1)
+
+
+@pytest.mark.usefixtures("small_units")
+def test_files_that_are_written_beside_one_that_failed_are_given_up() -> None:
+    failing: list[threading.Thread] = []
+    given_up: list[str] = []
+    has_begun, both = threading.Event(), threading.Barrier(2)
+
+    def write(name: str, chunks: Iterable[Chunk]) -> None:
+        each = iter(chunks)
+        next(each)
+        if "00001-of" not in name:
+            failing.append(threading.current_thread())
+            has_begun.set()
+            both.wait()
+            raise StoreError("full")
+        has_begun.wait()
+        both.wait()
+        failing[0].join()
+        with pytest.raises(Abandoned):
+            next(each)
+        given_up.append(name)
+        raise Abandoned
+
+    job = prepare(tree(*vector("hf-fsdp1").sources), Options("keep", 20_000))
+    with pytest.raises(StoreError, match="full"):
+        carry_out(replace(job, plans=job.plans[:2]), tree(*vector("hf-fsdp1").sources), write, work=Work(4))
+    assert len(given_up) == 1
+
+
+def test_what_can_only_be_unpacked_forward_is_read_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "parse", lambda name: name.endswith("__1_0.distcp") or None)
+    readers: set[int] = set()
+
+    class Watched(MemoryFiles):
+        def read_into(self, name: str, start: int, out: memoryview) -> None:
+            readers.add(threading.get_ident())
+            super().read_into(name, start, out)
+
+    files = Watched(tree(*vector("hf-fsdp1").sources).content)
+    consolidate(files, Written().write, Options("keep"), work=Work(4))
+    assert readers == {threading.get_ident()}
 
 
 def test_statistics_are_of_the_values_that_were_written_and_types_without_any_are_said() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -55,6 +56,20 @@ def test_everything_comes_out_in_order_and_each_lane_has_seen_all(jobs: int) -> 
     assert list(pipelined(iter(range(1, 200)), seen.steps(), jobs)) == [-n for n in range(1, 200)]
     assert seen.lanes == ([*range(1, 200)], [*range(1, 200)])
     assert sorted(seen.released) == [*range(1, 200)]
+
+
+def test_a_lane_is_one_threads_at_a_time() -> None:
+    inside, most = [0], [0]
+
+    def look(_: int) -> None:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        time.sleep(0.0005)  # so that another thread would come in, if it could
+        inside[0] -= 1
+
+    steps: Steps[int, int] = Steps(lambda n: n, [look], lambda _: None, lambda _: 1)
+    assert len(list(pipelined(iter(range(100)), steps, 4))) == 100
+    assert most == [1]
 
 
 @pytest.mark.parametrize("jobs", JOBS)
