@@ -52,7 +52,11 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
     told = dcp_local.described(files, place.folder, place.world)
     named = dcp_names.weights(chunked(told.metadata), told.metadata.fields, place.section, place.folder or ".")
     if not named:
-        raise Unsupported(f"{place.folder or '.'}: a distributed checkpoint without model tensors")
+        there = ", ".join(sorted({one.path[0] for one in chunked(told.metadata)}))
+        raise Unsupported(
+            f"{place.folder or '.'}: a distributed checkpoint without model tensors",
+            hint=f"--source 'dcp:{place.folder or '.'}#SECTION' takes what is meant, of: {there:.500}" if there else "",
+        )
     found = tuple(dcp_packed.tensors(files, named) if dcp_packed.are_packed(named) else _tensors(files, named))
     return (replace(found[0], remark=told.remark), *found[1:]) if told.remark else found
 
