@@ -8,6 +8,7 @@ from ckptsync.errors import Incomplete
 from ckptsync.formats import layouts, peft
 from ckptsync.formats.layouts import Source
 from ckptsync.model import read
+from tests.assembled import assembled
 from tests.plain_files import MemoryFiles, safetensors_file, tree
 from tests.vector import bits, vector
 
@@ -20,6 +21,14 @@ def test_a_real_adapter_is_read_under_its_own_names() -> None:
     files = tree(*of.sources)
     found = {t.name: (t.dtype, t.shape, read(files, t.copies[0].parts[0].extent)) for t in peft.tensors(files, "")}
     assert found == bits(of.keep)
+
+
+def test_an_adapter_by_torch_save_is_read_where_there_is_none_in_safetensors() -> None:
+    of = vector("bin-adapter")
+    files = tree(*of.sources)
+    assert assembled(files, peft.tensors(files, "")) == bits(of.keep)
+    files.content |= FILES
+    assert [t.name for t in peft.tensors(files, "")] == ["base_model.model.q.lora_A.weight"]
 
 
 @pytest.mark.parametrize("name", FILES)
