@@ -79,7 +79,7 @@ def _check_ranks(sizes: Collection[str], root: str, names: Sequence[str], world:
     missing = sorted(set(range(wanted)) - set(ranks))
     if missing:
         raise Incomplete(
-            f"{root or '.'}: no metadata of rank {missing[0]}, of {wanted} ranks", hint="give the other nodes' directories too"
+            f"{join(root, f'__{missing[0]}.metadata')}: not there, of {wanted} ranks", hint="give the other nodes' directories too"
         )
     if ranks[-1] >= wanted:
         raise Corrupt(
