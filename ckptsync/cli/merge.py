@@ -13,6 +13,7 @@ from typing import Any
 
 from ckptsync.cli import output
 from ckptsync.cli.progress import shown, silent
+from ckptsync.collector import paused
 from ckptsync.config.units import parse_size, show_size
 from ckptsync.errors import ConfigError
 from ckptsync.merge.consolidate import Merged
@@ -34,8 +35,9 @@ def run(args: argparse.Namespace) -> int:
     config_from = Path(path_of(args.config_from)) if args.config_from else None
     base = Path(path_of(args.base)) if args.base else None
     judge = ignored if args.ignore_times else check_dates
-    prepared = prepare_local(sources, Path(path_of(args.destination)), options, config_from, base, judge=judge)
-    gc.freeze()  # what is planned stays to the end: the cycle collector need not look at it again and again
+    with paused():
+        prepared = prepare_local(sources, Path(path_of(args.destination)), options, config_from, base, judge=judge)
+        gc.freeze()  # what is planned stays to the end: the cycle collector need not look at it again and again
     if args.dry_run:
         result = planned(prepared)
     else:
