@@ -34,7 +34,7 @@ from ckptsync.model import Demands, Extent, Files, Tensor, read, read_whole
 class Layout(Protocol):
     """How one framework spreads tensors over files: a module with these names.  A new one goes in `LAYOUTS`.
 
-    ``root`` is a directory of the checkpoint, ``""`` for itself.
+    ``root`` is a directory of the checkpoint, ``""`` for itself; or, of sets of files side by side, what their names begin with.
     """
 
     NAME: str
