@@ -135,3 +135,13 @@ def test_a_section_may_be_asked_for_by_its_name() -> None:
 
 def test_a_directory_whose_name_has_the_mark_of_a_section_is_a_directory() -> None:
     assert found(one(root="run#a"), "run#a").keys() == {"w"}
+
+
+def test_an_average_beside_the_model_is_left_out_and_said() -> None:
+    paths = {"model.w": ("model", "w"), "ema.w": ("ema", "w")}
+    files = MemoryFiles(checkpoint("", {"model.w": ((4,), WHOLE), "ema.w": ((4,), {(0,): ((4,), DATA[::-1])})}, paths=paths))
+    (tensor,) = dcp.tensors(files, "")
+    assert tensor.remark == "'ema' beside the weights is left out: --source 'dcp:.#ema' takes it"
+    assert read(files, tensor.copies[0].parts[0].extent) == DATA
+    (average,) = dcp.tensors(files, ".#ema")
+    assert (read(files, average.copies[0].parts[0].extent), average.remark) == (DATA[::-1], "")

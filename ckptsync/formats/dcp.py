@@ -58,7 +58,8 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
             hint=f"--source 'dcp:{place.folder or '.'}#SECTION' takes what is meant, of: {there:.500}" if there else "",
         )
     found = tuple(dcp_packed.tensors(files, named) if dcp_packed.are_packed(named) else _tensors(files, named))
-    return (replace(found[0], remark=told.remark), *found[1:]) if told.remark else found
+    remarks = (told.remark, dcp_names.remark(chunked(told.metadata), named, place.folder or "."))
+    return (replace(found[0], remark="; ".join(filter(None, remarks))), *found[1:]) if any(remarks) else found
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,15 @@ def weights(found: Iterable[Chunked], fields: Mapping[str, Any], section: str | 
     return [] if chosen is None else _joined(_inner(chosen, sections[chosen]))
 
 
+def remark(found: Iterable[Chunked], chosen: Iterable[tuple[str, Chunked]], where: str) -> str:
+    """Of an average of the weights that stands beside those that were chosen; nothing where there is none."""
+    taken = {id(one) for _, one in chosen}
+    beside = {
+        one.path[0] for one in found if len(one.path) > 1 and _AVERAGE.fullmatch(one.path[0].lower()) and id(one) not in taken
+    }
+    return "; ".join(f"{brief(s)} beside the weights is left out: --source 'dcp:{where}#{s}' takes it" for s in sorted(beside))
+
+
 def _sections(named: Named) -> dict[str, Named]:
     """Section → its tensors.  A module's extra state may be a dict of its own, and stays with the module."""
     found: dict[str, list[tuple[Path, Chunked]]] = {}
