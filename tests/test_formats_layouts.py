@@ -151,8 +151,13 @@ def test_one_missing_file_is_named_and_incomplete(of: Vector) -> None:
             continue  # the numbers of the files, or the optimizer's metadata, say as much, or a newer file would do
         data = files.content.pop(name)
         said = name.rpartition("/")[2] if source.layout != "dcp_safetensors" else None  # whose shards number none that are not here
-        with pytest.raises(Incomplete, match=said):
-            layouts.tensors(files, source)
+        said = None if "layer_00-" in name else said  # a tied module, whose names do not tell the number
+        if source.layout == "zero" and "optim" in name and "zero3" not in of.name:
+            (first, *_) = layouts.tensors(files, source)  # the model's own weights are all here, and it is said
+            assert name in first.remark
+        else:
+            with pytest.raises(Incomplete, match=said):
+                layouts.tensors(files, source)
         files.content[name] = data
 
 

@@ -16,7 +16,18 @@ from ckptsync.formats import torch_pickle, zero_agreement, zero_experts
 from ckptsync.formats.inert import Build, Name, made
 from ckptsync.formats.joining import join
 from ckptsync.formats.torch_pickle import Stored
-from ckptsync.formats.zero_files import MODEL, MODEL_OF_RANK, Once, Setup, StateFile, configuration, load, of_rank, parallel, section
+from ckptsync.formats.zero_files import (
+    MODEL,
+    MODEL_OF_RANK,
+    Once,
+    Setup,
+    StateFile,
+    configuration,
+    load,
+    of_rank,
+    parallel,
+    section,
+)
 from ckptsync.formats.zero_rank import Rank, groups_of, own_of, tensors_of
 from ckptsync.formats.zero_tensor_parallel import replica
 from ckptsync.model import Copy, Extent, Files, Shape, Tensor
@@ -71,7 +82,8 @@ def _setup(files: Files, root: str) -> tuple[Setup, list[str]]:
     plain, ranked = of_rank(files.sizes(), root, MODEL), of_rank(files.sizes(), root, MODEL_OF_RANK)
     there = plain or ranked
     if not there:
-        raise Incomplete(f"{root or '.'}: no model file, which ds_to_universal copies last", hint="was the conversion finished?")
+        name = join(root, "mp_rank_00_model_states.pt")
+        raise Incomplete(f"{name}: not there, nor any rank's: ds_to_universal copies it last", hint="was the conversion finished?")
     model = load(files, there[min(there)])
     world = model.content.get("dp_world_size")
     if type(world) is not int or not 0 < world < 1 << 20:

@@ -41,9 +41,13 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
     what = setup(files, root)
     wanted = [n for mp in range(what.mp) for n in (*what.models(files.sizes(), root, mp), *what.optim(root, mp))]
     if zero_experts.is_there(files, root) and wanted[0] in files.sizes():
-        told = zero_experts.counts(load(files, wanted[0]))
-        wanted += zero_experts.names(root, told) if told is not None else []
-    return dict.fromkeys([*wanted, *(zero_pipeline.names(files, root) if zero_pipeline.is_there(files, root) else ())])
+        experts = zero_experts.counts(load(files, wanted[0]))
+        wanted += zero_experts.names(root, experts) if experts is not None else []
+    if zero_pipeline.is_there(files, root):
+        stages = [load(files, name) for name in wanted if name in files.sizes() and name.endswith("model_states.pt")]
+        told = [key for stage in stages for key in zero_pipeline.told(stage, [])]
+        wanted += [*zero_pipeline.names(files, root), *zero_pipeline.wanted(root, told)]
+    return dict.fromkeys(wanted)
 
 
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:

@@ -7,13 +7,14 @@ module if only one can be meant.  Sources: ``save_state_dict`` and ``_build`` of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import zero_slices
 from ckptsync.formats.inert import brief
+from ckptsync.formats.joining import join
 from ckptsync.formats.torch_pickle import Stored
 from ckptsync.formats.zero_files import LAYER, StateFile, load, of_rank, section
 from ckptsync.formats.zero_rank import groups_of
@@ -56,6 +57,14 @@ def told(model: StateFile, optim: Sequence[StateFile]) -> Told:
     return found
 
 
+def wanted(root: str, names_: Iterable[str]) -> list[str]:
+    """The files of the layers that have these tensors; of tied modules no name tells."""
+    numbers = {name.partition(".")[0] for name in names_}
+    return [
+        join(root, f"layer_{int(n):02d}-model_states.pt") for n in sorted(numbers) if n.isascii() and n.isdecimal() and len(n) < 7
+    ]
+
+
 def weights(files: Files, root: str, told: Mapping[str, Shape | int], buffers: Sequence[str], models: Sequence[StateFile]) -> Held:
     """Every layer's tensors under ``PipelineModule``'s names.  ``told`` are the parameters that the stages name, and their shapes.
 
@@ -73,7 +82,7 @@ def weights(files: Files, root: str, told: Mapping[str, Shape | int], buffers: S
     lost = sorted(name for name in known if name not in found)
     if lost:
         raise Incomplete(
-            f"{root or '.'}: {len(lost)} tensors, such as {lost[0]}, are in no layer's file",
+            f"{next(iter(wanted(root, lost)), root or '.')}: not there; {len(lost)} tensors, such as {lost[0]}, are in no layer's file",
             hint="each node writes the files of its own layers: add the other nodes' directories",
         )
     if not told:
