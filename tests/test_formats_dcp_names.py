@@ -60,6 +60,7 @@ def test_an_optimizer_of_any_name_is_known_by_its_groups() -> None:
     states: tuple[Path, ...] = (("anything", "state", "w", "exp_avg"), ("anything", "state", "w", "step"))
     assert names(("generator", "w"), *states, blobs=(("anything", "param_groups", 0, "lr"),)) == {"w"}
     assert names(("generator", "w"), ("flat", "state.w.exp_avg"), blobs=(("flat", "param_groups.w.lr"),)) == {"w"}
+    assert names(*states, blobs=(("anything", "param_groups", 0, "lr"),)) == set()
     with pytest.raises(Unsupported, match="2 sets of weights"):
         names(("generator", "w"), *states)
 

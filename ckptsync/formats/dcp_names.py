@@ -55,10 +55,12 @@ def weights(found: Iterable[Chunked], fields: Mapping[str, Any], section: str | 
 
 def remark(found: Iterable[Chunked], chosen: Iterable[tuple[str, Chunked]], where: str) -> str:
     """Of an average of the weights that stands beside those that were chosen; nothing where there is none."""
+    found = tuple(found)
+    averages = {s for s in {one.path[0] for one in found if len(one.path) > 1} if _AVERAGE.fullmatch(s.lower())}
+    if not averages:
+        return ""
     taken = {id(one) for _, one in chosen}
-    beside = {
-        one.path[0] for one in found if len(one.path) > 1 and _AVERAGE.fullmatch(one.path[0].lower()) and id(one) not in taken
-    }
+    beside = {one.path[0] for one in found if one.path[0] in averages and id(one) not in taken}
     return "; ".join(f"{brief(s)} beside the weights is left out: --source 'dcp:{where}#{s}' takes it" for s in sorted(beside))
 
 
