@@ -52,16 +52,16 @@ class _Ahead:
     def __init__(self) -> None:
         self.data, self.start, self.last, self.reach = b"", 0, -_NEAR, 0
 
-    def read(self, files: Files, where: Extent, end: int) -> bytes:
-        """``where``, whose file is read up to ``end`` at most."""
-        at = where.start - self.start
-        if at < 0 or at + where.size > len(self.data):
-            is_near = 0 <= where.start - self.last <= _NEAR
+    def read(self, files: Files, archive: Extent, start: int, size: int) -> bytes:
+        """``size`` bytes from ``start`` of the archive."""
+        at = start - self.start
+        if at < 0 or at + size > len(self.data):
+            is_near = 0 <= start - self.last <= _NEAR
             self.reach = min(2 * self.reach + _LOCAL.size, _AHEAD) if is_near else 0
-            size = max(where.size, min(self.reach, end - where.start))
-            self.data, self.start, at = read(files, Extent(where.file, where.start, size)), where.start, 0
-        self.last = where.start + where.size
-        return self.data[at : at + where.size]
+            wanted = max(size, min(self.reach, archive.size - start))
+            self.data, self.start, at = read(files, Extent(archive.file, archive.start + start, wanted)), start, 0
+        self.last = start + size
+        return self.data[at : at + size]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +107,7 @@ def extent(files: Files, archive: Archive, name: str) -> Extent:
         raise Corrupt(f"{_at(archive.where)}: record {name} begins behind the end")
     told = record.name.encode("utf-8", "replace")
     size = min(_LOCAL.size + len(told), archive.where.size - record.header)
-    head = archive.ahead.read(
-        files, Extent(archive.where.file, archive.where.start + record.header, size), archive.where.start + archive.where.size
-    )
+    head = archive.ahead.read(files, archive.where, record.header, size)
     magic, _, _, method, *_, name_size, extra_size = _LOCAL.unpack_from(head)
     start = record.header + _LOCAL.size + name_size + extra_size
     is_its = name_size == len(told) and head[_LOCAL.size :] == told

@@ -92,7 +92,7 @@ def choose(tensor: Tensor, dtype: DType) -> Copy:
         raise Corrupt(f"{tensor.name}: no copy is stored")
     if len(tensor.copies) == 1 and not tensor.copies[0].absent:
         return tensor.copies[0]
-    best = max(tensor.copies, key=lambda c: (PRECISION.get(c.dtype, 0), not c.absent, -tensor.copies.index(c)))
+    best = max(tensor.copies, key=lambda c: (PRECISION.get(c.dtype, 0), not c.absent))  # the first of equals
     if dtype != "keep" and is_castable(best.dtype):
         wanted = tensor.dtype if dtype == "auto" else _ASKED[dtype]
         best = next((c for c in reversed(tensor.copies) if c.dtype == wanted and not c.absent), best)
