@@ -161,6 +161,21 @@ def test_names_tied_to_excluded_frozen_parameters_are_left_out(stage: int) -> No
     same(merged(held, "keep"), expected(of, "keep"))
 
 
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_rank_of_another_save_is_corrupt(stage: int) -> None:
+    of = Zero(stage, 2, [WEIGHT])
+    held = files(of)
+    if stage == 3:
+        changed = {"zero_pp_rank_0_mp_rank_00_model_states.pt": 4, "zero_pp_rank_1_mp_rank_00_model_states.pt": 5}
+        told = {name: saved(model(of, rank) | {"global_steps": step}) for rank, (name, step) in enumerate(changed.items())}
+    else:
+        states = [optimizer(of, rank) | {"base_optimizer_state_step": 4 + rank} for rank in range(2)]
+        told = {f"zero_pp_rank_{r}_mp_rank_00_optim_states.pt": saved({"optimizer_state_dict": s}) for r, s in enumerate(states)}
+    held.content |= {f"global_step2/{name}": data for name, data in told.items()}
+    with pytest.raises(Corrupt, match=r"rank_1_.* is 5, 4 in "):
+        merged(held, "auto")
+
+
 def test_a_placeholder_that_no_rank_holds_is_incomplete() -> None:
     of = Zero(3, 1, [WEIGHT])
     held, told = files(of), model(of, 0)
