@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
-from ckptsync.formats import dcp
+from ckptsync.layouts import dcp
 from ckptsync.model import Shape, Tensor
 from tests.plain_files import Call, Global, MemoryFiles, StorageId, tensor_call, torch_pickle, torch_zip_file
 from tests.plain_files import _Pickler as Pickler

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ckptsync.digest import digest, digest_stream
-from ckptsync.formats import layouts, rank_names
+from ckptsync.layouts import rank_names, table
 from ckptsync.model import read_whole
 from ckptsync.records.coding import encode, record_name
 from ckptsync.records.manifest import FileEntry, Manifest
@@ -46,8 +46,8 @@ def manifest_of(directory: Path, node: str, place: str = "checkpoint-4", *, run:
         ranks=rank_names.ranks(files.sizes()),
         started=at,
         ended=at,
-        demands=layouts.demands(files),
-        sources=tuple(map(str, layouts.sources(files))),
+        demands=table.demands(files),
+        sources=tuple(map(str, table.sources(files))),
     )
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"base"}),
     frozenset({"formats"}),
+    frozenset({"layouts"}),
     frozenset({"records"}),
     frozenset({"walk"}),
     frozenset({"stores", "spool", "scan", "watch"}),
@@ -65,6 +66,7 @@ FORBIDDEN_CALLS = frozenset({"eval", "exec", "compile", "__import__"})
 PURE = (
     *sorted(BASE - {""}),
     "formats.*",
+    "layouts.*",
     "records.*",
     "merge.*",
     "config.*",

@@ -6,7 +6,7 @@ from typing import Any
 
 from ckptsync.formats.inert import Made, Name
 from ckptsync.formats.torch_pickle import Storage, Stored, row_major
-from ckptsync.formats.wrapped import Wrapped
+from ckptsync.layouts.wrapped import Wrapped
 from ckptsync.model import Shape
 
 NEW, OLD = "torch.distributed.tensor", "torch.distributed._tensor"

@@ -9,8 +9,8 @@ from ckptsync.cli.demo_training import DATA, flip, play, script
 from ckptsync.cli.demo_view import Lines
 from ckptsync.config.loading import read
 from ckptsync.errors import Corrupt
-from ckptsync.formats import layouts
 from ckptsync.head.catalogue import read_catalogue
+from ckptsync.layouts import table
 from ckptsync.stores.opening import open_store
 from ckptsync.stores.tree import LocalFiles
 from ckptsync.verify.due import Schedule
@@ -29,7 +29,7 @@ def test_the_bit_that_flips_lies_inside_the_tensor_that_is_named(tmp_path: Path)
     checkpoint = make(tmp_path / "store") / "fsdp2" / CHECKPOINT
     path, at, name = a_byte_of_a_tensor(checkpoint)
     files = LocalFiles(str(checkpoint))
-    [tensor] = [t for t in layouts.tensors(files, layouts.choose(files, None)) if t.name == name]
+    [tensor] = [t for t in table.tensors(files, table.choose(files, None)) if t.name == name]
     extents = [part.extent for copy in tensor.copies for part in copy.parts if part.extent.file == path]
     assert any(e.start <= at < e.start + e.size for e in extents)
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from ckptsync.errors import Unsupported
-from ckptsync.formats import quantised, rank_files, whole_bin
-from ckptsync.formats.layouts import Source, tensors
+from ckptsync.formats import quantised
+from ckptsync.layouts import rank_files, whole_bin
+from ckptsync.layouts.table import Source, tensors
 from tests.plain_files import MemoryFiles
 from tests.torch_files import saved
 

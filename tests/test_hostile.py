@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete
-from ckptsync.formats import layouts
+from ckptsync.layouts import table
 from ckptsync.records.names import STORE_FILE
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.posix import PosixStore
@@ -60,7 +60,7 @@ def test_what_the_attacks_are_wrapped_in_is_read_when_nothing_is_wrong() -> None
     item = pickles.item()
     for files in ({".metadata": pickles.metadata(len(item)), "__0_0.distcp": item}, {zips.FILE: zips.archive(zips.plain())}):
         tree = MemoryFiles(files)
-        assert [t.name for t in layouts.tensors(tree, layouts.sources(tree)[0])] == ["w"]
+        assert [t.name for t in table.tensors(tree, table.sources(tree)[0])] == ["w"]
 
 
 @cache
@@ -89,10 +89,10 @@ def test_a_flipped_bit_in_metadata_never_ends_in_anything_but_an_answer(name: st
 
 
 def _read(files: MemoryFiles) -> None:
-    layouts.demands(files)
-    found = layouts.sources(files)
+    table.demands(files)
+    found = table.sources(files)
     for source in found:
-        layouts.tensors(files, source)
+        table.tensors(files, source)
     if not found:
         raise Incomplete("no source is left")
 

@@ -18,7 +18,7 @@ UNTESTED_BY_NAME = {
 
 
 def dotted(path: Path) -> str:
-    """``formats.dcp`` for ckptsync/formats/dcp.py; a folder's ``__init__`` is the folder."""
+    """``formats.dcp`` for ckptsync/layouts/dcp.py; a folder's ``__init__`` is the folder."""
     parts = path.relative_to(PACKAGE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
@@ -67,7 +67,7 @@ def test_a_room_says_what_may_be_found_there(path: Path) -> None:
 
 
 BAD = {
-    "an upward import": ("formats.dcp", "from ckptsync.merge.plan import plan"),
+    "an upward import": ("layouts.dcp", "from ckptsync.merge.plan import plan"),
     "an upward import within a function": ("records.names", "def f():\n    import ckptsync.stores.posix"),
     "an upward import of a room": ("worker.take", "from ckptsync import daemon"),
     "the base looking up": ("model", "from ckptsync.formats import dcp"),
@@ -75,7 +75,7 @@ BAD = {
     "a sibling port": ("scan", "import ckptsync.spool"),
     "sibling rooms above": ("hooks.hf", "from ckptsync.daemon.tick import tick"),
     "a room that is not in the table": ("helpers.strings", ""),
-    "a relative import": ("formats.dcp", "from . import inert"),
+    "a relative import": ("layouts.dcp", "from . import inert"),
     "torch in the core": ("merge.cast", "import torch"),
     "torch within a function of a role": ("head.consolidating", "def f():\n    from torch import nn"),
     "torch in another module of the verifier": ("verify.levels", "import torch.nn"),
@@ -84,7 +84,7 @@ BAD = {
     "transformers in the command line": ("cli.demo", "import transformers"),
     "pickle": ("verify.child", "import pickle"),
     "pickle's Unpickler": ("formats.inert", "from pickle import Unpickler"),
-    "marshal": ("formats.dcp", "import marshal"),
+    "marshal": ("layouts.dcp", "import marshal"),
     "shelve": ("spool", "import shelve"),
     "dill": ("hooks.hf", "import dill"),
     "cloudpickle": ("hooks.ray", "from cloudpickle import loads"),
@@ -92,22 +92,22 @@ BAD = {
     "torch.load with weights_only=False": ("hooks.hf", "import torch\ntorch.load(f, weights_only=False)"),
     "numpy's pickles": ("merge.cast", "import numpy as np\nnp.load(f, allow_pickle=True)"),
     "yaml's objects": ("config.loading", "import yaml\nyaml.load(text)"),
-    "eval": ("formats.dcp", "eval('1')"),
-    "a computed import": ("formats.layouts", "import importlib\nimportlib.import_module(x)"),
+    "eval": ("layouts.dcp", "eval('1')"),
+    "a computed import": ("layouts.table", "import importlib\nimportlib.import_module(x)"),
     "fsspec in a role": ("worker.take", "import fsspec"),
     "s3fs in the command line": ("cli.push", "from s3fs import S3FileSystem"),
     "botocore in the configuration": ("config.loading", "import botocore.session"),
     "apscheduler in a role": ("worker.tick", "from apscheduler.schedulers.background import BackgroundScheduler"),
     "watchdog in the daemon": ("daemon.service", "import watchdog.events"),
-    "the file system in a format": ("formats.dcp", "from pathlib import Path"),
+    "the file system in a format": ("layouts.dcp", "from pathlib import Path"),
     "a clock in a record": ("records.manifest", "import time"),
     "a clock by datetime": ("records.manifest", "from datetime import datetime\ndatetime.now()"),
     "chance in a plan": ("merge.plan", "import random"),
     "chance by numpy": ("merge.cast", "import numpy as np\nnp.random.default_rng()"),
     "threads in policy": ("worker.settle", "from threading import Thread"),
-    "a process in a format": ("formats.zero", "import subprocess"),
+    "a process in a format": ("layouts.zero", "import subprocess"),
     "the network in a record": ("records.names", "import socket"),
-    "an open file in a format": ("formats.peft", "open('x')"),
+    "an open file in a format": ("layouts.peft", "open('x')"),
     "printing in a plan": ("merge.tile", "print('x')"),
     "a real directory in policy": ("worker.settle", "from ckptsync.stores.posix import PosixStore"),
 }

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ckptsync.errors import StoreError
-from ckptsync.formats import layouts, packed
+from ckptsync.formats import packed
+from ckptsync.layouts import table
 from ckptsync.verify.naming import named
 from tests import packing
 from tests.plain_files import MemoryFiles, safetensors_file, tree
@@ -20,9 +21,9 @@ ZERO = tree(*vector("hf-zero3-2node").sources)
 
 
 def extents(files: MemoryFiles, layout: str) -> dict[str, list[tuple[str, int, int]]]:
-    (source,) = [s for s in layouts.sources(files) if s.layout == layout]
+    (source,) = [s for s in table.sources(files) if s.layout == layout]
     found: dict[str, list[tuple[str, int, int]]] = {}
-    for tensor in layouts.tensors(files, source):
+    for tensor in table.tensors(files, source):
         for e in (p.extent for copy in tensor.copies for p in copy.parts):
             found.setdefault(e.file, []).append((tensor.name, e.start, e.start + e.size))
     return found
@@ -86,8 +87,8 @@ def test_an_error_of_the_store_is_raised() -> None:
 def test_damage_in_a_packed_item_is_named_by_its_tensor() -> None:
     packing.packed(b"")  # skips where nothing unpacks
     files = tree(*vector("dcp-zstd").sources)
-    (source,) = layouts.sources(files)
-    for tensor in layouts.tensors(files, source):
+    (source,) = table.sources(files)
+    for tensor in table.tensors(files, source):
         for part in tensor.copies[0].parts:
             where = packed.real(part.extent)
             end = where.start + where.size

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ckptsync.digest import digest_stream
-from ckptsync.formats import layouts, rank_names
+from ckptsync.layouts import rank_names, table
 from ckptsync.merge.consolidate import consolidate
 from ckptsync.merge.plan import Options
 from ckptsync.model import Files
@@ -45,7 +45,7 @@ def entry(path: str, data: bytes) -> FileEntry:
 def manifest(files: Mapping[str, bytes], node: str = "n0", **more: object) -> Manifest:
     tree = MemoryFiles(files)
     entries = tuple(entry(path, data) for path, data in sorted(files.items()))
-    plain = Manifest(RUN, PLACE, PLACE, node, 0, entries, rank_names.ranks(files), 1000, 1000, layouts.demands(tree))
+    plain = Manifest(RUN, PLACE, PLACE, node, 0, entries, rank_names.ranks(files), 1000, 1000, table.demands(tree))
     return replace(plain, **more)  # type: ignore[arg-type]
 
 

@@ -20,8 +20,8 @@ from ckptsync.config.units import show_size
 from ckptsync.errors import CkptsyncError, Corrupt
 from ckptsync.fleet import heartbeat
 from ckptsync.fleet.heartbeat import Heartbeat
-from ckptsync.formats import layouts
 from ckptsync.head.catalogue import Catalogue, RecordCache, read_catalogue
+from ckptsync.layouts import table
 from ckptsync.merge.local import merge_local
 from ckptsync.merge.plan import Options
 from ckptsync.records.names import consolidated_prefix
@@ -196,7 +196,7 @@ class Story:
 def a_byte_of_a_tensor(checkpoint: Path) -> tuple[str, int, str]:
     """Path, byte and name: the middle of the largest stored piece of a tensor."""
     files = LocalFiles(str(checkpoint))
-    tensors = layouts.tensors(files, layouts.choose(files, None))
+    tensors = table.tensors(files, table.choose(files, None))
     pieces = [(part.extent, tensor.name) for tensor in tensors for copy in tensor.copies for part in copy.parts]
     extent, name = max(pieces, key=lambda piece: (piece[0].size, piece[0].file))
     return extent.file, extent.start + extent.size // 2, name

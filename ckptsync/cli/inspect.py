@@ -13,8 +13,8 @@ from typing import Any
 from ckptsync.cli import output
 from ckptsync.config.units import show_size
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
-from ckptsync.formats import layouts, rank_names
-from ckptsync.formats.layouts import Source
+from ckptsync.layouts import rank_names, table
+from ckptsync.layouts.table import Source
 from ckptsync.merge.local import check_saves
 from ckptsync.merge.plan import Options
 from ckptsync.merge.prepare import prepare
@@ -44,9 +44,9 @@ def inspected(files: Files, trees: Sequence[LocalFiles] = ()) -> dict[str, Any]:
 
     ``trees``: the directories that it lies in, whose files' times say whether they are of one save.
     """
-    found = layouts.sources(files)
+    found = table.sources(files)
     if not found:
-        raise layouts.no_weights(files)
+        raise table.no_weights(files)
     sources = [_source(files, source, trees) for source in found]
     demands, trouble = _demands(files)
     codes = [source["exit_code"] for source in sources] + [trouble.exit_code if trouble else 0]
@@ -77,7 +77,7 @@ def missing(files: Files, demanded: dict[str, int | None]) -> list[str]:
 
 def _demands(files: Files) -> tuple[Demands, CkptsyncError | None]:
     try:
-        return layouts.demands(files), None
+        return table.demands(files), None
     except (Corrupt, Unsupported) as e:  # told beside what else is known; the exit code carries it
         return Demands(), e
 
@@ -86,7 +86,7 @@ def _source(files: Files, source: Source, trees: Sequence[LocalFiles]) -> dict[s
     """One source: its tensors, and whether a merge of it could be done (which plans it to the last byte)."""
     state, detail, code, tensors, writes = "complete", "", 0, tuple[Tensor, ...](), ""
     try:
-        tensors = layouts.tensors(files, source)
+        tensors = table.tensors(files, source)
         job = prepare(files, Options("keep", source=str(source)))
         check_saves(trees, job)
         writes = "adapter" if job.is_adapter else "model"

@@ -1,4 +1,4 @@
-"""Formats, pure: containers (``inert``, ``torch_zip``, ``safetensors``) and layouts (``dcp``, ``zero``, ``whole``, ``peft``).
+"""Containers, pure: pickles that are read and never run, torch's archives, safetensors, zstd streams, element types.
 
-A layout is a module of functions that says how one framework spreads tensors over files; ``layouts`` holds their table.
+What frameworks put into them is the business of `ckptsync.layouts`.
 """

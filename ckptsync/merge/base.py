@@ -10,7 +10,7 @@ from itertools import accumulate
 from math import prod
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
-from ckptsync.formats import layouts
+from ckptsync.layouts import table
 from ckptsync.merge.cast import is_castable
 from ckptsync.merge.ties import HEADS
 from ckptsync.model import Files, Shape, Tensor
@@ -49,10 +49,10 @@ class Base:
 
 def read(files: Files) -> Base:
     """The base model of a directory: ``save_pretrained``'s files.  Raises Unsupported, Incomplete or Corrupt."""
-    source = layouts.choose(files, None)
+    source = table.choose(files, None)
     if source.layout == "peft":
         raise Unsupported("--base: an adapter, a model is wanted", hint="give the model that the adapter was trained on")
-    return Base({t.name: t for t in layouts.tensors(files, source)})
+    return Base({t.name: t for t in table.tensors(files, source)})
 
 
 def with_dtypes(tensors: Sequence[Tensor], base: Base) -> tuple[Tensor, ...]:

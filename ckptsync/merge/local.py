@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ckptsync.digest import digest_stream
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, StoreError
-from ckptsync.formats import dcp, dcp_local
+from ckptsync.layouts import dcp, dcp_local
 from ckptsync.merge.consolidate import Chunk, Merged, Progress, Write, carry_out
 from ckptsync.merge.copying import Work
 from ckptsync.merge.dated import Dated, check_dates

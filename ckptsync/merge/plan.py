@@ -24,7 +24,7 @@ FORMAT = 1  # of the output: part of what its bytes are a function of
 class Options:
     """``dtype``: ``auto`` is the model's own, tensor by tensor; ``keep`` the most precise copy stored; or one of the three.
 
-    ``max_shard_size`` in bytes of tensors in one file; ``source`` as `ckptsync.formats.layouts.Source` spells it.
+    ``max_shard_size`` in bytes of tensors in one file; ``source`` as `ckptsync.layouts.table.Source` spells it.
     """
 
     dtype: DType = "auto"

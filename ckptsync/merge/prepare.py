@@ -9,9 +9,10 @@ from typing import Any
 
 from ckptsync.collector import paused
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.formats import layouts, packed
-from ckptsync.formats.shapes_proof import CONFIG, Outside
+from ckptsync.formats import packed
 from ckptsync.formats.unpacking import opened
+from ckptsync.layouts import table
+from ckptsync.layouts.shapes_proof import CONFIG, Outside
 from ckptsync.merge import adapter, output, rename, ties
 from ckptsync.merge import base as reference
 from ckptsync.merge.adapter import Selected
@@ -68,10 +69,10 @@ def prepare(files: Files, options: Options, config: Sequence[Files] = (), base: 
     """
     files = opened(files)
     wanted, part = adapter.split_source(options.source)
-    source = layouts.choose(files, wanted)
-    config = (*layouts.around(files, source), *config)
+    source = table.choose(files, wanted)
+    config = (*table.around(files, source), *config)
     known = reference.read(base) if base else None
-    stored = layouts.tensors(files, source, _outside([*config, *([base] if base else [])], known))
+    stored = table.tensors(files, source, _outside([*config, *([base] if base else [])], known))
     clean, renamed = rename.unwrapped(stored, known.tensors if known else ())
     remarks = (*dict.fromkeys(t.remark for t in stored if t.remark), *renamed)
     told = _json(_beside([files, *config], is_adapter=True), adapter.CONFIG)

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ckptsync.formats import rank_names
+from ckptsync.layouts import rank_names
 from ckptsync.model import Demands
 from ckptsync.records.manifest import Manifest
 

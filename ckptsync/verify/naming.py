@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ckptsync.errors import CkptsyncError, StoreError
-from ckptsync.formats import layouts, packed
-from ckptsync.formats.layouts import Source
+from ckptsync.formats import packed
+from ckptsync.layouts import table
+from ckptsync.layouts.table import Source
 from ckptsync.model import Extent, Files
 from ckptsync.verify.ranges import Ranges, Spans
 from ckptsync.verify.reading import Watched
@@ -27,7 +28,7 @@ def named(files: Files, damage: Damage) -> dict[str, tuple[str, ...]]:
 
 def _sources(files: Files) -> tuple[Source, ...]:
     try:
-        return layouts.sources(files)
+        return table.sources(files)
     except StoreError:
         raise
     except CkptsyncError:
@@ -37,7 +38,7 @@ def _sources(files: Files) -> tuple[Source, ...]:
 def _spans(files: Files, source: Source, damage: Damage) -> Spans:
     watched = Watched(files)
     try:
-        tensors = layouts.tensors(watched, source)
+        tensors = table.tensors(watched, source)
     except StoreError:
         raise
     except CkptsyncError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
-from ckptsync.formats import layouts
+from ckptsync.layouts import table
 from ckptsync.records.report import LEVELS, Finding, Level, Report
 from ckptsync.stores.tree import LocalFiles
 from ckptsync.verify import structure
@@ -60,12 +60,12 @@ def _lacking(files: Watched) -> Iterator[Finding]:
 
 def _asked(files: Watched) -> dict[str, int | None] | Finding:
     try:
-        sources = layouts.sources(files)
-        demands = layouts.demands(files)
+        sources = table.sources(files)
+        demands = table.demands(files)
     except Corrupt as e:
         return Finding("parse", files.last, str(e))
     if not sources:
-        raise layouts.no_weights(files)
+        raise table.no_weights(files)
     if not demands.model:
         return Finding("note", "", f"{structure.LACKING}nothing here says what a whole model is")
     return demands.model | demands.resume

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
-from ckptsync.formats import layouts, safetensors
-from ckptsync.formats.layouts import Source
+from ckptsync.formats import safetensors
+from ckptsync.layouts import table
+from ckptsync.layouts.table import Source
 from ckptsync.merge import tile
 from ckptsync.model import Files, Tensor
 from ckptsync.records.report import Finding, Level
@@ -25,7 +26,7 @@ def checkpoint(files: Watched, name: Name) -> Iterator[Finding]:
     """What is wrong with the structure of a checkpoint; notes for what this program cannot judge.  Raises StoreError."""
     yield from _closed(files, name)
     found: list[Source] = []
-    yield from _guarded(files, name, lambda: found.extend(layouts.sources(files)))
+    yield from _guarded(files, name, lambda: found.extend(table.sources(files)))
     if not found:
         yield Finding("note", name(""), f"{UNPARSED}no layout that this program knows")
     for source in found:
@@ -43,7 +44,7 @@ def consolidated(files: Watched, tensors: Iterable[SealedTensor], name: Name) ->
     for file in sorted(told):
         yield from _guarded(files, name, partial(_check_sealed, files, file, told[file]))
     found: list[Source] = []
-    yield from _guarded(files, name, lambda: found.extend(layouts.sources(files)))
+    yield from _guarded(files, name, lambda: found.extend(table.sources(files)))
     for source in found:
         yield from _guarded(files, name, partial(_check, files, source))
 
@@ -71,13 +72,13 @@ def _closed(files: Watched, name: Name) -> Iterator[Finding]:
 
 
 def _check_closed(files: Files, path: str) -> None:
-    if not layouts.closed(path, files):
+    if not table.closed(path, files):
         raise Corrupt(f"{path}: does not have the end, or the header, that its format gives it")
 
 
 def _check(files: Files, source: Source) -> None:
     """Every stored copy tiles its tensor; that it lies inside its file, the formats have seen."""
-    for tensor in layouts.tensors(files, source):
+    for tensor in table.tensors(files, source):
         for copy in tensor.copies:
             if not copy.absent:
                 tile.check(tensor, copy)
@@ -85,7 +86,7 @@ def _check(files: Files, source: Source) -> None:
 
 def _check_demands(files: Files) -> None:
     """What metadata demands of the files that are here; which are not is the manifests' to say."""
-    demands = layouts.demands(files)
+    demands = table.demands(files)
     for path, size in (demands.model | demands.resume).items():
         here = files.sizes().get(path)
         if here is not None and size is not None and here != size:

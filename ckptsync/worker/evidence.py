@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ckptsync.errors import Corrupt
-from ckptsync.formats import layouts
+from ckptsync.layouts import table
 from ckptsync.model import read_whole
 from ckptsync.scan import Spot
 from ckptsync.walk import Stat
@@ -33,7 +33,7 @@ def gather(hold: Hold, spot: Spot, *, later: bool, mates: bool) -> Evidence:
         files=hold.stats,
         partial=hold.partial,
         state=trainer_state(hold),
-        unclosed=tuple(name for name in sorted(hold.held) if not layouts.closed(name, hold)),
+        unclosed=tuple(name for name in sorted(hold.held) if not table.closed(name, hold)),
         writing=writing(hold.held.values()),
         later=later,
         mates=mates,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ckptsync.digest import Digester
 from ckptsync.errors import Corrupt, Incomplete, StoreError, Unsupported
-from ckptsync.formats import layouts, rank_names
+from ckptsync.layouts import rank_names, table
 from ckptsync.model import Demands
 from ckptsync.paths import checked_path
 from ckptsync.records.manifest import FileEntry
@@ -106,7 +106,7 @@ def _entry(held: Held, passed: Passed) -> FileEntry:
 def _asked(hold: Hold) -> tuple[Demands, tuple[str, ...], tuple[str, ...]]:
     """What the layouts say.  A layout that is unknown or broken is stored as it is: here it is a note, the head says it again."""
     try:
-        return layouts.demands(hold), tuple(str(s) for s in layouts.sources(hold)), ()
+        return table.demands(hold), tuple(str(s) for s in table.sources(hold)), ()
     except (Corrupt, Unsupported) as e:
         return Demands(), (), (str(e),)
 

@@ -21,8 +21,8 @@ from pathlib import Path
 import yaml
 
 from ckptsync.cli.demo_training import play, script
-from ckptsync.formats import layouts
 from ckptsync.head.catalogue import read_catalogue
+from ckptsync.layouts import table
 from ckptsync.merge.local import merge_local
 from ckptsync.merge.plan import Options
 from ckptsync.model import Part
@@ -227,7 +227,7 @@ def _perturb(sources: Sequence[Path], dice: random.Random) -> None:
     """Other weights of the same sizes: low bytes of elements change in every stored part, and with them the archives' CRCs."""
     files = Overlay([LocalFiles(str(source)) for source in sources])
     parts: dict[Path, list[Part]] = defaultdict(list)
-    for tensor in layouts.tensors(files, layouts.choose(files, None)):
+    for tensor in table.tensors(files, table.choose(files, None)):
         for part in (part for copy in tensor.copies for part in copy.parts if part.extent.size >= 4):
             owner = next(s / part.extent.file for s in sources if (s / part.extent.file).is_file())
             parts[owner].append(part)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ckptsync.cli.main import main
 from ckptsync.errors import CkptsyncError
-from ckptsync.formats import layouts
+from ckptsync.layouts import table
 from ckptsync.merge.consolidate import Chunk, Merged, consolidate
 from ckptsync.merge.local import merge_local
 from ckptsync.merge.plan import DType, Options
@@ -131,7 +131,7 @@ class Patient:
         seen: list[tuple[Mapping[str, Strata], tuple[SealedTensor, ...]]] = []
         files = Overlay([LocalFiles(str(source)) for source in self.sources])
         dtypes: tuple[DType, ...] = ("keep", "auto")
-        asked: list[tuple[DType, str | None]] = [("auto", None), *((d, str(s)) for s in layouts.sources(files) for d in dtypes)]
+        asked: list[tuple[DType, str | None]] = [("auto", None), *((d, str(s)) for s in table.sources(files) for d in dtypes)]
         for dtype, source in asked:
             way = self._way(files, dtype, source)
             if way and (source is None or (way.strata, way.reference.tensors) not in seen):
@@ -149,7 +149,7 @@ class Patient:
         except CkptsyncError:
             return None  # a source that is refused undamaged (an optimizer, a placeholder) is no patient
         shutil.rmtree(self._out)
-        demanded = {self._path(name) for name in layouts.demands(files).model}
+        demanded = {self._path(name) for name in table.demands(files).model}
         names = {self._path(name): name for name in files.sizes()}
         strata = {
             path: Strata(joined(planned[name]), joined(recorded.spans[name]))

@@ -1,0 +1,153 @@
+"""Which tensors of a distributed checkpoint are the model's, and what the model itself calls them.
+
+A state dict is saved with whatever its caller put around it, and ``planner_data`` keeps the path of every tensor in it.  The first of a path
+of several is a section: ``{"model": …, "optimizer": …}`` by accelerate, Lightning's ``FSDPStrategy`` (``model``) and ``ModelParallelStrategy``
+(``state_dict``), torch's own ``{"app": AppState}``.  torchtitan puts the model's tensors at the top, beside the sections of everything else
+(``torchtitan/components/checkpointer/dcp.py`` 0.3: ``_flattened_model_states_sd``).  Megatron-Core has no sections at all, and names its
+optimizer's tensors ``optimizer.…`` (``megatron/core/optimizer/{optimizer,distrib_optimizer}.py`` 0.12 to 0.16).
+
+A section is never a prefix of a name: a model's own names may begin with "model." too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+from ckptsync.errors import Unsupported
+from ckptsync.formats.inert import brief
+from ckptsync.layouts.dcp_metadata import Chunked
+
+TOP = ""  # the section of tensors that are in none
+_MODEL = frozenset({"model", "module", "state_dict", "model_state_dict"})
+_OTHER = re.compile(
+    r"optim(izer)?s?(_states?)?(_dict)?(_\d+)?|(lr_)?schedulers?(_\d+)?|lr_scheduler_states?|(train_|val_)?data_?loaders?|samplers?"
+    r"|train(er|ing)?(_states?)?|rng(_states?)?|(grad_|loss_)?scalers?|callbacks|loops|metrics|progress|steps?|global_step|epoch"
+)
+_AVERAGE = re.compile(r"(.+_)?ema(_.+)?")
+_OF_OPTIMIZER = re.compile(r"(state|param_groups)(\..*)?", re.DOTALL)
+_MEGATRON_OPTIMIZER = re.compile(r"(chained_\d+\.)?optimizer\..*", re.DOTALL)
+_EXTRA = "_extra_state"
+
+Path = tuple[str, ...]
+Named = tuple[tuple[Path, Chunked], ...]
+
+
+def weights(found: Iterable[Chunked], fields: Mapping[str, Any], section: str | None, where: str) -> list[tuple[str, Chunked]]:
+    """The model's tensors under its own names; none if there is nothing but other states.
+
+    ``fields`` are the metadata's.  ``section`` chooses one, `TOP` those in none; raises Unsupported, with the list, where there are several
+    that could be meant.  ``where`` names the checkpoint.
+    """
+    named: Named = tuple((one.path, one) for one in found)
+    if _is_flat(fields):
+        named = _without_megatrons_optimizer(named, fields, where)
+    sections = _sections(named)
+    if section is not None:
+        if section not in sections:
+            there = ", ".join(repr(s) for s in sorted(sections))
+            raise Unsupported(f"{where}: no section {brief(section)} in the state dict", hint=f"there are: {there}")
+        return _joined(_inner(section, sections[section]))
+    chosen = _chosen(sections, _groups_of_parameters(fields), where)
+    return [] if chosen is None else _joined(_inner(chosen, sections[chosen]))
+
+
+def remark(found: Iterable[Chunked], chosen: Iterable[tuple[str, Chunked]], where: str) -> str:
+    """Of an average of the weights that stands beside those that were chosen; nothing where there is none."""
+    found = tuple(found)
+    averages = {s for s in {one.path[0] for one in found if len(one.path) > 1} if _AVERAGE.fullmatch(s.lower())}
+    if not averages:
+        return ""
+    taken = {id(one) for _, one in chosen}
+    beside = {one.path[0] for one in found if one.path[0] in averages and id(one) not in taken}
+    return "; ".join(f"{brief(s)} beside the weights is left out: --source 'dcp:{where}#{s}' takes it" for s in sorted(beside))
+
+
+def _sections(named: Named) -> dict[str, Named]:
+    """Section → its tensors.  A module's extra state may be a dict of its own, and stays with the module."""
+    found: dict[str, list[tuple[Path, Chunked]]] = {}
+    for path, one in named:
+        is_top = len(path) == 1 or path[0].endswith(_EXTRA)
+        found.setdefault(TOP if is_top else path[0], []).append((path, one))
+    return {section: tuple(inner) for section, inner in found.items()}
+
+
+def _chosen(sections: Mapping[str, Named], grouped: Collection[str], where: str) -> str | None:
+    """The one that is the model; None if there is none."""
+    known = [s for s, inner in sections.items() if not _OTHER.fullmatch(s) and not _is_optimizer(s, inner, grouped)]
+    if TOP in known and len(sections) > 1 and not any(one.shape for _, one in sections[TOP]):
+        known.remove(TOP)  # numbers beside the sections: a step, a loss
+    if len(known) > 1:
+        known = [s for s in known if any(map(_is_weight, (one for _, one in sections[s])))] or known
+    if len(known) > 1:
+        known = [s for s in known if not _AVERAGE.fullmatch(s.lower())] or known
+    if len(known) > 1:
+        names = ", ".join(repr(s) if s != TOP else "the names at the top" for s in sorted(known))
+        hint = " or ".join(f"--source 'dcp:{where}#{s}'" for s in sorted(known))
+        raise Unsupported(
+            f"{where}: {len(known)} sets of weights in one checkpoint ({names}), and nothing says which is meant", hint=hint
+        )
+    return known[0] if known else None
+
+
+def _is_weight(one: Chunked) -> bool:
+    """A floating tensor with axes: what every model has, and counters and random states have not."""
+    return bool(one.shape) and one.dtype.startswith(("F", "BF", "C"))
+
+
+def _is_optimizer(section: str, inner: Named, grouped: Collection[str]) -> bool:
+    """``{"state": …, "param_groups": …}``, whatever its name is: `torch.optim.Optimizer.state_dict`, also flattened."""
+    return section in grouped and all(len(path) > 1 and _OF_OPTIMIZER.fullmatch(path[1]) for path, _ in inner)
+
+
+def _groups_of_parameters(fields: Mapping[str, Any]) -> frozenset[str]:
+    """Sections that have ``param_groups``, whose values are mostly no tensors."""
+    paths = fields.get("planner_data")
+    found = paths.values() if isinstance(paths, dict) else ()
+    return frozenset(
+        str(path[0])
+        for path in found
+        if isinstance(path, (tuple, list)) and len(path) > 1 and type(path[1]) is str and path[1].startswith("param_groups")
+    )
+
+
+def _inner(section: str, named: Named) -> Named:
+    """Paths below the section, and below the model that an ``AppState`` in it may be."""
+    if section == TOP:
+        return named
+    inner: Named = tuple((path[1:], one) for path, one in named)
+    below = _sections(inner)
+    model = [s for s in _MODEL if s in below]
+    if section not in _MODEL and len(model) == 1 and TOP not in below:
+        return tuple((path[1:], one) for path, one in below[model[0]])
+    return inner
+
+
+def _joined(named: Named) -> list[tuple[str, Chunked]]:
+    return [(".".join(path), one) for path, one in named]
+
+
+def _is_flat(fields: Mapping[str, Any]) -> bool:
+    """Whether the planner was told not to flatten, and so kept no paths: Megatron-Core's is."""
+    return not isinstance(fields.get("planner_data"), dict) or not fields["planner_data"]
+
+
+def _without_megatrons_optimizer(named: Named, fields: Mapping[str, Any], where: str) -> Named:
+    """Raise Unsupported where nothing says that this is Megatron-Core's, or where a weight has not got its own shape."""
+    kept: Named = tuple((path, one) for path, one in named if not _MEGATRON_OPTIMIZER.fullmatch(path[0]))
+    is_megatrons = "all_local_plans" in fields or "mcore_data" in fields
+    if len(kept) < len(named) and not is_megatrons:
+        raise Unsupported(
+            f"{where}: tensors named 'optimizer.…' beside others, without a path that would say whether they are the model's",
+            hint="Megatron-Core's torch_dist is known by its plans in .metadata, which are not there",
+        )
+    reshaped = fields.get("mcore_data")
+    for path, _ in kept:
+        told = reshaped.get(path[0]) if isinstance(reshaped, dict) else None
+        if isinstance(told, dict) and told.get("nd_reformulated_orig_global_shape") is not None:
+            raise Unsupported(
+                f"{where}: {brief(path[0])} is stored flattened (flattened_range), not in its own shape",
+                hint="load it with Megatron-Core and save it again as torch_dist",
+            )
+    return kept

@@ -1,0 +1,200 @@
+"""torch Distributed Checkpoint in safetensors: a file for each rank, and for each numbered file of the model that it has a part of.
+
+``HuggingFaceStorageWriter(save_distributed=True)`` writes it, for torchtitan, NeMo Automodel, VeOmni and transformers 5
+(``save_pretrained(distributed_checkpoint=True)``).
+A header says where each box begins (``DCP_SHARDING_INFO``), and nothing how large a tensor is, how many ranks there were or that all
+is written: that takes a proof from elsewhere, see `shapes_proof`.  Source: ``torch/distributed/checkpoint/{hf_storage,_hf_utils,filesystem}.py``, torch 2.13.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ckptsync.errors import Corrupt, Incomplete, Unsupported
+from ckptsync.formats import safetensors
+from ckptsync.formats.joining import inside, join
+from ckptsync.layouts import rank_names, shapes_proof
+from ckptsync.layouts.shapes_proof import Outside, Proof, more
+from ckptsync.model import Copy, Files, Part, Shape, Tensor
+
+NAME = "dcp_safetensors"
+INFO, VERSION = "DCP_SHARDING_INFO", "DCP_VERSION"
+_SHARD = re.compile(r"shard-(\d{5,})-model-(\d{5,})-of-(\d{5,})\.safetensors")
+_NOTHING = Outside()
+MOST_RANKS = 1 << 17
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What the shards that are here say, and what else there is to say of them.
+
+    ``boxes`` and ``dtypes`` by tensor; ``silent`` are ranks that there were, and of which no shard is here.
+    """
+
+    shards: tuple[str, ...]
+    files_per_rank: int
+    boxes: Mapping[str, list[Part]]
+    dtypes: Mapping[str, str]
+    shapes: Mapping[str, Shape]
+    proofs: tuple[Proof, ...]
+    silent: tuple[int, ...]
+
+    @property
+    def lacking(self) -> str:
+        """What is missing, in words.  A rank with nothing to write leaves no file: only who names all tensors can tell."""
+        said = shapes_proof.lacking(self.boxes, self.shapes, self.proofs)
+        known = {proof.names for proof in self.proofs}
+        if said or "all" in known:
+            return said
+        if self.silent:
+            return f"no shard of rank {self.silent[0]}{more(self.silent)} is here"
+        count = len(rank_names.ranks(self.shards)) * self.files_per_rank
+        if "most" not in known and len(self.shards) < count:
+            return f"{len(self.shards)} shards are here, {count} expected of {self.files_per_rank} files a rank"
+        return ""
+
+
+def roots(names: Collection[str]) -> tuple[str, ...]:
+    """Every directory with such shards: the model's own, or ``sharded`` in it where torch consolidates them."""
+    return tuple(sorted({name.rpartition("/")[0] for name in names if _SHARD.fullmatch(name.rpartition("/")[2])}))
+
+
+def holds_weights(root: str) -> bool:
+    """Always: the writer takes tensors only."""
+    del root
+    return True
+
+
+def demands(files: Files, root: str, outside: Outside = _NOTHING) -> dict[str, int | None]:
+    """The shards and what proves them whole.  Raises Incomplete where nothing does, and where it cannot be told which are missing."""
+    found = _look(files, root, outside)
+    lacking = found.lacking
+    enough = [proof for proof in found.proofs if proof.names == "all"] or found.proofs
+    told = (*found.shards, *(name for proof in enough for name in proof.files))
+    needed: dict[str, int | None] = {name: files.sizes()[name] for name in told}
+    absent = _absent(found, root) if lacking else ()
+    if lacking and not absent:
+        raise _incomplete(lacking, absent)
+    return needed | dict.fromkeys(absent)
+
+
+def tensors(files: Files, root: str, outside: Outside = _NOTHING) -> tuple[Tensor, ...]:
+    """The weights.  Raises Incomplete unless something outside of the shards proves every shape, and that nothing is missing.
+
+    ``root`` may end in ``#world=N``: the number of ranks, as the caller knows it.  Then the shards of all of them prove both.
+    """
+    found = _look(files, root, outside)
+    if lacking := found.lacking:
+        raise _incomplete(lacking, _absent(found, _place(root)[0]))
+    return tuple(
+        Tensor(name, found.dtypes[name], shape, (Copy(found.dtypes[name], shape, _without_empty(found.boxes[name])),))
+        for name, shape in found.shapes.items()
+    )
+
+
+def _absent(found: _Found, root: str) -> tuple[str, ...]:
+    """The shards of ranks that there were and that have none here, where they can be named."""
+    ranks = found.silent if found.files_per_rank == 1 else ()
+    return tuple(join(root, f"shard-{rank + 1:05d}-model-00001-of-00001.safetensors") for rank in ranks)
+
+
+def _incomplete(lacking: str, absent: Sequence[str]) -> Incomplete:
+    what = f"; {absent[0]}{more(absent)}: not there" if absent else ""
+    return Incomplete(f"{lacking}{what}", hint="give the other nodes' directories too: shards of some ranks are missing")
+
+
+def _place(root: str) -> tuple[str, int | None]:
+    """The directory, and the number of ranks where it is given."""
+    folder, mark, said = root.rpartition("#world=")
+    if not mark:
+        return root, None
+    if not said.isdecimal() or not 0 < int(said[:9]) <= MOST_RANKS:
+        raise Unsupported(f"#world={said:.20}: the number of ranks that wrote the shards is wanted")
+    return "" if folder == "." else folder, int(said)
+
+
+def _look(files: Files, root: str, outside: Outside) -> _Found:
+    root, world = _place(root)
+    shards, count = _shards(files.sizes(), root)
+    boxes: dict[str, list[Part]] = {}
+    dtypes: dict[str, str] = {}
+    for shard in shards:
+        for name, dtype, part in _pieces(files, shard):
+            if dtypes.setdefault(name, dtype) != dtype:
+                raise Corrupt(
+                    f"{shard}: {name} is {dtype}, and {dtypes[name]} in another shard", hint="they belong to different saves"
+                )
+            boxes.setdefault(name, []).append(part)
+    proofs = shapes_proof.proofs(files, root, boxes.keys(), outside)
+    here = rank_names.ranks(shards)
+    if world is not None:
+        _check_world(world, here, len(shards), count)
+        proofs = (*proofs, shapes_proof.by_world(boxes))
+    wrote = {*range(here[-1]), *rank_names.ranks(files.sizes()), *(rank for proof in proofs for rank in proof.ranks)}
+    silent = tuple(sorted(wrote.difference(here)))
+    return _Found(shards, count, boxes, dtypes, shapes_proof.shapes(boxes, proofs), proofs, silent)
+
+
+def _shards(names: Collection[str], root: str) -> tuple[tuple[str, ...], int]:
+    """The shards that are here, and how many files a rank may have; all must say the same of that."""
+    found = {full: match for base, full in inside(names, root).items() if (match := _SHARD.fullmatch(base))}
+    counts = {int(match[3]) for match in found.values()}
+    odd = [full for full, match in found.items() if not (0 < int(match[1]) <= MOST_RANKS and 0 < int(match[2]) <= int(match[3]))]
+    if odd or len(counts) != 1:
+        what = f"{min(odd)}: no shard has such a number" if odd else f"{root or '.'}: shards of {len(counts)} different sets"
+        raise Corrupt(what, hint="files of an earlier save may be among them")
+    return tuple(sorted(found)), counts.pop()
+
+
+def _check_world(world: int, here: Sequence[int], shards: int, count: int) -> None:
+    if here[-1] >= world:
+        raise Corrupt(
+            f"a shard of rank {here[-1]}, of {world} ranks", hint="it was left by an earlier save, or there were more ranks"
+        )
+    if shards != world * count:
+        absent = sorted(set(range(world)).difference(here))
+        which = f": none of rank {absent[0]}{more(absent)}" if absent else ""
+        raise Incomplete(f"{shards} shards are here, {world * count} expected of {world} ranks{which}")
+
+
+def _pieces(files: Files, shard: str) -> Iterator[tuple[str, str, Part]]:
+    """Name, dtype and box of everything in one file."""
+    held, metadata = safetensors.contents(files, shard)
+    begins = _begins(shard, metadata)
+    if begins.keys() != {tensor.name for tensor in held}:
+        raise Corrupt(f"{shard}: {INFO} names other tensors than the file has")
+    for tensor in held:
+        (part,) = tensor.copies[0].parts
+        offsets = begins[tensor.name]
+        if len(offsets) != len(tensor.shape):
+            raise Corrupt(f"{shard}: {tensor.name} has {len(tensor.shape)} axes and begins at {offsets}")
+        yield tensor.name, tensor.dtype, Part(offsets, part.sizes, part.extent)
+
+
+def _begins(shard: str, metadata: Mapping[str, Any]) -> dict[str, Shape]:
+    """Where each box begins in its tensor."""
+    if INFO not in metadata:
+        raise Unsupported(
+            f"{shard}: no {INFO}, so nothing says which part of a tensor it has", hint="was it written by torch's DCP?"
+        )
+    if metadata.get(VERSION) != "1.0":
+        raise Unsupported(f"{shard}: {VERSION} {metadata.get(VERSION)!r:.40}, 1.0 is known")
+    try:
+        told = json.loads(metadata[INFO], object_pairs_hook=safetensors.unique)
+        return {name: _offsets(entry["saved_offsets"]) for name, entry in told.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+        raise Corrupt(f"{shard}: {INFO} does not say where the boxes begin: {type(e).__name__}: {e}") from e
+
+
+def _offsets(value: list[Any]) -> Shape:
+    if value and (set(map(type, value)) != {int} or min(value) < 0):
+        raise ValueError(f"offsets {value!r:.100}")
+    return tuple(value)
+
+
+def _without_empty(parts: Collection[Part]) -> tuple[Part, ...]:
+    return tuple(part for part in parts if 0 not in part.sizes)

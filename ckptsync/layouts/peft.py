@@ -1,0 +1,41 @@
+"""PEFT adapters: ``adapter_model.safetensors``, of older versions ``adapter_model.bin``, beside ``adapter_config.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ckptsync.formats import safetensors
+from ckptsync.formats.joining import inside, join
+from ckptsync.layouts import whole_bin
+from ckptsync.model import Files, Tensor
+
+NAME = "peft"
+WEIGHTS = "adapter_model.safetensors"
+OLD_WEIGHTS = "adapter_model.bin"
+CONFIG = "adapter_config.json"
+
+
+def roots(names: Collection[str]) -> tuple[str, ...]:
+    """The checkpoint's own directory, if it holds an adapter."""
+    return ("",) if {WEIGHTS, OLD_WEIGHTS} & inside(names, "").keys() else ()
+
+
+def holds_weights(root: str) -> bool:
+    """Always."""
+    return root == ""
+
+
+def demands(files: Files, root: str) -> dict[str, int | None]:
+    """Both files: weights without their configuration cannot be loaded."""
+    return {join(root, name): files.sizes().get(join(root, name)) for name in (_weights(files, root), CONFIG)}
+
+
+def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
+    """The adapter's tensors under peft's own names."""
+    name = join(root, _weights(files, root))
+    return safetensors.tensors(files, name) if name.endswith(WEIGHTS) else whole_bin.of_file(files, name)
+
+
+def _weights(files: Files, root: str) -> str:
+    own = inside(files.sizes(), root)
+    return OLD_WEIGHTS if OLD_WEIGHTS in own and WEIGHTS not in own else WEIGHTS

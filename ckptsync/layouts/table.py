@@ -1,0 +1,237 @@
+"""The table of layouts, and the questions that can be asked of any checkpoint without knowing which one it has."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
+from ckptsync.formats import safetensors, torch_legacy, torch_pickle, torch_zip
+from ckptsync.formats.joining import Within
+from ckptsync.layouts import dcp, dcp_safetensors, peft, per_rank, rank_files, refused, universal, whole, whole_bin, zero
+from ckptsync.layouts.rank_names import ranks
+from ckptsync.layouts.shapes_proof import Outside
+from ckptsync.model import Demands, Extent, Files, Tensor, read, read_whole
+
+
+class Layout(Protocol):
+    """How one framework spreads tensors over files: a module with these names.  A new one goes in `LAYOUTS`.
+
+    ``root`` is a directory of the checkpoint, ``""`` for itself; or, of sets of files side by side, what their names begin with.
+    """
+
+    NAME: str
+
+    def roots(self, names: Collection[str]) -> tuple[str, ...]:
+        """The directories that this layout claims, judged by names alone."""
+        ...
+
+    def holds_weights(self, root: str) -> bool:
+        """False for a root of optimizer states only."""
+        ...
+
+    def demands(self, files: Files, root: str) -> dict[str, int | None]:
+        """Every file that the layout's own metadata needs, with its size where known; raises Incomplete if it is not here."""
+        ...
+
+    def tensors(self, files: Files, root: str) -> tuple[Tensor, ...]:
+        """The weights, of a root whose demands are met.  Raises Incomplete, Unsupported or Corrupt; reads no tensor bytes."""
+        ...
+
+
+LAYOUTS: dict[str, Layout] = {  # preferred first: whole weights win over shards
+    "whole": whole,
+    "peft": peft,
+    "bin": whole_bin,
+    "dcp_safetensors": dcp_safetensors,
+    "dcp": dcp,
+    "universal": universal,
+    "zero": zero,
+    "per_rank": per_rank,
+    "refused": refused,
+}
+
+# Their demands are told by the very pickles that their tensors are read from, and not all of them are needed for every merge:
+# they read each once, and name what is missing.
+LOOK_THEMSELVES = frozenset({"zero", "universal"})
+
+_WHOLE = ("whole", "peft", "bin")
+_TRAINED = frozenset({"trainer_state.json", peft.CONFIG, whole.INDEX})
+_RNG = re.compile(r"(rng_state_|random_states_)\d+(\.pth|\.pkl)")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One set of weights in a checkpoint.  ``str(source)`` is what ``--source`` takes: ``zero:global_step4``, ``whole:.``."""
+
+    layout: str
+    root: str
+
+    def __str__(self) -> str:
+        return f"{self.layout}:{self.root or '.'}"
+
+
+def sources(files: Files) -> tuple[Source, ...]:
+    """Every set of weights, the preferred one first; empty if this is no checkpoint that we know."""
+    names = files.sizes()
+    found = [Source(name, root) for name, layout in LAYOUTS.items() for root in layout.roots(names) if layout.holds_weights(root)]
+    tag = zero.preferred(files, tuple(s.root for s in found if s.layout == "zero"))
+    return tuple(sorted(found, key=lambda s: (_is_hollow(files, s), s.layout == "zero" and s.root != tag)))
+
+
+def choose(files: Files, wanted: str | None) -> Source:
+    """The source of that name, or the preferred one; raises Unsupported where there is none, or no telling."""
+    found = sources(files)
+    if wanted is not None:
+        chosen = [s for s in found if wanted in (str(s), s.layout, s.root)] or _within(found, wanted)
+        if len(chosen) != 1:
+            raise Unsupported(
+                f"source {wanted!r}: {len(chosen)} of that name", hint=f"there are: {', '.join(map(str, found)) or 'none'}"
+            )
+        return chosen[0]
+    if not found:
+        raise no_weights(files)
+    rivals = _rivals(files, found)
+    if len(rivals) > 1:
+        raise Unsupported(
+            f"{len(rivals)} sets of weights, and nothing says which is meant", hint=f"--source {' or '.join(map(str, rivals))}"
+        )
+    return found[0]
+
+
+def _within(found: Sequence[Source], wanted: str) -> list[Source]:
+    """``dcp:x#ema``: what is more to be said of a distributed checkpoint; see ``tensors`` of its layouts."""
+    whole, mark, section = wanted.rpartition("#")
+    ours = [s for s in found if mark and s.layout in (dcp.NAME, dcp_safetensors.NAME) and whole in (str(s), s.layout, s.root)]
+    return [Source(s.layout, f"{s.root or '.'}#{section}") for s in ours]
+
+
+def no_weights(files: Files) -> CkptsyncError:
+    """What to say of files that no layout claims: a trainer's checkpoint lacks its weights (3), anything else is not known (5)."""
+    names = files.sizes()
+    if _TRAINED & names.keys() or any(map(_RNG.fullmatch, names)):
+        return Incomplete(
+            f"no weights among the {len(names)} files of this checkpoint",
+            hint="model.safetensors, or the shards, are missing: fetch them from the node that wrote them",
+        )
+    return Unsupported(
+        "no layout claims these files", hint=f"known layouts: {', '.join(LAYOUTS)}; point at the checkpoint's directory"
+    )
+
+
+def _rivals(files: Files, found: Sequence[Source]) -> list[Source]:
+    """Sets of weights with as good a claim as the first: whole ones win, and of DeepSpeed's tags the one that ``latest`` names."""
+    if found[0].layout in _WHOLE:
+        return [s for s in found if s.layout == found[0].layout]
+    found = [s for s in found if not (s.layout == "dcp" and Source(dcp_safetensors.NAME, s.root) in found)]  # the optimizer's
+    tag = zero.preferred(files, tuple(s.root for s in found if s.layout == "zero"))
+    return [s for s in found if s.layout not in _WHOLE and not (s.layout == "zero" and tag is not None and s.root != tag)]
+
+
+def tensors(files: Files, source: Source, outside: Outside | None = None) -> tuple[Tensor, ...]:
+    """The weights of one source, once every file it demands is there with its size.
+
+    ``outside``: what else is known of the model, for the layout that needs a proof from elsewhere.
+    """
+    if source.layout == dcp_safetensors.NAME:
+        return dcp_safetensors.tensors(files, source.root, outside or Outside())
+    layout = LAYOUTS[source.layout]
+    if source.layout not in LOOK_THEMSELVES:
+        require(files, layout.demands(files, source.root))
+    return layout.tensors(files, source.root)
+
+
+def around(files: Files, source: Source) -> tuple[Files, ...]:
+    """Directories of the checkpoint in which the framework keeps configuration and tokenizer of this source."""
+    return (Within(files, per_rank.configuration(source.root)),) if source.layout == per_rank.NAME else ()
+
+
+def require(files: Files, wanted: Mapping[str, int | None]) -> None:
+    """Raise Incomplete if a file is missing (3: fetch it), Corrupt if one has another size (10: it was cut or rewritten)."""
+    sizes = files.sizes()
+    missing = sorted(name for name in wanted if name not in sizes)
+    if missing:
+        more = f" and {len(missing) - 1} more" if missing[1:] else ""
+        raise Incomplete(
+            f"{missing[0]}{more}: not there, of {len(wanted)} files that the checkpoint needs",
+            hint="give the other nodes' directories too",
+        )
+    for name, size in wanted.items():
+        if size not in (None, sizes[name]):
+            raise Corrupt(
+                f"{name}: {sizes[name]} bytes, {size} expected by the metadata", hint="it was cut short, or belongs to another save"
+            )
+
+
+def demands(files: Files) -> Demands:
+    """What the metadata here demands; where this node's files do not tell, nothing.  Raises Corrupt or Unsupported."""
+    found = sources(files)
+    model = _told(files, found[0]) if found else {}
+    others = [Source(name, root) for name, layout in LAYOUTS.items() for root in layout.roots(files.sizes())]
+    resume = {k: v for source in others for k, v in _told(files, source).items() if k not in model}
+    world = _world(files, others, model)
+    resume |= {name: files.sizes().get(name) for name in _random_states(files.sizes(), world)}
+    return Demands(model, resume, world)
+
+
+def closed(name: str, files: Files) -> bool:
+    """Whether a file has the end that its format gives it.  True for formats that have none."""
+    size = files.sizes()[name]
+    try:
+        if name.endswith(".safetensors"):
+            return bool(safetensors.tensors(files, name)) or size > 8
+        if name.endswith((".pt", ".pth", ".bin")):
+            return torch_zip.has_end(files, Extent(name, 0, size)) or _has_older_end(files, Extent(name, 0, size))
+        if name.endswith(".json"):
+            json.loads(read_whole(files, name))
+    except (Corrupt, ValueError, RecursionError):
+        return False
+    except Unsupported:
+        return True  # it is whole, and of elements that we do not merge
+    return True
+
+
+def _has_older_end(files: Files, where: Extent) -> bool:
+    """Whether a file that is no archive is torch's older format, whole; what begins otherwise has no end that we know.
+
+    A file cut short to nothing could still become an archive.
+    """
+    if torch_legacy.is_legacy(files, where):
+        return bool(torch_pickle.load(files, where, rank_files.ALLOWED))
+    return where.size >= 2 and read(files, Extent(where.file, 0, 2)) != b"PK"
+
+
+def _is_hollow(files: Files, source: Source) -> bool:
+    """Whole weights that ZeRO-3 wrote as empty placeholders (LlamaFactory#1226, peft#2500) do not win."""
+    if source.layout not in _WHOLE:
+        return False
+    try:
+        found = tensors(files, source)
+    except (Incomplete, Corrupt, Unsupported):
+        return False  # it is asked again, and answers for itself, when it is used
+    return any(t.shape == (0,) for t in found)
+
+
+def _told(files: Files, source: Source) -> dict[str, int | None]:
+    try:
+        return LAYOUTS[source.layout].demands(files, source.root)
+    except Incomplete:
+        return {}  # another node has the metadata
+
+
+def _world(files: Files, found: Iterable[Source], model: Iterable[str]) -> int | None:
+    """Ranks as ZeRO records them, or as the names of the files that DCP's metadata refers to."""
+    for source in found:
+        if source.layout == "zero" and _told(files, source):
+            return zero.world(files, source.root)
+    seen = ranks(model)
+    return seen[-1] + 1 if seen else None
+
+
+def _random_states(names: Iterable[str], world: int | None) -> list[str]:
+    """The files of random states that every rank writes, if any rank here wrote one."""
+    kinds = {(m[1], m[2]) for m in map(_RNG.fullmatch, names) if m}
+    return [f"{stem}{rank}{end}" for stem, end in sorted(kinds) for rank in range(world or 0)]

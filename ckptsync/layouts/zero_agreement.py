@@ -1,0 +1,119 @@
+"""Whether the files of one ZeRO checkpoint are of one save: what several of them record must be the same in all.
+
+DeepSpeed names a rank's file by the rank alone, so one that another save left behind has the same name and, mostly, the same size.
+Sources: ``_common_checkpoint_state`` and ``_save_zero_checkpoint`` of ``deepspeed/runtime/engine.py``, 0.19.8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import isclose
+from typing import Any
+
+from ckptsync.errors import Corrupt, Unsupported
+from ckptsync.formats.inert import Made, brief
+from ckptsync.layouts.zero_files import MASTERS, Setup, StateFile, configuration, optimizer_state, parallel, section
+
+_OF_A_MODEL = ("global_steps", "global_samples", "skipped_steps", "dp_world_size", "mp_world_size", "ds_version")
+_ALIKE = 1e-9  # learning rates are computed on every machine; from step to step they change by far more
+
+
+def check(what: Setup, models: Sequence[StateFile], ranks: Sequence[Sequence[StateFile]]) -> None:
+    """Raise Corrupt if two files record different things of the same, Unsupported for what another kind of rank wrote.
+
+    ``ranks``: the optimizer files of each model-parallel rank; pipeline stages need not have the same parameter groups.
+    """
+    _check_alike(models, lambda file: [(key, file.content.get(key)) for key in _OF_A_MODEL])
+    for each in ranks:
+        _check_alike(each, _of_an_optimizer)
+    optim = [file for each in ranks for file in each]
+    _check_alike([*models, *optim], lambda file: [("ds_version", file.content.get("ds_version"))])
+    for file in models:
+        _check_model(what, file)
+    for file in optim:
+        _check_optimizer(what, file)
+
+
+def refuse_what_is_elsewhere(names: Iterable[str], root: str, models: Sequence[StateFile]) -> None:
+    """Raise Unsupported where the fp32 weights lie in swap files, or are sharded in a way that the files do not tell."""
+    config = section(configuration(models[0]), "zero_optimization") if models else {}
+    swapped = next((n for n in names if n.startswith(f"{root}/offloaded_tensors/".lstrip("/"))), "")
+    if swapped or section(config, "offload_optimizer").get("device") == "nvme":
+        raise Unsupported(
+            f"{root or '.'}: the optimizer's tensors were offloaded to NVMe, and its files do not hold them",
+            hint="save again with the optimizer offloaded to the CPU, or with stage3_gather_16bit_weights_on_model_save",
+        )
+    size = config.get("mics_shard_size")
+    if type(size) is int and size > 0:
+        raise Unsupported(
+            f"{root or '.'}: MiCS shards the parameters over groups of {size} ranks, which cannot be joined yet",
+            hint="save with stage3_gather_16bit_weights_on_model_save",
+        )
+
+
+def _check_alike(files: Sequence[StateFile], told: Callable[[StateFile], Iterable[tuple[str, Any]]]) -> None:
+    first: dict[str, tuple[str, Any]] = {}
+    for file in files:
+        for key, value in told(file):
+            name, wanted = first.setdefault(key, (file.name, value))
+            if not _is_alike(value, wanted):
+                raise Corrupt(
+                    f"{file.name}: {key} is {brief(value)}, {brief(wanted)} in {name}",
+                    hint="the files are of different saves: give those that one save wrote",
+                )
+
+
+def _is_alike(one: Any, other: Any) -> bool:
+    if type(one) is float and type(other) is float:
+        return isclose(one, other, rel_tol=_ALIKE)
+    is_told = one is not None and other is not None
+    return not is_told or not _is_plain(one) or not _is_plain(other) or bool(one == other)
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in (bool, int, float, str)
+
+
+def _of_an_optimizer(file: StateFile) -> Iterator[tuple[str, Any]]:
+    """Numbers that are one for all ranks: what the loss scaler has come to, step counts, learning rates."""
+    state = optimizer_state(file)
+    stage = state.get("zero_stage")
+    yield "zero_stage", stage.args[0] if isinstance(stage, Made) and stage.args else stage
+    counts = state.get("partition_count")
+    for number, count in enumerate(counts if isinstance(counts, (list, tuple)) else [counts]):
+        yield f"partition_count {number}", count
+    scaler = state.get("loss_scaler")
+    if isinstance(scaler, Made) and isinstance(scaler.state, dict):
+        yield from (("loss_scaler " + key, scaler.state.get(key)) for key in ("cur_iter", "cur_scale", "last_overflow_iter"))
+    yield "base_optimizer_state_step", state.get("base_optimizer_state_step")
+    base = state.get("base_optimizer_state", state.get("optimizer_state_dict"))
+    if isinstance(base, dict):
+        yield from _of_torch(base)
+
+
+def _of_torch(base: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    groups, states = base.get("param_groups"), base.get("state")
+    for number, group in enumerate(groups if isinstance(groups, list) else []):
+        if isinstance(group, dict):
+            yield from ((f"{key} of parameter group {number}", group.get(key)) for key in ("lr", "step", "weight_decay"))
+    for number, one in states.items() if isinstance(states, dict) else ():
+        if isinstance(one, dict):
+            yield f"step of parameter {brief(number)}", one.get("step")
+
+
+def _check_model(what: Setup, file: StateFile) -> None:
+    if parallel(file) != what.mp:
+        raise Unsupported(
+            f"{file.name}: says that there are {parallel(file)} tensor or pipeline parallel ranks, {what.mp} expected by the files here",
+            hint="give the files of one save, of every node; mp_rank_00 alone is not the model",
+        )
+    world = file.content.get("dp_world_size")
+    if what.stage and type(world) is int and world != what.world:
+        raise Corrupt(f"{file.name}: dp_world_size is {world}, the optimizer files are of {what.world} ranks")
+
+
+def _check_optimizer(what: Setup, file: StateFile) -> None:
+    if optimizer_state(file).get("ds_zero_partition_groups"):
+        raise Unsupported(f"{file.name}: experts as AutoEP keeps them cannot be joined yet", hint="convert it with ds_to_universal")
+    if (MASTERS in optimizer_state(file)) == (what.stage == 3):
+        raise Corrupt(f"{file.name}: not an optimizer state of ZeRO stage {what.stage}", hint="it is of another save")

@@ -1,0 +1,216 @@
+"""Tensor-parallel ranks of DeepSpeed, joined as the checkpoint itself says: ``universal_checkpoint_info`` of its model files.
+
+AutoTP writes an ``affine_map`` (which block of the parameter each rank holds) and, like Megatron-DeepSpeed, lists of patterns by kind.
+What neither tells is refused.  Sources: ``merge_tp_slices`` of ``deepspeed/checkpoint/ds_to_universal.py``,
+``deepspeed/checkpoint/affine.py``, 0.19.8.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ckptsync.errors import Corrupt, Unsupported
+from ckptsync.formats.inert import brief
+from ckptsync.formats.torch_pickle import row_major
+from ckptsync.layouts import zero_patterns
+from ckptsync.layouts.boxes import Box, place
+from ckptsync.layouts.zero_files import StateFile, section
+from ckptsync.layouts.zero_rank import groups_of
+from ckptsync.model import Copy, Shape, Tensor
+
+_HINT = "convert it with DeepSpeed's ds_to_universal, or save the gathered model"
+_FORMAT = 1  # of affine maps
+_ASKED = ("tp_replicated_parameter_patterns", "parameter_with_row_parallelism_patterns", "vocabulary_parameter_patterns")
+_UNREAD = ("parameter_to_average_patterns", "parameter_with_2_sub_params_cat_dim_0")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A block of a parameter: ``rank`` has it at ``held`` of its own shard, and it belongs at ``into`` of the whole."""
+
+    rank: int
+    held: Box
+    into: Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Joining:
+    """A parameter's whole shape, and the blocks that make it."""
+
+    shape: Shape
+    pieces: tuple[Piece, ...]
+
+
+def joined(ranks: Sequence[Sequence[Tensor]], model: StateFile) -> tuple[Tensor, ...]:
+    """The tensors of all ranks, each made of its shards.  Raises Unsupported where nothing says how."""
+    rules = Rules(model)
+    shards = [{tensor.name: tensor for tensor in tensors} for tensors in ranks]
+    if any(held.keys() != shards[0].keys() for held in shards):
+        odd = min(name for held in shards for name in held if not all(name in other for other in shards))
+        raise Corrupt(f"{model.name}: {odd} is not in every tensor-parallel rank", hint="the files are of different saves")
+    buffers = set(model.get("buffer_names", list))
+    return tuple(_joined([held[name] for held in shards], rules, is_buffer=name in buffers) for name in shards[0])
+
+
+def _joined(shards: Sequence[Tensor], rules: Rules, *, is_buffer: bool) -> Tensor:
+    first = shards[0]
+    if is_buffer:
+        return replica(shards)
+    how = rules.joining(first.tied or first.name, [shard.shape for shard in shards])
+    filled = {rank: shard for rank, shard in enumerate(shards) if 0 not in shard.shape}  # an empty shard is in no optimizer
+    if len({(s.dtype, *(c.dtype for c in s.copies)) for s in filled.values()}) > 1:
+        raise Corrupt(f"{first.name}: the tensor-parallel ranks have it in different element types")
+    some = next(iter(filled.values()), first)
+    copies = tuple(_copy(how, n, filled, copy.dtype) for n, copy in enumerate(some.copies))
+    return Tensor(first.name, some.dtype, how.shape, copies, first.tied)
+
+
+def _copy(how: Joining, number: int, shards: Mapping[int, Tensor], dtype: str) -> Copy:
+    absent = next((shard.copies[number].absent for shard in shards.values() if shard.copies[number].absent), "")
+    pieces = () if absent else (p for p in how.pieces if p.rank in shards)
+    parts = (part for p in pieces for part in place(shards[p.rank].copies[number], shards[p.rank].shape, p.held, p.into))
+    return Copy(dtype, how.shape, tuple(parts), absent)
+
+
+def replica(shards: Sequence[Tensor]) -> Tensor:
+    """A buffer, of which nothing is told: it is one if all ranks' bytes have the same CRC32."""
+    sums = [[(p.extent.size, p.checksum and p.checksum.crc32) for p in shard.copies[0].parts] for shard in shards]
+    if any(s.shape != shards[0].shape or s.dtype != shards[0].dtype for s in shards) or any(s != sums[0] for s in sums):
+        raise Unsupported(f"{shards[0].name}: a buffer that is not the same on all tensor-parallel ranks", hint=_HINT)
+    if any(crc is None for _, crc in sums[0]):
+        raise Unsupported(
+            f"{shards[0].name}: nothing tells whether this buffer is the same on all tensor-parallel ranks", hint=_HINT
+        )
+    return shards[0]
+
+
+class Rules:
+    """What ``universal_checkpoint_info`` says of each parameter.  Raises Unsupported for what it may say and nothing here does."""
+
+    def __init__(self, model: StateFile) -> None:
+        info = section(model.content, "universal_checkpoint_info")
+        if not info:
+            raise Unsupported(
+                f"{model.name}: tensor parallel ranks, and no universal_checkpoint_info that says how to join them", hint=_HINT
+            )
+        self._trained = {name for shapes in groups_of(model) or () for name in shapes}
+        maps = section(info, "affine_map")
+        if maps and maps.get("version", _FORMAT) != _FORMAT:
+            raise Unsupported(f"{model.name}: an affine_map of version {brief(maps.get('version'))}, {_FORMAT} is known")
+        self._maps = zero_patterns.Patterns(section(maps, "params"), model.name)
+        self._kinds = {key: zero_patterns.Patterns(_listed(info, key), model.name) for key in (*_ASKED, *_UNREAD)}
+        self._sub = zero_patterns.Patterns(dict.fromkeys(_of_sub_params(info)), model.name)
+        self._unsupported = zero_patterns.Patterns(_listed(info, "autotp_unsupported_parameter_patterns"), model.name)
+        self._rows: Any = info.get("original_vocab_size")
+
+    def joining(self, name: str, shapes: Sequence[Shape]) -> Joining:
+        """How the shards of one parameter, of these shapes, make the whole."""
+        if self._unsupported.finds(name):
+            raise Unsupported(f"{name}: AutoTP says that its shards cannot be joined", hint=_HINT)
+        found = self._maps.find(name)
+        how = _by_map(name, found, shapes) if found is not None else self._by_kind(name, shapes)
+        return self._without_padding(name, how) if self._kinds["vocabulary_parameter_patterns"].finds(name) else how
+
+    def _by_kind(self, name: str, shapes: Sequence[Shape]) -> Joining:
+        odd = next((key for key in _UNREAD if self._kinds[key].finds(name)), "sub-parameters" if self._sub.finds(name) else "")
+        if odd:
+            raise Unsupported(f"{name}: {odd}, which cannot be joined yet", hint=_HINT)
+        if self._kinds["tp_replicated_parameter_patterns"].finds(name):
+            if len(set(shapes)) != 1:
+                raise Corrupt(f"{name}: replicated, and of {len(set(shapes))} shapes")
+            return Joining(shapes[0], (Piece(0, ((0,) * len(shapes[0]), shapes[0]), (0,) * len(shapes[0])),))
+        is_row = self._kinds["parameter_with_row_parallelism_patterns"].finds(name)
+        if not is_row and name not in self._trained:  # of those, what no pattern names is cut along its first axis
+            raise Unsupported(f"{name}: nothing says how its shards are to be joined", hint=_HINT)
+        return _along(name, 1 if is_row else 0, shapes)
+
+    def _without_padding(self, name: str, how: Joining) -> Joining:
+        rows = self._rows
+        if type(rows) is not int or not how.shape or not 0 < rows <= how.shape[0]:
+            raise Corrupt(f"{name}: a vocabulary of {brief(rows)} rows, at most {how.shape[:1]} expected")
+        kept = ((p, min(p.held[1][0], rows - p.into[0])) for p in how.pieces)
+        pieces = (Piece(p.rank, (p.held[0], (n, *p.held[1][1:])), p.into) for p, n in kept if n > 0)
+        return Joining((rows, *how.shape[1:]), tuple(pieces))
+
+
+def _listed(info: Mapping[str, Any], key: str) -> dict[Any, Any]:
+    value = info.get(key)
+    return value if isinstance(value, dict) else dict.fromkeys(value) if isinstance(value, list) and _all_text(value) else {}
+
+
+def _all_text(values: Sequence[Any]) -> bool:
+    return all(isinstance(v, str) for v in values)
+
+
+def _of_sub_params(info: Mapping[str, Any]) -> Iterator[Any]:
+    told = info.get("parameter_with_sub_params")
+    for one in told if isinstance(told, list) else []:
+        patterns = one.get("patterns") if isinstance(one, dict) else None
+        if not isinstance(patterns, list) or not _all_text(patterns):
+            raise Unsupported("parameter_with_sub_params: patterns of a kind that is not known", hint=_HINT)
+        yield from patterns
+
+
+def _along(name: str, axis: int, shapes: Sequence[Shape]) -> Joining:
+    """Shards that follow each other along one axis."""
+    if any(len(s) <= axis or s[:axis] + s[axis + 1 :] != shapes[0][:axis] + shapes[0][axis + 1 :] for s in shapes):
+        raise Corrupt(f"{name}: shards of {brief(tuple(map(str, shapes)))} do not follow each other on axis {axis}")
+    pieces, at = [], 0
+    for rank, shape in enumerate(shapes):
+        zeros = (0,) * len(shape)
+        pieces.append(Piece(rank, (zeros, shape), (*zeros[:axis], at, *zeros[axis + 1 :])))
+        at += shape[axis]
+    return Joining((*shapes[0][:axis], at, *shapes[0][axis + 1 :]), tuple(pieces))
+
+
+def _by_map(name: str, told: Any, shapes: Sequence[Shape]) -> Joining:
+    """An affine map: for every rank its blocks, as ``[offset, strides]`` in the whole and in the shard."""
+    try:
+        whole = _natural(told["logical_shape"])
+        pieces = []
+        for rank, shape in enumerate(shapes):
+            mine = told["ranks"].get(rank, told["ranks"].get(str(rank)))
+            if _natural(mine["shard_shape"]) != shape:
+                raise Corrupt(f"{name}: rank {rank} has {shape}, its affine map tells of another shape")
+            pieces += [p for one in mine["pieces"] for p in _piece(name, rank, one, whole, shape)]
+    except (KeyError, TypeError, AttributeError, ValueError, IndexError) as e:
+        raise Corrupt(f"{name}: an affine map that is none: {type(e).__name__}") from e
+    return Joining(whole, tuple(pieces))
+
+
+def _piece(name: str, rank: int, told: Any, whole: Shape, shard: Shape) -> Iterator[Piece]:
+    shape: Shape = _natural(told["shape"])
+    if 0 in shape:
+        return  # a rank without any of it
+    if told.get("scale", 1.0) != 1.0:
+        raise Unsupported(f"{name}: its shards are scaled, and a merge never computes", hint=_HINT)
+    into, held = _corner(name, told["source"], shape, whole), _corner(name, told["dest"], shape, shard)
+    locations = [int(n) for n in told["locations"]]
+    if rank not in locations:
+        raise Corrupt(f"{name}: rank {rank} has a block that its affine map gives to others")
+    if rank == min(locations):
+        yield Piece(rank, (held, shape), into)
+
+
+def _corner(name: str, told: Any, shape: Shape, of: Shape) -> Shape:
+    """Where a block begins in a tensor, if it is a box of it: strides of the tensor's own rows."""
+    offset, strides = told
+    plain = row_major(of)
+    if len(shape) != len(of) or any(n > 1 and s != p for n, s, p in zip(shape, _natural(strides), plain, strict=True)):
+        raise Unsupported(f"{name}: an affine map whose blocks are no boxes", hint=_HINT)
+    at: list[int] = []
+    (rest,) = _natural([offset])
+    for stride in plain:
+        at.append(rest // stride if stride else 0)
+        rest -= at[-1] * stride
+    if rest or any(a + n > whole for a, n, whole in zip(at, shape, of, strict=True)):
+        raise Corrupt(f"{name}: an affine map with a block outside its tensor")
+    return tuple(at)
+
+
+def _natural(values: Any) -> Shape:
+    if not isinstance(values, (list, tuple)) or any(type(v) is not int or v < 0 for v in values):
+        raise ValueError("not natural numbers")
+    return tuple(values)

@@ -1,0 +1,51 @@
+"""Which parameters a model-parallel rank trains, and where their fp32 masters lie.
+
+``param_shapes`` of the model file names them; without it, the slices that ``BF16_Optimizer`` records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ckptsync.layouts import zero_experts, zero_masters, zero_slices
+from ckptsync.layouts.zero_rank import Rank, groups_of
+from ckptsync.model import Copy, Shape
+
+Groups = Sequence[dict[str, Shape]]
+
+
+def groups(rank: Rank) -> Groups:
+    """Names and shapes by parameter group, in the order of their elements; experts as the first rank numbers its own."""
+    told = groups_of(rank.first)
+    if rank.stage == 0:
+        return []
+    if told is not None:
+        return told
+    if rank.absent:
+        buffers = rank.first.get("buffer_names", list)
+        return [{name: value.shape for name, (_, value) in rank.own.items() if name not in buffers}]
+    own = {name: value.shape for name, (_, value) in rank.own.items()}
+    return zero_slices.groups([zero_experts.first_set(rank.first, rank.optim, n) for n in zero_slices.count(rank.optim[0])], own)
+
+
+def shapes(rank: Rank, told: Groups) -> dict[str, Shape]:
+    """The trained parameters; experts under their numbers over all ranks."""
+    found: dict[str, Shape] = {}
+    for group in told:
+        found |= zero_experts.everywhere(group, rank.own) if zero_experts.is_of_experts(group) else group
+    return found
+
+
+def masters(rank: Rank, told: Groups) -> dict[str, Copy]:
+    """The fp32 master of each, where all optimizer files are here."""
+    if rank.absent or not rank.optim:
+        return {}
+    if rank.stage == 3:
+        return zero_masters.copies(rank.files, 3, rank.optim, told)
+    found: dict[str, Copy] = {}
+    for index, group in enumerate(told):
+        if not zero_experts.is_of_experts(group):
+            copies = zero_masters.group(rank.files, rank.optim, index, group)
+            zero_slices.check(rank.files, rank.optim, index, copies)
+            found |= copies
+    return found | zero_experts.masters(rank.files, rank.first, rank.optim, told, rank.own)

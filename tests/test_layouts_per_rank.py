@@ -1,0 +1,176 @@
+"""A file a rank: real ones, and everything that can be missing, mixed or renamed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
+from ckptsync.layouts import per_rank, table
+from ckptsync.layouts.table import Source
+from tests.assembled import assembled
+from tests.plain_files import MemoryFiles, tree
+from tests.torch_files import saved
+from tests.vector import bits, vector
+
+REAL = {
+    "acc-ranks-fsdp2-tied": "pytorch_model_fsdp_0",
+    "acc-ranks-fsdp1": "pytorch_model_fsdp_0",
+    "verl-fsdp2": "actor/model",
+    "verl-mesh": "actor/model",
+}
+VERL = "actor/model_world_size_4_rank_{}.pt"
+
+
+def of(name: str) -> MemoryFiles:
+    return tree(*vector(name).sources)
+
+
+def read(files: MemoryFiles, root: str) -> object:
+    return table.tensors(files, Source("per_rank", root))
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_checkpoints_are_put_together_bit_for_bit(name: str) -> None:
+    files = of(name)
+    assert str(table.choose(files, None)) == f"per_rank:{REAL[name]}"
+    assert assembled(files, per_rank.tensors(files, REAL[name])) == bits(vector(name).keep)
+
+
+def test_of_replicas_the_lowest_ranks_is_read() -> None:
+    found = {t.name: t for t in per_rank.tensors(of("verl-mesh"), "actor/model")}
+    ranks = [part.extent.file[-4] for part in found["half replicated"].copies[0].parts]
+    assert ranks == ["0", "1"]
+
+
+def test_names_that_share_elements_on_every_rank_are_tied() -> None:
+    tied = {t.name: t.tied for t in per_rank.tensors(of("acc-ranks-fsdp2-tied"), "pytorch_model_fsdp_0") if t.tied}
+    assert tied == {"lm_head.weight": "model.embed_tokens.weight"}
+    assert {t.name for t in per_rank.tensors(of("verl-mesh"), "actor/model") if t.tied} == {"tied.two.weight"}
+
+
+def test_names_that_view_other_parts_of_one_storage_are_not_tied() -> None:
+    shared = torch.zeros(2, 3)
+    state = {"a": shared[0], "b": shared[1], "c": shared[1]}
+    assert [t.tied for t in per_rank.tensors(plain(state, state), "model")] == [None, None, "b"]
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_every_ranks_file_is_demanded_and_a_missing_one_named(name: str) -> None:
+    files, root = of(name), REAL[name]
+    wanted = list(per_rank.demands(files, root))
+    assert table.demands(files).world == len(wanted)
+    for gone in wanted:
+        data = files.content.pop(gone)
+        with pytest.raises(Incomplete, match=gone.rpartition("/")[2]):
+            read(files, root)
+        files.content[gone] = data
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_two_ranks_files_that_were_exchanged_are_noticed(name: str) -> None:
+    files, root = of(name), REAL[name]
+    first, second, *_ = per_rank.demands(files, root)
+    files.content[first], files.content[second] = files.content[second], files.content[first]
+    with pytest.raises(Corrupt, match="rank 1 wrote it"):
+        read(files, root)
+
+
+def test_files_of_two_worlds_are_not_mixed() -> None:
+    files = of("verl-mesh")
+    files.content["actor/model_world_size_2_rank_0.pt"] = files.content[VERL.format(0)]
+    with pytest.raises(Corrupt, match="worlds of 2 and 4 ranks"):
+        read(files, "actor/model")
+    files = of("acc-ranks-fsdp1")
+    files.content["pytorch_model_fsdp_0_rank2.bin"] = files.content["pytorch_model_fsdp_0_rank1.bin"]
+    with pytest.raises(Corrupt, match="a world of 2 has not"):
+        read(files, "pytorch_model_fsdp_0")
+
+
+def test_a_name_that_tells_another_world_than_the_tensors_is_noticed() -> None:
+    files = MemoryFiles({f"model_world_size_2_rank_{rank}.pt": of("verl-mesh").content[VERL.format(rank)] for rank in range(2)})
+    with pytest.raises(Corrupt, match="is cut otherwise"):
+        read(files, "model")
+
+
+def test_a_file_cut_anywhere_is_refused() -> None:
+    files = of("verl-mesh")
+    data = files.content[VERL.format(2)]
+    for size in [*range(0, len(data), 97), *range(len(data) - 40, len(data))]:
+        files.content[VERL.format(2)] = data[:size]
+        with pytest.raises(CkptsyncError):
+            read(files, "actor/model")
+
+
+def plain(*states: dict[str, torch.Tensor]) -> MemoryFiles:
+    return MemoryFiles({f"model_world_size_{len(states)}_rank_{rank}.pt": saved(state) for rank, state in enumerate(states)})
+
+
+def test_plain_tensors_are_rank_0s_whatever_their_values() -> None:
+    ones = {"w": torch.ones(3), "n": torch.tensor(7)}
+    files = plain(ones, ones)
+    assert [(t.name, t.shape, t.remark) for t in per_rank.tensors(files, "model")] == [("w", (3,), ""), ("n", (), "")]
+
+
+def test_plain_tensors_that_differ_where_nothing_is_sharded_are_refused() -> None:
+    with pytest.raises(Unsupported, match="nothing says how they go together"):
+        read(plain({"w": torch.ones(3)}, {"w": torch.zeros(3)}), "model")
+    with pytest.raises(Unsupported, match="no tensors"):
+        read(plain({}, {}), "model")
+
+
+@pytest.mark.parametrize("other", [{"w": torch.ones(4)}, {"w": torch.ones(3).bfloat16()}, {"v": torch.ones(3)}, {}])
+def test_ranks_that_disagree_about_a_tensor_are_corrupt(other: dict[str, torch.Tensor]) -> None:
+    with pytest.raises(Corrupt, match="rank_1"):
+        read(plain({"w": torch.ones(3)}, other), "model")
+
+
+def test_an_actor_and_a_critic_are_never_guessed_between() -> None:
+    files = of("verl-fsdp2")
+    files.content |= {name.replace("actor", "critic"): data for name, data in files.content.items()}
+    with pytest.raises(Unsupported, match="2 sets of weights"):
+        table.choose(files, None)
+    assert table.choose(files, "critic/model").root == "critic/model"
+
+
+def test_what_is_for_resuming_is_demanded_for_that_alone() -> None:
+    assert per_rank.roots(["a/model_world_size_2_rank_0.pt", "a/optim_world_size_2_rank_1.pt"]) == ("a/model", "a/optim")
+    assert not per_rank.holds_weights("a/optim")
+    assert not per_rank.holds_weights("optimizer_0")
+    files = of("acc-ranks-fsdp1")
+    files.content["optimizer_0_rank1.bin"] = b""
+    found = table.demands(files)
+    assert set(found.resume) == {"optimizer_0_rank0.bin", "optimizer_0_rank1.bin"}
+    assert set(found.model) == {"pytorch_model_fsdp_0_rank0.bin", "pytorch_model_fsdp_0_rank1.bin"}
+    with pytest.raises(Incomplete, match="the model's own files"):
+        per_rank.demands(MemoryFiles({"optimizer_0_rank1.bin": b""}), "optimizer_0")
+    with pytest.raises(Incomplete, match="no file of any rank"):
+        per_rank.demands(MemoryFiles({}), "model")
+
+
+def test_configuration_lies_where_verl_puts_it() -> None:
+    assert per_rank.configuration("actor/model") == "actor/huggingface"
+    assert per_rank.configuration("model") == "huggingface"
+    (place,) = table.around(of("verl-fsdp2"), Source("per_rank", "actor/model"))
+    assert "config.json" in place.sizes()
+
+
+def of_a_slice(rank: int) -> bytes:
+    """What rank ``rank`` of four saves of a tensor on one axis of a mesh of two."""
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=rank, world_size=4, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["dp"]
+        return saved({"w": DTensor.from_local(torch.ones(2, 3), mesh, [Shard(0)], run_check=False)})
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_tensor_on_some_of_the_ranks_is_refused_whatever_its_values() -> None:
+    files = MemoryFiles({f"model_world_size_4_rank_{rank}.pt": of_a_slice(rank) for rank in range(4)})
+    with pytest.raises(Unsupported, match="w lies on 2 of 4 ranks"):
+        read(files, "model")

@@ -1,0 +1,130 @@
+"""Models by torch.save, in one file or several."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
+from ckptsync.layouts import table, whole_bin
+from ckptsync.layouts.table import Source
+from tests.assembled import assembled
+from tests.plain_files import MemoryFiles, safetensors_file, tree
+from tests.torch_files import raw, saved
+from tests.vector import bits, vector
+
+SHARED = torch.arange(6.0).reshape(2, 3)
+STATE = {"a": SHARED, "b": SHARED, "c": SHARED[1], "n": torch.tensor(3)}
+INDEX = "pytorch_model.bin.index.json"
+NAMES = ["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"]
+MAP = {"a": NAMES[0], "n": NAMES[1]}
+
+
+def one(value: Any, name: str = "pytorch_model") -> MemoryFiles:
+    return MemoryFiles({f"{name}.bin": saved(value)})
+
+
+def sharded(weight_map: Any = MAP) -> MemoryFiles:
+    files = {NAMES[0]: saved({"a": SHARED}), NAMES[1]: saved({"n": STATE["n"]})}
+    return MemoryFiles({**files, INDEX: json.dumps({"weight_map": weight_map}).encode()})
+
+
+def read(files: MemoryFiles, root: str = "pytorch_model") -> Any:
+    return table.tensors(files, Source("bin", root))
+
+
+@pytest.mark.parametrize(
+    ("name", "root"), [("bin-sharded", "pytorch_model"), ("bin-legacy", "pytorch_model"), ("acc-full-fsdp2", "pytorch_model_fsdp")]
+)
+def test_real_models_are_read_bit_for_bit(name: str, root: str) -> None:
+    of = vector(name)
+    files = tree(*of.sources)
+    assert str(table.choose(files, None)) == f"bin:{root}"
+    assert assembled(files, read(files, root)) == bits(of.keep)
+
+
+def test_names_that_view_the_same_elements_are_tied_and_others_not() -> None:
+    found = {t.name: (t.tied, t.shape) for t in read(one(STATE))}
+    assert found == {"a": (None, (2, 3)), "b": ("a", (2, 3)), "c": (None, (3,)), "n": (None, ())}
+    empty = torch.zeros(0)
+    assert [t.tied for t in read(one({"a": empty, "b": empty}))] == [None, None]
+
+
+@pytest.mark.parametrize("wrapper", ["model", "state_dict", "module", "model_state_dict"])
+def test_a_state_dict_may_lie_in_the_only_dictionary_of_tensors(wrapper: str) -> None:
+    assert len(read(one({wrapper: STATE, "epoch": 3, "args": {"lr": 1.0}}))) == len(STATE)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"model": STATE, "optimizer": {"state": {0: {"exp_avg": SHARED}}}},
+        {"model": STATE, "extra": SHARED},
+        {"ema": STATE},
+        {0: SHARED},
+        [SHARED],
+        SHARED,
+        3,
+    ],
+)
+def test_where_nothing_says_which_tensors_are_the_model_it_is_not_guessed(value: Any) -> None:
+    with pytest.raises(Unsupported, match=r"pytorch_model\.bin"):
+        read(one(value))
+
+
+def test_models_are_claimed_at_the_top_only_and_training_states_never() -> None:
+    assert whole_bin.roots(["pytorch_model.bin", "pytorch_model_fsdp_1.bin", INDEX]) == ("pytorch_model", "pytorch_model_fsdp_1")
+    assert whole_bin.roots([NAMES[1]]) == ("pytorch_model",)
+    nobodys = ["optimizer.bin", "scheduler.bin", "training_args.bin", "x/pytorch_model.bin", "pytorch_model_fsdp_0_rank1.bin"]
+    assert whole_bin.roots([*nobodys, "adapter_model.bin", "pytorch_model.bin.tmp"]) == ()
+    assert whole_bin.holds_weights("pytorch_model")
+
+
+def test_safetensors_win_over_them_and_two_of_them_are_never_guessed_between() -> None:
+    files = one(STATE)
+    files.content["model.safetensors"] = safetensors_file({"w": ("U8", (1,), b"x")})
+    assert str(table.choose(files, None)) == "whole:."
+    both = MemoryFiles({**one(STATE).content, **one(STATE, "pytorch_model_fsdp").content})
+    with pytest.raises(Unsupported, match="2 sets of weights"):
+        table.choose(both, None)
+
+
+def test_the_index_must_name_what_is_there() -> None:
+    assert {t.name for t in read(sharded())} == {"a", "n"}
+    for odd in [{"a": NAMES[1]}, {**MAP, "z": NAMES[0]}, {"a": NAMES[1], "n": NAMES[0]}]:
+        with pytest.raises(Corrupt, match="not where it says"):
+            read(sharded(odd))
+    for evil in [{"a": "../x.bin"}, {"a": "/x.bin"}, {"a": "d/x.bin"}, {"a": "x.sh"}, {"a": 3}, [], None]:
+        with pytest.raises(Corrupt):
+            read(sharded(evil))
+
+
+def test_without_an_index_the_numbers_say_how_many_there_are() -> None:
+    files = sharded()
+    del files.content[INDEX]
+    assert len(read(files)) == 2
+    data = files.content.pop(NAMES[0])
+    with pytest.raises(Incomplete, match=NAMES[0]):
+        read(files)
+    files.content["pytorch_model-00001-of-00003.bin"] = data
+    with pytest.raises(Corrupt, match="2 different sets"):
+        read(files)
+
+
+def test_one_name_in_two_files_is_corrupt() -> None:
+    files = sharded()
+    del files.content[INDEX]
+    files.content[NAMES[1]] = files.content[NAMES[0]]
+    with pytest.raises(Corrupt, match="also in"):
+        read(files)
+
+
+def test_a_file_cut_anywhere_is_refused() -> None:
+    for data in (saved({"a": SHARED}), saved({"a": SHARED}, _use_new_zipfile_serialization=False)):
+        assert raw(SHARED) in data
+        for size in range(len(data)):
+            with pytest.raises(CkptsyncError):
+                read(MemoryFiles({"pytorch_model.bin": data[:size]}))

@@ -1,0 +1,262 @@
+"""ZeRO checkpoints of any stage and world size against the slow obvious way."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
+from ckptsync.layouts import table, zero
+from ckptsync.merge.plan import DType, Options
+from ckptsync.merge.prepare import prepare
+from tests.plain_files import MemoryFiles
+from tests.torch_files import raw, saved
+from tests.zero_checkpoint import Tensors, Zero, expected, files, merged, model, optimizer, values, zeros
+
+WEIGHT = {"w": values((3, 4), 0), "b": values((5,), 50)}
+
+
+def same(found: Tensors, wanted: Tensors) -> None:
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        assert (found[name].dtype, found[name].shape, raw(found[name])) == (tensor.dtype, tensor.shape, raw(tensor)), name
+
+
+@pytest.mark.parametrize("dtype", ["keep", "auto"])
+@given(zeros())
+@settings(max_examples=80, deadline=None)
+def test_any_checkpoint_is_merged_as_by_hand(dtype: DType, of: Zero) -> None:
+    same(merged(files(of), dtype), expected(of, dtype))
+
+
+@given(zeros())
+@settings(max_examples=20, deadline=None)
+def test_every_ranks_files_are_demanded_and_each_is_named_when_it_is_missing(of: Zero) -> None:
+    held = files(of)
+    assert table.demands(held).model.keys() == held.sizes().keys()
+    assert table.demands(held).world == zero.world(held, of.root) == of.world
+    for name in list(held.content):
+        data = held.content.pop(name)
+        with pytest.raises(CkptsyncError, match=name if of.world > 1 else None) as e:  # of one rank nothing else tells its name
+            merged(held, "keep")
+        assert isinstance(e.value, Incomplete) == bool(held.content)
+        held.content[name] = data
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_files_that_a_larger_world_left_behind_are_left_out_and_it_is_said(stage: int) -> None:
+    of, old = Zero(stage, 2, [WEIGHT]), Zero(stage, 7, [{"w": values((3, 4), 99), "b": values((5,), 9)}])
+    held = MemoryFiles({**files(old).content, **files(of).content})
+    same(merged(held, "keep"), expected(of, "keep"))
+    assert len(table.demands(held).model) == (4 if stage == 3 else 3)
+    assert "is left out" in prepare(held, Options("keep")).notes[0]
+
+
+@pytest.mark.parametrize(
+    ("stage", "name"),
+    [
+        (1, "mp_rank_01_model_states.pt"),
+        (2, "mp_rank_01_model_states.pt"),
+        (3, "zero_pp_rank_0_mp_rank_01_model_states.pt"),
+        *((stage, "zero_pp_rank_0_mp_rank_01_optim_states.pt") for stage in (1, 2, 3)),
+        *((stage, "expp_rank_0_mp_rank_00_optim_states.pt") for stage in (1, 2, 3)),
+        (2, "layer_1_expert_0_mp_rank_00_model_states.pt"),
+        (2, "expert_0_mp_rank_00_model_states.pt"),
+        (1, "layer_00-model_00-model_states.pt"),
+        (1, "mp_rank_00_000_model_states.pt"),
+    ],
+)
+def test_files_of_parallel_ranks_that_the_model_does_not_have_are_never_passed_over(stage: int, name: str) -> None:
+    held = files(Zero(stage, 2, [WEIGHT]))
+    held.content[f"global_step2/{name}"] = b""
+    with pytest.raises((Unsupported, Corrupt), match=r"parallel ranks|experts|layers|not known"):
+        merged(held, "keep")
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_the_models_own_weights_are_read_from_the_model_file_alone(stage: int) -> None:
+    of = Zero(stage, 3, [{"w": values((400, 50), 0)}], buffers={"n": values((3,), 1, torch.int64)})
+    held, optim = files(of), [f"global_step2/zero_pp_rank_{r}_mp_rank_00_optim_states.pt" for r in range(3)]
+    for dtype in ("auto", "bf16"):
+        assert prepare(held, Options(dtype)).reads == {"global_step2/mp_rank_00_model_states.pt"}
+        before = held.read
+        same(merged(held, dtype), expected(of, "auto"))
+        assert held.read - before < 2 * 400 * 50 + 30_000  # two bytes a parameter, and pickles
+    assert prepare(held, Options("keep")).reads == {"global_step2/mp_rank_00_model_states.pt", *optim}
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("gone", [[0], [1], [0, 1]])
+def test_an_optimizer_file_that_is_missing_is_reported_every_time(stage: int, gone: list[int]) -> None:
+    of = Zero(stage, 2, [WEIGHT], buffers={"n": values((3,), 1, torch.int64)}, tied={"head": "w"})
+    held = files(of)
+    names = [f"global_step2/zero_pp_rank_{r}_mp_rank_00_optim_states.pt" for r in gone]
+    for name in names:
+        del held.content[name]
+    same(merged(held, "auto"), expected(of, "auto"))
+    assert f"{names[0]} is not here" in prepare(held, Options("auto")).notes[0]
+    for dtype in ("keep", "fp32"):
+        with pytest.raises(Incomplete, match=names[0]):
+            merged(held, dtype)
+
+
+def test_a_model_without_zero_is_read_from_its_model_file() -> None:
+    held = MemoryFiles({"global_step2/mp_rank_00_model_states.pt": saved(model(Zero(0, 4, [WEIGHT]), 0))})
+    same(merged(held, "keep"), {n: (t + 1).to(torch.bfloat16) for n, t in WEIGHT.items()})
+
+
+def test_masters_without_names_are_left_out_and_it_is_said() -> None:
+    told = model(Zero(0, 1, [WEIGHT]), 0) | {"optimizer": {"fp32_groups_flat": [torch.ones(17)]}}
+    held = MemoryFiles({"mp_rank_00_model_states.pt": saved(told)})
+    assert "have no names" in prepare(held, Options("keep")).notes[0]
+
+
+def test_a_checkpoint_without_weights_is_unsupported() -> None:
+    held = MemoryFiles({"global_step2/mp_rank_00_model_states.pt": saved(model(Zero(0, 1, []), 0))})
+    with pytest.raises(Unsupported, match="without weights"):
+        merged(held, "keep")
+
+
+def test_latest_chooses_between_two_tags() -> None:
+    new, old = Zero(2, 2, [WEIGHT], root="global_step10"), Zero(2, 3, [{"w": values((2,), 1)}], root="global_step2")
+    held = MemoryFiles({**files(new).content, **files(old).content})
+    with pytest.raises(Unsupported, match="2 sets of weights") as e:
+        merged(held, "keep")
+    assert e.value.hint == "--source zero:global_step10 or zero:global_step2"
+    for of in (new, old):
+        held.content["latest"] = of.root.encode()
+        same(merged(held, "keep"), expected(of, "keep"))
+
+
+def test_a_tied_name_may_be_stored_too_and_is_said_to_be_tied() -> None:
+    held = files(Zero(2, 2, [WEIGHT], tied={"head": "w"}))
+    found = {t.name: t for t in zero.tensors(held, "global_step2")}
+    assert found["head"].tied == "w"
+    assert found["head"].copies == found["w"].copies
+
+
+def test_a_name_that_is_tied_to_nothing_is_corrupt() -> None:
+    of = Zero(3, 1, [WEIGHT])
+    held = files(of)
+    held.content["global_step2/zero_pp_rank_0_mp_rank_00_model_states.pt"] = saved(
+        model(of, 0) | {"shared_params": {"head": "none"}}
+    )
+    with pytest.raises(Corrupt, match="shares its values with 'none'"):
+        merged(held, "keep")
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_names_tied_to_excluded_frozen_parameters_are_left_out(stage: int) -> None:
+    """As Trainer saves LoRA of a model with tied embeddings: the head is mentioned, and its values are nowhere."""
+    of = Zero(stage, 2, [WEIGHT])
+    held = files(of)
+    for name in [n for n in held.content if n.endswith("model_states.pt")]:
+        rank = int(name.split("_rank_")[1][0])
+        excluded = {"frozen_param_shapes": None, "frozen_param_fragments": None, "shared_params": {"head": "excluded"}}
+        held.content[name] = saved(model(of, rank) | excluded)
+    same(merged(held, "keep"), expected(of, "keep"))
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_rank_of_another_save_is_corrupt(stage: int) -> None:
+    of = Zero(stage, 2, [WEIGHT])
+    held = files(of)
+    if stage == 3:
+        changed = {"zero_pp_rank_0_mp_rank_00_model_states.pt": 4, "zero_pp_rank_1_mp_rank_00_model_states.pt": 5}
+        told = {name: saved(model(of, rank) | {"global_steps": step}) for rank, (name, step) in enumerate(changed.items())}
+    else:
+        states = [optimizer(of, rank) | {"base_optimizer_state_step": 4 + rank} for rank in range(2)]
+        told = {f"zero_pp_rank_{r}_mp_rank_00_optim_states.pt": saved({"optimizer_state_dict": s}) for r, s in enumerate(states)}
+    held.content |= {f"global_step2/{name}": data for name, data in told.items()}
+    with pytest.raises(Corrupt, match=r"rank_1_.* is 5, 4 in "):
+        merged(held, "auto")
+
+
+def test_a_placeholder_that_no_rank_holds_is_incomplete() -> None:
+    of = Zero(3, 1, [WEIGHT])
+    held, told = files(of), model(of, 0)
+    told["module"]["lost"] = torch.empty(0)
+    held.content["global_step2/zero_pp_rank_0_mp_rank_00_model_states.pt"] = saved(told)
+    with pytest.raises(Incomplete, match="lost is an empty placeholder"):
+        merged(held, "keep")
+
+
+def test_a_frozen_parameter_of_which_a_rank_has_no_fragment_is_corrupt() -> None:
+    of = Zero(3, 2, [WEIGHT], frozen={"f": values((6,), 3)})
+    held = files(of)
+    told = model(of, 1) | {"frozen_param_fragments": {}}
+    held.content["global_step2/zero_pp_rank_1_mp_rank_00_model_states.pt"] = saved(told)
+    with pytest.raises(Corrupt, match="frozen f has no fragment"):
+        merged(held, "keep")
+
+
+@pytest.mark.parametrize("latest", [b"", b"\xff\xfe", b"../global_step2", b"a" * 5000])
+def test_a_latest_that_says_nothing_of_use_chooses_nothing(latest: bytes) -> None:
+    held = MemoryFiles({"a/mp_rank_00_model_states.pt": b"", "b/mp_rank_00_model_states.pt": b"", "latest": latest})
+    with contextlib.suppress(Corrupt):
+        assert zero.preferred(held, ("a", "b")) is None
+
+
+MODEL_FIELDS = ["module", "buffer_names", "param_shapes", "frozen_param_shapes", "frozen_param_fragments", "shared_params"]
+STATE_FIELDS = ["fp32_flat_groups", "single_partition_of_fp32_groups", "zero_stage", "partition_count", "group_paddings"]
+JUNK: list[object] = [
+    None,
+    5,
+    -1,
+    "text",
+    [],
+    {},
+    [[]],
+    {"w": 5},
+    {"w": None},
+    {5: 5},
+    [{"w": (2.5,)}],
+    [{"w": ("a",)}],
+    {"w": (-3, -4)},
+    [None],
+    {"w": []},
+]
+JUNK += [
+    [torch.zeros(3, 4)],
+    torch.zeros(2),
+    {"w": torch.zeros(())},
+    [{"w": [3, 4]}],
+    {"head": 5},
+    {"head": []},
+    [[1, 2, 3]],
+    (1 << 19,),
+]
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("junk", JUNK, ids=lambda j: repr(j)[:30])
+def test_junk_in_any_field_is_read_or_refused_and_never_crashes(stage: int, junk: object) -> None:
+    of = Zero(stage, 2, [WEIGHT], frozen={"f": values((6,), 3)}, tied={"head": "w"}, gaps=[[1, 2]])
+    names = [n for n in files(of).content if "model_states" in n]
+    for field in [*MODEL_FIELDS, "ds_config", "dp_world_size"]:
+        held = files(of)
+        held.content |= {name: saved(model(of, 0) | {field: junk}) for name in names}
+        with contextlib.suppress(CkptsyncError):
+            merged(held, "keep")
+    for field in [*STATE_FIELDS, "param_alignment_paddings"]:
+        held = files(of)
+        spoilt = saved({"optimizer_state_dict": optimizer(of, 0) | {field: junk}})
+        held.content["global_step2/zero_pp_rank_0_mp_rank_00_optim_states.pt"] = spoilt
+        with contextlib.suppress(CkptsyncError):
+            merged(held, "keep")
+
+
+@given(st.integers(1, 3), st.data())
+@settings(max_examples=60, deadline=None)
+def test_one_changed_byte_is_read_or_refused_and_never_crashes(stage: int, data: st.DataObject) -> None:
+    held = files(Zero(stage, 2, [WEIGHT], frozen={"f": values((6,), 3)}))
+    name = data.draw(st.sampled_from(sorted(held.content)))
+    good = held.content[name]
+    at = data.draw(st.integers(0, len(good) - 1))
+    held.content[name] = good[:at] + bytes([data.draw(st.integers(0, 255))]) + good[at + 1 :]
+    with contextlib.suppress(CkptsyncError):
+        merged(held, "keep")

@@ -1,0 +1,141 @@
+"""DeepSpeed's files: their names, and what one of them says of all."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ckptsync.errors import Corrupt, Incomplete, Unsupported
+from ckptsync.layouts.zero_files import MODEL, MODEL_OF_RANK, OPTIM, Setup, is_ours, load, of_rank, optimizer_state, setup
+from tests.plain_files import Call, Global, MemoryFiles, torch_pickle, torch_zip_file, tree
+from tests.torch_files import saved
+from tests.vector import vector
+
+OPTIM_0 = "zero_pp_rank_0_mp_rank_00_optim_states.pt"
+MODEL_0 = "mp_rank_00_model_states.pt"
+STATE = {"zero_stage": 2, "partition_count": [3, 3]}
+
+
+def one(state: object, name: str = OPTIM_0) -> MemoryFiles:
+    return MemoryFiles({name: saved({"optimizer_state_dict": state})})
+
+
+@pytest.mark.parametrize("prefix", ["", "bf16_", "fp16_"])
+def test_the_names_that_deepspeed_gives_are_ours(prefix: str) -> None:
+    assert OPTIM.fullmatch(f"{prefix}zero_pp_rank_12_mp_rank_00_optim_states.pt")
+    assert MODEL_OF_RANK.fullmatch(f"{prefix}zero_pp_rank_12_mp_rank_00_model_states.pt")
+    assert MODEL.fullmatch(MODEL_0)
+    assert all(map(is_ours, (OPTIM_0, MODEL_0, f"{prefix}{OPTIM_0}")))
+
+
+def test_other_names_are_not() -> None:
+    others = [
+        "latest",
+        "zero_to_fp32.py",
+        f"{OPTIM_0}.tmp",
+        f"x{OPTIM_0}",
+        "rng_state_0.pth",
+        "expp_rank_0_mp_rank_00_optim_states.pt",
+    ]
+    assert not any(map(is_ours, others))
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [
+        ("hf-zero1", Setup(1, 3)),
+        ("hf-zero2", Setup(2, 2)),
+        ("hf-zero3-2node", Setup(3, 4)),
+        ("raw-ds-zero1-bf16-fp32acc", Setup(1, 2, "bf16_")),
+        ("raw-ds-zero3-odd", Setup(3, 3, "bf16_")),
+    ],
+)
+def test_real_files_say_stage_world_and_prefix(name: str, wanted: Setup) -> None:
+    files = tree(*vector(name).sources)
+    (root,) = {n.rpartition("/")[0] for n in files.sizes() if is_ours(n.rpartition("/")[2])}
+    for node in [*vector(name).sources]:
+        assert setup(tree(node), root) == setup(files, root) == wanted
+
+
+def test_the_stage_may_be_a_number_an_enum_or_missing() -> None:
+    enum = Call(Global("deepspeed.runtime.zero.config", "ZeroStageEnum"), 3)
+    data = torch_zip_file({"data.pkl": torch_pickle({"optimizer_state_dict": {"zero_stage": enum, "partition_count": 5}})})
+    assert setup(MemoryFiles({OPTIM_0: data}), "") == Setup(3, 5)
+    assert setup(one(STATE), "") == Setup(2, 3)
+    assert setup(one({"partition_count": [2]}), "") == Setup(1, 2)
+
+
+def test_experts_may_be_cut_over_fewer_ranks_than_the_rest() -> None:
+    for counts in ([2, 4], [4, 2], (4, 2)):
+        assert setup(one(STATE | {"partition_count": counts}), "") == Setup(2, 4)
+
+
+@pytest.mark.parametrize("stage", [0, 4, None, "3", [3], 2.5])
+def test_a_stage_that_nobody_knows_is_unsupported(stage: object) -> None:
+    with pytest.raises(Unsupported, match="ZeRO stage"):
+        setup(one(STATE | {"zero_stage": stage}), "")
+
+
+@pytest.mark.parametrize("count", [0, -1, None, [], [0], ["3"], 2.0, 1 << 20, [[1]], {"a": 1}])
+def test_a_world_that_cannot_be_is_corrupt(count: object) -> None:
+    with pytest.raises(Corrupt, match="partition_count is"):
+        setup(one(STATE | {"partition_count": count}), "")
+
+
+def test_the_model_file_alone_says_stage_and_world_too() -> None:
+    told = {"dp_world_size": 4, "ds_config": {"zero_optimization": {"stage": 2}}}
+    assert setup(MemoryFiles({f"a/{MODEL_0}": saved(told)}), "a") == Setup(2, 4)
+    assert setup(MemoryFiles({MODEL_0: saved({"dp_world_size": 4})}), "") == Setup(0, 4)
+    for bad in ({}, {"dp_world_size": "4"}, told | {"ds_config": {"zero_optimization": {"stage": 3}}}):
+        with pytest.raises(Corrupt, match="dp_world_size"):
+            setup(MemoryFiles({MODEL_0: saved(bad)}), "")
+
+
+def test_a_node_whose_files_do_not_tell_is_incomplete() -> None:
+    with pytest.raises(Incomplete, match="how many ranks"):
+        setup(MemoryFiles({"zero_pp_rank_1_mp_rank_00_model_states.pt": b""}), "")
+
+
+def test_files_are_found_by_rank_in_their_own_directory() -> None:
+    names = [f"t/zero_pp_rank_{r}_mp_rank_00_optim_states.pt" for r in (10, 2)]
+    assert of_rank([*names, OPTIM_0, "t/deeper/" + OPTIM_0], "t", OPTIM) == {(0, 10): names[0], (0, 2): names[1]}
+    assert of_rank(["zero_pp_rank_3_mp_rank_10_optim_states.pt"], "", OPTIM).keys() == {(10, 3)}
+    assert of_rank(["mp_rank_07_model_states.pt"], "", MODEL).keys() == {(7, 0)}
+    with pytest.raises(Unsupported, match="not known"):
+        of_rank(["t/mp_rank_00_000_model_states.pt"], "t", OPTIM)
+    with pytest.raises(Corrupt, match="a rank of 1048576"):
+        of_rank([f"zero_pp_rank_{1 << 20}_mp_rank_00_optim_states.pt"], "", OPTIM)
+
+
+def test_a_file_that_is_not_there_is_named_with_what_to_do() -> None:
+    with pytest.raises(Incomplete, match=f"t/{OPTIM_0}: not there") as e:
+        load(MemoryFiles({}), f"t/{OPTIM_0}")
+    assert "add the directory" in e.value.hint
+
+
+def test_a_file_that_holds_something_else_is_corrupt() -> None:
+    with pytest.raises(Corrupt, match="a list, a dictionary expected"):
+        load(MemoryFiles({"a": saved([1])}), "a")
+    with pytest.raises(Corrupt, match="no optimizer_state_dict"):
+        optimizer_state(load(one([]), OPTIM_0))
+
+
+def test_entries_are_of_the_kind_that_is_asked_for_or_empty() -> None:
+    file = load(MemoryFiles({"a": saved({"x": [1], "none": None})}), "a")
+    assert (file.get("x", list), file.get("none", dict), file.get("absent", list)) == ([1], {}, [])
+    with pytest.raises(Corrupt, match="x is a list, dict expected"):
+        file.get("x", dict)
+
+
+def test_a_part_is_where_a_tensor_lies() -> None:
+    files = MemoryFiles({"a": saved({"x": torch.arange(3.0), "y": 5})})
+    file = load(files, "a")
+    assert file.part(files, file.content["x"]).extent.size == 12
+    with pytest.raises(Corrupt, match="something else where a tensor is due"):
+        file.part(files, file.content["y"])
+
+
+def test_a_pickle_in_a_state_file_runs_nothing() -> None:
+    data = torch_zip_file({"data.pkl": torch_pickle({"x": Call(Global("os", "system"), "true")})})
+    with pytest.raises(Unsupported, match=r"os\.system"):
+        load(MemoryFiles({"a": data}), "a")
