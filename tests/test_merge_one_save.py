@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from ckptsync.cli.main import main
-from ckptsync.errors import Corrupt, Incomplete
-from ckptsync.merge.local import ignored, merge_local, prepare_local
+from ckptsync.errors import ConfigError, Corrupt, Incomplete
+from ckptsync.merge.local import merge_local, prepare_local
+from ckptsync.merge.one_save import ignored
 from ckptsync.merge.plan import Options
 from tests.vector import vector
 
@@ -67,3 +68,20 @@ def test_of_ranks_that_know_of_no_other_each_ends_its_own_save(tmp_path: Path) -
     os.utime(place / "__2_0.distcp", (1e9 + 600, 1e9 + 600))
     with pytest.raises(Incomplete, match=r"__2_0\.distcp: written 10 minutes after __2\.metadata"):
         merge_local([place], tmp_path / "out", KEEP)
+
+
+def test_directories_of_two_steps_are_never_one_checkpoint(saved: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(saved, tmp_path / "node1" / "step-3")
+    with pytest.raises(ConfigError, match=r"step-2 and .*step-3: two steps of a training"):
+        merge_local([saved, other], tmp_path / "out", KEEP)
+    merge_local([saved, other.rename(other.parent / "step-02")], tmp_path / "out", KEEP)
+
+
+def test_directories_that_were_written_hours_apart_are_asked_about(saved: Path, tmp_path: Path) -> None:
+    other = tmp_path / "node1"
+    other.mkdir()
+    moved = (saved / "__1_0.distcp").rename(other / "__1_0.distcp")
+    for hours, is_told in ((0, False), (3, True)):
+        os.utime(moved, (1e9 + 3600 * hours, 1e9 + 3600 * hours))
+        notes = merge_local([saved, other], tmp_path / str(hours), KEEP).notes
+        assert any("3 hours after" in note and "of one save?" in note for note in notes) == is_told
