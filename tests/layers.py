@@ -79,6 +79,7 @@ PURE = (
 NOT_PURE: Mapping[str, str] = {
     "formats.unpacking": "several threads read one stream: a lock keeps its decompressor",
     "merge.local": "publishes into a directory",
+    "merge.one_save": "looks for what stands beside a checkpoint's files",
     "merge.pipeline": "has the merge's threads and locks, so that no other module of it need know of any",
     "config.loading": "reads the file and the environment",
     "config.runs": "finds the output directories there are",

@@ -15,7 +15,7 @@ from ckptsync.config.units import show_size
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import rank_names, table
 from ckptsync.layouts.table import Source
-from ckptsync.merge.local import check_saves
+from ckptsync.merge.one_save import check_saves
 from ckptsync.merge.plan import Options
 from ckptsync.merge.prepare import prepare
 from ckptsync.model import Demands, Files, Tensor

@@ -19,7 +19,8 @@ from ckptsync.errors import ConfigError
 from ckptsync.merge.consolidate import Merged
 from ckptsync.merge.copying import Work
 from ckptsync.merge.dated import check_dates
-from ckptsync.merge.local import Prepared, carry_out_local, ignored, prepare_local
+from ckptsync.merge.local import Prepared, carry_out_local, prepare_local
+from ckptsync.merge.one_save import ignored
 from ckptsync.merge.plan import Options
 from ckptsync.merge.statistics import Statistics
 from ckptsync.stores.opening import path_of

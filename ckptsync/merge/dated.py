@@ -49,6 +49,23 @@ def check_dates(files: Mapping[str, Dated], reads: Collection[str]) -> None:
         _check_together(groups[folder])
 
 
+def remark_apart(places: Mapping[str, Mapping[str, Dated]], reads: Collection[str]) -> tuple[str, ...]:
+    """What to say of directories, one a node, whose shards were written longer apart than one save takes.
+
+    No more than that: clocks of nodes differ, and shards are copied by hand without their times.
+    """
+    spans = []
+    for place, files in places.items():
+        if times := [files[name].written for name in reads if name in files]:
+            spans.append((min(times), max(times), place))
+    spans.sort()
+    return tuple(
+        f"{other} was written {_told(late - end)} after {one}: are they of one save?"
+        for (_, end, one), (late, _, other) in pairwise(spans)
+        if late - end > APART
+    )
+
+
 def _of_ranks(files: Mapping[str, Dated], folder: str) -> Iterator[tuple[str, str]]:
     """``__3.metadata``, and how that rank's shards begin."""
     for name in files:

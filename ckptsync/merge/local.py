@@ -9,20 +9,18 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ckptsync.digest import digest_stream
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, StoreError
-from ckptsync.layouts import dcp, dcp_local
 from ckptsync.merge.consolidate import Chunk, Merged, Progress, Write, carry_out
 from ckptsync.merge.copying import Work
-from ckptsync.merge.dated import Dated, check_dates
+from ckptsync.merge.dated import check_dates
+from ckptsync.merge.one_save import Judge, check_duplicates, check_saves, check_steps, remarks
 from ckptsync.merge.plan import Options
 from ckptsync.merge.prepare import Job, prepare
 from ckptsync.model import Extent, Files, read
-from ckptsync.records.names import STORE_FILE
 from ckptsync.stores import top
 from ckptsync.stores.posix import PosixStore
 from ckptsync.stores.tree import LocalFiles, Overlay
@@ -43,9 +41,6 @@ class Prepared:
     destination: Path
 
 
-Judge = Callable[[Mapping[str, Dated], Collection[str]], None]  # as `check_dates`
-
-
 def prepare_local(
     sources: Sequence[Path],
     destination: Path,
@@ -57,6 +52,7 @@ def prepare_local(
 ) -> Prepared:
     """Look at everything, the files' times too (``judge``), and plan.  Raises ConfigError, Incomplete, Unsupported or Corrupt."""
     _check_destination(sources, destination)
+    check_steps([_real(source) for source in sources])
     trees = tuple(LocalFiles(str(source)) for source in sources)
     files = Overlay(trees)
     named = [(str(config_from), top.named(str(config_from)))] if config_from else []
@@ -64,8 +60,8 @@ def prepare_local(
     compared = top.named(str(base)) if base else None
     job = prepare(files, options, [place for _, place in config], compared)
     origins = [*config, *([(str(base), compared)] if compared else [])]
-    job = replace(job, notes=(*job.notes, *_origins(job, origins)))
-    _check_duplicates(files, job)
+    job = replace(job, notes=(*job.notes, *_origins(job, origins), *remarks(trees, job)))
+    check_duplicates(files, job)
     check_saves(trees, job, judge)
     for name, place in job.beside:
         _check_beside(place, name)
@@ -133,55 +129,6 @@ def _origins(job: Job, places: Sequence[tuple[str, Files]]) -> Iterator[str]:
             yield f"from {path}: {', '.join(names)}"
 
 
-def check_saves(trees: Sequence[LocalFiles], job: Job, judge: Judge = check_dates) -> None:
-    """Raise Incomplete or Corrupt where something beside the shards says that they are not all of one save that was finished.
-
-    In a store times say when files arrived, and manifests what belongs together: ``judge`` is not asked.
-    """
-    if job.source.partition(":")[0] == dcp.NAME:
-        _check_metadata(trees, {name.rpartition("/")[0] for name in job.reads})
-    for tree in trees:
-        if not _is_in_store(tree):
-            judge(_dated(tree), job.reads)
-
-
-def _check_metadata(trees: Sequence[LocalFiles], folders: Collection[str]) -> None:
-    """torch gives every save an id, so that the metadata of two never are the same; and writes it beside, before it takes the old one's place."""
-    for name in sorted({name for tree in trees for folder in folders for name in dcp_local.describing(tree.sizes(), folder)}):
-        holders = [tree for tree in trees if name in tree.sizes()]
-        if len(holders) > 1 and len({_digest(holder, name) for holder in holders}) > 1:
-            raise Corrupt(
-                f"{name}: differs between the directories given", hint="they hold different saves: give only those of one save"
-            )
-        for tree in holders:
-            if os.path.lexists(f"{tree.root}/{name}.tmp"):
-                hint = "wait for it; if it was killed, its shards lie over those of the older save: take another checkpoint"
-                raise Incomplete(f"{tree.root}/{name}.tmp: a save over this one has not ended", hint=hint)
-
-
-def ignored(_files: Mapping[str, Dated], _reads: Collection[str]) -> None:
-    """The judge of files that were copied without their times."""
-
-
-def _is_in_store(tree: LocalFiles) -> bool:
-    return any((place / STORE_FILE).is_file() for place in Path(tree.root).parents)
-
-
-def _check_duplicates(files: Overlay, job: Job) -> None:
-    """A file that several nodes have must be the same on all of them, or they hold different saves."""
-    for name in sorted(job.reads):
-        holders = files.duplicates(name)
-        if len(holders) > 1 and len({_digest(holder, name) for holder in holders}) > 1:
-            raise Corrupt(
-                f"{name}: differs between the directories given", hint="they hold different saves: give only those of one save"
-            )
-
-
-def _dated(tree: LocalFiles) -> dict[str, Dated]:
-    sizes = tree.sizes()
-    return {name: Dated(sizes[name], written) for name, written in tree.written().items()}
-
-
 def _check_beside(place: Files, name: str) -> None:
     """A model beside a damaged configuration cannot be opened; large files (tokenizers) are only looked at where they end."""
     size = place.sizes()[name]
@@ -197,11 +144,6 @@ def _check_beside(place: Files, name: str) -> None:
     except (ValueError, RecursionError) as e:
         hint = "fetch it again; or take it away and name the directory of another with --config-from"
         raise Corrupt(f"{name}: is no JSON: {e}", hint=hint) from e
-
-
-def _digest(files: Files, name: str) -> str:
-    size = files.sizes()[name]
-    return digest_stream((read(files, Extent(name, at, min(_PIECE, size - at))) for at in range(0, size, _PIECE)), size).digest
 
 
 @contextlib.contextmanager
