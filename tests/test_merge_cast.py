@@ -105,6 +105,49 @@ def test_every_value_and_every_middle_between_two_is_right(target: str) -> None:
     agree(bits, "F32", target, by_torch(bits, "F32", target))
 
 
+def rounded_slowly(bits: Bits) -> Bits:
+    """float32 to bf16 by its definition, in wider integers: the nearer neighbour, of two equally near the even one; a NaN keeps its upper half."""
+    wide = bits.astype("<u8")
+    upper, lower = wide >> 16, wide & 0xFFFF
+    up = (lower > 0x8000) | ((lower == 0x8000) & (upper & 1 == 1))
+    return np.where(is_nan(bits, "F32"), upper | 0x40, upper + up).astype("<u2")
+
+
+@pytest.mark.parametrize("lower", [0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF, 0x1234])
+def test_every_upper_half_is_rounded_by_its_definition(lower: int) -> None:
+    """All signs, exponents, infinities, and NaNs whose payload a carry would turn into a number: each alone, and all at once."""
+    bits = np.arange(65536, dtype="<u4") << 16 | lower
+    found, overflowed = cast(bits, "F32", "BF16")
+    wanted = rounded_slowly(bits)
+    assert np.array_equal(found, wanted)
+    assert overflowed == 2 * (lower >= 0x8000)
+    for some in (
+        bits[(bits & 0x7FFFFFFF) < 0x7F7F8000],
+        bits[(bits & 0x7FFFFFFF) >= 0x7F7F0000],
+        bits[bits >= 0xFF800000],
+        bits[:0],
+    ):
+        assert np.array_equal(cast(some, "F32", "BF16")[0], rounded_slowly(some))
+
+
+@pytest.mark.parametrize("bits", [0x7FFFFFFF, 0x7F800001, 0xFFFFFFFF, 0xFF800001, 0x7FFF8000])
+@pytest.mark.parametrize("at", [0, 500, 999])
+def test_one_nan_among_numbers_stays_a_nan(bits: int, at: int) -> None:
+    values = np.linspace(-3, 3, 1000, dtype="<f4").view("<u4")
+    values[at] = bits
+    found, overflowed = cast(values, "F32", "BF16")
+    assert np.array_equal(found, rounded_slowly(values))
+    assert overflowed == 0
+
+
+def test_what_lies_where_no_element_would_begin_is_cast_all_the_same() -> None:
+    held = np.zeros(4 * 100 + 1, "u1")
+    values = held[1:].view("<u4")
+    values[:] = np.linspace(-3, 3, 100, dtype="<f4").view("<u4")
+    assert np.array_equal(cast(values, "F32", "BF16")[0], rounded_slowly(values))
+    assert np.array_equal(cast(values, "F32", "F16")[0], by_torch(values.copy(), "F32", "F16"))
+
+
 @pytest.mark.parametrize("target", ["BF16", "F16"])
 @pytest.mark.parametrize("away", [2.0**-40, -(2.0**-40), 0.0])
 def test_a_double_next_to_the_middle_of_two_values_is_rounded_as_torch_does(target: str, away: float) -> None:

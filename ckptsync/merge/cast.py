@@ -11,10 +11,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ckptsync.formats.dtypes import ITEMSIZE
+
 Array = npt.NDArray[Any]
 
 RAW: dict[int, np.dtype[Any]] = {1: np.dtype("u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4"), 8: np.dtype("<u8")}
 FLOATS: dict[str, np.dtype[Any]] = {"F16": np.dtype("<f2"), "F32": np.dtype("<f4"), "F64": np.dtype("<f8")}
+_LARGEST = {
+    "F16": 65504.0,
+    "BF16": float.fromhex("0x1.fep127"),
+    "F32": float.fromhex("0x1.fffffep127"),
+    "F64": float.fromhex("0x1.fffffffffffffp1023"),
+}
 PRECISION = {"BF16": 1, "F16": 2, "F32": 3, "F64": 4}  # which of two stored copies is the more precise
 
 
@@ -27,40 +35,55 @@ def cast(values: Array, source: str, target: str) -> tuple[Array, int]:
     """``values`` (raw bits of ``source``) as raw bits of ``target``, and how many finite ones became infinite."""
     if source == target:
         return values, 0
-    wide = _widen(values, source)
-    single = wide if wide.dtype.itemsize == 4 else _to_float(wide, "F32").view("<f4")  # as torch: a float64 is rounded twice
-    narrow = _to_bf16(single) if target == "BF16" else _to_float(single, target)
-    return narrow, _overflowed(wide, narrow, target)
+    out: Array = np.empty(len(values), RAW[ITEMSIZE[target]])
+    return out, cast_to(out, values, source, target, np.empty(len(values), "<u4"))
 
 
-def _widen(values: Array, source: str) -> Array:
-    if source == "BF16":
-        return (values.astype("<u4") << 16).view("<f4")
-    return values.view(FLOATS[source])
+def cast_to(out: Array, values: Array, source: str, target: str, scratch: Array) -> int:
+    """The same for two types that differ, into ``out``; ``scratch`` is memory for 4 bytes a value.
 
-
-def _to_float(wide: Array, target: str) -> Array:
+    Every pass over the values counts: nothing is allocated in the usual cases, and what is seldom is looked for by its size alone.
+    """
+    if not len(values):
+        return 0
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        return wide.astype(FLOATS[target]).view(RAW[FLOATS[target].itemsize])
+        if target == "F32" and source == "BF16":
+            _widen(values, out)
+            return 0
+        wide = _widen(values, scratch) if source == "BF16" else values.view(FLOATS[source])
+        is_plain = _is_within(wide, _LARGEST[target])
+        single = wide if wide.dtype.itemsize == 4 else wide.astype("<f4")  # as torch: a float64 is rounded twice
+        if target == "BF16":
+            _round_to_bf16(single, out, scratch, is_plain=is_plain)
+        else:
+            np.copyto(out.view(FLOATS[target]), single, casting="same_kind")
+        return 0 if is_plain else _overflowed(wide, out, target)
 
 
-def _to_bf16(wide: Array) -> Array:
-    bits = np.ascontiguousarray(wide).view("<u4")
-    rounded = bits >> 16
-    rounded &= 1
-    rounded += 0x7FFF
-    rounded += bits
-    rounded >>= 16
-    narrow = rounded.astype("<u2")
-    nan = np.isnan(wide)
-    if nan.any():  # sign and upper payload stay, and the quiet bit; torch gives 0x7FC0 or 0xFFFF, by the vector unit it finds
-        narrow[nan] = (bits[nan] >> 16).astype("<u2") | 0x40
-    return narrow
+def _widen(values: Array, out: Array) -> Array:
+    np.copyto(out, values)
+    np.left_shift(out, 16, out=out)
+    return out.view("<f4")
+
+
+def _is_within(wide: Array, largest: float) -> bool:
+    """Whether all are numbers that stay finite; never of a NaN, which `min` hands on."""
+    return -largest <= float(wide.min()) and float(wide.max()) <= largest
+
+
+def _round_to_bf16(single: Array, out: Array, scratch: Array, *, is_plain: bool) -> None:
+    bits = single.view("<u4")
+    np.right_shift(bits, 16, out=scratch)
+    np.bitwise_and(scratch, 1, out=scratch)
+    np.add(scratch, 0x7FFF, out=scratch)
+    np.add(scratch, bits, out=scratch)
+    np.right_shift(scratch, 16, out=scratch)
+    np.copyto(out, scratch, casting="unsafe")
+    if not is_plain:  # sign and upper payload stay, and the quiet bit; torch gives 0x7FC0 or 0xFFFF, by the vector unit it finds
+        nan = np.isnan(single)
+        out[nan] = (bits[nan] >> 16).astype("<u2") | 0x40
 
 
 def _overflowed(wide: Array, narrow: Array, target: str) -> int:
-    """Only a cast to a smaller range can overflow; counting costs a pass, so the common case is settled by one comparison."""
-    if target not in ("F16", "BF16", "F32"):
-        return 0
     infinite = (narrow & 0x7FFF) == 0x7F80 if target == "BF16" else np.isinf(narrow.view(FLOATS[target]))
-    return int(np.count_nonzero(infinite & np.isfinite(wide))) if infinite.any() else 0
+    return int(np.count_nonzero(infinite & np.isfinite(wide)))

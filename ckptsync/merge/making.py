@@ -14,14 +14,14 @@ import numpy as np
 
 from ckptsync.formats.dtypes import ITEMSIZE
 from ckptsync.merge import units
-from ckptsync.merge.cast import RAW, Array, cast
+from ckptsync.merge.cast import RAW, Array, cast_to
 from ckptsync.merge.gather import gather
 from ckptsync.merge.plan import FilePlan, PlannedTensor
 from ckptsync.merge.statistics import Statistics, statistics
 from ckptsync.merge.units import Unit
 from ckptsync.model import Files
 
-CAST_ELEMENTS = 128 << 10  # a cast's temporary arrays stay in the second-level cache
+CAST_ELEMENTS = 256 << 10  # of fewer, threads wait for each other between numpy's calls; more are out of the cache
 ALIGN = 4 << 10  # what disks address: chunks begin and end at multiples of it, in the file and in memory
 
 
@@ -95,25 +95,25 @@ class Making:
         if all(t.dtype == t.copy.dtype for t in self._tensors(unit)):
             gather(self._files, unit, out)
             return [0] * len(unit.shares)
-        raw = self._buffer(unit.stored)
+        scratch, raw = self._buffer(4 * CAST_ELEMENTS), self._buffer(unit.stored)
         gather(self._files, unit, raw.data[: unit.stored])
-        overflows = [*self._cast(unit, raw.data, out)]
-        self._buffers.append(raw)
+        overflows = [*self._cast(unit, raw.data, out, scratch)]
+        self._buffers += raw, scratch  # which the next unit takes first, while the caches have them
         return overflows
 
     def _tensors(self, unit: Unit) -> Iterator[PlannedTensor]:
         return (self._plan.tensors[share.number] for share in unit.shares)
 
-    def _cast(self, unit: Unit, raw: memoryview, out: memoryview) -> Iterator[int]:
+    def _cast(self, unit: Unit, raw: memoryview, out: memoryview, scratch: Array) -> Iterator[int]:
         """Neighbours of the same types are cast at once; gives each share's overflows."""
         at = 0
         pairs = [(t.copy.dtype, t.dtype) for t in self._tensors(unit)]
         for (source, target), group in groupby(zip(pairs, unit.shares, strict=True), itemgetter(0)):
             shares = [share for _, share in group]
             first, size = shares[0].at, sum(share.size for share in shares)
-            overflows = cast_into(raw[first : first + size], out[at:], source, target)
+            overflows = cast_into(raw[first : first + size], out[at:], source, target, scratch)
             at += size // ITEMSIZE[source] * ITEMSIZE[target]
-            yield from _apportioned(overflows, [raw[s.at : s.at + s.size] for s in shares], source, target)
+            yield from _apportioned(overflows, [raw[s.at : s.at + s.size] for s in shares], source, target, scratch)
 
     def _looks(self, unit: Unit, data: memoryview, overflows: Sequence[int]) -> Iterator[Look]:
         at = 0
@@ -155,24 +155,25 @@ def aligned(size: int) -> Array:
     return held[at : at + size]
 
 
-def cast_into(raw: memoryview, out: memoryview, source: str, target: str) -> int:
-    """Cast stored bytes into the beginning of ``out``; how many finite values became infinite."""
+def cast_into(raw: memoryview, out: memoryview, source: str, target: str, scratch: Array) -> int:
+    """Cast stored bytes into the beginning of ``out``; how many finite values became infinite.  ``scratch``: 4 bytes for `CAST_ELEMENTS`."""
     if source == target:
         out[: len(raw)] = raw
         return 0
     values: Array = np.frombuffer(raw, RAW[ITEMSIZE[source]])
-    wide: Array = np.frombuffer(out, RAW[ITEMSIZE[target]], len(values))
+    cast: Array = np.frombuffer(out, RAW[ITEMSIZE[target]], len(values))
+    room: Array = np.frombuffer(scratch, "<u4", CAST_ELEMENTS)
     overflows = 0
     for at in range(0, len(values), CAST_ELEMENTS):
-        wide[at : at + CAST_ELEMENTS], infinite = cast(values[at : at + CAST_ELEMENTS], source, target)
-        overflows += infinite
+        piece = values[at : at + CAST_ELEMENTS]
+        overflows += cast_to(cast[at : at + CAST_ELEMENTS], piece, source, target, room[: len(piece)])
     return overflows
 
 
-def _apportioned(overflows: int, shares: Sequence[memoryview], source: str, target: str) -> Iterator[int]:
+def _apportioned(overflows: int, shares: Sequence[memoryview], source: str, target: str, scratch: Array) -> Iterator[int]:
     """Whose they are; casting once more is dear, and seldom."""
     if len(shares) == 1 or not overflows:
         yield from [overflows] * len(shares)
         return
     for share in shares:
-        yield cast_into(share, memoryview(bytearray(8 * len(share))), source, target)
+        yield cast_into(share, memoryview(bytearray(8 * len(share))), source, target, scratch)
