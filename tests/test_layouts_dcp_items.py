@@ -11,7 +11,7 @@ import torch
 from ckptsync.errors import CkptsyncError, Corrupt
 from ckptsync.formats import torch_pickle
 from ckptsync.layouts import dcp_items
-from ckptsync.layouts.dcp_metadata import Item
+from ckptsync.layouts.dcp_described import Item
 from ckptsync.model import Extent, Files, Part
 from tests.plain_files import MemoryFiles
 from tests.torch_files import saved

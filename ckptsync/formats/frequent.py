@@ -18,6 +18,7 @@ from typing import Any
 
 from ckptsync.errors import Corrupt
 from ckptsync.formats import opcodes
+from ckptsync.formats.entries import Entries
 from ckptsync.formats.machine import GONE, LIST, NUMBER, OBJECT, REFERENCE, TUPLE, Machine, recalled
 from ckptsync.formats.mentioned import Made, Stated
 from ckptsync.formats.opcodes import PAUSE, STOP, TABLE
@@ -44,7 +45,7 @@ def run(machine: Machine) -> Any:  # noqa: PLR0915  one loop: a call for each op
     stack, marks, memo, at = machine.stack, machine.marks, machine.memo, machine.at
     if not isinstance(memo, list):
         return opcodes.run(machine)
-    kinds, builds, persistent = machine.kinds, machine.builds, machine.persistent
+    kinds, builds, persistent, entries = machine.kinds, machine.builds, machine.persistent, Entries(machine)
     value: Any
     spent = first = 0
     sized: Any = None  # the name that was called with numbers last: torch.Size
@@ -121,6 +122,11 @@ def run(machine: Machine) -> Any:  # noqa: PLR0915  one loop: a call for each op
                                 memo += alike[2]
                                 continue
                             begun.append((at, len(memo)))
+                        elif kind.is_key:
+                            first = at
+                            at = entries.read(at, stack, memo)
+                            if at != first:
+                                continue
                         stack[-1] = value = kind()
                         stack.append(GONE)
                         memo.append(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -38,6 +38,7 @@ class Stated:
     alike: ClassVar[
         tuple[bytes, ...]
     ] = ()  # how the pickle of one may end, if many are the same byte for byte: these share one object
+    is_key: ClassVar[bool] = False  # whether a dictionary has them by the million as keys, with values that are `Stated` too
 
     def take(self, items: list[Any]) -> None:
         """Become what ``[name, value, name, value, …]`` says; raises Corrupt if that is not what the class has.
@@ -45,6 +46,16 @@ class Stated:
         Names are not checked yet: they may be anything that a pickle can hold, or given twice, and must not be hashed before.
         """
         raise NotImplementedError
+
+    @classmethod
+    def several(cls, names: Sequence[Any], columns: Sequence[Sequence[Any]]) -> list[Any]:
+        """Objects that have values for the same names: the first of each column is for the first of them.  Each is as `take` makes it."""
+        made = []
+        for values in zip(*columns, strict=True):
+            one = cls()
+            one.take([of_pair for pair in zip(names, values, strict=True) for of_pair in pair])
+            made.append(one)
+        return made
 
 
 Build = Callable[[Name, tuple[Any, ...]], Any] | type[Stated]

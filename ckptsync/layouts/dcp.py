@@ -11,8 +11,9 @@ from dataclasses import dataclass, replace
 
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.layouts import dcp_items, dcp_local, dcp_names, dcp_packed
+from ckptsync.layouts.dcp_described import METADATA, Item
 from ckptsync.layouts.dcp_items import Found
-from ckptsync.layouts.dcp_metadata import METADATA, Chunk, Chunked, Item, chunked
+from ckptsync.layouts.dcp_metadata import Chunk, Chunked, chunked
 from ckptsync.model import Copy, Extent, Files, Part, Tensor, read
 
 NAME = "dcp"

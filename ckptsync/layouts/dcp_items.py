@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from ckptsync.formats import torch_pickle, torch_zip
 from ckptsync.formats.torch_pickle import Stored
 from ckptsync.formats.torch_zip import Archive
-from ckptsync.layouts.dcp_metadata import Item
+from ckptsync.layouts.dcp_described import Item
 from ckptsync.model import Checksum, Extent, Files, Part, Shape, read
 
 _HEAD = _TAIL = 1 << 10  # where torch puts all but the tensor; of one that has more, more is read

@@ -17,7 +17,8 @@ from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats.inert import MAX_BYTES, brief
 from ckptsync.formats.joining import join
 from ckptsync.layouts import dcp_metadata
-from ckptsync.layouts.dcp_metadata import METADATA, Box, Described, Item, Key, Metadata
+from ckptsync.layouts.dcp_described import METADATA, Box, Described, Item, Key
+from ckptsync.layouts.dcp_metadata import Metadata
 from ckptsync.model import Files, Shape, read_whole
 
 _OWN = re.compile(r"__(\d{1,9})\.metadata")

@@ -6,133 +6,21 @@ Source: ``torch/distributed/checkpoint/{metadata,filesystem}.py``, torch 2.13.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import packed, torch_pickle
-from ckptsync.formats.dtypes import MOST_AXES
-from ckptsync.formats.inert import MAX_BYTES, Build, Made, Name, Stated, brief, loads, made
+from ckptsync.formats.inert import MAX_BYTES, Build, Made, Name, brief, loads, made
 from ckptsync.formats.joining import join
 from ckptsync.layouts import dcp_dialects
+from ckptsync.layouts.dcp_described import METADATA, Box, Described, Index, Item, Key
 from ckptsync.model import Files, Shape, read_whole
 from ckptsync.paths import checked_path
 
-METADATA = ".metadata"
-
 _DCP = "torch.distributed.checkpoint"
-Key = tuple[str, Shape]
-
-
-class Item(Stated):
-    """Where an item lies, which is one chunk or one blob: ``_StorageInfo``.  ``transforms`` were applied to its bytes, in this order."""
-
-    __slots__ = ("file", "size", "start", "transforms")
-    file: str
-    start: int
-    size: int
-    transforms: Any
-
-    def take(self, items: list[Any]) -> None:
-        """``file`` is relative to the directory until `metadata` joins them."""
-        self.transforms = None
-        if items[::2] == ["relative_path", "offset", "length"]:  # what torch 2.13 writes of an item without transforms
-            _, self.file, _, self.start, _, self.size = items
-        else:
-            names = ("relative_path", "offset", "length", "transform_descriptors")
-            self.file, self.start, self.size, self.transforms = _attributes(items, names)
-        if (
-            type(self.file) is not str
-            or type(self.start) is not int
-            or type(self.size) is not int
-            or self.start < 0
-            or self.size < 0
-        ):
-            raise Corrupt(f"{METADATA}: an item without a file, an offset and a length")
-
-
-class Index(Stated):
-    """Of which chunk of which tensor an item is: ``MetadataIndex``.  ``key`` is its name and offsets, () where it has none."""
-
-    __slots__ = ("key",)
-    key: Key
-
-    def take(self, items: list[Any]) -> None:
-        """Its number among the chunks says nothing more."""
-        if items[::2] == ["fqn", "index", "offset"]:
-            _, fqn, _, _, _, offset = items
-        else:
-            fqn, offset = _attributes(items, ("fqn", "offset"))
-        if type(fqn) is not str:
-            raise Corrupt(f"{METADATA}: a MetadataIndex without a name")
-        self.key = fqn, (_shape(offset) if offset else ())
-
-
-class Box(Stated):
-    """A box of a tensor: ``ChunkStorageMetadata``."""
-
-    __slots__ = ("offsets", "sizes")
-    offsets: Shape
-    sizes: Shape
-
-    def take(self, items: list[Any]) -> None:
-        """As many offsets as sizes."""
-        if items[::2] == ["offsets", "sizes"]:
-            _, offsets, _, sizes = items
-        else:
-            offsets, sizes = _attributes(items, ("offsets", "sizes"))
-        self.offsets, self.sizes = _shape(offsets), _shape(sizes)
-
-
-class Described(Stated):
-    """A tensor, ``TensorStorageMetadata``: its properties, its shape and the boxes that it was cut into."""
-
-    __slots__ = ("boxes", "properties", "shape")
-    alike = (b"aub", b"eub")  # a list of one or more boxes is the last
-    boxes: tuple[Box, ...]
-    properties: Made
-    shape: Shape
-
-    def take(self, items: list[Any]) -> None:
-        """Boxes have as many axes as the tensor."""
-        properties, size, chunks = _attributes(items, ("properties", "size", "chunks"))
-        if type(properties) is not Made or type(chunks) is not list or any(type(chunk) is not Box for chunk in chunks):
-            raise Corrupt(f"{METADATA}: a tensor without properties, size and chunks")
-        self.properties, self.shape, self.boxes = properties, _shape(size), tuple(chunks)
-        for box in self.boxes:
-            if len(box.offsets) != len(self.shape) or len(box.sizes) != len(self.shape):
-                raise Corrupt(f"{METADATA}: a tensor of shape {self.shape} has a chunk at {box.offsets} of size {box.sizes}")
-
-    def with_boxes(self, boxes: Iterable[Box]) -> Described:
-        """The same tensor, cut into these."""
-        found = Described()
-        found.properties, found.shape, found.boxes = self.properties, self.shape, tuple(boxes)
-        return found
-
-    @property
-    def dtype(self) -> str:
-        """``TensorProperties`` pickles as ``(dtype, layout, requires_grad, memory format, pin_memory)``; raises Unsupported."""
-        if type(self.properties.state) is not tuple or not self.properties.state:
-            raise Corrupt(f"{METADATA}: a tensor without properties")
-        return torch_pickle.dtype_of(self.properties.state[0])
-
-
-def _attributes(items: list[Any], names: tuple[str, ...]) -> tuple[Any, ...]:
-    """The values of those names, None where there is none, of attributes in any order."""
-    if not all(type(key) is str for key in items[::2]):
-        raise Corrupt(f"{METADATA}: an attribute whose name is no text")
-    return tuple(map(dict(zip(items[::2], items[1::2], strict=True)).get, names))
-
-
-def _shape(value: Any) -> Shape:
-    if type(value) is not tuple or len(value) > MOST_AXES:
-        raise Corrupt(f"{METADATA}: a shape or offset that is not made of natural numbers")
-    for n in value:
-        if type(n) is not int or n < 0:
-            raise Corrupt(f"{METADATA}: a shape or offset that is not made of natural numbers")
-    return value
 
 
 _NAMES = (

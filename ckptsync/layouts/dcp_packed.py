@@ -8,7 +8,8 @@ from dataclasses import replace
 from ckptsync.errors import Corrupt
 from ckptsync.formats import packed_item, torch_pickle
 from ckptsync.formats.unpacking import Unpacked, opened
-from ckptsync.layouts.dcp_metadata import METADATA, Chunk, Chunked
+from ckptsync.layouts.dcp_described import METADATA
+from ckptsync.layouts.dcp_metadata import Chunk, Chunked
 from ckptsync.model import Copy, Extent, Files, Part, Tensor
 
 

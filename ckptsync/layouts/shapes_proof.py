@@ -15,7 +15,8 @@ from typing import Literal
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats.joining import join
 from ckptsync.layouts import architectures, rank_names
-from ckptsync.layouts.dcp_metadata import METADATA, Chunked, chunked, metadata
+from ckptsync.layouts.dcp_described import METADATA
+from ckptsync.layouts.dcp_metadata import Chunked, chunked, metadata
 from ckptsync.model import Files, Part, Shape, read_whole
 
 CONFIG = "config.json"
