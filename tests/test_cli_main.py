@@ -1,6 +1,7 @@
 """The command line as a whole: help, exit codes, the error boundary."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -130,3 +131,14 @@ def test_a_broken_configuration_is_told_by_the_module_as_a_program(tmp_path: obj
     )
     assert ran.returncode == 2
     assert json.loads(ran.stderr)["error"].endswith("no.yaml: cannot be read: No such file or directory")
+
+
+@pytest.mark.parametrize("asked", [None, "3"])
+def test_numpy_starts_no_threads_and_other_programs_inherit_nothing(asked: str | None) -> None:
+    code = "import os; from ckptsync.cli import main; main.main(['merge', '/nowhere', '/tmp/never']); import sys; assert 'numpy' in sys.modules;"
+    code += "print(len(os.listdir('/proc/self/task')), os.environ.get('OPENBLAS_NUM_THREADS'))"
+    own = {key: value for key, value in os.environ.items() if key != "OPENBLAS_NUM_THREADS"}
+    environment = own if asked is None else own | {"OPENBLAS_NUM_THREADS": asked}
+    told = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True).stdout.split()
+    assert told[1] == str(asked)
+    assert asked or told[0] == "1"

@@ -174,6 +174,14 @@ def test_finite_values_that_become_infinite_are_counted(source: str, target: str
     assert cast(bits, source, target)[1] == int((before & after).sum())
 
 
+@pytest.mark.parametrize(
+    ("source", "bits", "target"), [("F32", 0x7F7F8000, "BF16"), ("F32", 0x477FF000, "F16"), ("F64", 0x47EFFFFFF0000000, "F32")]
+)
+def test_the_least_value_that_becomes_infinite_is_counted_and_the_one_below_is_not(source: str, bits: int, target: str) -> None:
+    for sign_ in (0, 1 << (8 * SIZES[source] - 1)):
+        assert [cast(np.array([sign_ | each], RAW[SIZES[source]]), source, target)[1] for each in (bits - 1, bits)] == [0, 1]
+
+
 def test_infinities_that_were_there_are_not_counted() -> None:
     bits = np.array([np.inf, -np.inf, np.nan, 1e5, -1e6], "<f4").view("<u4")
     assert cast(bits, "F32", "F16")[1] == 2

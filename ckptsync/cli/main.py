@@ -10,18 +10,35 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from importlib import import_module
+from typing import Any
 
 from ckptsync.cli.arguments import parser
 from ckptsync.errors import CkptsyncError, StoreError
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
+_ALGEBRA = "OPENBLAS_NUM_THREADS"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code.  Anything but an operator's error escapes with its traceback (and exits 1)."""
     args = parser().parse_args(argv)
-    return bounded(lambda: int(import_module(args.command).run(args)), as_json=args.json)
+    return bounded(lambda: int(_imported(args.command).run(args)), as_json=args.json)
+
+
+def _imported(command: str) -> Any:
+    """The module of a command, with numpy where it needs that.
+
+    OpenBLAS would start a thread for each core, which wait for work by spinning: more CPU than all else at the start, and never any work here.
+    The variable is taken away again, as other programs that are started from here would inherit it.
+    """
+    if _ALGEBRA in os.environ:
+        return import_module(command)
+    os.environ[_ALGEBRA] = "1"
+    try:
+        return import_module(command)
+    finally:
+        del os.environ[_ALGEBRA]
 
 
 def bounded(command: Callable[[], int], *, as_json: bool = False) -> int:
