@@ -30,10 +30,14 @@ def _product(a: int, b: int) -> int:
 @lru_cache(1024)
 def _shift(size: int) -> int:
     """``x ** (8 * size)``."""
-    power, result = _ONE >> 8, _ONE
-    while size:
-        if size & 1:
-            result = _product(result, power)
-        power = _product(power, power)
-        size >>= 1
+    result = _ONE
+    for bit in range(size.bit_length()):
+        if size >> bit & 1:
+            result = _product(result, _power(bit))
     return result
+
+
+@lru_cache(64)
+def _power(bit: int) -> int:
+    """``x ** (8 << bit)``."""
+    return _product(_power(bit - 1), _power(bit - 1)) if bit else _ONE >> 8

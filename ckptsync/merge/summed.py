@@ -84,8 +84,8 @@ class SummedFiles:
             if self._done[name][number]:
                 return
             parts = self._parts.setdefault((name, number), _Parts(checksum.extent))
-            wanted = parts.claim(start, start + len(data))
-        sums = [(low, high, zlib.crc32(data[low - start : high - start])) for low, high in wanted]
+            wanted = [(low, high, *parts.taken(low)) for low, high in parts.claim(start, start + len(data))]
+        sums = [(first, high, zlib.crc32(data[low - start : high - start], crc)) for low, high, first, crc in wanted]
         with self._lock:
             crc = parts.add(sums)
             if crc is not None:
@@ -125,6 +125,14 @@ class _Parts:
                 merged.append((low, high))
         self._claimed = merged
         return found
+
+    def taken(self, end: int) -> tuple[int, int]:
+        """Take away the stretch that ends here, to be summed on, which is cheaper than joining: where it starts, its CRC32."""
+        for start, (last, crc) in self._sums.items():
+            if last == end:
+                del self._sums[start]
+                return start, crc
+        return end, 0
 
     def add(self, sums: Iterable[tuple[int, int, int]]) -> int | None:
         """Join what was summed to the rest; the CRC32 of the whole if this was the last of it."""
