@@ -108,21 +108,19 @@ def _is_ours(base: str) -> bool:
 
 
 def _tensors(files: Files, found: Sequence[tuple[str, Chunked]]) -> Iterator[Tensor]:
-    items = [_item(name, chunk) for name, told in found for chunk in told.chunks if 0 not in chunk.sizes]
-    kinds = iter(dcp_items.find(files, items))
+    items = [chunk.item or _nowhere(name, chunk) for name, told in found for chunk in told.chunks if 0 not in chunk.sizes]
+    kinds = zip(items, dcp_items.find(files, items), strict=True)
     for name, told in found:
-        parts = tuple([_part(name, told.dtype, chunk, next(kinds)) for chunk in told.chunks if 0 not in chunk.sizes])
+        parts = tuple([_part(name, told.dtype, chunk, *next(kinds)) for chunk in told.chunks if 0 not in chunk.sizes])
         yield Tensor(name, told.dtype, told.shape, (Copy(told.dtype, told.shape, parts),))
 
 
-def _item(name: str, chunk: Chunk) -> Item:
-    if chunk.item is None:
-        raise Corrupt(f"{METADATA}: {name} has a chunk at {chunk.offsets} that lies in no file")
-    return chunk.item
+def _nowhere(name: str, chunk: Chunk) -> Item:
+    raise Corrupt(f"{METADATA}: {name} has a chunk at {chunk.offsets} that lies in no file")
 
 
-def _part(name: str, dtype: str, chunk: Chunk, found: Found) -> Part:
-    item, stored = _item(name, chunk), found[0].stored
+def _part(name: str, dtype: str, chunk: Chunk, item: Item, found: Found) -> Part:
+    stored = found[0].stored
     if stored.dtype != dtype or stored.shape != chunk.sizes:
         raise Corrupt(f"{item.file}: the item at {item.start} is not the {dtype} chunk of {name} of size {chunk.sizes}")
     return dcp_items.part(item, found, chunk.offsets)

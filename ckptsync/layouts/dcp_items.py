@@ -48,9 +48,12 @@ Found = tuple[Kind, int]  # and the CRC32 that the archive tells of the tensor's
 
 def find(files: Files, items: Sequence[Item]) -> list[Found]:
     """The kind of every item.  Raises Corrupt for one that is no archive of one tensor."""
-    order = sorted(range(len(items)), key=lambda i: (items[i].file, items[i].start))
-    found = dict(zip(order, _find(files, [items[i] for i in order]), strict=True))
-    return [found[i] for i in range(len(items))]
+    places = [(item.file, item.start) for item in items]
+    order = sorted(range(len(items)), key=places.__getitem__)
+    found: list[Found] = [None] * len(items)  # type: ignore[list-item]
+    for i, one in zip(order, _find(files, [items[i] for i in order]), strict=True):
+        found[i] = one
+    return found
 
 
 def part(item: Item, found: Found, offsets: Shape) -> Part:

@@ -148,14 +148,15 @@ def _chunked(metadata: Metadata) -> Iterator[Chunked]:
         words = tuple(map(str, path))
         if ".".join(words) != fqn:
             raise Corrupt(f"{METADATA}: {brief(fqn)} is {brief(path)} in planner_data", hint="it is damaged: fetch it again")
-        chunks = tuple([Chunk(box.offsets, box.sizes, _item(fqn, box, located)) for box in described.boxes])
+        chunks = tuple(
+            [Chunk(box.offsets, box.sizes, located.get((fqn, box.offsets)) or _item(fqn, box, located)) for box in described.boxes]
+        )
         yield Chunked(words, described.dtype, described.shape, chunks)
 
 
 def _item(fqn: str, box: Box, items: Mapping[Key, Item]) -> Item | None:
-    found = items.get((fqn, box.offsets))
-    if found is None and not any(box.offsets):
-        found = items.get((fqn, ()))
+    """Of a box whose own item is not there."""
+    found = None if any(box.offsets) else items.get((fqn, ()))
     if found is None and 0 not in box.sizes:
         raise Corrupt(f"{METADATA}: {fqn} has a chunk at {box.offsets} that lies in no file")
     return found

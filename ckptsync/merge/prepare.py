@@ -20,7 +20,7 @@ from ckptsync.merge.base import Base
 from ckptsync.merge.notes import NO_ADAPTER_CONFIG
 from ckptsync.merge.notes import of_model as notes_of_model
 from ckptsync.merge.plan import FilePlan, Options, plan
-from ckptsync.model import Checksum, Files, Tensor, read_whole
+from ckptsync.model import Checksum, Extent, Files, Tensor, read_whole
 
 MAX_BESIDE = 256 << 20
 
@@ -53,12 +53,13 @@ class Job:
     @property
     def is_packed(self) -> bool:
         """Whether bytes are read that can only be unpacked in their order."""
-        return any(packed.parse(part.extent.file) for p in self.plans for t in p.tensors for part in t.copy.parts)
+        return any(map(packed.parse, _names(self.plans)))
 
     @property
     def reads(self) -> frozenset[str]:
         """The source files whose tensor bytes are read."""
-        return frozenset(packed.real(part.extent).file for p in self.plans for t in p.tensors for part in t.copy.parts)
+        told = {name: packed.parse(name) for name in _names(self.plans)}
+        return frozenset(one.item.file if one else name for name, one in told.items())
 
 
 @paused()
@@ -188,10 +189,21 @@ def _json(beside: Sequence[tuple[str, Files]], name: str) -> dict[str, Any] | No
 def _check_bounds(files: Files, plans: Sequence[FilePlan]) -> None:
     """Every byte that will be read is there: found out before anything is written."""
     sizes = files.sizes()
-    for extent in (packed.real(part.extent) for p in plans for t in p.tensors for part in t.copy.parts):
+    ends: dict[str, int] = {}
+    for extent in (part.extent for p in plans for t in p.tensors for part in t.copy.parts):
+        end = extent.start + extent.size
+        if end > ends.get(extent.file, 0):
+            ends[extent.file] = end
+    for name, end in ends.items():
+        extent = packed.real(Extent(name, 0, end))
         if extent.start + extent.size > sizes.get(extent.file, 0):
             wanted = extent.start + extent.size
             raise Corrupt(
                 f"{extent.file}: {sizes.get(extent.file, 0)} bytes, at least {wanted} expected",
                 hint="it was cut short: fetch it again",
             )
+
+
+def _names(plans: Sequence[FilePlan]) -> set[str]:
+    """Files that are read, as extents name them."""
+    return {part.extent.file for p in plans for t in p.tensors for part in t.copy.parts}
