@@ -14,7 +14,14 @@ from tests.plain_files import MemoryFiles
 from tests.torch_files import saved
 from tests.zero_checkpoint import merged
 
-VECTORS = ["raw-ds-zero1-bf16", "raw-ds-zero2-odd", "raw-ds-zero1-bf16-fp32acc", "raw-ds-zero2-aligned", "raw-ds-experts"]
+VECTORS = [
+    "raw-ds-zero1-bf16",
+    "raw-ds-zero2-odd",
+    "raw-ds-zero1-bf16-fp32acc",
+    "raw-ds-zero2-aligned",
+    "raw-ds-zero2-dealt",
+    "raw-ds-experts",
+]
 
 
 def optim(files: MemoryFiles) -> list[str]:
@@ -66,3 +73,12 @@ def test_names_and_order_come_from_the_slices_where_no_shapes_are_told() -> None
     with pytest.raises(Corrupt, match="elements in the optimizer"):
         zero_slices.groups([ranks], {name: (*shape, 2) for name, shape in shapes.items()})
     assert optimizer_state(ranks[0])
+
+
+def test_parameters_that_were_dealt_out_are_found_where_they_lie_though_no_shapes_are_told() -> None:
+    files = held("raw-ds-zero2-dealt")
+    ranks = [load(files, name) for name in optim(files)]
+    told = load(files, f"{TAG}/mp_rank_00_model_states.pt").content["param_shapes"]
+    shapes = {name: shape for group in told for name, shape in group.items()}
+    found = [list(zero_slices.groups([ranks], shapes, dealt=dealt)[0]) for dealt in (True, False)]
+    assert found[0] == list(told[0]) != found[1]

@@ -2,13 +2,16 @@
 
 Written by stages 1 and 2 and by ``BF16_Optimizer`` since DeepSpeed 0.8 (``deepspeed/runtime/bf16_optimizer.py``,
 ``deepspeed/utils/tensor_fragment.py``, 0.19.8).  It names parameters where nothing else does, and shows that a rank's file is its own.
+
+With ``round_robin_gradients`` the elements lie as parameters were dealt out to the ranks, which is the order of ``param_shapes``, but
+``_link_all_hp_params`` (``deepspeed/runtime/zero/stage_1_and_2.py``) goes by the order before that, and so do the slices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats.dtypes import ITEMSIZE
@@ -16,6 +19,7 @@ from ckptsync.formats.inert import Made, brief
 from ckptsync.layouts.zero_files import MASTERS, StateFile, optimizer_state
 from ckptsync.model import Copy, Files, Shape
 
+T = TypeVar("T")
 Slices = dict[str, tuple[int, int]]  # parameter → (first element in the partition, elements)
 
 
@@ -44,12 +48,20 @@ def count(file: StateFile) -> range:
     return range(len(held) if isinstance(held, (list, tuple)) else 0)
 
 
-def groups(optim: Sequence[Sequence[StateFile]], shapes: Mapping[str, Shape]) -> list[dict[str, Shape]]:
+def groups(optim: Sequence[Sequence[StateFile]], shapes: Mapping[str, Shape], *, dealt: bool = False) -> list[dict[str, Shape]]:
     """``param_shapes`` of a checkpoint that has none: names in the order of their elements, ``shapes`` from the model itself.
 
-    ``optim``: for each group, the files of the ranks that it is cut over.
+    ``optim``: for each group, the files of the ranks that it is cut over.  ``dealt``: with ``round_robin_gradients``.
     """
-    return [_group(files, group, shapes) for group, files in enumerate(optim)]
+    found = [_group(files, group, shapes) for group, files in enumerate(optim)]
+    if not dealt:
+        return found
+    return [{name: one[name] for name in _dealt(list(one), len(files))} for one, files in zip(found, optim, strict=True)]
+
+
+def _dealt(names: Sequence[T], ranks: int) -> list[T]:
+    """``_round_robin_reorder``: what is dealt to the first rank, then to the next."""
+    return [name for rank in range(ranks) for name in names[rank::ranks]]
 
 
 def _group(optim: Sequence[StateFile], group: int, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
@@ -69,18 +81,38 @@ def _group(optim: Sequence[StateFile], group: int, shapes: Mapping[str, Shape]) 
 
 
 def check(files: Files, optim: Sequence[StateFile], group: int, copies: Mapping[str, Copy]) -> None:
-    """Raise Corrupt unless every rank's partition holds what its own file says that it does."""
+    """Raise Corrupt unless every rank's partition holds what its own file says that it does, or said before parameters were dealt."""
     held: dict[str, Slices] = {file.name: {} for file in optim}
     starts = {file.name: file.part(files, optimizer_state(file)[MASTERS][group]).extent.start for file in optim}
     for name, copy in copies.items():
         for part in copy.parts:
             item, file = ITEMSIZE[copy.dtype], part.extent.file
             held[file][name] = ((part.extent.start - starts[file]) // item, part.sizes[0])
-    for each in optim:
-        told = slices(each, group)
-        if told is not None and {n: s for n, s in told.items() if s[1]} != held[each.name]:
-            odd = next(n for n in [*told, *held[each.name]] if told.get(n) != held[each.name].get(n) and told.get(n, (0, 1))[1])
-            raise Corrupt(
-                f"{each.name}: its slice of {odd} is {told.get(odd)}, {held[each.name].get(odd)} expected",
-                hint="the file is of another rank, or of another save",
-            )
+    told = {file.name: found for file in optim if (found := slices(file, group)) is not None}
+    odd = next((file for file, found in told.items() if not _agree(found, held[file])), None)
+    if odd is not None and not _are_before_dealing(told, [file.name for file in optim], copies):
+        name = next(n for n in [*told[odd], *held[odd]] if told[odd].get(n) != held[odd].get(n) and told[odd].get(n, (0, 1))[1])
+        raise Corrupt(
+            f"{odd}: its slice of {name} is {told[odd].get(name)}, {held[odd].get(name)} expected",
+            hint="the file is of another rank, or of another save",
+        )
+
+
+def _agree(told: Slices, held: Slices) -> bool:
+    return {name: found for name, found in told.items() if found[1]} == held
+
+
+def _are_before_dealing(told: Mapping[str, Slices], ranks: Sequence[str], copies: Mapping[str, Copy]) -> bool:
+    """Whether all ranks' slices are those of ``copies`` in the order before ``_round_robin_reorder``, flattened without gaps."""
+    names = list(copies)
+    order = sorted(zip(_dealt(range(len(names)), len(ranks)), names, strict=True))
+    each = 2 * -(-sum(prod(copy.grid) for copy in copies.values()) // (2 * len(ranks)))
+    held: dict[str, Slices] = {file: {} for file in ranks}
+    at = 0
+    for _, name in order:
+        end = at + prod(copies[name].grid)
+        for rank in range(at // each, -(-end // each)) if each else ():
+            begin, behind = max(at, rank * each), min(end, (rank + 1) * each)
+            held[ranks[rank]][name] = (begin - rank * each, behind - begin)
+        at = end
+    return all(_agree(found, held[file]) for file, found in told.items())

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ckptsync.layouts import zero_experts, zero_masters, zero_slices
+from ckptsync.layouts.zero_files import configuration, section
 from ckptsync.layouts.zero_rank import Rank, groups_of
 from ckptsync.model import Copy, Shape
 
@@ -25,7 +26,10 @@ def groups(rank: Rank) -> Groups:
         buffers = rank.first.get("buffer_names", list)
         return [{name: value.shape for name, (_, value) in rank.own.items() if name not in buffers}]
     own = {name: value.shape for name, (_, value) in rank.own.items()}
-    return zero_slices.groups([zero_experts.first_set(rank.first, rank.optim, n) for n in zero_slices.count(rank.optim[0])], own)
+    files = [zero_experts.first_set(rank.first, rank.optim, n) for n in zero_slices.count(rank.optim[0])]
+    return zero_slices.groups(
+        files, own, dealt=section(configuration(rank.first), "zero_optimization").get("round_robin_gradients") is True
+    )
 
 
 def shapes(rank: Rank, told: Groups) -> dict[str, Shape]:

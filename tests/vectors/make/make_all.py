@@ -206,6 +206,10 @@ ALL = (
         "raw-ds-zero2-aligned", 2, "param_alignment_paddings that are not 0, params in round-robin order", world=3,
         extra=(*ODD, "--round-robin"), note=ODD_NOTE,
     ),
+    raw(
+        "raw-ds-zero2-dealt", 2, "params in round-robin order, slices told of the order before it", world=3,
+        extra=(*ODD, "--dealt"), note="masters as zero_to_fp32 finds them; " + ODD_NOTE,
+    ),
     dcp(
         "dcp-dress", "dress", "empty chunks, 0-d, columns, strides, views, odd names, items that are no tensors", world=3,
         note="empty chunks of two ranks at one offset are one chunk in .metadata",

@@ -17,6 +17,7 @@ import deepspeed
 import torch
 from common import RANK, batch, finish, save_reference
 from deepspeed.utils import safe_get_full_fp32_param
+from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 from torch import nn
 from transformers import AutoModelForCausalLM
 
@@ -63,6 +64,8 @@ def config(options: argparse.Namespace) -> dict[str, object]:
     }
     if options.round_robin:
         zero |= {"round_robin_gradients": True, "parameter_alignment": True}
+    if options.dealt:
+        zero["round_robin_gradients"] = True
     if options.accumulate_fp32:
         made["data_types"] = {"grad_accum_dtype": "fp32"}
     return made
@@ -115,6 +118,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--accumulate-fp32", action="store_true", help="at stage 1 with bf16 this selects BF16_Optimizer")
     parser.add_argument("--sub-group-size", type=int)
     parser.add_argument("--round-robin", action="store_true", help="reorder the params of a group, and align each")
+    parser.add_argument("--dealt", action="store_true", help="reorder the params of a group, and no more")
     return parser.parse_args()
 
 
@@ -132,6 +136,9 @@ def main() -> None:
         engine.step()
     engine.save_checkpoint("out", client_state={"custom": {"step": 2, "note": "client state"}})
     master, held = gather(engine)
+    if options.dealt and RANK == 0:  # then the runtime's own way to the masters looks for them where they are not
+        found = get_fp32_state_dict_from_zero_checkpoint("out")
+        master |= {name: found[name].contiguous() for name, _ in engine.module.named_parameters()}
     save_reference(options.reference / "fp32_master.safetensors", master)
     save_reference(options.reference / "model_dtype.safetensors", held)
     if RANK == 0:
