@@ -8,9 +8,11 @@ from collections.abc import Mapping
 import pytest
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
+from ckptsync.formats import packed
 from ckptsync.merge.consolidate import consolidate
-from ckptsync.merge.plan import Options
-from ckptsync.merge.prepare import prepare
+from ckptsync.merge.plan import FilePlan, Options, PlannedTensor
+from ckptsync.merge.prepare import _check_bounds, prepare
+from ckptsync.model import Copy, Extent, Part
 from tests.consolidated import FILES, MODEL, Written, run
 from tests.dcp_files import checkpoint
 from tests.plain_files import MemoryFiles, safetensors_file, tree
@@ -47,6 +49,16 @@ def test_a_shard_that_is_missing_is_incomplete_and_one_cut_short_is_corrupt() ->
     files.content[name] = data[:-1]
     with pytest.raises(Corrupt, match="expected by the metadata"):
         run(files)
+
+
+@pytest.mark.parametrize("name", ["f", packed.name_of(packed.Packed(Extent("f", 90, 20)))])
+def test_bytes_behind_a_files_end_are_found_missing_whichever_part_they_are_of(name: str) -> None:
+    extents = [Extent("g", 0, 8), Extent(name, 98, 4), Extent("f", 0, 4)]
+    copies = [Copy("U8", (e.size,), (Part((0,), (e.size,), e),)) for e in extents]
+    written = FilePlan("model", b"", tuple(PlannedTensor("t", "U8", c.grid, 0, 4, c) for c in copies))
+    _check_bounds(MemoryFiles({"f": bytes(110), "g": bytes(8)}), [written])
+    with pytest.raises(Corrupt, match=r"f: 101 bytes, at least 1[0-9]+ expected"):
+        _check_bounds(MemoryFiles({"f": bytes(101), "g": bytes(8)}), [written])
 
 
 def test_overlapping_shards_are_refused_before_anything_is_written() -> None:
