@@ -13,6 +13,7 @@ from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import table, zero
 from ckptsync.merge.plan import DType, Options
 from ckptsync.merge.prepare import prepare
+from tests.deepspeed_files import held
 from tests.plain_files import MemoryFiles
 from tests.torch_files import raw, saved
 from tests.zero_checkpoint import Tensors, Zero, expected, files, merged, model, optimizer, values, zeros
@@ -260,3 +261,10 @@ def test_one_changed_byte_is_read_or_refused_and_never_crashes(stage: int, data:
     held.content[name] = good[:at] + bytes([data.draw(st.integers(0, 255))]) + good[at + 1 :]
     with contextlib.suppress(CkptsyncError):
         merged(held, "keep")
+
+
+@pytest.mark.parametrize(("name", "said"), [("hf-zero3-lora", 1), ("raw-ds-zero2-frozen", 0), ("raw-ds-zero1-frozen", 0)])
+def test_frozen_parameters_that_were_left_out_of_a_save_are_said_to_be(name: str, said: int) -> None:
+    files = held(name)
+    (root,) = zero.roots(files.sizes())
+    assert zero.tensors(files, root)[0].remark.count("frozen parameters, if there were any, were left out") == said

@@ -66,7 +66,7 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
     found, remarks = _joined(files, root, ranks)
     if not found:
         raise Unsupported(f"{root or '.'}: a DeepSpeed checkpoint without weights")
-    told = "; ".join(filter(None, [*remarks, _absent(ranks), _nameless(ranks[0]), _stale(files, root, what)]))
+    told = "; ".join(filter(None, [*remarks, _absent(ranks), _nameless(ranks[0]), _excluded(ranks[0]), _stale(files, root, what)]))
     return (replace(found[0], remark=told), *found[1:])
 
 
@@ -156,6 +156,12 @@ def _nameless(rank: Rank) -> str:
     optimizer = section(rank.first.content, "optimizer")
     has_masters = rank.stage == 0 and ("fp32_groups_flat" in optimizer or "fp32_groups" in optimizer)
     return "the optimizer's fp32 masters have no names, and are not read: the weights are the model's own" if has_masters else ""
+
+
+def _excluded(rank: Rank) -> str:
+    """``save_checkpoint(exclude_frozen_parameters=True)`` leaves None where stages 2 and 3 list what is frozen (``engine.py``, 0.19.8)."""
+    is_left_out = rank.stage > 1 and rank.first.content.get("frozen_param_shapes", {}) is None
+    return "frozen parameters, if there were any, were left out when this was saved, and are not written" if is_left_out else ""
 
 
 def _stale(files: Files, root: str, what: Setup) -> str:
