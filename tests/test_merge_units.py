@@ -51,8 +51,8 @@ def test_units_make_up_the_file(sizes: list[int], window: int) -> None:
 def test_a_large_tensor_is_cut_into_windows_that_follow_each_other() -> None:
     (copy,) = [flat(5 << 20)]
     _, *found = units(planned(copy))
-    assert [unit.stored for unit in found] == [2 << 20] * 10
-    assert [r.start for unit in found for r in unit.reads] == [*range(0, 20 << 20, 2 << 20)]
+    assert [unit.stored for unit in found] == [4 << 20] * 5
+    assert [r.start for unit in found for r in unit.reads] == [*range(0, 20 << 20, 4 << 20)]
 
 
 def test_small_tensors_that_lie_as_they_are_written_are_one_read() -> None:
@@ -66,7 +66,7 @@ def test_many_ranks_with_little_each_make_units_larger_so_that_reads_are() -> No
     sizes = [unit.stored for unit in units(plan_) if unit.stored]
     assert sizes == [8 << 20] * 8
     few = planned(*(ranked(1 << 18, 4, n << 18) for n in range(tensors)))
-    assert {unit.stored for unit in units(few) if unit.stored} == {2 << 20}
+    assert {unit.stored for unit in units(few) if unit.stored} == {4 << 20}
 
 
 def test_many_columns_make_blocks_larger_so_that_reads_are() -> None:

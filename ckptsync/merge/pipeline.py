@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-BUDGET = 8 << 20  # bytes in flight for each thread
+BUDGET = 12 << 20  # bytes in flight for each thread
 
 
 class Abandoned(Exception):

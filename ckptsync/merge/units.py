@@ -20,7 +20,7 @@ from ckptsync.merge.cut import Fill, blocks, fills
 from ckptsync.merge.plan import FilePlan
 from ckptsync.model import Copy, Part, Shape
 
-WINDOW = 2 << 20  # bytes of a unit as it is stored: large enough for a disk, small enough for the cache
+WINDOW = 4 << 20  # bytes of a unit as it is stored: with less, what is done once for each costs more than the caches save
 MOST = 8 << 20  # of one whose reads would be small
 WORTH = 64 << 10  # bytes of a read below which it is small
 NEAR = 4 << 10  # bytes between two wanted ranges that are read over: a disk reads whole pages anyway
