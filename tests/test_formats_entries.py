@@ -160,3 +160,13 @@ def test_values_of_entries_that_take_too_much_memory_are_refused(monkeypatch: py
     monkeypatch.setattr(machine, "ROOM", 1 << 18)
     with pytest.raises(Corrupt, match="take more than"):
         loads(data, NAMES)
+
+
+def test_entries_are_taken_to_need_no_more_memory_than_one_by_one() -> None:
+    data = pickle.dumps(like(20_000), 4)
+    rooms = []
+    for names in (NAMES, ONE_BY_ONE):
+        one = Machine(data, names, None)
+        frequent.run(one)
+        rooms.append(machine.ROOM - one.room)
+    assert 0.8 * rooms[1] < rooms[0] < 1.1 * rooms[1]

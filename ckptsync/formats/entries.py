@@ -86,7 +86,7 @@ class Entries:
                 self._like = like
                 stack[-1:], share = made
                 memo += share
-                self._machine.room -= limit - rest - start + len(rows) * _cost(like)
+                self._machine.room -= OBJECT * len(like.objects) * len(rows)
                 self._machine.check_room()
                 return limit - rest
         self._reach = _LEAST
@@ -176,19 +176,16 @@ def _by_turns(columns: Sequence[Sequence[Any]]) -> list[Any]:
     return found
 
 
-def _cost(like: _Like) -> int:
-    return sum(OBJECT + (TUPLE + NUMBER) * len(attributes) for _, attributes in like.objects)
-
-
 def _recalled(mention: bytes, memo: list[Any]) -> Any:
     index = mention[1] if len(mention) == 2 else _LONG(mention, 1)[0]
     return memo[index] if index < len(memo) else GONE
 
 
-def _texts(groups: Iterator[Sequence[bytes]], _machine: Machine, _memo: list[Any], _called: Any) -> Column | None:
+def _texts(groups: Iterator[Sequence[bytes]], machine: Machine, _memo: list[Any], _called: Any) -> Column | None:
     lengths, texts = next(groups), next(groups)
     if list(map(len, texts)) != list(b"".join(lengths)):
         return None
+    machine.room -= TUPLE * len(texts) + sum(map(len, texts))
     values = [text.decode("utf-8", "surrogatepass") for text in texts]
     return values, (values,)
 
@@ -199,11 +196,13 @@ def _mentions(groups: Iterator[Sequence[bytes]], _machine: Machine, memo: list[A
     return None if any(value is GONE for value in known.values()) else ([known[mention] for mention in mentions], ())
 
 
-def _numbers(groups: Iterator[Sequence[bytes]], _machine: Machine, _memo: list[Any], _called: Any) -> Column:
+def _numbers(groups: Iterator[Sequence[bytes]], machine: Machine, _memo: list[Any], _called: Any) -> Column:
     codes = next(groups)
     if set(map(len, codes)) == {_SIGNED.size}:
+        machine.room -= NUMBER * len(codes)
         return [number for (number,) in _SIGNED.iter_unpack(b"".join(codes))], ()
     known = {code: _number(code) for code in set(codes)}
+    machine.room -= NUMBER * len(known)
     return [known[code] for code in codes], ()
 
 
@@ -223,6 +222,7 @@ def _calls(groups: Iterator[Sequence[bytes]], machine: Machine, _memo: list[Any]
         known[code] = numbers, args, build(called, args)
         if type(known[code][-1]) is not tuple:
             return None
+    machine.room -= 2 * TUPLE * len(known)
     made = [known[code] for code in codes]
     share = list(zip(*made, strict=True))
     return list(share[-1]), share
