@@ -115,3 +115,17 @@ def test_model_files_of_two_saves_are_corrupt() -> None:
     of.content[last] = saved(model(Zero(3, 2, [WEIGHT]), 1) | {"dp_world_size": 3})
     with pytest.raises(Corrupt, match="dp_world_size"):
         merged(of, "keep")
+
+
+def dealt(content: dict[str, Any]) -> None:
+    content["ds_config"]["zero_optimization"]["round_robin_gradients"] = True
+
+
+def test_masters_that_the_conversion_mixes_up_are_not_taken_though_asked_for() -> None:
+    of = changed(real(), MODEL, dealt)
+    found = {tensor.name: tensor for tensor in universal.tensors(of, ROOT)}
+    assert [t.remark for t in found.values() if "mixes up the masters" in t.remark]
+    masters = [
+        copy for tensor in found.values() for copy in tensor.copies if any(p.extent.file.endswith("fp32.pt") for p in copy.parts)
+    ]
+    assert masters == []

@@ -35,6 +35,7 @@ from ckptsync.model import Copy, Extent, Files, Shape, Tensor
 
 NAME = "universal"
 _FILE = "fp32.pt"
+_MIXED_UP = "ds_to_universal mixes up the masters of a training with round_robin_gradients"
 _ALLOWED: Mapping[Name, Build] = {
     **torch_pickle.ALLOWED,
     Name("deepspeed.checkpoint.universal_checkpoint", "SubparamShape"): made,
@@ -71,7 +72,17 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
         return _merged(files, root, models)
     trained = {name: shape for shapes in groups_of(models[0]) or () for name, shape in shapes.items()}
     rank = Rank(files, what.stage, models, [], own_of(models[0]))
+    if _is_mixed_up(models[0]):
+        absent = join(root, "zero, converted without round_robin_gradients")
+        found = tensors_of(replace(rank, absent=absent), trained, {})
+        return (replace(found[0], remark=f"{_MIXED_UP}: the weights are the model's own, not the fp32 masters"), *found[1:])
     return tensors_of(rank, trained, {name: _master(files, root, name, shape) for name, shape in trained.items()})
+
+
+def _is_mixed_up(model: StateFile) -> bool:
+    """``ds_to_universal`` cuts masters by ``param_slice_mappings``: with round-robin gradients of several ranks elsewhere than they lie."""
+    zero = section(configuration(model), "zero_optimization")
+    return zero.get("round_robin_gradients") is True and zero.get("stage") in {1, 2} and model.content.get("dp_world_size") != 1
 
 
 def _path(root: str, name: str) -> str:
@@ -114,6 +125,8 @@ def _check_is_all_there(root: str, models: Sequence[StateFile]) -> None:
 
 def _merged(files: Files, root: str, models: Sequence[StateFile]) -> tuple[Tensor, ...]:
     """Tensor-parallel ranks and pipeline stages: only the masters are whole; of what else there is, nothing may be lost."""
+    if _is_mixed_up(models[0]):
+        raise Unsupported(f"{root or '.'}: {_MIXED_UP}", hint="merge the checkpoint that it was made from")
     own_dtype = _own_dtype(models[0])
     trained: dict[str, Shape] = {}
     for model in models:
