@@ -118,7 +118,8 @@ def no_weights(files: Files) -> CkptsyncError:
             hint="model.safetensors, or the shards, are missing: fetch them from the node that wrote them",
         )
     return Unsupported(
-        "no layout claims these files", hint=f"known layouts: {', '.join(LAYOUTS)}; point at the checkpoint's directory"
+        "no layout claims these files",
+        hint=f"known layouts: {', '.join(name for name in LAYOUTS if name != refused.NAME)}; point at the checkpoint's directory",
     )
 
 
