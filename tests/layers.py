@@ -43,6 +43,7 @@ CONFINED: Mapping[str, tuple[str, ...]] = {
     "paramiko": ("stores.*",),
     "apscheduler": ("daemon.*",),
     "watchdog": ("watch",),
+    "isal": ("digest",),
     "rich": ("cli.*",),
     "zstandard": ("formats.unpacking",),
     "compression": ("formats.unpacking",),

@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import itertools
 import random
+import zlib
 
 import pytest
 from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsync.digest import BLOCK_HEX, MOST_BLOCKS, SMALLEST_BLOCK, Digester, block_size, digest, digest_stream
+from ckptsync.digest import BLOCK_HEX, MOST_BLOCKS, SMALLEST_BLOCK, Digester, block_size, crc32, digest, digest_stream
 
 CONTENT = random.Random(1).randbytes(5 * SMALLEST_BLOCK + 7)
 
@@ -59,3 +60,9 @@ def test_a_stream_of_another_length_than_was_said_tells_the_length_it_had() -> N
 
 def test_chunks_may_be_views_of_wider_elements() -> None:
     assert digest_stream([memoryview(b"12345678").cast("I")], 8) == digest_stream([b"12345678"], 8)
+
+
+def test_sums_are_zlibs_whoever_makes_them() -> None:
+    for size in (0, 1, 63, 1 << 16):
+        data = bytes(range(256)) * (size // 256) + bytes(size % 256)
+        assert crc32(memoryview(data), 7) == zlib.crc32(data, 7)

@@ -75,7 +75,7 @@ def test_many_threads_that_read_over_each_other_sum_every_byte_once(monkeypatch:
         summed_.append(len(data))
         return crc32(data, before)
 
-    monkeypatch.setattr(zlib, "crc32", counted)
+    monkeypatch.setattr("ckptsync.merge.summed.crc32", counted)
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda at: read(files, at % 580, 20), range(0, 58_000, 7)))
     files.finish()

@@ -6,12 +6,12 @@ Nothing is decompressed beyond what is asked for, which the item's own metadata 
 
 from __future__ import annotations
 
-import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from threading import Lock
 from typing import Any, Protocol
 
+from ckptsync.digest import crc32
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats.packed import Packed, parse
 from ckptsync.model import Extent, Files, read
@@ -132,7 +132,7 @@ class _Stream:
         first, end = self._packed.first, self._packed.first + self._packed.length
         low, high = max(self._at, first), min(self._at + len(data), end)
         if low < high:
-            self._crc = zlib.crc32(data[low - self._at : high - self._at], self._crc)
+            self._crc = crc32(data[low - self._at : high - self._at], self._crc)
         self._at += len(data)
 
     def _check(self) -> None:

@@ -5,11 +5,11 @@ torch's reader ignores them, so a flipped bit in a shard goes unnoticed everywhe
 
 from __future__ import annotations
 
-import zlib
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from ckptsync.digest import crc32
 from ckptsync.errors import Corrupt
 from ckptsync.merge.crc import joined
 from ckptsync.merge.pipeline import one_at_a_time
@@ -73,7 +73,7 @@ class SummedFiles:
             if start <= extent.start and extent.start + extent.size <= end and (name, number) not in self._parts:
                 done[number] = 1
                 at = extent.start - start
-                _check(found[number], zlib.crc32(out[at : at + extent.size]))
+                _check(found[number], crc32(out[at : at + extent.size]))
             elif start < extent.start + extent.size:
                 low = max(start, extent.start)
                 self._sum_part(name, number, found[number], low, out[low - start : extent.start + extent.size - start])
@@ -85,7 +85,7 @@ class SummedFiles:
                 return
             parts = self._parts.setdefault((name, number), _Parts(checksum.extent))
             wanted = [(low, high, *parts.taken(low)) for low, high in parts.claim(start, start + len(data))]
-        sums = [(first, high, zlib.crc32(data[low - start : high - start], crc)) for low, high, first, crc in wanted]
+        sums = [(first, high, crc32(data[low - start : high - start], crc)) for low, high, first, crc in wanted]
         with self._lock:
             crc = parts.add(sums)
             if crc is not None:
