@@ -39,3 +39,10 @@ def test_without_an_optimizer_nothing_is_trained() -> None:
     of = rank("raw-ds-zero2-odd")
     assert zero_trained.groups(Rank(of.files, 0, of.models, [], of.own)) == []
     assert isinstance(of.files, MemoryFiles)
+
+
+def test_masters_are_not_read_where_parameters_may_have_been_dealt_and_no_file_says_so() -> None:
+    of = rank("raw-ds-zero2-dealt", param_shapes=None, ds_config=None)
+    assert zero_trained.masters(of, zero_trained.groups(of)) == {}
+    assert "no file tells the order" in zero_trained.unordered(of)
+    assert not zero_trained.unordered(rank("raw-ds-zero2-dealt", param_shapes=None))

@@ -66,7 +66,19 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
     found, remarks = _joined(files, root, ranks)
     if not found:
         raise Unsupported(f"{root or '.'}: a DeepSpeed checkpoint without weights")
-    told = "; ".join(filter(None, [*remarks, _absent(ranks), _nameless(ranks[0]), _excluded(ranks[0]), _stale(files, root, what)]))
+    told = "; ".join(
+        filter(
+            None,
+            [
+                *remarks,
+                _absent(ranks),
+                _nameless(ranks[0]),
+                zero_trained.unordered(ranks[0]),
+                _excluded(ranks[0]),
+                _stale(files, root, what),
+            ],
+        )
+    )
     return (replace(found[0], remark=told), *found[1:])
 
 
@@ -121,7 +133,9 @@ def _joined(files: Files, root: str, ranks: Sequence[Rank]) -> tuple[tuple[Tenso
 def _plain(rank: Rank) -> tuple[Tensor, ...]:
     """One model-parallel rank's tensors; of experts, all ranks'."""
     groups = zero_trained.groups(rank)
-    return tensors_of(rank, zero_trained.shapes(rank, groups), zero_trained.masters(rank, groups))
+    masters = zero_trained.masters(rank, groups)
+    told = replace(rank, absent="param_shapes of the trained parameters") if zero_trained.unordered(rank) else rank
+    return tensors_of(told, zero_trained.shapes(rank, groups), masters)
 
 
 def _pipeline(files: Files, root: str, ranks: Sequence[Rank]) -> tuple[tuple[Tensor, ...], list[str]]:

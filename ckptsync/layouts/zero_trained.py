@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ckptsync.layouts import zero_experts, zero_masters, zero_slices
-from ckptsync.layouts.zero_files import configuration, section
+from ckptsync.layouts.zero_files import configuration, optimizer_state, section
 from ckptsync.layouts.zero_rank import Rank, groups_of
 from ckptsync.model import Copy, Shape
 
@@ -40,9 +40,20 @@ def shapes(rank: Rank, told: Groups) -> dict[str, Shape]:
     return found
 
 
+def unordered(rank: Rank) -> str:
+    """What to say of masters in an order that no file tells: with ``round_robin_gradients`` slices are not where they say.
+
+    Older DeepSpeed leaves both ``param_shapes`` and ``ds_config`` out of checkpoints with experts (``_save_moe_checkpoint``, 0.16).
+    """
+    is_told = groups_of(rank.first) is not None or bool(configuration(rank.first)) or len(rank.optim) < 2
+    if rank.absent or is_told or "zero_stage" not in optimizer_state(rank.optim[0]):
+        return ""
+    return "no file tells the order of the fp32 masters, and they are not read: the weights are the model's own"
+
+
 def masters(rank: Rank, told: Groups) -> dict[str, Copy]:
     """The fp32 master of each, where all optimizer files are here."""
-    if rank.absent or not rank.optim:
+    if rank.absent or not rank.optim or unordered(rank):
         return {}
     if rank.stage == 3:
         return zero_masters.copies(rank.files, 3, rank.optim, told)
