@@ -102,3 +102,12 @@ def test_an_adapter_in_shards_is_called_one(capsys: pytest.CaptureFixture[str]) 
         assert "complete, a PEFT adapter\n" in capsys.readouterr().out
     assert main(["inspect", *FSDP]) == 0
     assert "PEFT" not in capsys.readouterr().out
+
+
+def test_of_two_checkpoints_neither_is_preferred_and_it_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for step in ("4", "8"):
+        whole(FSDP, tmp_path / "run" / f"checkpoint-{step}")
+    main(["inspect", str(tmp_path / "run")])
+    said = capsys.readouterr().out
+    assert "(preferred)" not in said
+    assert "nothing says which is meant: --source dcp:checkpoint-4/pytorch_model_fsdp_0 or " in said

@@ -49,15 +49,16 @@ def inspected(files: Files, trees: Sequence[LocalFiles] = ()) -> dict[str, Any]:
         raise table.no_weights(files)
     sources = [_source(files, source, trees) for source in found]
     demands, trouble = _demands(files)
+    preferred, rivalry = _preferred(files)
     codes = [source["exit_code"] for source in sources] + [trouble.exit_code if trouble else 0]
     return {
         "sources": sources,
-        "preferred": str(found[0]),
+        "preferred": preferred,
         "world_size": demands.world,
         "ranks": list(rank_names.ranks(files.sizes())),
         "missing": missing(files, demands.model),
         "missing_for_resume": missing(files, demands.resume),
-        "notes": [f"what is missing cannot be told: {trouble}"] if trouble else [],
+        "notes": [*([f"what is missing cannot be told: {trouble}"] if trouble else []), *rivalry],
         "files": len(files.sizes()),
         "bytes": sum(files.sizes().values()),
         "exit_code": Corrupt.exit_code if Corrupt.exit_code in codes else sources[0]["exit_code"],
@@ -73,6 +74,14 @@ def missing(files: Files, demanded: dict[str, int | None]) -> list[str]:
         for name, size in sorted(demanded.items())
         if name in sizes and size is not None and sizes[name] != size
     ]
+
+
+def _preferred(files: Files) -> tuple[str | None, list[str]]:
+    """The source that a merge takes unasked; of several as good none, and what it would say."""
+    try:
+        return str(table.choose(files, None)), []
+    except Unsupported as e:
+        return None, [f"{e}: {e.hint}"]
 
 
 def _demands(files: Files) -> tuple[Demands, CkptsyncError | None]:
