@@ -116,3 +116,15 @@ def torch_pickle(value: object) -> bytes:
 
 def tensor_call(storage: StorageId, offset: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Call:
     return Call(Global("torch._utils", "_rebuild_tensor_v2"), storage, offset, shape, strides, False, {})  # noqa: FBT003
+
+
+class Counting(MemoryFiles):
+    """Remembers every read, of any thread."""
+
+    def __init__(self, content: dict[str, bytes]) -> None:
+        super().__init__(content)
+        self.reads: list[tuple[str, int, int]] = []
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        self.reads.append((name, start, len(out)))
+        super().read_into(name, start, out)

@@ -23,7 +23,7 @@ from ckptsync.merge.plan import DTYPES, DType, Options
 from ckptsync.merge.prepare import prepare
 from ckptsync.merge.statistics import Statistics
 from tests.consolidated import FILES, MODEL, Written, run
-from tests.plain_files import MemoryFiles, safetensors_file, tree
+from tests.plain_files import Counting, MemoryFiles, safetensors_file, tree
 from tests.vector import ROOT, vector
 
 
@@ -131,18 +131,6 @@ def test_any_number_of_threads_writes_the_same(name: str, jobs: int, dtype: DTyp
     many, merged = run(files, options, work=Work(jobs, statistics=True))
     assert many == one
     assert merged == alone
-
-
-class Counting(MemoryFiles):
-    """Remembers every read, of any thread."""
-
-    def __init__(self, content: dict[str, bytes]) -> None:
-        super().__init__(content)
-        self.reads: list[tuple[str, int, int]] = []
-
-    def read_into(self, name: str, start: int, out: memoryview) -> None:
-        self.reads.append((name, start, len(out)))
-        super().read_into(name, start, out)
 
 
 @pytest.mark.usefixtures("small_units")

@@ -12,19 +12,7 @@ from ckptsync.merge.gather import SPAN, gather, groups, stored
 from ckptsync.merge.units import NEAR, WORTH, Read, Unit
 from ckptsync.model import Copy
 from tests.boxes import stored as held
-from tests.plain_files import MemoryFiles
-
-
-class Counting(MemoryFiles):
-    """Remembers every read."""
-
-    def __init__(self, content: dict[str, bytes]) -> None:
-        super().__init__(content)
-        self.reads: list[tuple[str, int, int]] = []
-
-    def read_into(self, name: str, start: int, out: memoryview) -> None:
-        self.reads.append((name, start, len(out)))
-        super().read_into(name, start, out)
+from tests.plain_files import Counting, MemoryFiles
 
 
 def gathered(files: MemoryFiles, reads: list[Read]) -> bytes:

@@ -57,9 +57,13 @@ def run(machine: Machine) -> Any:  # noqa: PLR0915  one loop: a call for each op
             for _ in repeat(None, PAUSE):
                 code = data[at]
                 at += 1
-                if code == _LONG_BINGET:
-                    value = memo[_LONG(data, at)[0]]
-                    at += 4
+                if code == _LONG_BINGET or code == _BINGET:  # noqa: PLR1714, SIM109  a tuple would be made at each turn
+                    if code == _BINGET:
+                        value = memo[data[at]]
+                        at += 1
+                    else:
+                        value = memo[_LONG(data, at)[0]]
+                        at += 4
                     if value is GONE:
                         recalled(value)
                     elif value is sized:
@@ -73,19 +77,6 @@ def run(machine: Machine) -> Any:  # noqa: PLR0915  one loop: a call for each op
                 elif code == _BININT1:
                     stack.append(data[at])
                     at += 1
-                elif code == _BINGET:
-                    value = memo[data[at]]
-                    at += 1
-                    if value is GONE:
-                        recalled(value)
-                    elif value is sized:
-                        first, end = at, data.find(_SIZE, at, at + _LONGEST_SIZE)
-                        known = sizes.get(data[at : max(at, end)])
-                        if known:
-                            at = end + 5
-                            memo += known
-                            value = known[2]
-                    stack.append(value)
                 elif _TUPLE1 <= code <= _TUPLE3:
                     value = stack.pop()
                     if code == _TUPLE2:

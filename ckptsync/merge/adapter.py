@@ -18,11 +18,11 @@ from ckptsync.model import Tensor
 
 STEM = "adapter_model"
 CONFIG = "adapter_config.json"
-_PREFIX = "base_model.model."
+PREFIX = "base_model.model."
 _PARTS = re.compile(r"(.*)@(base|adapter|adapter=.+)", re.DOTALL)
 
 # Tuners whose parameters are all saved, under peft's general rule; of the others some are computed when they are saved.
-_TUNERS = (
+TUNERS = (
     "lora_",
     "ia3_",
     "hada_",
@@ -34,8 +34,8 @@ _TUNERS = (
     "hra_",
     "miss_",
     "ln_tuning_",
-    "trainable_tokens_",
 )
+_KNOWN = (*TUNERS, "trainable_tokens_")
 _OTHERS = tuple(
     "adamss_ adaption_prompt beft_ deft_ delora_ frod_ glora_ gralora_ hira_ internal_xlora lily_ lora_E osf_ peanut_ poly_ psoft_"  # noqa: SIM905
     " pvera_ randlora_ ranknum road_ shadow_ shira_ supertuning_ tinylora_ unilora_ vblora_ vera_ waveft_".split()
@@ -108,9 +108,9 @@ def _items(tensors: Sequence[Tensor], *, is_told: bool) -> dict[str, _Item]:
     names = [t.name for t in tensors]
     is_whole = any(n.startswith(("base_model.", *_PROMPTS)) for n in names)
     text = "" if is_whole else "\n".join(names)  # one look at a model that has no adapter, be its tensors a million
-    if not is_whole and not (is_told and any(f".{tuner}" in text for tuner in _TUNERS)):
+    if not is_whole and not (is_told and any(f".{tuner}" in text for tuner in _KNOWN)):
         return {}
-    found = {name: item for name in names if (item := _item(name, "" if is_whole else _PREFIX))}
+    found = {name: item for name in names if (item := _item(name, "" if is_whole else PREFIX))}
     return found if is_whole or all(item.adapter for item in found.values()) else {}
 
 
@@ -121,7 +121,7 @@ def _item(name: str, prefix: str) -> _Item | None:
     for at, part in enumerate(parts[1:], 1):
         if part == _SAVED and at + 1 < len(parts):
             return _Item(".".join(parts[:at]), parts[at + 1], prefix + ".".join(parts[:at] + parts[at + 2 :]))
-        if part.startswith((*_TUNERS, *_OTHERS)):
+        if part.startswith((*_KNOWN, *_OTHERS)):
             return _tuned(name, parts, at, prefix)
     return None
 
@@ -159,7 +159,7 @@ def _adapter(tensors: Sequence[Tensor], items: Mapping[str, _Item], wanted: str,
     chosen = {n: i.saved for n, i in items.items() if i.adapter in (name, "")}
     base = [t for t in others if _is_base(t.name, items) and (name or not _is_embedding(t.name))]
     with_it = [t.name for t in others if not base or _is_saved_with(t.name, config)]
-    chosen |= {n: n if n.startswith("base_model.") else _PREFIX + n for n in with_it}
+    chosen |= {n: n if n.startswith("base_model.") else PREFIX + n for n in with_it}
     kept = renamed([_untied(t, chosen) for t in tensors if t.name in chosen], chosen)
     return Selected(kept, name, _notes(kept, name, len(others) - len(with_it) if base else 0))
 
@@ -245,4 +245,4 @@ def _base_name(name: str, modules: Iterable[str]) -> str:
         return ""
     if found and module in modules:
         name = f"{module}.{rest}"
-    return name.removeprefix(_PREFIX)
+    return name.removeprefix(PREFIX)

@@ -11,6 +11,7 @@ from math import prod
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import table
+from ckptsync.merge.adapter import PREFIX, TUNERS
 from ckptsync.merge.cast import is_castable
 from ckptsync.merge.ties import HEADS
 from ckptsync.model import Files, Shape, Tensor
@@ -202,7 +203,7 @@ def _notes(unexpected: Sequence[str], own: int, resized: Mapping[str, Shape], co
 
 def _target(name: str) -> str:
     """``base_model.model.x.q_proj.lora_A.weight`` → ``x.q_proj``; of a module that is saved whole its tensor's own name."""
-    parts = name.removeprefix(_PREFIX).split(".")
+    parts = name.removeprefix(PREFIX).split(".")
     for at, part in enumerate(parts):
         if part.startswith(_ADAPTED):
             return ".".join(p for p in parts[:at] if p != "base_layer")
@@ -210,24 +211,10 @@ def _target(name: str) -> str:
 
 
 def _own(name: str) -> str:
-    return ".".join(part for part in name.removeprefix(_PREFIX).split(".") if part != "base_layer")
+    return ".".join(part for part in name.removeprefix(PREFIX).split(".") if part != "base_layer")
 
 
-_PREFIX = "base_model.model."
-_ADAPTED = (
-    "lora_",
-    "ia3_",
-    "hada_",
-    "lokr_",
-    "oft_",
-    "boft_",
-    "c3a_",
-    "fourierft_",
-    "hra_",
-    "miss_",
-    "ln_tuning_",
-    "token_adapter",
-)
+_ADAPTED = (*TUNERS, "token_adapter")
 
 
 def _fits(tensor: Tensor, weight: Tensor | None) -> bool:
