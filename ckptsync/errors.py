@@ -4,6 +4,7 @@ CkptsyncError           1  read the message
 ├── ConfigError         2  fix the configuration, or the command
 ├── Incomplete          3  wait, or fetch what is named: something is missing
 ├── StoreError          4  storage or network: look at it, then try again
+│   ├── Transient       4  (the same may succeed in a moment: `stores.retry` tries again)
 │   ├── NotFound        4  (permanent: never retried)
 │   └── Exists          4  (permanent: somebody else wrote that name first)
 ├── Unsupported         5  a layout, or a version, that this program does not know
@@ -38,9 +39,17 @@ class Incomplete(CkptsyncError):
 
 
 class StoreError(CkptsyncError):
-    """Storage or network did not do what was asked; trying again may help."""
+    """Storage or network did not do what was asked, and will not before somebody changes something."""
 
     exit_code = 4
+
+
+class Transient(StoreError):
+    """What was asked may succeed if it is asked again, in ``after`` seconds or later."""
+
+    def __init__(self, message: str, *, hint: str = "", after: float = 0.0) -> None:
+        super().__init__(message, hint=hint)
+        self.after = after
 
 
 class NotFound(StoreError):

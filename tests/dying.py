@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
-from ckptsync.stores.contract import Chunk, Entry, Store
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
 
 
 class Crash(BaseException):
@@ -30,7 +30,7 @@ class Dying:
     """
 
     def __init__(self, store: Store, lives: int) -> None:
-        self.url = store.url
+        self.url, self.late, self.is_exclusive = store.url, store.late, store.is_exclusive
         self._store, self._lives, self._is_dead = store, lives, False
         self._lock = threading.Lock()
 
@@ -46,11 +46,11 @@ class Dying:
         self._live()
         self._store.read_into(name, start, out)
 
-    def write(self, name: str, chunks: Iterable[Chunk]) -> None:
-        self._mutate(lambda: self._store.write(name, self._dying(chunks)))
+    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        self._mutate(lambda: self._store.write(name, self._dying(chunks), about))
 
-    def create(self, name: str, chunks: Iterable[Chunk]) -> None:
-        self._mutate(lambda: self._store.create(name, self._dying(chunks)))
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        self._mutate(lambda: self._store.create(name, self._dying(chunks), about))
 
     def delete(self, name: str) -> None:
         self._mutate(lambda: self._store.delete(name))

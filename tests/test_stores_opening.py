@@ -8,7 +8,8 @@ import pytest
 
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError, Unsupported
 from ckptsync.records.names import STORE_FILE
-from ckptsync.stores.opening import create_store, is_store, open_store, path_of
+from ckptsync.stores.opening import create_store, is_store, open_store
+from ckptsync.stores.urls import path_of
 
 
 def test_a_store_is_made_once_and_found_by_path_and_url(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from ckptsync.records.coding import decode
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.names import parse_record_name
 from ckptsync.records.saves import Known, live, locate, save_of
-from ckptsync.stores.contract import Chunk, Store, read_all
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
 from ckptsync.worker.push import push_now
@@ -154,15 +154,16 @@ class Interrupted:
 
     def __init__(self, store: Store, nth: int, meddle: Callable[[], object]) -> None:
         self.url, self._store, self._left, self._meddle = store.url, store, nth, meddle
+        self.late, self.is_exclusive = store.late, store.is_exclusive
         self.names, self.size, self.read_into, self.delete = store.names, store.size, store.read_into, store.delete
 
-    def write(self, name: str, chunks: Iterable[Chunk]) -> None:
+    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         self._count()
-        self._store.write(name, chunks)
+        self._store.write(name, chunks, about)
 
-    def create(self, name: str, chunks: Iterable[Chunk]) -> None:
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         self._count()
-        self._store.create(name, chunks)
+        self._store.create(name, chunks, about)
 
     def _count(self) -> None:
         self._left -= 1

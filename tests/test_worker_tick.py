@@ -17,7 +17,7 @@ from ckptsync.records.coding import Record, encode, record_name
 from ckptsync.records.report import Finding, Report
 from ckptsync.records.seal import Seal
 from ckptsync.records.tombstone import Tombstone
-from ckptsync.stores.contract import Chunk, Entry, Store, read_all
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
 from ckptsync.worker import tick
@@ -100,11 +100,11 @@ class Meddling(MemoryStore):
         super().__init__()
         self._meddle: Callable[[], object] | None = meddle
 
-    def create(self, name: str, chunks: Iterable[Chunk]) -> None:
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         meddle, self._meddle = self._meddle, None
         if meddle is not None:
             meddle()
-        super().create(name, chunks)
+        super().create(name, chunks, about)
 
 
 def test_rotation_while_it_is_being_sent_takes_nothing(tmp_path: Path) -> None:
@@ -264,9 +264,9 @@ class Counting(MemoryStore):
 
     begun = 0
 
-    def write(self, name: str, chunks: Iterable[Chunk]) -> None:
+    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         self.begun += 1
-        super().write(name, chunks)
+        super().write(name, chunks, about)
 
 
 def test_bytes_that_are_gone_or_others_by_now_repair_nothing_and_it_says_so(tmp_path: Path) -> None:

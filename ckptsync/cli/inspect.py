@@ -19,8 +19,8 @@ from ckptsync.merge.one_save import check_saves
 from ckptsync.merge.plan import Options
 from ckptsync.merge.prepare import prepare
 from ckptsync.model import Demands, Files, Tensor
-from ckptsync.stores.opening import path_of
 from ckptsync.stores.tree import LocalFiles, Overlay
+from ckptsync.stores.urls import path_of
 
 FIRST = 8  # tensors shown without --tensors
 

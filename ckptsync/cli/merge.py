@@ -23,7 +23,7 @@ from ckptsync.merge.local import Prepared, carry_out_local, prepare_local
 from ckptsync.merge.one_save import ignored
 from ckptsync.merge.plan import Options
 from ckptsync.merge.statistics import Statistics
-from ckptsync.stores.opening import path_of
+from ckptsync.stores.urls import path_of
 
 MOST_JOBS = 8  # more than a disk takes in
 

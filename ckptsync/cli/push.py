@@ -14,7 +14,8 @@ from ckptsync.cli.progress import Progress, shown, silent
 from ckptsync.config.units import show_size
 from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.records.names import checked_node
-from ckptsync.stores.opening import create_store, path_of
+from ckptsync.stores.opening import create_store
+from ckptsync.stores.urls import path_of
 from ckptsync.worker import result
 from ckptsync.worker.options import checked_run
 from ckptsync.worker.push import push_now, to_push

@@ -9,7 +9,8 @@ from ckptsync.config.runs import output_directories
 from ckptsync.config.values import Config
 from ckptsync.errors import StoreError
 from ckptsync.stores.contract import Store
-from ckptsync.stores.opening import create_store, is_store, path_of
+from ckptsync.stores.opening import create_store, is_store
+from ckptsync.stores.urls import path_of
 from ckptsync.walk import OURS
 
 MARK = "store"

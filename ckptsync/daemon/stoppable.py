@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from ckptsync.errors import StoreError
-from ckptsync.stores.contract import Chunk, Entry, Store
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
 
 
 class Stoppable:
@@ -13,7 +13,7 @@ class Stoppable:
 
     def __init__(self, store: Store, is_stopping: Callable[[], bool]) -> None:
         self._store, self._is_stopping = store, is_stopping
-        self.url = store.url
+        self.url, self.late, self.is_exclusive = store.url, store.late, store.is_exclusive
 
     def names(self, prefix: str) -> Iterator[Entry]:
         """As the contract says."""
@@ -27,13 +27,13 @@ class Stoppable:
         """As the contract says."""
         self._store.read_into(name, start, out)
 
-    def write(self, name: str, chunks: Iterable[Chunk]) -> None:
+    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         """As the contract says."""
-        self._store.write(name, self._until_stopped(name, chunks))
+        self._store.write(name, self._until_stopped(name, chunks), about)
 
-    def create(self, name: str, chunks: Iterable[Chunk]) -> None:
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         """As the contract says."""
-        self._store.create(name, self._until_stopped(name, chunks))
+        self._store.create(name, self._until_stopped(name, chunks), about)
 
     def delete(self, name: str) -> None:
         """As the contract says."""

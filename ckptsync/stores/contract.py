@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from ckptsync.errors import StoreError
+from ckptsync.errors import Incomplete, StoreError
 from ckptsync.paths import checked_path
 
 Chunk = bytes | bytearray | memoryview
@@ -21,14 +21,36 @@ class Entry:
     mtime: float
 
 
-class Store(Protocol):
-    """Somewhere to keep write-once files.
+@dataclass(frozen=True, slots=True)
+class About:
+    """What is known of a content before its first byte.
 
-    Names are relative POSIX paths (`str`, since `Path` collapses double slashes).  Errors are `StoreError`; `NotFound` and
-    `Exists` are permanent, every other one may be retried, so every method must be safe to call again.
+    ``size``: bytes in all; chunks that bring more or fewer are refused, and nothing appears.  ``origin``: says where the bytes come from, in
+    words of which nobody else's are the same unless his bytes are (a node, a file, its size and mtime).  A write that was killed is continued by
+    the next one of the same name and origin, which sends what is missing; without an origin nothing is continued.
+    """
+
+    size: int | None = None
+    origin: str = ""
+
+
+UNKNOWN = About()
+
+
+class Store(Protocol):
+    """Somewhere to keep write-once files.  Threads may share it.
+
+    Names are relative POSIX paths (`str`, since `Path` collapses double slashes).  Errors are `StoreError`: `Transient` where the same may succeed
+    in a moment, any other (`NotFound`, `Exists`, a refusal, a full disk) where it will not.  So every method is safe to call again.
+
+    ``late``: seconds for which a name that another machine has written, or its length, may not be seen here yet (attribute caches of NFS).
+    Only after so long is a file that should be there missing.  ``is_exclusive``: whether `create` holds against writers elsewhere, too; no
+    correctness may rest on it.
     """
 
     url: str
+    late: float
+    is_exclusive: bool
 
     def names(self, prefix: str) -> Iterator[Entry]:
         """Every file whose name starts with ``prefix`` (whole path components: "", or ending in "/"), sorted by name.
@@ -45,20 +67,39 @@ class Store(Protocol):
         """Fill ``out`` from byte ``start``; raises NotFound, or Corrupt if the file ends before."""
         ...
 
-    def write(self, name: str, chunks: Iterable[Chunk]) -> None:
+    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         """All of it or none of it, durable on return.  Replaces what was there.
 
-        A chunk is used before the next one is asked for: callers may reuse its buffer.  If ``chunks`` raises, nothing appears.
+        A chunk is used before the next one is asked for: callers may reuse its buffer.  If ``chunks`` raises, nothing appears, and the error is
+        raised as it is.  ``chunks`` that can be iterated over again (no iterator) may be, after an error of the store's.
         """
         ...
 
-    def create(self, name: str, chunks: Iterable[Chunk]) -> None:
-        """As `write`, but raises Exists if the name is taken, also by another writer in between."""
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        """As `write`, but raises Exists if the name is taken, where the server can tell also by another writer in between.
+
+        Whoever is told Exists may find his own bytes: the answer to an earlier call may have been lost.
+        """
         ...
 
     def delete(self, name: str) -> None:
         """Deleting what is not there is not an error."""
         ...
+
+
+def announced(chunks: Iterable[Chunk], about: About) -> Iterator[Chunk]:
+    """The chunks; raises Incomplete, at the latest after the last one, if they are not ``about.size`` bytes."""
+    size = 0
+    for chunk in chunks:
+        size += memoryview(chunk).nbytes
+        if about.size is not None and size > about.size:
+            break
+        yield chunk
+    if about.size is not None and size != about.size:
+        raise Incomplete(
+            f"{size} bytes or more came where {about.size} were announced",
+            hint="the source changed while it was read: try again",
+        )
 
 
 def checked_prefix(prefix: str) -> str:

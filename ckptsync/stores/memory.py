@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ckptsync.errors import Corrupt, Exists, NotFound
 from ckptsync.paths import checked_path
-from ckptsync.stores.contract import Chunk, Entry, checked_prefix
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, announced, checked_prefix
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,9 @@ class _File:
 
 class MemoryStore:
     """Lives as long as the object.  Its clock counts writes, one second each, so that tests can say what comes first."""
+
+    late = 0.0
+    is_exclusive = True
 
     def __init__(self, url: str = "memory://") -> None:
         self.url = url
@@ -47,15 +50,15 @@ class MemoryStore:
         if piece:
             out.cast("B")[:] = piece
 
-    def write(self, name: str, chunks: Iterable[Chunk]) -> None:
+    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         """As the contract says."""
-        content = _joined(name, chunks)
+        content = _joined(name, announced(chunks, about))
         with self._lock:
             self._files[name] = _File(content, next(self._clock))
 
-    def create(self, name: str, chunks: Iterable[Chunk]) -> None:
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         """As the contract says."""
-        content = _joined(name, chunks)
+        content = _joined(name, announced(chunks, about))
         with self._lock:
             if name in self._files:
                 raise Exists(f"{name}: already there")

@@ -4,90 +4,87 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import unquote
 
 import msgspec
 
 from ckptsync.errors import ConfigError, Corrupt, Exists, NotFound, Unsupported
 from ckptsync.records.names import STORE_FILE
 from ckptsync.stores.contract import Store, read_all
+from ckptsync.stores.limits import Limits
 from ckptsync.stores.posix import PosixStore
+from ckptsync.stores.urls import Remote, located
 
 FORMAT = 1
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)", re.DOTALL)
-_ALMOST_URL = re.compile(r"[A-Za-z0-9+.@-]{2,}:(/|$)")  # s3:/bucket, host:/path
+_ABSENT = "a worker or `ckptsync push` makes a store; is the path right, is the file system mounted?"
 
 
-def is_store(url: str) -> bool:
-    """Whether a store is there already; raises ConfigError or Unsupported for a URL that can be none."""
-    return Path(path_of(url), STORE_FILE).is_file()
+def is_store(url: str, storage_options: Mapping[str, object] | None = None, limits: Limits | None = None) -> bool:
+    """Whether a store is there already; raises ConfigError for a URL that can be none, StoreError where it cannot be asked."""
+    place = located(url)
+    if isinstance(place, Path):
+        return (place / STORE_FILE).is_file()
+    try:
+        bare(url, storage_options, limits).size(STORE_FILE)
+    except NotFound:
+        return False
+    return True
 
 
-def open_store(url: str, storage_options: Mapping[str, object] | None = None) -> Store:
+def open_store(url: str, storage_options: Mapping[str, object] | None = None, limits: Limits | None = None) -> Store:
     """A store that is there, to read; raises ConfigError if there is none, Unsupported if it is newer than this program."""
-    path = _options_checked(path_of(url), storage_options)
-    hint = "a worker or `ckptsync push` makes a store; is the path right, is the file system mounted?"
-    if not Path(path).is_dir():
-        raise ConfigError(f"{url}: no such directory, a store wanted", hint=hint)
-    store = PosixStore(path)
-    _check_format(store, hint)
-    return PosixStore(path, STORE_FILE)
+    place = located(url)
+    if isinstance(place, Path) and not place.is_dir():
+        raise ConfigError(f"{url}: no such directory, a store wanted", hint=_ABSENT)
+    store = bare(url, storage_options, limits)
+    _check_format(store, _ABSENT)
+    return PosixStore(str(place), STORE_FILE) if isinstance(place, Path) else store
 
 
-def create_store(url: str, storage_options: Mapping[str, object] | None = None) -> Store:
+def create_store(url: str, storage_options: Mapping[str, object] | None = None, limits: Limits | None = None) -> Store:
     """A store to write: made if it is not there yet.  Several may do this at once; raises as `open_store` does."""
-    path = _options_checked(path_of(url), storage_options)
-    _make_directories(url, path)
-    store = PosixStore(path)
+    place = located(url)
+    if isinstance(place, Path):
+        _make_directories(url, place)
+    store = bare(url, storage_options, limits)
     with contextlib.suppress(Exists):
         store.create(STORE_FILE, [msgspec.json.encode({"format": FORMAT}) + b"\n"])
     _check_format(store, "")
-    return PosixStore(path, STORE_FILE)
+    return PosixStore(str(place), STORE_FILE) if isinstance(place, Path) else store
 
 
-def path_of(url: str) -> str:
-    """The absolute path that a plain path or a ``file://`` URL means; raises Unsupported for other schemes, ConfigError."""
-    if not url or "\0" in url:
-        raise ConfigError(f"{url!r}: a path or a URL of a store wanted")
-    if found := _SCHEME.fullmatch(url):
-        return _path_of_file_url(url, found[1].lower(), found[2])
-    if _ALMOST_URL.match(url) and not Path(url).exists():
-        raise ConfigError(f"{url}: neither a path nor a URL", hint="a URL has `://`; a path with a colon may start with `./`")
-    try:
-        return str(Path(url).expanduser().absolute())
-    except RuntimeError as e:
-        raise ConfigError(f"{url}: no such user's home directory") from e
+def bare(url: str, storage_options: Mapping[str, object] | None = None, limits: Limits | None = None) -> Store:
+    """Whatever files are at ``url``, as a store without asking whether it is one of ours; raises ConfigError, Unsupported.
 
-
-def _path_of_file_url(url: str, scheme: str, rest: str) -> str:
-    if scheme != "file":
-        raise Unsupported(
-            f"{url}: stores of kind {scheme}:// are not supported by this version",
-            hint="a local or NFS path, or file:///path, works; s3:// and sftp:// stores come later",
+    A path must be a directory that is there.
+    """
+    place, options, limits = located(url), dict(storage_options or {}), limits or Limits()
+    if isinstance(place, Remote):
+        return _remote(place, options, limits)
+    if options:
+        raise ConfigError(
+            f"{url}: storage_options given ({', '.join(sorted(options))}), a path has none", hint="remove storage_options"
         )
-    if not rest.startswith("/"):
-        raise ConfigError(f"{url}: names a host, an absolute path wanted", hint=f"write file:///{rest}")
-    return str(Path(unquote(rest)))
+    return PosixStore(str(place))
 
 
-def _options_checked(path: str, storage_options: Mapping[str, object] | None) -> str:
-    if storage_options:
-        given = ", ".join(sorted(storage_options))
-        raise ConfigError(f"{path}: storage_options given ({given}), a path has none", hint="remove storage_options")
-    return path
+def _remote(place: Remote, _options: Mapping[str, object], _limits: Limits) -> Store:
+    """Imported where used: each kind brings a library of its own."""
+    raise Unsupported(
+        f"{place.url}: stores of kind {place.scheme}:// are not supported by this version",
+        hint="a local or NFS path, or file:///path, works; s3:// and sftp:// stores come later",
+    )
 
 
-def _make_directories(url: str, path: str) -> None:
+def _make_directories(url: str, path: Path) -> None:
     """Make ``path`` and what is missing above it, durably."""
-    there = Path(path)
+    there = path
     try:
         while not os.path.lexists(there):
             there = there.parent
-        Path(path).mkdir(parents=True, exist_ok=True)
-        for made in Path(path).relative_to(there).parents:
+        path.mkdir(parents=True, exist_ok=True)
+        for made in path.relative_to(there).parents:
             _sync(there / made)
     except OSError as e:
         raise ConfigError(f"{url}: no store can be made here: {(e.strerror or str(e)).lower()}") from e

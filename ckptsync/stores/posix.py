@@ -22,7 +22,7 @@ from pathlib import Path
 from ckptsync.errors import Corrupt, Exists, NotFound, StoreError
 from ckptsync.paths import checked_path
 from ckptsync.stores import beneath
-from ckptsync.stores.contract import Chunk, Entry, checked_prefix
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, announced, checked_prefix
 from ckptsync.stores.openfiles import OpenFile, OpenFiles
 from ckptsync.stores.oserrors import HINTS, store_error, told_of
 from ckptsync.stores.writing import Output
@@ -45,6 +45,9 @@ class PosixStore:
     The directory that a file system was mounted on does exist, so a ``witness`` may be named: a file that is in the store for ever.
     Without the one that was there at the beginning nothing is listed, written or said to be missing.
     """
+
+    late = 0.0
+    is_exclusive = True
 
     def __init__(self, root: str, witness: str = "") -> None:
         self.root = str(Path(root).absolute())
@@ -80,16 +83,18 @@ class PosixStore:
         if count < out.nbytes:
             raise Corrupt(f"{name}: ends at byte {start + count}, {out.nbytes} bytes from {start} wanted")
 
-    def write(self, name: str, chunks: Iterable[Chunk]) -> None:
+    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         """As the contract says."""
-        self._publish(_checked(name), chunks, lambda at, part, last: os.rename(part, last, src_dir_fd=at, dst_dir_fd=at))
+        self._publish(
+            _checked(name), announced(chunks, about), lambda at, part, last: os.rename(part, last, src_dir_fd=at, dst_dir_fd=at)
+        )
 
-    def create(self, name: str, chunks: Iterable[Chunk]) -> None:
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         """As the contract says."""
         with contextlib.suppress(NotFound):
             self.size(name)
             raise Exists(f"{name}: already there")
-        self._publish(_checked(name), chunks, _claim)
+        self._publish(_checked(name), announced(chunks, about), _claim)
 
     def delete(self, name: str) -> None:
         """As the contract says.  Directories that this leaves empty go too: trainers take a directory for a checkpoint."""

@@ -10,8 +10,9 @@ from ckptsync.errors import ConfigError, Incomplete
 from ckptsync.records.names import CONSOLIDATED, OURS
 from ckptsync.records.report import Finding, Level, Report
 from ckptsync.stores.contract import Store
-from ckptsync.stores.opening import is_store, open_store, path_of
+from ckptsync.stores.opening import is_store, open_store
 from ckptsync.stores.tree import LocalFiles
+from ckptsync.stores.urls import path_of
 from ckptsync.verify.place import verify_place
 from ckptsync.verify.plain import verify_path
 from ckptsync.verify.survey import Survey, survey

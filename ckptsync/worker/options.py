@@ -9,7 +9,7 @@ from ckptsync.errors import ConfigError, Corrupt, Unsupported
 from ckptsync.paths import checked_path
 from ckptsync.records.names import checked_node
 from ckptsync.scan import spot_at
-from ckptsync.stores.opening import path_of
+from ckptsync.stores.urls import path_of
 from ckptsync.walk import OURS
 
 

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ckptsync.errors import ConfigError, Unsupported
+from ckptsync.stores.urls import Remote, located, path_of
+
+
+@pytest.mark.parametrize(
+    ("url", "wanted"),
+    [
+        ("s3://bucket/runs/", Remote("s3", "bucket/runs")),
+        ("S3A://bucket", Remote("s3", "bucket")),
+        ("sftp://me@host:2222//srv/store", Remote("sftp", "me@host:2222//srv/store")),
+        ("ssh://host/srv", Remote("sftp", "host/srv")),
+        ("gs://bucket/a b", Remote("gs", "bucket/a b")),
+        ("file:///srv/my%20store", Path("/srv/my store")),
+        ("/srv/s3:x", Path("/srv/s3:x")),
+    ],
+)
+def test_a_url_is_a_place_elsewhere_and_a_path_is_here(url: str, wanted: Path | Remote) -> None:
+    assert located(url) == wanted
+
+
+def test_a_place_elsewhere_is_written_as_it_was_read() -> None:
+    assert located(Remote("s3", "bucket/runs").url) == Remote("s3", "bucket/runs")
+    assert Remote("s3", "bucket").below("a/b").url == "s3://bucket/a/b"
+
+
+@pytest.mark.parametrize("url", ["", "s3://", "s3:///", "s3:/bucket", "host:/path", "file://host/path", "s3://bucket/a\nb", "a\0b"])
+def test_what_names_no_place_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError):
+        located(url)
+
+
+def test_where_a_path_is_needed_another_scheme_is_refused() -> None:
+    assert path_of("/srv") == "/srv"
+    with pytest.raises(Unsupported, match="s3://bucket"):
+        path_of("s3://bucket")
