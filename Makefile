@@ -71,8 +71,9 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	$(PIP) --editable .
 	@touch $@
 
-$(VENV)/.installed-test: pyproject.toml tests/requirements.txt | $(BIN)/python
+$(VENV)/.installed-test: pyproject.toml tests/requirements.txt tests/get_sshd.sh | $(BIN)/python
 	$(PIP) --requirement tests/requirements.txt --editable '.[test,load,zstd]'
+	@tests/get_sshd.sh $(VENV)
 	@touch $@ $(VENV)/.installed
 
 $(BENCH_VENV)/.installed: pyproject.toml benchmarks/requirements.txt
