@@ -44,18 +44,23 @@ class Weed:
         self._process = _started(folder, ports)
         self.pid = self._process.pid
 
-    def options(self, key: str = KEY, secret: str = SECRET) -> dict[str, Any]:
-        """``storage_options`` of a store here."""
-        return {"key": key, "secret": secret, "endpoint_url": self.endpoint, "client_kwargs": {"region_name": "us-east-1"}}
+    def options(self, key: str = KEY, secret: str = SECRET, endpoint: str = "") -> dict[str, Any]:
+        """``storage_options`` of a store here; ``endpoint``: of a proxy in front of it."""
+        return {
+            "key": key,
+            "secret": secret,
+            "endpoint_url": endpoint or self.endpoint,
+            "client_kwargs": {"region_name": "us-east-1"},
+        }
 
-    def client(self, key: str = KEY, secret: str = SECRET) -> Any:
+    def client(self, key: str = KEY, secret: str = SECRET, endpoint: str = "") -> Any:
         """A botocore client that tries once, to look from outside and to do what others do."""
         import botocore.session
         from botocore.config import Config
 
         return botocore.session.get_session().create_client(
             "s3",
-            endpoint_url=self.endpoint,
+            endpoint_url=endpoint or self.endpoint,
             region_name="us-east-1",
             aws_access_key_id=key,
             aws_secret_access_key=secret,
