@@ -1,0 +1,88 @@
+"""What networks and servers do to requests, as values; and plans, which say to which request.
+
+A plan is asked about every request (about every connection, where nobody looks into them), by one thread at a time, and answers with a fault or None.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+UP, DOWN = "up", "down"  # requests; responses
+CUT, END, STALL, TRICKLE = "cut", "end", "stall", "trickle"
+HEADLESS = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Break:
+    """One direction is reset, ended as if all were said, or says no more after ``after`` bytes of its body, at the latest where this ends.
+
+    `HEADLESS`: before its head.  DOWN is after the server has done what was asked.  A direction that trickles does so for ``after`` bytes.
+    """
+
+    side: str
+    how: str
+    after: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An S3 error in place of the server's response.  ``is_done``: the server has done what was asked for all the same."""
+
+    status: int
+    code: str
+    is_done: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Delay:
+    """The request is passed on so many seconds later."""
+
+    seconds: float
+
+
+Fault = Break | Answer | Delay
+Plan = Callable[["Request"], "Fault | None"]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """``number`` counts from 1; ``kind`` is S3's name of the operation, or "connection"."""
+
+    number: int
+    kind: str
+    target: str = ""
+
+
+def harmless(_request: Request) -> None:
+    """No fault."""
+
+
+def once(kind: str, fault: Fault, nth: int = 1) -> Plan:
+    """The nth request of a kind ("" is any) fails."""
+    seen = 0
+
+    def plan(request: Request) -> Fault | None:
+        nonlocal seen
+        seen += kind in ("", request.kind)
+        return fault if kind in ("", request.kind) and seen == nth else None
+
+    return plan
+
+
+def always(kind: str, fault: Fault) -> Plan:
+    """Every request of a kind ("" is any) fails."""
+    return lambda request: fault if kind in ("", request.kind) else None
+
+
+def often(seed: int, rate: float, faults: Sequence[Fault], in_a_row: int = 2) -> Plan:
+    """Each request draws a fault with probability ``rate``, but never more than ``in_a_row`` requests one after another."""
+    dice, row = random.Random(seed), 0
+
+    def plan(_request: Request) -> Fault | None:
+        nonlocal row
+        row = row + 1 if row < in_a_row and dice.random() < rate else 0
+        return dice.choice(faults) if row else None
+
+    return plan
