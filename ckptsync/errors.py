@@ -57,7 +57,14 @@ class NotFound(StoreError):
 
 
 class Exists(StoreError):
-    """The name is taken; trying again does not help."""
+    """The name is taken; trying again does not help.
+
+    ``is_same``: whether what is there was compared with everything that should have been written; ``None`` if the store did not.
+    """
+
+    def __init__(self, message: str, *, hint: str = "", is_same: bool | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.is_same = is_same
 
 
 class Unsupported(CkptsyncError):

@@ -78,7 +78,9 @@ class Store(Protocol):
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         """As `write`, but raises Exists if the name is taken, where the server can tell also by another writer in between.
 
-        Whoever is told Exists may find his own bytes: the answer to an earlier call may have been lost.
+        A name that is seen to be taken before the first byte is sent costs no bytes on the wire.  Whoever is told Exists may find his own bytes: the
+        answer to an earlier call may have been lost, or the caller killed.  Where the server's own checksum can be made of ``chunks`` here, the store
+        uses them up and says whether they are what is there (``Exists.is_same``); otherwise the caller has to read it back.
         """
         ...
 
