@@ -17,7 +17,7 @@ def described() -> Iterator[str]:
     model = _first("/proc/cpuinfo", r"model name\s*: (.*)") or platform.machine()
     memory = int(_first("/proc/meminfo", r"MemTotal:\s*(\d+)") or 0)
     yield f"{model}, {len(os.sched_getaffinity(0))} cores, {memory / 2**20:.0f} GiB of memory"
-    yield f"file system {_file_system(Path.cwd())}, Linux {platform.release()}"
+    yield f"file system {file_system(Path.cwd())}, Linux {platform.release()}"
     yield f"Python {platform.python_version()}; " + ", ".join(map(_version, PACKAGES))
 
 
@@ -33,7 +33,7 @@ def _version(name: str) -> str:
         return f"no {name}"
 
 
-def _file_system(where: Path) -> str:
+def file_system(where: Path) -> str:
     """The type of the mount that is nearest above."""
     mounts = [line.split()[1:3] for line in Path("/proc/mounts").read_text().splitlines()]
     return max((m for m in mounts if where.is_relative_to(m[0])), key=lambda m: len(m[0]), default=["", "unknown"])[1]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +19,8 @@ class Run:
     """What a process and its children took.
 
     ``read`` is what they asked the kernel for by read(2) and its kin, their own programs included (a mapped file is not), ``disk`` what the kernel
-    had to fetch from the disk for them, mapped files included.  ``peak`` is in bytes, and at least what this process itself has.
+    had to fetch from the disk for them, mapped files included.  ``peak`` is in bytes, and at least what this process itself has.  ``tree`` is the
+    sum of what each process of the tree had at its own peak, ``server`` what a server took in seconds of CPU meanwhile.
     """
 
     wall: float
@@ -25,29 +28,75 @@ class Run:
     peak: int
     read: int
     disk: int
+    tree: int = 0
+    server: float = 0.0
 
 
 class Failed(Exception):
     """It exited with an error, or had to be ended."""
 
 
-def measure(command: Sequence[str], log: Path, most_seconds: float) -> Run:
+def measure(command: Sequence[str], log: Path, most_seconds: float, environment: Mapping[str, str] | None = None) -> Run:
     """Run to the end; raises Failed with the end of its output."""
     start = time.monotonic()
     with log.open("wb") as out:
-        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True, env=environment)
+        tree = _Tree(process.pid)
         alarm = threading.Timer(most_seconds, os.killpg, (process.pid, signal.SIGKILL))
         alarm.start()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it is dead and not yet buried: its counters can be read
         wall = time.monotonic() - start
         alarm.cancel()
+        peak = tree.ended()
         counted = _counted(process.pid)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         ended = f"ended after {most_seconds:.0f} s" if wall >= most_seconds else f"exit code {process.returncode}"
         raise Failed(f"{ended}: {_last_words(log)}")
-    return Run(wall, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024, counted["rchar"], counted["read_bytes"])
+    largest = usage.ru_maxrss * 1024
+    return Run(wall, usage.ru_utime + usage.ru_stime, largest, counted["rchar"], counted["read_bytes"], max(peak, largest))
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """The process itself and all below it, as far as they are still there."""
+    yield pid
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            for child in task.read_text().split():
+                yield from descendants(int(child))
+
+
+def seconds_of(pid: int) -> float:
+    """Seconds of CPU of a process and all below it, those that it has waited for included."""
+    ticks = 0
+    for each in descendants(pid):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            fields = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()
+            ticks += sum(map(int, fields[11:15]))
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+class _Tree:
+    """Looks ten times a second how much memory each process below one has had at most."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid, self._peaks, self._over = pid, dict[int, int](), threading.Event()
+        self._thread = threading.Thread(target=self._look)
+        self._thread.start()
+
+    def ended(self) -> int:
+        """The sum, in bytes."""
+        self._over.set()
+        self._thread.join()
+        return sum(self._peaks.values())
+
+    def _look(self) -> None:
+        while not self._over.wait(0.1):
+            for pid in descendants(self._pid):
+                with contextlib.suppress(OSError):  # it has ended meanwhile
+                    found = re.search(r"VmHWM:\s*(\d+)", Path(f"/proc/{pid}/status").read_text())
+                    self._peaks[pid] = int(found[1]) * 1024 if found else self._peaks.get(pid, 0)
 
 
 def _counted(pid: int) -> dict[str, int]:

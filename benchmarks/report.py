@@ -39,14 +39,15 @@ def main() -> None:
     told = json.loads(args.merge.read_text())
     print(HEAD.format(command="make bench", machine="\n".join(f"- {line}" for line in described()), **told["settings"]))
     for one in told["contests"]:
-        print("\n".join(table(_contest(one))), end="\n\n")
+        print("\n".join(table(contest_of(one))), end="\n\n")
     if args.memory:
         print("\n".join(_memory(json.loads(args.memory.read_text()))), end="\n\n")
     if args.plan:
         print(f"## Planning, by the number of chunks\n\n```\n{args.plan.read_text().rstrip()}\n```")
 
 
-def _contest(told: Mapping[str, Any]) -> Contest:
+def contest_of(told: Mapping[str, Any]) -> Contest:
+    """From what was written of it."""
     return Contest(**{**told, "runs": {tool: [Run(**run) for run in runs] for tool, runs in told["runs"].items()}})
 
 

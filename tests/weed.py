@@ -171,7 +171,12 @@ def _started(folder: Path, ports: list[int]) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env={"PATH": os.environ.get("PATH", ""), "HOME": str(folder), "GOMAXPROCS": "2", "GOMEMLIMIT": "256MiB"},
+            env={
+                "PATH": os.environ.get("PATH", ""),
+                "HOME": str(folder),
+                "GOMAXPROCS": "2",
+                "GOMEMLIMIT": os.environ.get("GOMEMLIMIT", "256MiB"),
+            },
             preexec_fn=_die_with_parent,  # noqa: PLW1509  it takes no lock
         )
 

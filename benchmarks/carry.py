@@ -1,0 +1,108 @@
+"""What has no command of its own: files to a server and back through a library.  ``python -m benchmarks.carry HOW up|down DIRECTORY URL``.
+
+HOW is ``store`` (our store alone: no scan, no manifest, no digest), ``fetch`` (down only: what `ckptsync push` has sent, each file's digest
+compared with its manifest's), ``boto3`` (upload_file and download_file, eight files at once) or ``s3fs`` (put and get).
+"""
+
+# ruff: noqa: PLC0415  each process imports what it needs alone
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+AT_ONCE = 8
+
+
+def main() -> None:
+    """Carry, and say nothing."""
+    how, direction, directory, url, *rest = sys.argv[1:]
+    options = json.loads(rest[0]) if rest else {}
+    {"store": _store, "fetch": _fetch, "boto3": _boto3, "s3fs": _s3fs}[how](direction, Path(directory), url, options)
+
+
+def _store(direction: str, directory: Path, url: str, options: dict[str, Any]) -> None:
+    from ckptsync.stores.ahead import fetch
+    from ckptsync.stores.contract import About
+    from ckptsync.stores.opening import bare
+
+    there = bare(url, options)
+    if direction == "down":
+        directory.mkdir()
+        here = bare(str(directory))
+        _each((entry.name for entry in there.names("")), lambda name: fetch(there, name, here, name))
+        return
+
+    def send(path: Path) -> None:
+        there.write(str(path.relative_to(directory)), _chunks(path), About(path.stat().st_size))
+
+    _each((path for path in sorted(directory.rglob("*")) if path.is_file()), send)
+
+
+def _fetch(_direction: str, directory: Path, url: str, options: dict[str, Any]) -> None:
+    from ckptsync.records.coding import decode_any
+    from ckptsync.records.manifest import Manifest
+    from ckptsync.records.names import file_name, parse_record_name
+    from ckptsync.stores.ahead import fetch
+    from ckptsync.stores.contract import read_all
+    from ckptsync.stores.opening import bare, open_store
+
+    there = open_store(url, options)
+    directory.mkdir()
+    here = bare(str(directory))
+    parsed = {e.name: found for e in there.names("") if (found := parse_record_name(e.name)) and found.kind == "manifest"}
+    manifests = [decode_any(found, read_all(there, name)) for name, found in parsed.items()]
+    files = [(m.run, m.place, f) for m in manifests if isinstance(m, Manifest) for f in m.files]
+    _each(files, lambda f: fetch(there, file_name(f[0], f[1], f[2].path), here, f[2].path, digest=f[2].digest))
+
+
+def _boto3(direction: str, directory: Path, url: str, _options: dict[str, Any]) -> None:
+    import boto3  # type: ignore[import-not-found,unused-ignore]
+
+    client = boto3.client("s3")
+    bucket = url.removeprefix("s3://").partition("/")[0]
+    prefix = url.removeprefix("s3://").partition("/")[2]
+    if direction == "up":
+        files = [path for path in sorted(directory.rglob("*")) if path.is_file()]
+        _each(files, lambda path: client.upload_file(str(path), bucket, f"{prefix}/{path.relative_to(directory)}".lstrip("/")))
+        return
+    pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix and f"{prefix}/")
+    names = [entry["Key"] for page in pages for entry in page.get("Contents", ())]
+
+    def get(name: str) -> None:
+        path = directory / name.removeprefix(prefix).lstrip("/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        client.download_file(bucket, name, str(path))
+
+    _each(names, get)
+
+
+def _s3fs(direction: str, directory: Path, url: str, _options: dict[str, Any]) -> None:
+    import s3fs
+
+    there = s3fs.S3FileSystem()
+    if direction == "up":
+        there.put(f"{directory}/", f"{url.removeprefix('s3://')}/", recursive=True)
+    else:
+        there.get(f"{url.removeprefix('s3://')}/", f"{directory}/", recursive=True)
+
+
+def _chunks(path: Path) -> Iterable[memoryview]:
+    buffer = memoryview(bytearray(1 << 20))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            yield buffer[:count]
+
+
+def _each(items: Iterable[Any], do: Callable[[Any], None]) -> None:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for _ in pool.map(do, items):
+            pass
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""The servers that transfers go to, both on this machine: SeaweedFS for S3, OpenSSH for SFTP; and what lies there, by digest."""
+
+# ruff: noqa: PLC0415  each process imports what it needs alone
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from blake3 import blake3
+
+PIECE = 8 << 20
+Digests = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Somewhere to put files.
+
+    ``environment`` has what every client needs, ``options`` are ours in addition, ``ssh`` is the others' command; ``files`` is the directory
+    behind it, where there is one.
+    """
+
+    url: str
+    pid: int
+    environment: Mapping[str, str]
+    files: Path | None = None
+    ssh: tuple[str, ...] = ()
+    options: Mapping[str, object] = field(default_factory=dict)
+
+    def below(self, name: str) -> str:
+        """The URL of a name."""
+        return f"{self.url}/{name}"
+
+    def digests(self) -> Digests:
+        """Name → BLAKE3 of everything here, read through a client of its own (another library than the one that wrote it)."""
+        return digests(self.files) if self.files else _digests_of_bucket(self)
+
+    def clear(self) -> None:
+        """Remove all that is here, so that the server has its room back."""
+        if self.files:
+            shutil.rmtree(self.files)
+        else:
+            client(self).delete_bucket(Bucket=self.url.rpartition("/")[2])
+
+
+@contextlib.contextmanager
+def s3(folder: Path) -> Iterator[Any]:
+    """A function that makes a new empty bucket on a server whose data lie in ``folder``."""
+    environment = {**os.environ, "TMPDIR": str(folder), "GOMEMLIMIT": "2GiB"}
+    with subprocess.Popen([sys.executable, "-m", "tests.weed"], stdin=-1, stdout=-1, env=environment) as server:
+        assert server.stdout
+        assert server.stdin
+        told = json.loads(server.stdout.readline())
+        shared = {
+            "AWS_ACCESS_KEY_ID": told["key"],
+            "AWS_SECRET_ACCESS_KEY": told["secret"],
+            "AWS_ENDPOINT_URL": told["endpoint_url"],
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "S3_ENDPOINT_URL": told["endpoint_url"],
+            "RCLONE_CONFIG": os.devnull,
+            "RCLONE_CONFIG_S_TYPE": "s3",
+            "RCLONE_CONFIG_S_PROVIDER": "SeaweedFS",
+            "RCLONE_CONFIG_S_ENV_AUTH": "true",
+            "RCLONE_CONFIG_S_ENDPOINT": told["endpoint_url"],
+        }
+
+        def fresh() -> Place:
+            place = Place(f"s3://bench-{secrets.token_hex(6)}", told["pid"], shared)
+            client(place).create_bucket(Bucket=place.url.rpartition("/")[2])
+            return place
+
+        try:
+            yield fresh
+        finally:
+            server.stdin.close()
+
+
+@contextlib.contextmanager
+def sftp(folder: Path) -> Iterator[Any]:
+    """A function that makes a new empty directory in ``folder``, behind an SSH server."""
+    from tests.sshd import Sshd
+
+    server = Sshd()
+    try:
+        config = folder / "ssh_config"
+        config.write_text(
+            f"Host *\n  Port {server.port}\n  IdentityFile {server.key}\n  IdentitiesOnly yes\n"
+            f"  UserKnownHostsFile {server.known_hosts}\n  StrictHostKeyChecking yes\n"
+        )
+
+        def fresh() -> Place:
+            files = folder / f"served-{secrets.token_hex(6)}"
+            files.mkdir()
+            assert server._process  # noqa: SLF001
+            return Place(server.url(files), server._process.pid, {}, files, ("ssh", "-F", str(config)), server.options)  # noqa: SLF001
+
+        yield fresh
+    finally:
+        server.close()
+
+
+def client(place: Place) -> Any:
+    """Of the library that the peers use, too; nothing of ours."""
+    import botocore.session
+    from botocore.config import Config
+
+    told = place.environment
+    return botocore.session.get_session().create_client(
+        "s3",
+        endpoint_url=told["AWS_ENDPOINT_URL"],
+        region_name="us-east-1",
+        aws_access_key_id=told["AWS_ACCESS_KEY_ID"],
+        aws_secret_access_key=told["AWS_SECRET_ACCESS_KEY"],
+        config=Config(retries={"total_max_attempts": 3}),
+    )
+
+
+def digests(folder: Path) -> Digests:
+    """Relative path → BLAKE3 of every file below."""
+    return {str(path.relative_to(folder)): _digest(path) for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def _digest(path: Path) -> str:
+    found, buffer = blake3(), memoryview(bytearray(PIECE))
+    with path.open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            found.update(buffer[:count])
+    return found.hexdigest()
+
+
+def _digests_of_bucket(place: Place) -> Digests:
+    s3, bucket = client(place), place.url.rpartition("/")[2]
+    pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket)
+    names = [entry["Key"] for page in pages for entry in page.get("Contents", ())]
+
+    def digest(name: str) -> str:
+        found = blake3()
+        for piece in s3.get_object(Bucket=bucket, Key=name)["Body"].iter_chunks(PIECE):
+            found.update(piece)
+        return found.hexdigest()
+
+    with ThreadPoolExecutor(4) as pool:
+        return dict(zip(names, pool.map(digest, names), strict=True))
