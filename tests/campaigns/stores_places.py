@@ -1,0 +1,180 @@
+"""Where campaigns write: a directory, SeaweedFS and OpenSSH, these two behind proxies that count what passes."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Protocol
+
+from ckptsync.stores.parts import PART
+from tests.fault_proxy import HttpProxy, TcpProxy
+from tests.faults import UP
+
+
+class Place(Protocol):
+    """A kind of store, and in it ever new empty ones.
+
+    ``part``: bytes that may be sent again for each thread.  ``extra``: bytes that are counted for each byte of a file, and for each connection.
+    """
+
+    kind: str
+    url: str
+    options: Mapping[str, object]
+    part: int
+    extra: tuple[float, int]
+
+    def fresh(self) -> None:
+        """Let ``url`` be an empty store's; the one before is thrown away."""
+        ...
+
+    def kept(self) -> int:
+        """Bytes that the server was given since `fresh`, by whomever."""
+        ...
+
+    def sent(self) -> int:
+        """Bytes that were sent, ever: for differences around something that this process does."""
+        ...
+
+    def everything(self) -> set[str]:
+        """Names of all that lies there, whatever ckptsync may call it, and of what is unfinished."""
+        ...
+
+    def passed(self, count: int, timeout: float) -> bool:
+        """Wait until the server has been given so many bytes since `fresh`."""
+        ...
+
+
+class Directory:
+    """A local directory."""
+
+    kind, part, extra = "posix", 1 << 20, (0.0, 0)
+    options: Mapping[str, object] = {}
+
+    def __init__(self, home: Path) -> None:
+        self.path, self._roots = home, (home / str(n) for n in itertools.count())
+        self.url = ""
+        self.fresh()
+
+    def fresh(self) -> None:
+        """As `Place` says."""
+        if self.url:
+            shutil.rmtree(self.path)
+        self.path = next(self._roots)
+        self.path.mkdir(parents=True)
+        self.url = str(self.path)
+
+    def kept(self) -> int:
+        """As `Place` says."""
+        return sum(size for _, size in self._files())
+
+    def sent(self) -> int:
+        """What this process has written to whatever file."""
+        [line] = [line for line in Path("/proc/self/io").read_text().splitlines() if line.startswith("wchar")]
+        return int(line.split()[1])
+
+    def everything(self) -> set[str]:
+        """As `Place` says."""
+        return {name for name, _ in self._files()}
+
+    def passed(self, count: int, timeout: float) -> bool:
+        """As `Place` says."""
+        end = time.monotonic() + timeout
+        while self.kept() < count and time.monotonic() < end:
+            time.sleep(0.002)
+        return self.kept() >= count
+
+    def _files(self) -> Iterator[tuple[str, int]]:
+        for path in self.path.rglob("*"):
+            with contextlib.suppress(FileNotFoundError):  # named, or removed, since it was listed
+                if path.is_file():
+                    yield str(path.relative_to(self.path)), path.stat().st_size
+
+
+class Bucket:
+    """SeaweedFS's S3."""
+
+    kind, part, extra = "s3", PART, (0.0, 0)
+
+    def __init__(self) -> None:
+        from tests.weed import weed
+
+        self._weed = weed()
+        self.proxy = HttpProxy(("127.0.0.1", self._weed.port))
+        self.options: Mapping[str, object] = self._weed.options(endpoint=f"http://127.0.0.1:{self.proxy.port}")
+        self._bucket = self.url = ""
+        self.fresh()
+
+    def fresh(self) -> None:
+        """As `Place` says."""
+        if self._bucket:
+            self._weed.client().delete_bucket(Bucket=self._bucket)  # SeaweedFS takes its objects with it, and gives their room back
+        self._bucket = self._weed.bucket()
+        self.url = f"s3://{self._bucket}/some/where"
+        self.proxy.forget()
+
+    def kept(self) -> int:
+        """Bodies of parts and of small files."""
+        return self.proxy.bytes["UploadPart up"] + self.proxy.bytes["PutObject up"]
+
+    sent = kept
+
+    def everything(self) -> set[str]:
+        """As `Place` says."""
+        client: Any = self._weed.client()
+        objects = client.list_objects_v2(Bucket=self._bucket).get("Contents", [])
+        uploads = client.list_multipart_uploads(Bucket=self._bucket).get("Uploads", [])
+        return {one["Key"].removeprefix("some/where/") for one in objects} | {f"{one['Key']} (upload)" for one in uploads}
+
+    def passed(self, count: int, timeout: float) -> bool:
+        """As `Place` says."""
+        return self.proxy.passed(count, timeout)
+
+
+class Host(Directory):
+    """The same directory behind OpenSSH."""
+
+    kind, part, extra = "sftp", PART, (0.05, 64 << 10)
+
+    def __init__(self, home: Path) -> None:
+        from tests.sshd import sshd
+
+        server = sshd()
+        self.proxy = TcpProxy(("127.0.0.1", server.port))
+        home.mkdir(parents=True)
+        known = home / "known_hosts"
+        known.write_text(server.known_hosts.read_text().replace(f":{server.port} ", f":{self.proxy.port} "))
+        self.options = {**server.options, "known_hosts": str(known)}
+        self._user = server.user
+        super().__init__(home / "root")
+
+    def fresh(self) -> None:
+        """As `Place` says."""
+        super().fresh()
+        self.url = f"sftp://{self._user}@127.0.0.1:{self.proxy.port}{self.path}"
+        self.proxy.forget()
+
+    def kept(self) -> int:
+        """All that went up, with what SSH adds."""
+        return self.proxy.bytes[UP]
+
+    sent = kept
+
+    def passed(self, count: int, timeout: float) -> bool:
+        """As `Place` says."""
+        return self.proxy.passed(count, timeout)
+
+
+@contextlib.contextmanager
+def place(kind: str, home: Path) -> Iterator[Place]:
+    """One of a kind: posix, s3 or sftp."""
+    if kind == "posix":
+        yield Directory(home / kind)
+        return
+    found = Bucket() if kind == "s3" else Host(home / kind)
+    with closing(found.proxy):
+        yield found

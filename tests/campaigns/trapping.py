@@ -1,0 +1,69 @@
+"""Killing a program at every system call with which it changes something outside of itself: what strace can do, and how to ask it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+CHANGING = (
+    *("write", "pwrite64", "writev", "pwritev", "pwritev2", "sendto", "sendmsg", "sendmmsg", "copy_file_range", "sendfile"),
+    *("fsync", "fdatasync", "sync_file_range", "ftruncate", "fallocate", "ioctl", "flock", "fchmod", "utimensat"),
+    *("link", "linkat", "rename", "renameat", "renameat2", "unlink", "unlinkat", "rmdir", "mkdir", "mkdirat"),
+    *("openat", "close", "connect", "shutdown"),
+)
+_ASKS = ("access", "faccessat", "faccessat2")  # how a program's mark is seen
+_CALL = re.compile(r"(\d+)\s+(\w+)\((.*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Trap:
+    """Some thread's nth call of this name is the last thing that its process does not do."""
+
+    call: str
+    nth: int
+
+    def __str__(self) -> str:
+        return f"{self.call} {self.nth}"
+
+    def before(self) -> list[str]:
+        """Words to put before a command."""
+        one = ["-e", f"trace={self.call}", "-e", f"inject={self.call}:signal=SIGKILL:when={self.nth}"]
+        return ["strace", "-f", "-b", "execve", "-qq", "-o", "/dev/null", *one]
+
+
+def can_trap() -> bool:
+    """Whether strace is here, and allowed to trace."""
+    if not shutil.which("strace"):
+        return False
+    return subprocess.run(["strace", "-f", "-o", "/dev/null", "true"], capture_output=True, check=False).returncode == 0
+
+
+def traps(command: Sequence[str], mark: str, log: Path) -> list[Trap]:
+    """Run the command to its end; one trap for each changing call that any of its threads does after it has asked for ``mark``."""
+    listened = ["-e", f"trace={','.join(CHANGING + _ASKS)}"]
+    words = ["strace", "-f", "-b", "execve", "-qq", "-s", "64", "-o", str(log), *listened, *command]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return _after(log.read_text(errors="replace").splitlines(), mark)
+
+
+def _after(lines: Sequence[str], mark: str) -> list[Trap]:
+    seen: Counter[tuple[str, str]] = Counter()
+    found: dict[Trap, None] = {}
+    is_begun = False
+    for line in lines:
+        match = _CALL.match(line)
+        if not match:
+            continue  # the rest of a call that was interrupted by another thread's
+        thread, call, rest = match.groups()
+        is_begun = is_begun or (call in _ASKS and mark in rest)
+        seen[thread, call] += 1
+        if is_begun and call in CHANGING and (call != "openat" or "O_CREAT" in rest):
+            found[Trap(call, seen[thread, call])] = None
+    assert found, "nothing was changed after the mark"
+    return list(found)
