@@ -23,10 +23,10 @@ _ABSENT = "a worker or `ckptsync push` makes a store; is the path right, is the 
 def is_store(url: str, storage_options: Mapping[str, object] | None = None, limits: Limits | None = None) -> bool:
     """Whether a store is there already; raises ConfigError for a URL that can be none, StoreError where it cannot be asked."""
     place = located(url)
-    if isinstance(place, Path):
-        return (place / STORE_FILE).is_file()
+    if isinstance(place, Path) and not place.is_dir():
+        return False
     try:
-        bare(url, storage_options, limits).size(STORE_FILE)
+        (PosixStore(str(place)) if isinstance(place, Path) else bare(url, storage_options, limits)).size(STORE_FILE)
     except NotFound:
         return False
     return True
@@ -87,7 +87,8 @@ def _make_directories(url: str, path: Path) -> None:
         for made in path.relative_to(there).parents:
             _sync(there / made)
     except OSError as e:
-        raise ConfigError(f"{url}: no store can be made here: {(e.strerror or str(e)).lower()}") from e
+        why = f"{url}: no store can be made here: {(e.strerror or str(e)).lower()}"
+        raise ConfigError(why, hint="is the path right, is there room, may the user that ckptsync runs as write there?") from e
 
 
 def _sync(path: Path) -> None:
