@@ -1,0 +1,84 @@
+"""A stored file from front to back, read ahead by threads: for stores whose answers take their time."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Protocol
+
+from blake3 import blake3
+
+from ckptsync.errors import Corrupt
+from ckptsync.stores.contract import About, Store
+from ckptsync.stores.copying import PIECE
+
+DEPTH = 4
+
+
+class Reads(Protocol):
+    """A store, or files."""
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """Fill ``out`` from byte ``start``."""
+        ...
+
+
+def ahead(source: Reads, name: str, size: int, piece: int = PIECE, depth: int = DEPTH) -> Generator[memoryview, None, None]:
+    """The first ``size`` bytes in pieces, while the next ``depth`` of them are being read; ``depth + 1`` buffers are all the memory.
+
+    Use each piece before asking for the next: its buffer is used again.  What a read raises is raised as it is, in its piece's turn.  Closed
+    early (or collected), it waits for the reads that have begun; no thread stays behind.
+    """
+    count = -(-size // piece)
+    if depth < 1 or count < 2:
+        yield from _one_by_one(source, name, size, piece)
+        return
+    starts = iter(range(0, size, piece))
+    running: deque[tuple[Future[None], memoryview]] = deque()
+    pool = ThreadPoolExecutor(min(depth, count), thread_name_prefix="ckptsync-ahead")
+
+    def begin(buffer: bytearray, start: int) -> None:
+        out = memoryview(buffer)[: min(piece, size - start)]
+        running.append((pool.submit(source.read_into, name, start, out), out))
+
+    try:
+        for _, start in zip(range(depth + 1), starts, strict=False):
+            begin(bytearray(piece), start)
+        while running:
+            future, out = running.popleft()
+            future.result()
+            yield out
+            for start in starts:
+                begin(out.obj, start)  # type: ignore[arg-type]  # typeshed does not say that it is what the view was made of
+                break
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def fetch(source: Store, name: str, target: Store, under: str, *, digest: str = "", depth: int = DEPTH) -> None:
+    """Write the stored file to ``target``, whole or not at all.  Raises NotFound, or Corrupt if a ``digest`` is given and it has another."""
+    size = source.size(name)
+    pieces = ahead(source, name, size, depth=depth)
+    try:
+        target.write(under, checked(pieces, name, digest) if digest else pieces, About(size))
+    finally:
+        pieces.close()
+
+
+def checked(chunks: Iterable[memoryview], name: str, digest: str) -> Iterator[memoryview]:
+    """The chunks; raises Corrupt after the last one if their BLAKE3 is not ``digest``: so nobody's write of them ends well."""
+    found = blake3()
+    for chunk in chunks:
+        found.update(chunk)
+        yield chunk
+    if found.hexdigest() != digest:
+        raise Corrupt(f"{name}: digest {found.hexdigest()[:16]}…, recorded {digest[:16]}…")
+
+
+def _one_by_one(source: Reads, name: str, size: int, piece: int) -> Iterator[memoryview]:
+    buffer = memoryview(bytearray(min(piece, size)))
+    for start in range(0, size, piece):
+        out = buffer[: min(piece, size - start)]
+        source.read_into(name, start, out)
+        yield out
