@@ -22,7 +22,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"__main__"}),
 )
 BASE = frozenset(
-    {"", "collector", "digest", "errors", "model", "paths"}
+    {"", "collector", "crc", "digest", "errors", "model", "paths"}
 )  # one room without a folder; "" is ckptsync itself, its version
 FLOOR = {room: n for n, rooms in enumerate(FLOORS) for room in rooms}
 
@@ -72,7 +72,7 @@ PURE = (
     "merge.*",
     "config.*",
     "fleet.*",
-    *(f"worker.{m}" for m in ("deciding", "known", "pinning", "repair", "result", "rivals", "saving", "send", "settle")),
+    *(f"worker.{m}" for m in ("deciding", "known", "moving", "pinning", "repair", "result", "rivals", "saving", "send", "settle")),
     *(f"head.{m}" for m in ("catalogue", "checked", "deciding")),
     *(f"verify.{m}" for m in ("bits", "due", "expected", "findings", "naming", "ranges", "structure", "survey")),
     "daemon.phases",
@@ -91,7 +91,11 @@ IMPURE = frozenset(
     + "secrets select shutil signal socket ssl subprocess sys tempfile termios threading time urllib uuid weakref _thread concurrent".split()  # noqa: SIM905
 )
 IMPURE_OURS = frozenset(
-    f"ckptsync.{m}" for m in ("stores.beneath", "stores.opening", "stores.openfiles", "stores.posix", "stores.writing", "watch")
+    f"ckptsync.{m}"
+    for m in (
+        *("stores.beneath", "stores.mounts", "stores.opening", "stores.openfiles", "stores.writing", "watch"),
+        *("stores.posix", "stores.posix_commit", "stores.posix_draft", "stores.posix_ways"),
+    )
 )
 IMPURE_CALLS = frozenset({"open", "print", "input", "breakpoint"})
 CLOCKS = frozenset({"now", "utcnow", "today", "default_rng"})  # datetime's and numpy's ways to an answer that changes

@@ -9,11 +9,11 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from ckptsync.crc import joined
 from ckptsync.digest import crc32
 from ckptsync.errors import Corrupt
-from ckptsync.merge.crc import joined
 from ckptsync.merge.pipeline import one_at_a_time
-from ckptsync.model import Checksum, Extent, Files, read
+from ckptsync.model import Checksum, Extent, Files, expect, read
 
 _PIECE = 4 << 20
 Range = tuple[int, int]
@@ -46,6 +46,10 @@ class SummedFiles:
         self._files.read_into(name, start, out)
         if name in self._told:
             self._sum(name, start, out)
+
+    def expect(self, extents: Iterable[Extent]) -> None:
+        """As `Expecting` says."""
+        expect(self._files, extents)
 
     def finish(self) -> None:
         """Sum what was not read."""

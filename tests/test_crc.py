@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsync.merge.crc import joined
+from ckptsync.crc import joined
 
 
 @given(st.binary(max_size=300), st.binary(max_size=300))
