@@ -1,0 +1,106 @@
+"""What the public command says where a store refuses: one line that names the store and the path, one that says what helps, no secret."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import ckptsync
+from ckptsync.cli.main import main
+from tests.refusals import refused
+from tests.test_stores_posix_faults import on_a_small_disk
+
+FSDP = Path(ckptsync.__file__).parent / "demo_data" / "fsdp2"
+NODE = ("--run", "demo", "--node", "n0")
+READING = ("ls", "status", "verify", "inspect")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    """A store with half a checkpoint."""
+    url = tmp_path / "store"
+    assert main(["push", str(FSDP / "node0"), str(url), *NODE]) == 0
+    return url
+
+
+@contextmanager
+def forbidden(path: Path, mode: int) -> Iterator[None]:
+    before = path.stat().st_mode
+    path.chmod(mode)
+    try:
+        yield
+    finally:
+        path.chmod(before)
+
+
+@pytest.mark.parametrize("command", READING)
+def test_a_store_that_may_not_be_read(store: Path, command: str) -> None:
+    with forbidden(store, 0o000):
+        assert "hint: " in refused(command, store, code=4, names=[store, "permission denied"])
+
+
+@pytest.mark.parametrize("command", READING)
+def test_a_run_that_may_not_be_read(store: Path, command: str) -> None:
+    with forbidden(store / "demo", 0o000):
+        assert "hint: " in refused(command, store, code=4, names=[store, "demo", "permission denied"])
+
+
+def test_a_store_that_may_not_be_written_to(store: Path) -> None:
+    with forbidden(store, 0o555):
+        said = refused(
+            "push", FSDP / "node0", store, "--run", "other", code=4, names=[store, "other/checkpoint-4", "permission denied"]
+        )
+    assert "hint: " in said
+
+
+def test_a_place_where_no_store_can_be_made(tmp_path: Path) -> None:
+    with forbidden(tmp_path, 0o555):
+        said = refused("push", FSDP / "node0", tmp_path / "s", code=2, names=[tmp_path / "s", "permission denied"])
+    assert "hint: " in said
+
+
+@pytest.mark.parametrize("command", [*READING, "merge"])
+def test_a_store_that_is_not_there(tmp_path: Path, command: str) -> None:
+    more = [tmp_path / "out"] * (command == "merge")
+    refused(command, tmp_path / "absent", *more, code=2, names=[tmp_path / "absent", "no such directory"])
+
+
+def test_shards_that_may_not_be_read_are_not_merged(tmp_path: Path) -> None:
+    both = [shutil.copytree(FSDP / node / "checkpoint-4", tmp_path / node) for node in ("node0", "node1")]
+    [shard] = both[1].glob("pytorch_model_*/*.distcp")
+    with forbidden(shard, 0o000):
+        assert "hint: " in refused("merge", *both, tmp_path / "out", code=4, names=[shard, "permission denied"])
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_merge_into_a_place_that_may_not_be_written_to(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    with forbidden(tmp_path / "there", 0o555):
+        sources = [FSDP / node / "checkpoint-4" for node in ("node0", "node1")]
+        said = refused("merge", *sources, tmp_path / "there" / "out", code=4, names=[tmp_path / "there", "permission denied"])
+    assert "hint: " in said
+
+
+@pytest.mark.parametrize("command", ["push", "merge"])
+def test_a_full_disk(tmp_path: Path, command: str) -> None:
+    """The file system goes away with the process, so the checks are made within it."""
+    big = shutil.copytree(FSDP / "node0" / "checkpoint-4", tmp_path / "big" / "checkpoint-4")
+    (big / "ballast_0.distcp").write_bytes(bytes(2 << 20))
+    sources = [big] if command == "push" else [FSDP / node / "checkpoint-4" for node in ("node0", "node1")]
+    on_a_small_disk(
+        tmp_path,
+        f"""
+        sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+        from tests.refusals import refused
+        Path(sys.argv[1], "taken").write_bytes(bytes((1 << 20) - (16 << 10)))
+        words = [{command!r}, *{[str(s) for s in sources]!r}, sys.argv[1] + "/there"]
+        said = refused(*words, code=4, names=[sys.argv[1], "no space left"])
+        assert "hint: " in said
+        left = [path for path in Path(sys.argv[1]).rglob("*") if path.suffix in (".part", ".safetensors")]
+        assert left == [], left
+        """,
+    )
