@@ -8,7 +8,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, StoreError
@@ -23,17 +23,29 @@ _PARTIAL = re.compile(r"\.tmp.{6}|\.metadata\.tmp|.+\.part|checkpoint-is-incompl
 
 @dataclass(frozen=True, slots=True, order=True)
 class Stat:
-    """A regular file: POSIX path below the root that was walked, bytes, mtime in ns, and which file it really is."""
+    """A regular file: POSIX path below the root that was walked, bytes, mtime in ns, and which file it really is.
+
+    ``ctime`` (ns) and ``links`` are no part of what it is, since every pin changes them; see `was_touched`.
+    """
 
     path: str
     size: int
     mtime: int
     inode: int
     device: int
+    ctime: int = field(default=0, compare=False)
+    links: int = field(default=0, compare=False)
 
     def is_file_of(self, other: Stat) -> bool:
         """Whether both are one file: the same inode, or (a reflink) a copy with the same size and mtime."""
         return (self.inode, self.device) == (other.inode, other.device) or (self.size, self.mtime) == (other.size, other.mtime)
+
+    def was_touched(self, later: Stat) -> bool:
+        """Whether somebody did something to it in between: also if he set its mtime back, which only ctime tells.
+
+        A name that was linked or taken away (a pin, rotation) changes ctime, too, and says nothing of the bytes.
+        """
+        return self != later or (self.ctime != later.ctime and self.links == later.links)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +141,7 @@ def _below(fd: int, prefix: str, root: Path, depth: int = 0) -> Iterator[tuple[s
 
 
 def _stat(path: str, info: os.stat_result) -> Stat:
-    return Stat(path, info.st_size, info.st_mtime_ns, info.st_ino, info.st_dev)
+    return Stat(path, info.st_size, info.st_mtime_ns, info.st_ino, info.st_dev, info.st_ctime_ns, info.st_nlink)
 
 
 def _vanished_or_raise(error: OSError, path: object) -> None:

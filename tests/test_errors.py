@@ -12,6 +12,7 @@ CODES = {
     "ConfigError": 2,
     "Incomplete": 3,
     "StoreError": 4,
+    "Transient": 4,
     "NotFound": 4,
     "Exists": 4,
     "Unsupported": 5,

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ckptsync.stores.contract import Entry
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
 from ckptsync.worker.clock import measure, offset
@@ -26,9 +30,32 @@ def test_an_offset_is_told_only_where_it_is_more_than_its_error(before: float, a
     assert offset(before, after, told) == pytest.approx(expected * 1e9, abs=2e7)
 
 
-def test_one_machine_has_one_clock_and_measuring_leaves_nothing(tmp_path: Path) -> None:
+def test_one_machine_has_one_clock_and_measuring_it_again_leaves_nothing_more(tmp_path: Path) -> None:
     store = create_store(str(tmp_path / "store"))
-    before = [e.name for e in store.names("")]
-    assert measure(store, "n0") == 0
-    assert [e.name for e in store.names("")] == before
+    for _ in range(2):
+        assert measure(store, "n0") == 0
+        assert [e.name for e in store.names("")] == [".ckptsync/clocks/n0", ".ckptsync/store.json"]
     assert measure(MemoryStore(), "n0") == 0
+
+
+class Told(MemoryStore):
+    """A store whose listings give the times that it is told to, one after the other."""
+
+    def __init__(self, *times: float) -> None:
+        super().__init__()
+        self.write(".ckptsync/clocks/n0", [b"?"])
+        self._times = iter(times)
+
+    def names(self, prefix: str) -> Iterator[Entry]:
+        return iter([replace(e, mtime=next(self._times)) for e in super().names(prefix)])
+
+
+def test_a_listing_that_is_late_tells_nothing_of_the_clock() -> None:
+    now = time.time()
+    assert measure(Told(now - 3600.5, now - 3600.5), "n0") == 0
+    assert measure(Told(now - 3600.5, now - 50.5), "n0") == pytest.approx(50.5e9, abs=1e9)
+
+
+@pytest.mark.parametrize("told", [100.0, 101.0])
+def test_whole_seconds_are_no_offset_whether_cut_or_just_begun(told: float) -> None:
+    assert offset(100.98, 101.01, told) == 0

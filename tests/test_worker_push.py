@@ -218,7 +218,7 @@ def test_a_name_that_another_node_is_sending_waits_and_the_rest_does_not(tmp_pat
 
 
 def test_what_changes_while_it_is_sent_is_never_committed(tmp_path: Path) -> None:
-    for strike in range(1, 2 * (len(ONE) - 1) + 1):
+    for strike in range(1, len(ONE)):  # one of them is empty
         store, calls = MemoryStore(), itertools.count(1)
         source = lay(tmp_path / "run", ONE)
 

@@ -57,6 +57,6 @@ def test_what_was_broken_before_it_was_taken_is_not_sent_again() -> None:
     (request,) = wanted(records, "n0", "c-1", [manifest("n0", "a")])
     store = MemoryStore()
     store.write("run/c-1/x", [b"a"])
-    assert "damaged before" in serve(request, [], Road(store, tuple))
+    assert "damaged before" in serve(request, [], Road(store, "n0", tuple))
     store.write("run/c-1/x", [b"b"])
-    assert "no longer" in serve(request, [], Road(store, tuple))
+    assert "no longer" in serve(request, [], Road(store, "n0", tuple))

@@ -25,7 +25,7 @@ def seen(out: Path) -> Seen:
 
 def desk(store: MemoryStore, memory: Memory) -> Desk:
     known = read_known(store, "run", Known())
-    road = Road(store, lambda: read_known(store, "run", Known()).manifests("checkpoint-4"))
+    road = Road(store, "n0", lambda: read_known(store, "run", Known()).manifests("checkpoint-4"))
     return Desk("n0", road, known, Rule(), lambda: 0, memory)
 
 

@@ -11,15 +11,27 @@ import pytest
 from blake3 import blake3
 
 from ckptsync.errors import Corrupt, Incomplete
+from ckptsync.records.manifest import Manifest
 from ckptsync.scan import found, spots
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.worker.content import Source
+from ckptsync.worker.deciding import draft
 from ckptsync.worker.hold import Hold, hold
-from ckptsync.worker.take import take, unchanged
+from ckptsync.worker.looking import Seen
+from ckptsync.worker.saving import told
+from ckptsync.worker.send import Road, send
+from ckptsync.worker.take import Changed, take, unchanged
 from tests.vector import vector
 
 
 def held(path: Path) -> Hold:
     (spot,) = spots(path)
     return hold(found(spot), None, spot.family, spot.name)
+
+
+def sent(path: Path, hold: Hold) -> Manifest:
+    (spot,) = spots(path)
+    return draft(told(Seen("run", spot, hold, None), "n0"), take(hold))
 
 
 @pytest.fixture
@@ -29,7 +41,10 @@ def out(tmp_path: Path) -> Path:
 
 
 def test_a_take_of_a_real_checkpoint_says_all_that_a_manifest_needs(out: Path) -> None:
-    taken = take(held(out))
+    hold = held(out)
+    taken = take(hold)
+    assert {f.digest for f in taken.files} == {""}
+    taken.read.update({path: Source(one, "n0").digested() for path, one in hold.held.items()})
     files = {p.relative_to(out / "checkpoint-4").as_posix(): p for p in (out / "checkpoint-4").rglob("*") if p.is_file()}
     assert {f.path: (f.size, f.digest, f.mtime) for f in taken.files} == {
         name: (p.stat().st_size, blake3(p.read_bytes()).hexdigest(), p.stat().st_mtime_ns) for name, p in files.items()
@@ -66,7 +81,7 @@ def test_any_change_during_a_take_discards_it(out: Path, change: Callable[[Path]
             change(victim)
 
     with pytest.raises(Incomplete):
-        take(seen, strike)
+        send(sent(out, seen), seen, Road(MemoryStore(), "n0", tuple, passed=strike))
 
 
 def test_what_was_seen_must_still_be_there_when_it_is_asked_again(out: Path) -> None:
@@ -74,6 +89,18 @@ def test_what_was_seen_must_still_be_there_when_it_is_asked_again(out: Path) -> 
     unchanged(seen)
     os.utime(out / "checkpoint-4" / "latest", ns=(1, 1))
     with pytest.raises(Incomplete, match="latest: changed"):
+        unchanged(seen)
+
+
+def test_a_change_whose_time_was_set_back_is_seen_and_a_pin_or_rotation_is_none(out: Path) -> None:
+    path = out / "checkpoint-4" / "latest"
+    seen, times = held(out), (path.stat().st_atime_ns, path.stat().st_mtime_ns)
+    os.link(path, out / "pin")
+    unchanged(seen)
+    (out / "pin").unlink()
+    written_in_place(path)
+    os.utime(path, ns=times)
+    with pytest.raises(Changed, match="latest: changed"):
         unchanged(seen)
 
 

@@ -29,8 +29,8 @@ from tests.test_worker_push import ONE, TWO, T, kept, lay, manifests, other
 from tests.vector import vector
 
 
-def worker(out: Path, store: Store, node: str = "n0", keep: int = 2) -> Worker:
-    return Worker(WorkerOptions(node, (RunDir("run", out),), keep_pins=keep), store)
+def worker(out: Path, store: Store, node: str = "n0", *, keep: int = 2, threads: int = 4) -> Worker:
+    return Worker(WorkerOptions(node, (RunDir("run", out),), keep_pins=keep, threads=threads), store)
 
 
 def settle(w: Worker, start: float = 0.0) -> WorkerResult:
@@ -124,7 +124,7 @@ def test_what_comes_and_goes_during_a_long_send_is_pinned(tmp_path: Path, monkey
         w._passed(0)
         shutil.rmtree(tmp_path / "checkpoint-8")
 
-    w = worker(tmp_path, Meddling(save_and_rotate))
+    w = worker(tmp_path, Meddling(save_and_rotate), threads=1)
     settle(w)
     assert pinned(tmp_path) == ["checkpoint-4.0", "checkpoint-8.0"]
 

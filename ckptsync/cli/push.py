@@ -15,12 +15,10 @@ from ckptsync.config.units import show_size
 from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.records.names import checked_node
 from ckptsync.stores.opening import create_store
-from ckptsync.stores.urls import path_of
+from ckptsync.stores.urls import located
 from ckptsync.worker import result
 from ckptsync.worker.options import checked_run
 from ckptsync.worker.push import push_now, to_push
-
-READS = 2  # every file is read to be digested, and once more to be sent
 
 
 def run(args: argparse.Namespace) -> int:
@@ -28,13 +26,13 @@ def run(args: argparse.Namespace) -> int:
     directory, node = Path(args.directory), checked(args.node or "")
     name, spots = to_push(directory)
     name = checked_run(args.run or name)
-    path_of(args.url)
+    located(args.url)
     sizes = {spot.name: [file.size for file in scan.found(spot).files] for spot in spots}
     if args.dry_run:
         _say(args, [_planned(name, checkpoint, found) for checkpoint, found in sizes.items()])
         return 0
     store = create_store(args.url)
-    total = READS * sum(map(sum, sizes.values()))
+    total = sum(map(sum, sizes.values()))
     with (silent if args.json else shown)(f"sending {name}") as progress:
         sent = push_now(directory, store, node, name, counting(progress, total))
     _say(args, [_described(one) for one in sent])
@@ -50,13 +48,13 @@ def checked(node: str) -> str:
 
 
 def counting(progress: Progress, total: int) -> Callable[[int], None]:
-    """From bytes of each chunk that is read to bytes of files done; what is stored already is read once, so the bar may end early."""
+    """From bytes of each chunk that is read, or has to be read again, to bytes done of all files."""
     done = 0
 
     def passed(count: int) -> None:
         nonlocal done
         done += count
-        progress(min(done, total) // READS, total // READS)
+        progress(max(0, min(done, total)), total)
 
     return passed
 

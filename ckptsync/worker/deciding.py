@@ -74,11 +74,14 @@ def displaced(node: str, there: Sequence[Manifest], copies: Mapping[str, int]) -
 
 
 def returned(node: str, there: Sequence[Manifest], copies: Mapping[str, int]) -> tuple[tuple[Parcel, str], ...]:
-    """Files of this node that belong under their plain names again, since the node that displaced them has left: with their copies."""
+    """Files of this node that belong under their plain names again, since the node that displaced them has left: with their copies.
+
+    A copy of another size has served its time, and waits for gc.
+    """
     located = [every[0] for every in saves.locate(there).values() if node in every[0].nodes]
     run, place = (there[0].run, there[0].place) if there else ("", "")
     found = ((at, node_file_name(run, place, node, at.entry.path)) for at in located)
-    return tuple((Parcel(at.entry, at.name), copy) for at, copy in found if copy in copies)
+    return tuple((Parcel(at.entry, at.name), copy) for at, copy in found if copies.get(copy) == at.entry.size)
 
 
 def has_mate(stats: Iterable[Stat], node: str, offset: int, manifests: Iterable[Manifest]) -> bool:

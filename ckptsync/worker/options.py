@@ -9,6 +9,7 @@ from ckptsync.errors import ConfigError, Corrupt, Unsupported
 from ckptsync.paths import checked_path
 from ckptsync.records.names import checked_node
 from ckptsync.scan import spot_at
+from ckptsync.stores.limits import Limits
 from ckptsync.stores.urls import path_of
 from ckptsync.walk import OURS
 
@@ -25,7 +26,7 @@ class RunDir:
 class WorkerOptions:
     """Seconds: ``quiet`` without a change settles what the trainer says is finished, ``unmarked`` what nobody says anything about.
 
-    ``keep_pins``: how many pinned checkpoints of a run are kept once they are VERIFIED in the store.
+    ``keep_pins``: how many pinned checkpoints of a run are kept once they are VERIFIED in the store.  ``threads``: large files sent at once.
     """
 
     node: str
@@ -33,6 +34,7 @@ class WorkerOptions:
     quiet: float = 10.0
     unmarked: float = 60.0
     keep_pins: int = 2
+    threads: int = Limits().threads
 
 
 def checked_options(options: WorkerOptions, store_url: str) -> WorkerOptions:

@@ -9,10 +9,9 @@ from ckptsync.errors import Incomplete
 from ckptsync.records import saves
 from ckptsync.records.manifest import FileEntry
 from ckptsync.records.state import Records, proof
-from ckptsync.stores.contract import Store
+from ckptsync.worker.content import Source, is_stored
 from ckptsync.worker.hold import Held, Hold
-from ckptsync.worker.send import Road, checked, is_stored
-from ckptsync.worker.take import chunks
+from ckptsync.worker.send import Road
 
 OF_BYTES = ("missing", "size", "digest")  # damage that other bytes than the named ones make
 OF_MEANING = ("parse", "load")  # damage that may have been taken with the file
@@ -51,21 +50,22 @@ def wanted(records: Records, node: str, place: str, known: Iterable[saves.Known]
 
 def serve(request: Request, holds: Iterable[Hold], road: Road) -> str:
     """Send it again; empty, or the reason why it could not be.  Raises StoreError."""
-    if request.kind in OF_MEANING and is_stored(road.store, request.name, request.entry):
+    if request.kind in OF_MEANING and is_stored(road.store, request.name, request.entry, road.passed):
         return "the store has the very bytes that were taken: the file was damaged before"
     candidates = [h.held[request.entry.path] for h in holds if request.entry.path in h.held]
     for held in sorted(candidates, key=lambda held: held.stat.mtime != request.entry.mtime):
-        if held.stat.size == request.entry.size and _written(road.store, request, held, road):
+        if held.stat.size == request.entry.size and _written(request, held, road):
             return ""
     return "this node no longer has its bytes"
 
 
-def _written(store: Store, request: Request, held: Held, road: Road) -> bool:
+def _written(request: Request, held: Held, road: Road) -> bool:
     """Only bytes of the digest that the manifest names are ever written under the name."""
+    source = Source(held, road.node, request.entry, road.passed)
     try:
-        for _ in checked(chunks(held, road.passed), request.entry, request.entry.path):
+        for _ in source:
             pass  # once for the digest alone: wrong bytes need not travel to be refused
-        store.write(request.name, checked(chunks(held, road.passed), request.entry, request.entry.path))
+        road.store.write(request.name, source, source.about)
     except Incomplete:  # these are other bytes by now: the next candidate may have the right ones
         return False
     return True

@@ -9,13 +9,14 @@ from ckptsync.errors import Corrupt
 from ckptsync.records import coding, saves
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.names import RecordName, parse_record_name
+from ckptsync.stores.contract import About
 from ckptsync.worker.deciding import draft
 from ckptsync.worker.looking import Seen
-from ckptsync.worker.saving import Desk, taken, told
+from ckptsync.worker.saving import Desk, read_whole, told
 
 
 def restore(seen: Seen, desk: Desk) -> tuple[str, ...]:
-    """The names of those that were written again.  Raises as `taken` and the store do.
+    """The names of those that were written again.  Raises as `read_whole` and the store do.
 
     The digest in a record's name proves the bytes that are written.  What cannot be told from the files any more stays as it is:
     which files an earlier manifest of several had named, one that had moved, or one of another version of this program.
@@ -23,13 +24,13 @@ def restore(seen: Seen, desk: Desk) -> tuple[str, ...]:
     damaged = tuple(_damaged(seen, desk))
     if not damaged:
         return ()
-    whole = draft(told(seen, desk.node), taken(seen, desk))
+    whole = draft(told(seen, desk.node), read_whole(seen, desk))
     done = []
     for parsed in damaged:
         for manifest in _candidates(parsed, whole, desk):
             data = coding.encode(manifest)
             if coding.record_name(manifest, data) == str(parsed):
-                desk.road.store.write(str(parsed), [data])
+                desk.road.store.write(str(parsed), [data], About(len(data)))
                 done.append(str(parsed))
                 break
     return tuple(done)

@@ -12,14 +12,17 @@ from ckptsync.records import saves
 from ckptsync.records.manifest import Manifest
 from ckptsync.walk import walk
 from ckptsync.worker import deciding
+from ckptsync.worker.content import Source
 from ckptsync.worker.evidence import gather
 from ckptsync.worker.hold import Held, Hold
 from ckptsync.worker.known import Known
 from ckptsync.worker.looking import Seen
+from ckptsync.worker.moving import tidy
 from ckptsync.worker.result import Phase, Progress
-from ckptsync.worker.send import Road, Sent, send, tidy
+from ckptsync.worker.send import Road, Sent, send
 from ckptsync.worker.settle import Rule, Sighting, Verdict, is_hopeless, judge, observe
-from ckptsync.worker.take import Taken, take
+from ckptsync.worker.take import Changed, Taken, take, unchanged
+from ckptsync.worker.together import Together
 
 Key = tuple[str, str, int]
 
@@ -90,16 +93,32 @@ def save(seen: Seen, desk: Desk) -> Progress:
         seen = hardened(seen)
     found = taken(seen, desk)
     planned = replace(deciding.draft(told(seen, desk.node), found), clock_offset=desk.offset())
-    progress = sent_progress(seen, found, send(planned, seen.hold, desk.road))
+    try:
+        sent = send(planned, seen.hold, desk.road, found.read)
+    except Changed:
+        found.read.clear()  # no time of a file may have changed with its bytes
+        raise
+    progress = sent_progress(seen, found, sent)
     return replace(progress, notes=(*progress.notes, *_of_pins(seen.hold)))
 
 
 def taken(seen: Seen, desk: Desk) -> Taken:
-    """What these very files are: remembered, or read now.  Raises Incomplete if they change meanwhile."""
+    """What these very files are: remembered, or looked at now.  Raises Incomplete if they change meanwhile."""
     key = (seen.run, seen.spot.name, seen.k)
     found = desk.memory.taken.get(key)
     if found is None or found.stats != seen.hold.stats:
-        found = desk.memory.taken[key] = take(seen.hold, desk.road.passed)
+        found = desk.memory.taken[key] = take(seen.hold)
+    return found
+
+
+def read_whole(seen: Seen, desk: Desk) -> Taken:
+    """The same with every digest.  Raises Incomplete if the files change meanwhile."""
+    found = taken(seen, desk)
+    together = Together(desk.road.threads, desk.road.passed)
+    unread = [seen.hold.held[f.path] for f in found.files if not f.digest]
+    read = together.each(lambda held: Source(held, desk.node, passed=together.passed).digested(), unread)
+    unchanged(seen.hold)
+    found.read.update({entry.path: entry for entry in read})
     return found
 
 

@@ -1,25 +1,30 @@
 """Sending a take: files first, the manifest last.  Killed anywhere and called again, with or without memory, it finishes the job.
 
 Nothing is ever appended to, nothing half sent has a name, and a name that a manifest binds is only written with those bytes.
+
+A file that no manifest names is digested while it is sent: its digest decides nothing before, since all that is compared between manifests is
+compared path by path.  What is named already is read first, and mostly need not be sent.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
-from blake3 import blake3
-
-from ckptsync.errors import Corrupt, Exists, Incomplete, NotFound
+from ckptsync.errors import Exists, Incomplete
 from ckptsync.records import coding, saves
 from ckptsync.records.manifest import FileEntry, Manifest
-from ckptsync.records.names import file_name
-from ckptsync.stores.contract import Store
-from ckptsync.worker.deciding import Parcel, displaced, missing, returned, stored
+from ckptsync.stores.contract import About, Store
+from ckptsync.stores.limits import Limits
+from ckptsync.worker.content import Guarded, Source, Stored, is_stored
+from ckptsync.worker.deciding import Parcel, missing, stored
 from ckptsync.worker.hold import Hold
-from ckptsync.worker.take import CHUNK, Passed, chunks, nothing, unchanged
+from ckptsync.worker.take import Passed, nothing, unchanged
+from ckptsync.worker.together import Together
 
 ROUNDS = 5  # other nodes write manifests while we send; each may move a file of ours
+SMALL = 1 << 20  # bytes of a file that costs a round trip rather than bandwidth
+SMALL_AT_ONCE = 4  # times as many
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,88 +39,85 @@ class Sent:
 
 @dataclass(frozen=True, slots=True)
 class Road:
-    """How to reach the store: what it says of a checkpoint now, who else is sending it now, and what to do between chunks."""
+    """How to reach the store, as which node: what it says of a checkpoint now, who else is sending it now, what to do between chunks.
+
+    All of these are called by several threads, but for ``passed``: by one at a time.  ``threads``: large files that are sent at once.
+    """
 
     store: Store
+    node: str
     known: Callable[[], tuple[saves.Known, ...]]
     is_contended: Callable[[], bool] = lambda: False
     passed: Passed = nothing
+    threads: int = Limits().threads
 
 
 class _Overtaken(Incomplete):
     """Another node has named what we were about to replace: look again."""
 
 
-def send(planned: Manifest, hold: Hold, road: Road) -> Sent:
-    """Store what ``planned`` names, then the manifest.  Raises Incomplete if the source changed: nothing was committed then."""
-    done: dict[str, Parcel] = {}
+def send(planned: Manifest, hold: Hold, road: Road, read: dict[str, FileEntry] | None = None) -> Sent:
+    """Store what ``planned`` names, then the manifest.  Raises Incomplete if the source changed: nothing was committed then.
+
+    ``read``: entries of what has been read of the take, by path; what is read here is added.
+    """
+    together = Together(road.threads, road.passed)
+    delivery = _Delivery(hold, replace(road, passed=together.passed), together, {} if read is None else read)
     for _ in range(ROUNDS):
         known = road.known()
+        planned = delivery.read_named(planned, known)
         mine = stored(planned.files, [k.manifest for k in saves.live(known) if k.manifest.node == planned.node])
         if mine is not None:
             return Sent(mine.place)
         planned, parcels = _plan(planned, known)
         try:
-            waiting = _send_all(planned, parcels, hold, road, done)
+            waiting = delivery.send(planned, parcels)
         except _Overtaken:
             continue
+        planned, parcels = delivery.told(planned), tuple(delivery.filled(p) for p in parcels)
         known = road.known()
         if _plan(planned, known) == (planned, parcels):
             unchanged(hold)
-            _commit(planned, [p.entry for p in parcels if p not in waiting], known, road.store)
-            _heal(planned, {k.name for k in known}, hold, road)
-            return Sent(planned.place, len(done), sum(p.entry.size for p in done.values()), tuple(p.entry.path for p in waiting))
+            _commit(planned, [p.entry for p in parcels if p.entry.path not in waiting], known, road.store)
+            _heal(planned, {k.name for k in known}, hold, delivery.road)
+            done = delivery.done.values()
+            return Sent(planned.place, len(done), sum(p.entry.size for p in done), waiting)
     raise Incomplete(f"{planned.checkpoint}: other nodes kept changing the place it belongs to", hint="it is tried again")
 
 
-def tidy(node: str, place: str, hold: Hold, road: Road, copies: Mapping[str, int]) -> str:
-    """See that a stored save lies where all manifests that are known now say; the place it is in afterwards."""
-    home = saves.better_place(node, place, road.known())
-    if home != place:
-        _move(node, place, home, hold, road)
-    there = [k.manifest for k in saves.live(road.known()) if k.manifest.place == home]
-    for parcel in displaced(node, there, copies):
-        _put(parcel, hold, road, _places_of(parcel.entry, there))
-    for parcel, copy in returned(node, there, copies):
-        if not is_stored(road.store, parcel.name, parcel.entry):
-            _put(parcel, hold, road, [copy])
-        road.store.delete(copy)
-    return home
+def make_room(parcel: Parcel, road: Road) -> None:
+    """A larger node's bytes lie under a name that becomes ours: they are copied to its own name before they are replaced.
+
+    If they are not there, they are lost, or an earlier try of ours has replaced them: that node sees them missing, and sends again.
+    """
+    for target, entry in parcel.moves:
+        if not is_stored(road.store, target, entry, road.passed) and is_stored(road.store, parcel.name, entry, road.passed):
+            copy = Stored(road.store, parcel.name, entry, road.node, road.passed)
+            road.store.write(target, copy, copy.about)
 
 
-def checked(stream: Iterable[memoryview], entry: FileEntry, name: str) -> Iterator[memoryview]:
-    """The chunks themselves; raises Incomplete at the end unless they were the bytes of ``entry``, so that nothing appears."""
-    digest, size = blake3(), 0
-    for chunk in stream:
-        digest.update(chunk)
-        size += len(chunk)
-        yield chunk
-    if (size, digest.hexdigest()) != (entry.size, entry.digest):
-        raise Incomplete(f"{name}: these are not the bytes that were taken", hint="it is taken again when it is quiet")
+def put(parcel: Parcel, hold: Hold, road: Road, elsewhere: Iterable[str]) -> None:
+    """Write a file from what this node holds, or from where the store has the same bytes; raises Incomplete if neither."""
+    held = hold.held.get(parcel.entry.path)
+    if held is not None and (held.stat.size, held.stat.mtime) == (parcel.entry.size, parcel.entry.mtime):
+        source = Source(held, road.node, parcel.entry, road.passed)
+        road.store.write(parcel.name, source, source.about)
+        return
+    for name in elsewhere:
+        if name != parcel.name and is_stored(road.store, name, parcel.entry, road.passed):
+            copy = Stored(road.store, name, parcel.entry, road.node, road.passed)
+            road.store.write(parcel.name, copy, copy.about)
+            return
+    raise Incomplete(f"{parcel.name}: neither this node nor the store holds its bytes any more", hint="verify the checkpoint")
 
 
-def stored_chunks(store: Store, name: str, size: int) -> Iterator[memoryview]:
-    """A stored file, a chunk at a time in one buffer that is used again."""
-    buffer = memoryview(bytearray(min(CHUNK, max(1, size))))
-    for start in range(0, size, CHUNK):
-        piece = buffer[: min(CHUNK, size - start)]
-        store.read_into(name, start, piece)
-        yield piece
-
-
-def is_stored(store: Store, name: str, entry: FileEntry) -> bool | None:
-    """Whether ``name`` holds the bytes of ``entry``; ``None`` if there is no such name.  Reads them."""
+def create_record(store: Store, manifest: Manifest) -> None:
+    """Write a manifest; it may be there already."""
+    data = coding.encode(manifest)
     try:
-        if store.size(name) != entry.size:
-            return False
-        digest = blake3()
-        for chunk in stored_chunks(store, name, entry.size):
-            digest.update(chunk)
-    except NotFound:
-        return None
-    except Corrupt:  # it shrank meanwhile: somebody is writing it
-        return False
-    return digest.hexdigest() == entry.digest
+        store.create(coding.record_name(manifest, data), [data], About(len(data)))
+    except Exists:  # named by its own bytes: it is this very record
+        return
 
 
 def _plan(planned: Manifest, known: Sequence[saves.Known]) -> tuple[Manifest, tuple[Parcel, ...]]:
@@ -124,63 +126,103 @@ def _plan(planned: Manifest, known: Sequence[saves.Known]) -> tuple[Manifest, tu
     return placed, missing(placed, [k.manifest for k in saves.live(known) if k.manifest.place == placed.place])
 
 
-def _send_all(planned: Manifest, parcels: Iterable[Parcel], hold: Hold, road: Road, done: dict[str, Parcel]) -> tuple[Parcel, ...]:
-    """Send what is not there yet; those that have to wait for another node are returned.  ``done`` is what this call has sent."""
-    listed = {e.name: e.size for e in road.store.names(f"{planned.run}/{planned.place}/")}
-    waiting = []
-    for parcel in parcels:
-        is_there = parcel.is_bound and listed.get(parcel.name) == parcel.entry.size
-        if is_there or done.get(parcel.name) == parcel or is_stored(road.store, parcel.name, parcel.entry):
-            continue
-        _make_room(parcel, road.store)
-        if not parcel.is_shared:
-            _replace(planned, parcel, hold, road)
-        elif not _put_first(planned, parcel, hold, road):
-            waiting.append(parcel)
-            continue
-        done[parcel.name] = parcel
-    return tuple(waiting)
+@dataclass(slots=True)
+class _Delivery:
+    """One take on its way.  ``done`` is what this call has sent, by name."""
 
+    hold: Hold
+    road: Road
+    together: Together
+    read: dict[str, FileEntry]
+    done: dict[str, Parcel] = field(default_factory=dict)
 
-def _make_room(parcel: Parcel, store: Store) -> None:
-    """A larger node's bytes lie under a name that becomes ours: they are copied to its own name before they are replaced.
+    def told(self, planned: Manifest) -> Manifest:
+        """With the digests that are known by now."""
+        return replace(planned, files=tuple(self.read.get(f.path, f) for f in planned.files))
 
-    If they are not there, they are lost, or an earlier try of ours has replaced them: that node sees them missing, and sends again.
-    """
-    for target, entry in parcel.moves:
-        if not is_stored(store, target, entry) and is_stored(store, parcel.name, entry):
-            store.write(target, checked(stored_chunks(store, parcel.name, entry.size), entry, target))
+    def filled(self, parcel: Parcel) -> Parcel:
+        """With its digest."""
+        return replace(parcel, entry=self.read.get(parcel.entry.path, parcel.entry))
 
+    def read_named(self, planned: Manifest, known: Iterable[saves.Known]) -> Manifest:
+        """See that every file is digested which a manifest of this checkpoint's name, in whatever place, has a content for."""
+        named = {f.path for k in known for f in k.manifest.files}
+        self.together.each(self._digest, [f for f in planned.files if f.path in named])
+        return self.told(planned)
 
-def _put_first(planned: Manifest, parcel: Parcel, hold: Hold, road: Road) -> bool:
-    """Whether a name that nobody has bound is ours: not if another node is sending other bytes under it at this moment."""
-    try:
-        road.store.create(parcel.name, _source(parcel, hold, road))
-    except Exists:
-        if is_stored(road.store, parcel.name, parcel.entry):
+    def send(self, planned: Manifest, parcels: Sequence[Parcel]) -> tuple[str, ...]:
+        """Send what is not there yet, small files first; paths of those that have to wait for another node are returned."""
+        listed = {e.name: e.size for e in self.road.store.names(f"{planned.run}/{planned.place}/")}
+
+        def deliver(parcel: Parcel) -> bool:
+            return self._deliver(planned, parcel, listed.get(parcel.name))
+
+        small = [p for p in parcels if p.entry.size <= SMALL]
+        large = [p for p in parcels if p.entry.size > SMALL]
+        many = SMALL_AT_ONCE * self.road.threads if self.road.threads > 1 else 1  # who asks for one at a time gets that
+        went = [*self.together.each(deliver, small, many), *self.together.each(deliver, large)]
+        return tuple(p.entry.path for p, is_there in zip((*small, *large), went, strict=True) if not is_there)
+
+    def _deliver(self, planned: Manifest, parcel: Parcel, listed: int | None) -> bool:
+        """Whether it is where it belongs."""
+        store = self.road.store
+        if (parcel.is_bound and listed == parcel.entry.size) or self.done.get(parcel.name) == parcel:
             return True
-        if road.is_contended():
-            return False
-        _replace(planned, parcel, hold, road)  # no manifest binds it and nobody is sending it: litter
-    return True
+        if parcel.is_shared:
+            return self._put_first(planned, parcel)
+        if not is_stored(store, parcel.name, parcel.entry, self.road.passed):
+            make_room(parcel, self.road)
+            self._replace(planned, parcel)
+        return True
 
+    def _put_first(self, planned: Manifest, parcel: Parcel) -> bool:
+        """Whether a name that nobody has bound is ours: not if another node is sending other bytes under it at this moment."""
+        source = self._source(parcel)
+        try:
+            self.road.store.create(parcel.name, source, source.about)
+        except Exists as e:
+            entry = self._learned(source.digested())
+            if e.is_same or (e.is_same is None and is_stored(self.road.store, parcel.name, entry, self.road.passed)):
+                return True
+            if self.road.is_contended():
+                return False
+            self._replace(planned, parcel)  # no manifest binds it and nobody is sending it: litter
+            return True
+        self._sent(parcel, source)
+        return True
 
-def _replace(planned: Manifest, parcel: Parcel, hold: Hold, road: Road) -> None:
-    """Write a name that may hold other bytes, unless another node's manifest has meanwhile said that they belong there."""
+    def _replace(self, planned: Manifest, parcel: Parcel) -> None:
+        """Write a name that may hold other bytes, unless another node's manifest has meanwhile said that they belong there."""
+        source = self._source(parcel)
 
-    def guarded() -> Iterator[memoryview]:
-        yield from _source(parcel, hold, road)
-        if parcel not in _plan(planned, road.known())[1]:
-            raise _Overtaken(f"{parcel.name}: named by another node meanwhile")
+        def still_ours() -> None:
+            self._learned(source.digested())
+            if self.filled(parcel) not in _plan(self.told(planned), self.road.known())[1]:
+                raise _Overtaken(f"{parcel.name}: named by another node meanwhile")
 
-    road.store.write(parcel.name, guarded())
+        self.road.store.write(parcel.name, Guarded(source, still_ours), source.about)
+        self._sent(parcel, source)
 
+    def _sent(self, parcel: Parcel, source: Source) -> None:
+        self._learned(source.digested())
+        self.done[parcel.name] = self.filled(parcel)
 
-def _source(parcel: Parcel, hold: Hold, road: Road) -> Iterator[memoryview]:
-    held = hold.held.get(parcel.entry.path)
-    if held is None:
-        raise Incomplete(f"{parcel.entry.path}: no longer held", hint="it is taken again when it is quiet")
-    return checked(chunks(held, road.passed), parcel.entry, parcel.entry.path)
+    def _digest(self, entry: FileEntry) -> None:
+        if not entry.digest:
+            self._learned(self._held(entry).digested())
+
+    def _source(self, parcel: Parcel) -> Source:
+        return self._held(self.read.get(parcel.entry.path, parcel.entry))
+
+    def _held(self, entry: FileEntry) -> Source:
+        held = self.hold.held.get(entry.path)
+        if held is None:
+            raise Incomplete(f"{entry.path}: no longer held", hint="it is taken again when it is quiet")
+        return Source(held, self.road.node, entry, self.road.passed)
+
+    def _learned(self, entry: FileEntry) -> FileEntry:
+        self.read[entry.path] = entry
+        return entry
 
 
 def _commit(planned: Manifest, files: Iterable[FileEntry], known: Iterable[saves.Known], store: Store) -> None:
@@ -189,58 +231,15 @@ def _commit(planned: Manifest, files: Iterable[FileEntry], known: Iterable[saves
         raise Incomplete(f"{planned.checkpoint}: another node is writing its files", hint="it is tried again with the next look")
     times = [f.mtime for f in bound]
     n = saves.next_n(known, planned.node, planned.place)
-    _create(store, replace(planned, n=n, files=bound, started=min(times), ended=max(times)))
-
-
-def _create(store: Store, manifest: Manifest) -> None:
-    data = coding.encode(manifest)
-    try:
-        store.create(coding.record_name(manifest, data), [data])
-    except Exists:  # named by its own bytes: it is this very record
-        return
+    create_record(store, replace(planned, n=n, files=bound, started=min(times), ended=max(times)))
 
 
 def _heal(planned: Manifest, before: Collection[str], hold: Hold, road: Road) -> None:
-    """If others have written manifests in the moment before ours, neither knew of the other: see that our files are ours."""
+    """If others have written manifests in the moment before ours, neither knew of the other: see that what they name, too, is ours."""
     known = saves.live(road.known())
-    if all(k.name in before or k.manifest.node == planned.node for k in known):
-        return
-    located = saves.locate(k.manifest for k in known if k.manifest.place == planned.place)
-    for at in (at for every in located.values() for at in every if planned.node in at.nodes):
-        if not is_stored(road.store, at.name, at.entry):
-            _put(Parcel(at.entry, at.name), hold, road, ())
-
-
-def _move(node: str, place: str, home: str, hold: Hold, road: Road) -> None:
-    """Say again at home what was said elsewhere, once the bytes are there."""
-    known = saves.live(road.known())
-    mine = [k for k in known if (k.manifest.node, k.manifest.place) == (node, place)]
-    manifest = saves.moved(mine, home, saves.next_n(road.known(), node, home))
-    there = [k.manifest for k in known if k.manifest.place == home]
-    for parcel in missing(manifest, there):
-        if is_stored(road.store, parcel.name, parcel.entry):
-            continue
-        _make_room(parcel, road.store)
-        _put(parcel, hold, road, _places_of(parcel.entry, [k.manifest for k in known if k.manifest.place == place]))
-    _create(road.store, manifest)
-
-
-def _put(parcel: Parcel, hold: Hold, road: Road, elsewhere: Iterable[str]) -> None:
-    """Write a file from what this node holds, or from where the store has the same bytes; raises Incomplete if neither."""
-    held = hold.held.get(parcel.entry.path)
-    if held is not None and (held.stat.size, held.stat.mtime) == (parcel.entry.size, parcel.entry.mtime):
-        road.store.write(parcel.name, checked(chunks(held, road.passed), parcel.entry, parcel.name))
-        return
-    for name in elsewhere:
-        if name != parcel.name and is_stored(road.store, name, parcel.entry):
-            road.store.write(parcel.name, checked(stored_chunks(road.store, name, parcel.entry.size), parcel.entry, parcel.name))
-            return
-    raise Incomplete(f"{parcel.name}: neither this node nor the store holds its bytes any more", hint="verify the checkpoint")
-
-
-def _places_of(entry: FileEntry, there: Iterable[Manifest]) -> tuple[str, ...]:
-    """Names under which a place may hold the bytes of ``entry``."""
-    manifests = tuple(there)
-    located = [at.name for at in saves.locate(manifests).get(entry.path, ())]
-    plain = [file_name(m.run, m.place, entry.path) for m in manifests]
-    return tuple(dict.fromkeys([*located, *plain]))
+    there = [k for k in known if k.manifest.place == planned.place]
+    strange = {f.path for k in there if k.name not in before and k.manifest.node != planned.node for f in k.manifest.files}
+    located = saves.locate(k.manifest for k in there)
+    for at in (at for path in sorted(strange) for at in located[path] if planned.node in at.nodes):
+        if not is_stored(road.store, at.name, at.entry, road.passed):
+            put(Parcel(at.entry, at.name), hold, road, ())

@@ -1,13 +1,16 @@
-"""Taking a checkpoint: the digest of every file, and the proof that nothing changed from the first look to the last."""
+"""Taking a checkpoint: what each file is, and the proof that nothing changed from the first look to the last.
+
+Bytes are read once where that is enough: a file is digested on its way to the store (`worker.content`), and read before only where its digest
+decides where it belongs.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ckptsync.digest import Digester
 from ckptsync.errors import Corrupt, Incomplete, StoreError, Unsupported
 from ckptsync.layouts import rank_names, table
 from ckptsync.model import Demands
@@ -18,6 +21,11 @@ from ckptsync.worker.hold import Held, Hold
 
 CHUNK = 4 << 20
 Passed = Callable[[int], None]
+"""Told the bytes of each chunk; fewer than none where bytes that were told of have to be read again."""
+
+
+class Changed(Incomplete):
+    """A file is not the one that was looked at: whatever was read of it is worth nothing."""
 
 
 def nothing(_: int) -> None:
@@ -26,9 +34,11 @@ def nothing(_: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What a manifest will say: ``started`` and ``ended`` (ns) span the files' mtimes.  ``stats`` is what it holds for."""
+    """What a manifest will say: ``started`` and ``ended`` (ns) span the files' mtimes.  ``stats`` is what it holds for.
 
-    files: tuple[FileEntry, ...]
+    ``read``: by path, the entries of files that have been read by now.  It grows.
+    """
+
     stats: tuple[Stat, ...]
     ranks: tuple[int, ...]
     sources: tuple[str, ...]
@@ -36,31 +46,34 @@ class Taken:
     started: int
     ended: int
     notes: tuple[str, ...] = ()
+    read: dict[str, FileEntry] = field(default_factory=dict)
+
+    @property
+    def files(self) -> tuple[FileEntry, ...]:
+        """All of them; without a digest those that nobody has read yet."""
+        return tuple(self.read.get(s.path) or unread(s) for s in self.stats)
 
 
-def take(hold: Hold, passed: Passed = nothing) -> Taken:
-    """Digest what is held.  Raises Incomplete if anything changed meanwhile, Corrupt where a file's name cannot be stored.
-
-    ``passed`` is told the bytes of each chunk: a large checkpoint takes minutes, in which others appear.
-    """
-    files = tuple(_entry(hold.held[checked_path(path)], passed) for path in sorted(hold.held))
+def take(hold: Hold) -> Taken:
+    """What is held, unread but for metadata.  Raises Incomplete if anything changed meanwhile, Corrupt where a file's name cannot be stored."""
+    for path in hold.held:
+        checked_path(path)
     demands, sources, notes = _asked(hold)
+    times = [s.mtime for s in hold.stats]
     taken = Taken(
-        files,
-        hold.stats,
-        rank_names.ranks(f.path for f in files),
-        sources,
-        demands,
-        min((f.mtime for f in files), default=0),
-        max((f.mtime for f in files), default=0),
-        notes,
+        hold.stats, rank_names.ranks(sorted(hold.held)), sources, demands, min(times, default=0), max(times, default=0), notes
     )
     unchanged(hold)
     return taken
 
 
+def unread(stat: Stat) -> FileEntry:
+    """A file whose digest is still open."""
+    return FileEntry(stat.path, stat.size, "", 0, (), stat.mtime)
+
+
 def unchanged(hold: Hold) -> None:
-    """Raises Incomplete unless every file is still the one that was looked at."""
+    """Raises Changed, or Incomplete, unless every file is still the one that was looked at."""
     for held in hold.held.values():
         fd = held.open()
         try:
@@ -70,7 +83,7 @@ def unchanged(hold: Hold) -> None:
 
 
 def chunks(held: Held, passed: Passed) -> Iterator[memoryview]:
-    """A file's bytes, a chunk at a time in one buffer that is used again; raises Incomplete if it is not the file looked at."""
+    """A file's bytes, a chunk at a time in one buffer that is used again; raises Changed if it is not the file looked at."""
     buffer = memoryview(bytearray(min(CHUNK, max(1, held.stat.size))))
     fd = held.open()
     try:
@@ -91,16 +104,8 @@ def _read(fd: int, into: memoryview, held: Held) -> int:
         return os.readv(fd, [into])
     except OSError as e:
         if e.errno == errno.ESTALE:
-            raise Incomplete(f"{held.stat.path}: deleted while it was read") from e
+            raise Changed(f"{held.stat.path}: deleted while it was read") from e
         raise StoreError(f"{held.root}/{held.stat.path}: {e.strerror}", hint="look at the disk that the trainer writes to") from e
-
-
-def _entry(held: Held, passed: Passed) -> FileEntry:
-    digester = Digester(held.stat.size)
-    for chunk in chunks(held, passed):
-        digester.update(chunk)
-    found = digester.result()
-    return FileEntry(held.stat.path, found.size, found.digest, found.block_size, found.blocks, held.stat.mtime)
 
 
 def _asked(hold: Hold) -> tuple[Demands, tuple[str, ...], tuple[str, ...]]:
@@ -112,5 +117,5 @@ def _asked(hold: Hold) -> tuple[Demands, tuple[str, ...], tuple[str, ...]]:
 
 
 def _same(before: Stat, after: Stat) -> None:
-    if before != after:
-        raise Incomplete(f"{before.path}: changed while it was read", hint="it is taken again when it is quiet")
+    if before.was_touched(after):
+        raise Changed(f"{before.path}: changed while it was read", hint="it is taken again when it is quiet")

@@ -113,9 +113,11 @@ class Worker:
     def _desk(self, run: RunDir, one: Seen, known: Known, now: float) -> Desk:
         road = Road(
             self._store,
+            self._options.node,
             lambda: self._read_again(run).manifests(one.spot.name),
             lambda: rivals.is_contended(self._store, self._options.node, run.name, one.spot.name),
             self._passed,
+            self._options.threads,
         )
         return Desk(self._options.node, road, known, self._rule, lambda: self._clock(now), self._memory)
 
@@ -193,7 +195,7 @@ class Worker:
 
     def _serve(self, run: RunDir, checkpoint: str, request: repair.Request, holds: Iterable[Hold]) -> Repaired | Failure:
         try:
-            reason = repair.serve(request, holds, Road(self._store, tuple, passed=self._passed))
+            reason = repair.serve(request, holds, Road(self._store, self._options.node, tuple, passed=self._passed))
         except CkptsyncError as e:  # not served: the next tick tries again
             return failure(run.name, checkpoint, e)
         self._served.add((request.report, request.finding))

@@ -1,0 +1,116 @@
+"""Contents on their way into a store, and whether they are there: files that this node holds, and what the store has under another name.
+
+Both can be iterated over again, each time from the beginning, so that a write that failed can be tried again; and both raise at the end if they
+were not the bytes that they should be: then nothing appears.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+from blake3 import blake3
+
+from ckptsync.digest import Digester, digest
+from ckptsync.errors import Corrupt, NotFound
+from ckptsync.records.manifest import FileEntry
+from ckptsync.stores.contract import About, Store
+from ckptsync.worker.hold import Held
+from ckptsync.worker.take import CHUNK, Changed, Passed, chunks, nothing, unread
+
+
+class Source:
+    """A file of this node.  ``entry`` has its digest from the end of the first whole pass on, if it had none before."""
+
+    def __init__(self, held: Held, node: str, entry: FileEntry | None = None, passed: Passed = nothing) -> None:
+        self.entry = entry or unread(held.stat)
+        self.about = About(held.stat.size, _origin(node, held.stat.path, held.stat.size, held.stat.mtime))
+        self._held, self._passed = held, passed
+        self._told = self.entry.size if self.entry.digest else 0
+
+    def __iter__(self) -> Iterator[memoryview]:
+        if self._told:
+            self._tell(-self._told)
+        stream = chunks(self._held, self._tell)
+        yield from checked(stream, self.entry, self._held.stat.path) if self.entry.digest else self._digested(stream)
+
+    def digested(self) -> FileEntry:
+        """The entry; reads the file if nobody has."""
+        if not self.entry.digest:
+            for _ in self:
+                pass
+        return self.entry
+
+    def _digested(self, stream: Iterable[memoryview]) -> Iterator[memoryview]:
+        digester = Digester(self._held.stat.size)
+        for chunk in stream:
+            digester.update(chunk)
+            yield chunk
+        found = digester.result()
+        self.entry = FileEntry(self.entry.path, found.size, found.digest, found.block_size, found.blocks, self.entry.mtime)
+
+    def _tell(self, count: int) -> None:
+        self._told += count
+        self._passed(count)
+
+
+class Guarded:
+    """Chunks, and a last word before the store gives them their name: it may raise."""
+
+    def __init__(self, chunks: Iterable[memoryview], last: Callable[[], None]) -> None:
+        self._chunks, self._last = chunks, last
+
+    def __iter__(self) -> Iterator[memoryview]:
+        yield from self._chunks
+        self._last()
+
+
+class Stored:
+    """What a store has under ``name``, to be written under another name, too."""
+
+    def __init__(self, store: Store, name: str, entry: FileEntry, node: str, passed: Passed = nothing) -> None:
+        self.about = About(entry.size, _origin(node, entry.digest))
+        self._store, self._name, self._entry, self._passed = store, name, entry, passed
+
+    def __iter__(self) -> Iterator[memoryview]:
+        return checked(stored_chunks(self._store, self._name, self._entry.size, self._passed), self._entry, self._name)
+
+
+def checked(stream: Iterable[memoryview], entry: FileEntry, name: str) -> Iterator[memoryview]:
+    """The chunks themselves; raises Changed at the end unless they were the bytes of ``entry``."""
+    found, size = blake3(), 0
+    for chunk in stream:
+        found.update(chunk)
+        size += len(chunk)
+        yield chunk
+    if (size, found.hexdigest()) != (entry.size, entry.digest):
+        raise Changed(f"{name}: these are not the bytes that were taken", hint="it is taken again when it is quiet")
+
+
+def stored_chunks(store: Store, name: str, size: int, passed: Passed = nothing) -> Iterator[memoryview]:
+    """A stored file, a chunk at a time in one buffer that is used again.  ``passed`` is told that time passes, and no bytes."""
+    buffer = memoryview(bytearray(min(CHUNK, max(1, size))))
+    for start in range(0, size, CHUNK):
+        piece = buffer[: min(CHUNK, size - start)]
+        store.read_into(name, start, piece)
+        yield piece
+        passed(0)
+
+
+def is_stored(store: Store, name: str, entry: FileEntry, passed: Passed = nothing) -> bool | None:
+    """Whether ``name`` holds the bytes of ``entry``; ``None`` if there is no such name.  Reads them."""
+    try:
+        if store.size(name) != entry.size:
+            return False
+        found = blake3()
+        for chunk in stored_chunks(store, name, entry.size, passed):
+            found.update(chunk)
+    except NotFound:
+        return None
+    except Corrupt:  # it shrank meanwhile: somebody is writing it
+        return False
+    return found.hexdigest() == entry.digest
+
+
+def _origin(*parts: object) -> str:
+    """The same for the same node and bytes after a restart; never another node's, who would end an upload that this one is sending."""
+    return digest("\n".join(map(str, parts)).encode("utf-8", "surrogateescape"))[:32]

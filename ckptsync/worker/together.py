@@ -1,0 +1,63 @@
+"""Several files of one save at once.  The worker's only threads are here."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from ckptsync.errors import StoreError
+from ckptsync.worker.take import Passed, nothing
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Together:
+    """``threads`` at once, until one fails: then the others end at their next chunk, and its error is raised.
+
+    ``passed`` is told by one thread at a time.  For one use after the other, by one caller.
+    """
+
+    def __init__(self, threads: int, passed: Passed = nothing) -> None:
+        self.threads = threads
+        self._passed = passed
+        self._lock = threading.Lock()
+        self._error: BaseException | None = None
+
+    def passed(self, count: int) -> None:
+        """For whoever handles chunks within `each`; raises StoreError once another has failed."""
+        with self._lock:
+            self._go_on()
+            self._passed(count)
+
+    def each(self, work: Callable[[T], R], items: Sequence[T], threads: int = 0) -> list[R]:
+        """``work`` done on each of them, begun in their order; the results in their order.  Returns, or raises, when nothing runs any more."""
+        count = min(threads or self.threads, len(items))
+        if count <= 1:
+            return [work(item) for item in items]
+        with ThreadPoolExecutor(count, thread_name_prefix="ckptsync-file") as pool:
+            futures = [pool.submit(self._guarded, work, item) for item in items]
+            try:
+                found = [future.result() for future in futures]
+            except BaseException as e:  # noqa: BLE001 - raised below, or another that came before it
+                with self._lock:
+                    self._error = first = self._error or e
+                pool.shutdown(cancel_futures=True)
+                self._error = None
+                raise first from first.__cause__
+        return found
+
+    def _guarded(self, work: Callable[[T], R], item: T) -> R:
+        try:
+            self._go_on()
+            return work(item)
+        except BaseException as e:
+            with self._lock:
+                self._error = self._error or e
+            raise
+
+    def _go_on(self) -> None:
+        if self._error is not None:
+            raise StoreError("ended, since another file failed")
