@@ -6,9 +6,9 @@ Shapes and offsets count elements; starts and sizes count bytes.  A dtype is saf
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from ckptsync.errors import Corrupt, Incomplete
 
@@ -103,6 +103,21 @@ class Files(Protocol):
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         """Fill ``out`` from ``start``; raises Incomplete (no such file) or Corrupt (too short)."""
         ...
+
+
+@runtime_checkable
+class Expecting(Protocol):
+    """Files that can make use of knowing what will be read, since each read takes its time."""
+
+    def expect(self, extents: Iterable[Extent]) -> None:
+        """These will be read next, in about this order."""
+        ...
+
+
+def expect(files: Files, extents: Iterable[Extent]) -> None:
+    """Say what will be read next; to files that lie near by it makes no difference."""
+    if isinstance(files, Expecting):
+        files.expect(extents)
 
 
 def read(files: Files, extent: Extent) -> bytes:

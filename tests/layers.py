@@ -80,7 +80,8 @@ PURE = (
 NOT_PURE: Mapping[str, str] = {
     "formats.unpacking": "several threads read one stream: a lock keeps its decompressor",
     "merge.local": "publishes into a directory",
-    "merge.one_save": "looks for what stands beside a checkpoint's files",
+    "merge.looking": "opens the places that an operator named",
+    "merge.remote": "gathers what is far away with threads",
     "merge.pipeline": "has the merge's threads and locks, so that no other module of it need know of any",
     "config.loading": "reads the file and the environment",
     "config.runs": "finds the output directories there are",
@@ -95,6 +96,7 @@ IMPURE_OURS = frozenset(
     for m in (
         *("stores.beneath", "stores.mounts", "stores.opening", "stores.openfiles", "stores.writing", "watch"),
         *("stores.posix", "stores.posix_commit", "stores.posix_draft", "stores.posix_ways"),
+        *("stores.trees", "stores.pieces"),
     )
 )
 IMPURE_CALLS = frozenset({"open", "print", "input", "breakpoint"})

@@ -20,17 +20,17 @@ from ckptsync.merge.consolidate import Chunk, carry_out, consolidate
 from ckptsync.merge.copying import Work
 from ckptsync.merge.pipeline import Abandoned
 from ckptsync.merge.plan import DTYPES, DType, Options
-from ckptsync.merge.prepare import prepare
+from ckptsync.merge.prepare import Job, prepare
 from ckptsync.merge.statistics import Statistics
 from tests.consolidated import FILES, MODEL, Written, run
 from tests.plain_files import Counting, MemoryFiles, safetensors_file, tree
 from tests.vector import ROOT, vector
 
 
-def test_weights_come_first_and_the_index_last() -> None:
+def test_weights_come_first_the_configuration_late_and_the_index_last() -> None:
     written, merged = run(MemoryFiles(FILES), Options(max_shard_size=8))
     names = [f"model-0000{n}-of-00002.safetensors" for n in (1, 2)]
-    assert list(written) == [*names, "config.json", "tokenizer.json", "model.safetensors.index.json"]
+    assert list(written) == [*names, "tokenizer.json", "config.json", "model.safetensors.index.json"]
     assert [f.path for f in merged.files] == list(written)
     assert merged.source == "whole:."
 
@@ -224,7 +224,7 @@ def test_files_that_are_written_beside_one_that_failed_are_given_up() -> None:
 
 
 def test_what_can_only_be_unpacked_forward_is_read_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "parse", lambda name: name.endswith("__1_0.distcp") or None)
+    monkeypatch.setattr(Job, "is_packed", property(lambda job: True))
     readers: set[int] = set()
 
     class Watched(MemoryFiles):

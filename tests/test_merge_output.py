@@ -59,8 +59,8 @@ def test_what_belongs_to_the_training_is_not(name: str) -> None:
 
 def test_a_model_has_no_adapters_configuration_and_an_adapter_no_models() -> None:
     names = ["tokenizer.json", "config.json", "adapter_config.json", "x"]
-    assert beside(names, adapter=False) == ("config.json", "tokenizer.json")
-    assert beside(names, adapter=True) == ("adapter_config.json", "tokenizer.json")
+    assert beside(names, adapter=False) == ("tokenizer.json", "config.json")
+    assert beside(names, adapter=True) == ("tokenizer.json", "adapter_config.json")
 
 
 def test_the_index_is_what_transformers_writes() -> None:

@@ -8,22 +8,24 @@ import math
 import os
 from collections import Counter
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 from ckptsync.cli import output
+from ckptsync.cli.places import reached
 from ckptsync.cli.progress import shown, silent
 from ckptsync.collector import paused
 from ckptsync.config.units import parse_size, show_size
 from ckptsync.errors import ConfigError
+from ckptsync.merge import local
 from ckptsync.merge.consolidate import Merged
 from ckptsync.merge.copying import Work
 from ckptsync.merge.dated import check_dates
-from ckptsync.merge.local import Prepared, carry_out_local, prepare_local
+from ckptsync.merge.looking import Asked, Prepared, look, told
 from ckptsync.merge.one_save import ignored
 from ckptsync.merge.plan import Options
+from ckptsync.merge.remote import carry_out_into, check_free
 from ckptsync.merge.statistics import Statistics
-from ckptsync.stores.urls import path_of
+from ckptsync.stores.urls import Remote, located
 
 MOST_JOBS = 8  # more than a disk takes in
 
@@ -31,19 +33,30 @@ MOST_JOBS = 8  # more than a disk takes in
 def run(args: argparse.Namespace) -> int:
     """Plan, write, say what was written."""
     options = Options(args.dtype, size(args.max_shard_size), args.source)
-    work = Work(jobs(args.jobs), tensor_digests=False, statistics=args.statistics)
-    sources = [Path(path_of(source)) for source in args.sources]
-    config_from = Path(path_of(args.config_from)) if args.config_from else None
-    base = Path(path_of(args.base)) if args.base else None
+    is_far = any(isinstance(located(url), Remote) for url in args.sources)
+    work = Work(jobs(args.jobs, is_far=is_far), tensor_digests=False, statistics=args.statistics)
+    access = reached(args)
     judge = ignored if args.ignore_times else check_dates
+    asked = Asked(
+        [located(source) for source in args.sources],
+        located(args.destination),
+        options,
+        located(args.config_from) if args.config_from else None,
+        located(args.base) if args.base else None,
+    )
+    store = access.store(asked.destination) if isinstance(asked.destination, Remote) else None
     with paused():
-        prepared = prepare_local(sources, Path(path_of(args.destination)), options, config_from, base, judge=judge)
+        check_free(store) if store else local.check_free(asked)
+        prepared = look(asked, access, judge)
         gc.freeze()  # what is planned stays to the end: the cycle collector need not look at it again and again
     if args.dry_run:
         result = planned(prepared)
     else:
-        with (silent if args.json else shown)(f"merging into {prepared.destination}") as progress:
-            result = written(prepared, carry_out_local(prepared, progress, work))
+        with (silent if args.json else shown)(f"merging into {told(prepared.destination)}") as progress:
+            carried_out = (
+                carry_out_into(store, prepared, progress, work) if store else local.carry_out_local(prepared, progress, work)
+            )
+            result = written(prepared, carried_out)
     output.print_json(result) if args.json else _show(result)
     return 0
 
@@ -59,11 +72,14 @@ def size(text: str) -> int:
     return count
 
 
-def jobs(asked: int | None) -> int:
-    """Threads: as many as asked for, else one for each core that this process may use; raises ConfigError."""
+def jobs(asked: int | None, *, is_far: bool = False) -> int:
+    """Threads: as many as asked for, else one for each core that this process may use, or what it takes to wait for a store elsewhere.
+
+    Raises ConfigError.
+    """
     if asked is not None and asked < 1:
         raise ConfigError(f"--jobs: {asked}: at least one is wanted")
-    return asked or min(MOST_JOBS, len(os.sched_getaffinity(0)))
+    return asked or (MOST_JOBS if is_far else min(MOST_JOBS, len(os.sched_getaffinity(0))))
 
 
 def planned(prepared: Prepared) -> dict[str, Any]:
@@ -82,10 +98,10 @@ def written(prepared: Prepared, merged: Merged) -> dict[str, Any]:
     result = _result(prepared, files, Counter(tensor.dtype for tensor in merged.tensors), merged.notes) | {"dry_run": False}
     if merged.statistics is None:
         return result
-    return result | {"statistics": {name: told(found) for name, found in merged.statistics.items()}}
+    return result | {"statistics": {name: described(found) for name, found in merged.statistics.items()}}
 
 
-def told(found: Statistics) -> dict[str, Any]:
+def described(found: Statistics) -> dict[str, Any]:
     """One tensor's statistics, in words that JSON has: what is not finite is null."""
     numbers = {"min": found.low, "max": found.high, "norm": found.norm}
     finite = {name: n if n is not None and math.isfinite(n) else None for name, n in numbers.items()}
@@ -94,7 +110,7 @@ def told(found: Statistics) -> dict[str, Any]:
 
 def _result(prepared: Prepared, files: list[dict[str, Any]], dtypes: Counter[str], notes: Iterable[str]) -> dict[str, Any]:
     return {
-        "destination": str(prepared.destination),
+        "destination": told(prepared.destination),
         "source": prepared.job.source,
         "tensors": dtypes.total(),
         "bytes": sum(file["size"] for file in files),

@@ -16,6 +16,7 @@ from ckptsync.records.names import consolidated_prefix
 from ckptsync.records.state import Snapshot
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import open_store
+from ckptsync.stores.trees import Access
 
 HEADING = ("RUN", "CHECKPOINT", "STATE", "SIZE", "NODES", "DETAIL")
 
@@ -31,6 +32,11 @@ def asked_store(args: argparse.Namespace) -> Store:
     if not url:
         raise ConfigError("no store is named", hint="give its URL, a configuration with -c, or set CKPTSYNC_STORE")
     return open_store(url)
+
+
+def reached(_args: argparse.Namespace) -> Access:
+    """How the places that the command line names are reached."""
+    return Access()
 
 
 def fault_lines(catalogue: Catalogue) -> list[str]:

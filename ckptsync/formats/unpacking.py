@@ -7,14 +7,14 @@ Nothing is decompressed beyond what is asked for, which the item's own metadata 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from threading import Lock
 from typing import Any, Protocol
 
 from ckptsync.digest import crc32
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats.packed import Packed, parse
-from ckptsync.model import Extent, Files, read
+from ckptsync.model import Extent, Files, expect, read
 
 MOST_OPEN = 16  # decompressors; each has a window
 WINDOW = 8 << 20  # bytes that every zstd decoder is to support (RFC 8878, 3.1.1.1.2); zstandard's default levels use 2 MiB
@@ -49,6 +49,10 @@ class Unpacked:
             self._files.read_into(name, start, out)
         else:
             self._stream(name, packed).read_into(start, out)
+
+    def expect(self, extents: Iterable[Extent]) -> None:
+        """As `Expecting` says, of real files."""
+        expect(self._files, (extent for extent in extents if parse(extent.file) is None))
 
     def head(self, name: str, count: int) -> bytes:
         """At most ``count`` bytes of an unpacked stream from its start, fewer where it ends."""

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 
 from ckptsync.formats import torch_pickle, torch_zip
 from ckptsync.formats.torch_pickle import Stored
 from ckptsync.formats.torch_zip import Archive
 from ckptsync.layouts.dcp_described import Item
-from ckptsync.model import Checksum, Extent, Files, Part, Shape, read
+from ckptsync.model import Checksum, Extent, Files, Part, Shape, expect, read
 
 _HEAD = _TAIL = 1 << 10  # where torch puts all but the tensor; of one that has more, more is read
 _GAP = 4 << 10  # bytes of a tensor that cost less than another read
@@ -71,6 +72,7 @@ def part(item: Item, found: Found, offsets: Shape) -> Part:
 
 def _find(files: Files, items: list[Item]) -> Iterator[Found]:
     window = _Window(files, items)
+    expect(files, _ends_of_all(items))
     kinds: dict[int, list[Kind]] = {}
     for number, item in enumerate(items):
         found = None
@@ -140,6 +142,15 @@ def _as_of_0(place: Part, start: int) -> Part:
         record = moved(checksum.extent)
         checksum = Checksum(extent if record == extent else record, checksum.crc32)
     return replace(place, extent=extent, checksum=checksum)
+
+
+def _ends_of_all(items: Sequence[Item]) -> Iterator[Extent]:
+    """What a window is likely to be filled with, for files that lie far away."""
+    for item, behind in zip_longest(items, items[1:]):
+        if item.size > _SMALL:
+            start = item.start + item.size - _TAIL
+            is_next = behind is not None and behind.file == item.file and 0 <= behind.start - start - _TAIL <= _GAP
+            yield Extent(item.file, start, _TAIL + _HEAD if is_next else _TAIL)
 
 
 class _Window:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import repeat
+from typing import Protocol
 
 from ckptsync.digest import digest
-from ckptsync.formats.packed import parse
 from ckptsync.formats.unpacking import opened
 from ckptsync.merge import output
 from ckptsync.merge.copying import Copied, Copying, Work
@@ -30,6 +31,47 @@ Write = Callable[[str, Iterable[Chunk]], None]
 Progress = Callable[[int, int], None]
 _PIECE = 4 << 20
 THREADS_A_FILE = 2  # beside the one that writes: what one disk can take in
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """An output file of weights whose bytes are known: its BLAKE3, and what its reader should know."""
+
+    digest: str
+    notes: tuple[str, ...] = ()
+
+
+class Ledger(Protocol):
+    """What is kept of a merge while it is done, so that another one can go on where it ends."""
+
+    @property
+    def finished(self) -> Mapping[str, Finished]:
+        """Files that are there already: they are not made again, and what only they need is not read."""
+        ...
+
+    def at_end(self, name: str, finished: Finished) -> None:
+        """All bytes of a file of weights have been given to `Write`, which commits it next."""
+        ...
+
+    def at_last_end(self) -> None:
+        """The same, of the last of them, and before: everything was read, and is what its containers say."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Unkept:
+    """Nothing is kept."""
+
+    finished: Mapping[str, Finished] = field(default_factory=dict)
+
+    def at_end(self, name: str, finished: Finished) -> None:
+        """Nothing."""
+
+    def at_last_end(self) -> None:
+        """Nothing."""
+
+
+UNKEPT = Unkept()
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,45 +98,95 @@ def consolidate(
     return carry_out(prepare(files, options, config), files, write, progress, work)
 
 
-def carry_out(job: Job, files: Files, write: Write, progress: Progress | None = None, work: Work | None = None) -> Merged:
-    """Do what was prepared.  Raises Corrupt if a source's bytes do not have the CRC32 that its container tells.
+def carry_out(
+    job: Job,
+    files: Files,
+    write: Write,
+    progress: Progress | None = None,
+    work: Work | None = None,
+    *,
+    ledger: Ledger = UNKEPT,
+) -> Merged:
+    """Do what was prepared.
+
+    Raises Corrupt, before the last file of weights is committed, if a source's bytes do not have the CRC32 that its container tells.
 
     With more than one job, ``files`` are read by several threads; from four on, ``write`` is called by several threads too, each
     with a file of its own.  ``progress`` is called by one at a time.
     """
     work = work or Work()
-    if job.is_packed:  # several threads would read a stream out of its order, and begin it again and again
+    left = replace(job, plans=tuple(plan for plan in job.plans if plan.name not in ledger.finished))
+    if left.is_packed:  # several threads would read a stream out of its order, and begin it again and again
         work = replace(work, jobs=1)
-    if any(map(parse, job.reads)):
-        work = replace(work, jobs=1)  # what can only be unpacked forward must be read forward, or is unpacked again and again
-    summed = SummedFiles(opened(files), job.checksums)
-    done = _Counter(job.size, progress)
-    at_once = min(len(job.plans), max(1, work.jobs // THREADS_A_FILE))
-    own = replace(work, jobs=work.jobs // max(1, at_once))
-    every = side_by_side([partial(_write_weights, plan, summed, write, progress=done.add, work=own) for plan in job.plans], at_once)
-    sealed = [SealedFile(plan.name, plan.size, copied.digest) for plan, copied in zip(job.plans, every, strict=True)]
-    found = [(plan, tensor) for plan, copied in zip(job.plans, every, strict=True) for tensor in copied.tensors]
-    notes = [*job.notes, *(note for _, tensor in found for note in _notes(tensor))]
+    done = _Counter(job.size, job.size - left.size, progress)
+    made = _weights(left, files, write, progress=done.add, work=work, ledger=ledger)
+    ends = {plan.name: ledger.finished.get(plan.name) or _finished(made[plan.name]) for plan in job.plans}
+    sealed = [SealedFile(plan.name, plan.size, ends[plan.name].digest) for plan in job.plans]
+    notes = [*job.notes, *(note for plan in job.plans for note in ends[plan.name].notes)]
     if work.statistics:
         notes += _without_statistics(job.plans)
-    summed.finish()
     for name, place in job.beside:
         data = read_whole(place, name, MAX_BESIDE)
         sealed.append(_write_small(name, output.with_dtype(data, job.dtype) if name == "config.json" else data, write))
     if len(job.plans) > 1:
         stem = job.plans[0].name.rpartition("-of-")[0].rpartition("-")[0]
         sealed.append(_write_small(f"{stem}.safetensors.index.json", output.index(job.plans), write))
-    tensors = [t for plan, copied in zip(job.plans, every, strict=True) for t in _sealed_tensors(plan, copied)]
-    told = {tensor.name: tensor.statistics for _, tensor in found if tensor.statistics}
+    tensors = [t for plan in job.plans for t in _sealed_tensors(plan, made.get(plan.name))]
+    told = {t.name: t.statistics for copied in made.values() for t in copied.tensors if t.statistics}
     return Merged(tuple(sealed), tuple(tensors), tuple(notes), job.source, told if work.statistics else None)
 
 
+def _weights(
+    job: Job, files: Files, write: Write, *, progress: Callable[[int], None], work: Work, ledger: Ledger
+) -> dict[str, Copied]:
+    """Write them all, side by side where there are threads enough."""
+    summed = SummedFiles(opened(files), job.checksums)
+    ending = _Ending(len(job.plans), summed, ledger)
+    at_once = min(len(job.plans), max(1, work.jobs // THREADS_A_FILE))
+    own = replace(work, jobs=work.jobs // max(1, at_once))
+    tasks = [partial(_write_weights, plan, summed, write, progress=progress, work=own, ending=ending) for plan in job.plans]
+    return {plan.name: copied for plan, copied in zip(job.plans, side_by_side(tasks, at_once), strict=True)}
+
+
+class _Ending:
+    """What happens when a file's bytes have all been made, and of the last one when nothing is left to read."""
+
+    def __init__(self, count: int, summed: SummedFiles, ledger: Ledger) -> None:
+        self._left, self._summed, self._ledger = count, summed, ledger
+        self._lock = one_at_a_time()
+
+    def of(self, plan: FilePlan, copied: Copied) -> None:
+        with self._lock:
+            self._left -= 1
+            is_last = not self._left
+        if is_last:
+            self._summed.finish()
+            self._ledger.at_last_end()
+        self._ledger.at_end(plan.name, _finished(copied))
+
+
+def _finished(copied: Copied) -> Finished:
+    return Finished(copied.digest, tuple(note for tensor in copied.tensors for note in _notes(tensor)))
+
+
 def _write_weights(
-    plan: FilePlan, files: Files, write: Write, is_stopping: Callable[[], bool], *, progress: Callable[[int], None], work: Work
+    plan: FilePlan,
+    files: Files,
+    write: Write,
+    is_stopping: Callable[[], bool],
+    *,
+    progress: Callable[[int], None],
+    work: Work,
+    ending: _Ending,
 ) -> Copied:
     copying = Copying(plan, files, progress, work)
-    with contextlib.closing(_until(is_stopping, copying.chunks())) as chunks:
-        write(plan.name, chunks)
+
+    def chunks() -> Generator[memoryview, None, None]:
+        yield from copying.chunks()
+        ending.of(plan, copying.result())
+
+    with contextlib.closing(_until(is_stopping, chunks())) as made:
+        write(plan.name, made)
     return copying.result()
 
 
@@ -122,8 +214,8 @@ def _notes(tensor: CopiedTensor) -> Iterator[str]:
 class _Counter:
     """Bytes written so far, told to whoever shows progress."""
 
-    def __init__(self, total: int, progress: Progress | None) -> None:
-        self._total, self._done, self._progress = total, 0, progress
+    def __init__(self, total: int, done: int, progress: Progress | None) -> None:
+        self._total, self._done, self._progress = total, done, progress
         self._lock = one_at_a_time()
 
     def add(self, count: int) -> None:
@@ -133,9 +225,11 @@ class _Counter:
                 self._progress(self._done, self._total)
 
 
-def _sealed_tensors(file: FilePlan, copied: Copied) -> Iterator[SealedTensor]:
-    for tensor, found in zip(file.tensors, copied.tensors, strict=True):
-        yield SealedTensor(tensor.name, tensor.dtype, tensor.shape, file.name, tensor.start, tensor.size, found.digest)
+def _sealed_tensors(file: FilePlan, copied: Copied | None) -> Iterator[SealedTensor]:
+    """Without digests where an earlier merge made the file."""
+    digests = (found.digest for found in copied.tensors) if copied else repeat("", len(file.tensors))
+    for tensor, own in zip(file.tensors, digests, strict=True):
+        yield SealedTensor(tensor.name, tensor.dtype, tensor.shape, file.name, tensor.start, tensor.size, own)
 
 
 def _write_small(name: str, data: bytes, write: Write) -> SealedFile:

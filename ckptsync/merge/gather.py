@@ -13,14 +13,17 @@ from numpy.lib.stride_tricks import as_strided
 from ckptsync.merge.cast import RAW, Array
 from ckptsync.merge.cut import Fill
 from ckptsync.merge.units import NEAR, WORTH, Place, Read, Unit, of_copy
-from ckptsync.model import Copy, Files
+from ckptsync.model import Copy, Extent, Files, expect
 
 SPAN = 1 << 20  # bytes that are read at once for several small ranges
 
 
 def gather(files: Files, unit: Unit, out: memoryview) -> None:
     """Fill ``out`` with the stored bytes of a unit.  Raises what ``files`` raises."""
-    for group in groups(unit.reads):
+    together = [*groups(unit.reads)]
+    if len(together) > 1:
+        expect(files, (Extent(g[0].file, g[0].start, g[-1].start + g[-1].size - g[0].start) for g in together))
+    for group in together:
         if len(group) == 1:
             _read(files, group[0], out)
         else:

@@ -4,41 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
-import re
 import secrets
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ckptsync.errors import ConfigError, Corrupt, Incomplete, StoreError
+from ckptsync.errors import ConfigError, StoreError
 from ckptsync.merge.consolidate import Chunk, Merged, Progress, Write, carry_out
 from ckptsync.merge.copying import Work
 from ckptsync.merge.dated import check_dates
-from ckptsync.merge.one_save import Judge, check_duplicates, check_saves, check_steps, remarks
+from ckptsync.merge.looking import Asked, Prepared, check_apart, look
+from ckptsync.merge.one_save import Judge, check_unchanged
 from ckptsync.merge.plan import Options
-from ckptsync.merge.prepare import Job, prepare
-from ckptsync.model import Extent, Files, read
-from ckptsync.stores import top
 from ckptsync.stores.posix import PosixStore
-from ckptsync.stores.tree import LocalFiles, Overlay
-
-# Directories whose parent is the checkpoint, or the run: where configuration and tokenizer may lie.
-_INNER = re.compile(r"(checkpoint|step|epoch|iter|global_step|pytorch_model|pytorch_model_fsdp)([-_]?\d+)*|checkpoints")
-_PIECE = 4 << 20
-_LARGE_JSON = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A merge that can be done; nothing is written yet."""
-
-    job: Job
-    files: Overlay
-    trees: tuple[LocalFiles, ...]
-    destination: Path
+from ckptsync.stores.trees import Access
 
 
 def prepare_local(
@@ -51,21 +31,9 @@ def prepare_local(
     judge: Judge = check_dates,
 ) -> Prepared:
     """Look at everything, the files' times too (``judge``), and plan.  Raises ConfigError, Incomplete, Unsupported or Corrupt."""
-    _check_destination(sources, destination)
-    check_steps([_real(source) for source in sources])
-    trees = tuple(LocalFiles(str(source)) for source in sources)
-    files = Overlay(trees)
-    named = [(str(config_from), top.named(str(config_from)))] if config_from else []
-    config = [*named, *_surroundings(sources)]
-    compared = top.named(str(base)) if base else None
-    job = prepare(files, options, [place for _, place in config], compared)
-    origins = [*config, *([(str(base), compared)] if compared else [])]
-    job = replace(job, notes=(*job.notes, *_origins(job, origins), *remarks(trees, job)))
-    check_duplicates(files, job)
-    check_saves(trees, job, judge)
-    for name, place in job.beside:
-        _check_beside(place, name)
-    return Prepared(job, files, trees, destination)
+    asked = Asked(sources, destination, options, config_from, base)
+    check_free(asked)
+    return look(asked, Access(), judge)
 
 
 def merge_local(
@@ -83,67 +51,21 @@ def merge_local(
 
 def carry_out_local(prepared: Prepared, progress: Progress | None = None, work: Work | None = None) -> Merged:
     """Write it; raises Incomplete if a source changed meanwhile, and then nothing appears."""
-    with _appearing(prepared.destination) as directory:
-        merged = carry_out(prepared.job, prepared.files, _writing(directory, prepared.destination), progress, work)
-        changed = [f"{tree.root}/{name}" for tree in prepared.trees for name in tree.changed()]
-        if changed:
-            raise Incomplete(
-                f"{changed[0]}: changed while it was read",
-                hint="the checkpoint is still being written: merge again when it is finished",
-            )
+    destination = prepared.destination
+    assert isinstance(destination, Path)
+    with _appearing(destination) as directory:
+        merged = carry_out(prepared.job, prepared.files, _writing(directory, destination), progress, work)
+        check_unchanged(prepared.trees)
     return merged
 
 
-def _check_destination(sources: Sequence[Path], destination: Path) -> None:
-    target = _real(destination)
+def check_free(asked: Asked) -> None:
+    """Raise ConfigError if there is something where the new directory is to be, or if that is inside a source."""
+    destination = asked.destination
+    assert isinstance(destination, Path)
     if destination.is_symlink() or (destination.exists() and (not destination.is_dir() or any(destination.iterdir()))):
         raise ConfigError(f"{destination}: exists", hint="name a new directory: nothing is ever overwritten")
-    for source in sources:
-        if target.is_relative_to(_real(source)):
-            raise ConfigError(
-                f"{destination}: inside the checkpoint {source}",
-                hint="a trainer's directory is never written to: name one beside it",
-            )
-
-
-def _real(path: Path) -> Path:
-    """Without links.  `Path.resolve` raises RuntimeError on a link to itself before Python 3.13; whoever opens it says it better."""
-    return Path(os.path.realpath(path))
-
-
-def _surroundings(sources: Sequence[Path]) -> list[tuple[str, Files]]:
-    """The checkpoint around an inner directory of shards, and the run around a checkpoint: where it is, and its files."""
-    found: list[tuple[str, Files]] = []
-    for source in sources:
-        place = _real(source)
-        while _INNER.fullmatch(place.name) and place.parent != place:
-            place = place.parent
-            found.append((str(place), top.around(str(place))))
-    return found
-
-
-def _origins(job: Job, places: Sequence[tuple[str, Files]]) -> Iterator[str]:
-    """Where the files beside the weights come from, if not from the checkpoint itself."""
-    for path, place in places:
-        if names := [name for name, found in job.beside if found is place]:
-            yield f"from {path}: {', '.join(names)}"
-
-
-def _check_beside(place: Files, name: str) -> None:
-    """A model beside a damaged configuration cannot be opened; large files (tokenizers) are only looked at where they end."""
-    size = place.sizes()[name]
-    if not name.endswith(".json"):
-        return
-    is_large = size > _LARGE_JSON
-    data = read(place, Extent(name, size - 64, 64) if is_large else Extent(name, 0, size))
-    try:
-        if is_large and not data.rstrip().endswith((b"}", b"]")):
-            raise ValueError("no end")  # noqa: TRY301  as json would say of all of it
-        if not is_large:
-            json.loads(data)
-    except (ValueError, RecursionError) as e:
-        hint = "fetch it again; or take it away and name the directory of another with --config-from"
-        raise Corrupt(f"{name}: is no JSON: {e}", hint=hint) from e
+    check_apart(asked)
 
 
 @contextlib.contextmanager

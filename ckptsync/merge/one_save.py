@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
+from pathlib import PurePath
 
 from ckptsync.digest import digest_stream
 from ckptsync.errors import ConfigError, Corrupt, Incomplete
@@ -13,27 +12,25 @@ from ckptsync.layouts import dcp, dcp_local
 from ckptsync.merge.dated import Dated, check_dates, remark_apart
 from ckptsync.merge.prepare import Job
 from ckptsync.model import Extent, Files, read
-from ckptsync.records.names import STORE_FILE
-from ckptsync.stores.tree import LocalFiles, Overlay
+from ckptsync.stores.tree import Overlay, Tree
 
 Judge = Callable[[Mapping[str, Dated], Collection[str]], None]  # as `check_dates`
 _STEP = re.compile(r"(?:checkpoint|step|global_step|iter|epoch)[-_]?(\d+)")
 _PIECE = 4 << 20
 
 
-def check_saves(trees: Sequence[LocalFiles], job: Job, judge: Judge = check_dates) -> None:
+def check_saves(trees: Sequence[Tree], job: Job, judge: Judge = check_dates) -> None:
     """Raise Incomplete or Corrupt where something beside the shards says that they are not all of one save that was finished.
 
-    In a store times say when files arrived, and manifests what belongs together: ``judge`` is not asked.
+    ``judge`` is asked of those times that say when files were made.
     """
     if job.source.partition(":")[0] == dcp.NAME:
         _check_metadata(trees, {name.rpartition("/")[0] for name in job.reads})
     for tree in trees:
-        if not _is_in_store(tree):
-            judge(_dated(tree), job.reads)
+        judge(_dated(tree), job.reads)
 
 
-def _check_metadata(trees: Sequence[LocalFiles], folders: Collection[str]) -> None:
+def _check_metadata(trees: Sequence[Tree], folders: Collection[str]) -> None:
     """torch gives every save an id, so that the metadata of two never are the same; and writes it beside, before it takes the old one's place."""
     for name in sorted({name for tree in trees for folder in folders for name in dcp_local.describing(tree.sizes(), folder)}):
         holders = [tree for tree in trees if name in tree.sizes()]
@@ -41,32 +38,37 @@ def _check_metadata(trees: Sequence[LocalFiles], folders: Collection[str]) -> No
             raise Corrupt(
                 f"{name}: differs between the directories given", hint="they hold different saves: give only those of one save"
             )
-        for tree in holders:
-            if os.path.lexists(f"{tree.root}/{name}.tmp"):
+        for holder in holders:
+            if holder.holds(f"{name}.tmp"):
                 hint = "wait for it; if it was killed, its shards lie over those of the older save: take another checkpoint"
-                raise Incomplete(f"{tree.root}/{name}.tmp: a save over this one has not ended", hint=hint)
+                raise Incomplete(f"{holder.root}/{name}.tmp: a save over this one has not ended", hint=hint)
 
 
 def ignored(_files: Mapping[str, Dated], _reads: Collection[str]) -> None:
     """The judge of files that were copied without their times."""
 
 
-def _is_in_store(tree: LocalFiles) -> bool:
-    return any((place / STORE_FILE).is_file() for place in Path(tree.root).parents)
-
-
-def remarks(trees: Sequence[LocalFiles], job: Job) -> tuple[str, ...]:
+def remarks(trees: Sequence[Tree], job: Job) -> tuple[str, ...]:
     """What a reader should know of directories that times do not forbid to take for one save."""
-    asked = {tree.root: _dated(tree) for tree in trees if not _is_in_store(tree)}
-    return remark_apart(asked, job.reads)
+    return remark_apart({tree.root: _dated(tree) for tree in trees}, job.reads)
 
 
-def check_steps(sources: Sequence[Path]) -> None:
+def check_steps(sources: Sequence[PurePath]) -> None:
     """Raise ConfigError for ``checkpoint-400`` beside ``checkpoint-500``: nobody means one model by them."""
     found = {match[1].lstrip("0"): place for place in sources if (match := _STEP.fullmatch(place.name))}
     if len(found) > 1:
         one, other = list(found.values())[:2]
         raise ConfigError(f"{one} and {other}: two steps of a training", hint="give the directories of one step, one a node")
+
+
+def check_unchanged(trees: Sequence[Tree]) -> None:
+    """Raise Incomplete if a file of these was written to, replaced or deleted since they were looked at."""
+    changed = [f"{tree.root}/{name}" for tree in trees for name in tree.changed()]
+    if changed:
+        raise Incomplete(
+            f"{changed[0]}: changed while it was read",
+            hint="the checkpoint is still being written: merge again when it is finished",
+        )
 
 
 def check_duplicates(files: Overlay, job: Job) -> None:
@@ -79,7 +81,7 @@ def check_duplicates(files: Overlay, job: Job) -> None:
             )
 
 
-def _dated(tree: LocalFiles) -> dict[str, Dated]:
+def _dated(tree: Tree) -> dict[str, Dated]:
     sizes = tree.sizes()
     return {name: Dated(sizes[name], written) for name, written in tree.written().items()}
 

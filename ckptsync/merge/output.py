@@ -12,25 +12,39 @@ from ckptsync.merge.cast import PRECISION, is_castable
 from ckptsync.merge.plan import DType, FilePlan
 
 # What `from_pretrained` and inference servers read beside the weights, and nothing of a training's state.
-_BESIDE = re.compile(
-    r"(config|generation_config|adapter_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|preprocessor_config"
-    r"|processor_config|video_preprocessor_config|image_processor_config|chat_template|feature_extractor_config|quantization_config)\.json"
-    r"|chat_template\.jinja|merges\.txt|vocab\.txt|tokenizer\.model|spiece\.model|sentencepiece\.bpe\.model|tekken\.json"
-    r"|(configuration|modeling|tokenization|processing|image_processing)_\w+\.py"
+_STEMS = (
+    *("config", "generation_config", "adapter_config", "quantization_config"),
+    *("tokenizer", "tokenizer_config", "special_tokens_map", "added_tokens", "vocab", "chat_template"),
+    *("preprocessor_config", "processor_config", "video_preprocessor_config", "image_processor_config", "feature_extractor_config"),
 )
+_OTHERS = (
+    "chat_template.jinja",
+    "merges.txt",
+    "vocab.txt",
+    "tokenizer.model",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+)
+NAMES = (*(f"{stem}.json" for stem in _STEMS), *_OTHERS)
+_CODE = re.compile(r"(configuration|modeling|tokenization|processing|image_processing)_\w+\.py")
 
+_CONFIGS = ("config.json", "adapter_config.json")
 _TORCH = {ours: torchs for torchs, ours in FROM_TORCH.items()}
 
 
 def is_beside(name: str) -> bool:
     """Whether a file at the top of a checkpoint belongs to the model rather than to its training."""
-    return bool(_BESIDE.fullmatch(name))
+    return name in NAMES or bool(_CODE.fullmatch(name))
 
 
 def beside(names: Iterable[str], *, adapter: bool) -> tuple[str, ...]:
-    """The files to copy; an adapter has no ``config.json`` of its own, a model no ``adapter_config.json``."""
-    other = "config.json" if adapter else "adapter_config.json"
-    return tuple(sorted(name for name in names if is_beside(name) and name != other))
+    """The files to copy; an adapter has no ``config.json`` of its own, a model no ``adapter_config.json``.
+
+    Its own comes last: without it nothing opens what stands there, be it whole or not.
+    """
+    own, other = _CONFIGS[::-1] if adapter else _CONFIGS
+    return tuple(sorted((name for name in names if is_beside(name) and name != other), key=lambda name: (name == own, name)))
 
 
 def dtype_to_tell(plans: Sequence[FilePlan], asked: DType) -> str | None:

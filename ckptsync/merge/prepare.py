@@ -166,12 +166,12 @@ class _Moved:
 
 
 def _beside(places: Sequence[Files], *, is_adapter: bool) -> tuple[tuple[str, Files], ...]:
-    """File → the first place that has it."""
+    """File → the first place that has it, in the order in which they are written."""
     found: dict[str, Files] = {}
     for place in places:
         for name in output.beside(place.sizes(), adapter=is_adapter):
             found.setdefault(name, place)
-    return tuple(sorted(found.items()))
+    return tuple((name, found[name]) for name in output.beside(found, adapter=is_adapter))
 
 
 def _json(beside: Sequence[tuple[str, Files]], name: str) -> dict[str, Any] | None:

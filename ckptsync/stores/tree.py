@@ -2,25 +2,73 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
+from ckptsync.digest import digest
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, NotFound, StoreError
 from ckptsync.model import Files
+from ckptsync.records.names import STORE_FILE
 from ckptsync.stores import beneath
 from ckptsync.stores.contract import Store
 from ckptsync.stores.openfiles import OpenFiles
 
 OURS = ("_ckptsync", ".ckptsync")
+MERGING = ".ckptsync-merge.json"  # stands where a merge into a store has not ended
 _UNFINISHED = re.compile(r"\.tmp.{6}|\.metadata\.tmp|.*\.part", re.DOTALL)  # safetensors', torch's; ours and other programs'
 
 
 def is_no_content(part: str) -> bool:
     """Whether a file or directory with this last name is no part of a checkpoint: unfinished, or ckptsync's own."""
-    return part in OURS or _UNFINISHED.fullmatch(part) is not None
+    return part in (*OURS, MERGING) or _UNFINISHED.fullmatch(part) is not None
+
+
+class Tree(Files, Protocol):
+    """The files of one place as they were when it was looked at; ``root`` is the place as messages name it."""
+
+    root: str
+
+    def written(self) -> Mapping[str, float]:
+        """When each file was last written to by who made it, in seconds.
+
+        Empty where no such times are known: object stores tell when a copy was made, and in a store of ours times are those of arrival.
+        """
+        ...
+
+    def changed(self) -> tuple[str, ...]:
+        """Names of files that were replaced, written to or deleted since.
+
+        Whoever has read from a place that a trainer may write to asks this before believing what was read.
+        """
+        ...
+
+    def state(self) -> str:
+        """Something else for every other state of the files: of their names, sizes and times."""
+        ...
+
+    def holds(self, name: str) -> bool:
+        """Whether something has this name, be it no content of a checkpoint (`is_no_content`)."""
+        ...
+
+
+def check_ended(root: str, record: Callable[[], bytes]) -> None:
+    """Raise Incomplete if the record of a merge, which stands here, does not say that it has ended."""
+    try:
+        told = json.loads(record())
+    except (NotFound, OSError, ValueError):
+        return  # it went away meanwhile, or is no record: what is here says for itself what it is
+    if isinstance(told, dict) and not told.get("ended"):
+        raise Incomplete(f"{root}: a merge into it has not ended", hint="run the same merge again: it goes on where it was ended")
+
+
+def state(files: Iterable[tuple[object, ...]]) -> str:
+    """A digest of what is known of each."""
+    return digest("\n".join(sorted(map(repr, files))).encode())
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +84,8 @@ class LocalFiles:
     def __init__(self, root: str) -> None:
         self.root = str(Path(root).absolute())
         self._seen = {name: _sighting(found) for name, found in _walk(self.root)}
+        if self.holds(MERGING):
+            check_ended(self.root, Path(self.root, MERGING).read_bytes)
         self._sizes = {name: seen.size for name, seen in self._seen.items()}
         self._files = OpenFiles(lambda name: beneath.open_file(self.root, name))
 
@@ -57,15 +107,22 @@ class LocalFiles:
             raise Corrupt(f"{name}: ends at byte {start + count}, {out.nbytes} bytes from {start} wanted")
 
     def written(self) -> Mapping[str, float]:
-        """When each file was last written to, as it was at construction, in seconds."""
+        """As `Tree` says."""
+        if any((place / STORE_FILE).is_file() for place in Path(self.root).parents):
+            return {}
         return {name: seen.mtime_ns / 1e9 for name, seen in self._seen.items()}
 
     def changed(self) -> tuple[str, ...]:
-        """Names of files that were replaced, written to or deleted since construction.
-
-        Whoever has read from a directory that a trainer may write to asks this before believing what was read.
-        """
+        """As `Tree` says."""
         return tuple(name for name, seen in self._seen.items() if seen != self._now(name))
+
+    def state(self) -> str:
+        """As `Tree` says."""
+        return state((name, seen.size, seen.mtime_ns, seen.inode) for name, seen in self._seen.items())
+
+    def holds(self, name: str) -> bool:
+        """As `Tree` says."""
+        return os.path.lexists(f"{self.root}/{name}")
 
     def _now(self, name: str) -> _Sighting | None:
         try:

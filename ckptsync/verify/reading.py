@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
 from blake3 import blake3
 
 from ckptsync.digest import FileDigest, digest_stream
-from ckptsync.model import Extent, Files
+from ckptsync.model import Extent, Files, expect
 
 WINDOW = 4 << 20
 
@@ -36,6 +36,10 @@ class Watched:
         """As `Files` says."""
         self.reads.append(Extent(name, start, out.nbytes))
         self._files.read_into(name, start, out)
+
+    def expect(self, extents: Iterable[Extent]) -> None:
+        """As `Expecting` says."""
+        expect(self._files, extents)
 
     @property
     def read(self) -> int:
