@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
 
 from ckptsync.daemon.stoppable import Stoppable
 from ckptsync.errors import StoreError
-from ckptsync.stores.contract import Store
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.posix import PosixStore
 from tests.store_contract import StoreContract
@@ -39,3 +39,16 @@ def test_a_write_ends_between_two_chunks_and_leaves_nothing(tmp_path: Path, verb
     with pytest.raises(StoreError, match="stopping"):
         getattr(store, verb)("run/large", chunks())
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
+
+
+def test_chunks_that_can_be_had_again_still_can() -> None:
+    class Twice(MemoryStore):
+        def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+            for _ in range(2):
+                super().write(name, chunks, about)
+
+    store = Stoppable(Twice(), lambda: False)
+    store.write("x", [b"a", b"b"])
+    assert read_all(store, "x") == b"ab"
+    store.write("x", iter([b"a", b"b"]))
+    assert read_all(store, "x") == b""

@@ -1,4 +1,7 @@
-"""A store around a store that ends a write between two chunks once a stop is asked for, so that no unfinished file stays behind."""
+"""A store around a store that ends a write between two chunks once a stop is asked for.
+
+Nothing unfinished stays behind, but for parts of a file that the next start goes on with.
+"""
 
 from __future__ import annotations
 
@@ -29,18 +32,29 @@ class Stoppable:
 
     def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         """As the contract says."""
-        self._store.write(name, self._until_stopped(name, chunks), about)
+        self._store.write(name, self._stoppable(name, chunks), about)
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         """As the contract says."""
-        self._store.create(name, self._until_stopped(name, chunks), about)
+        self._store.create(name, self._stoppable(name, chunks), about)
 
     def delete(self, name: str) -> None:
         """As the contract says."""
         self._store.delete(name)
 
-    def _until_stopped(self, name: str, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-        for chunk in chunks:
+    def _stoppable(self, name: str, chunks: Iterable[Chunk]) -> Iterable[Chunk]:
+        until = _Until(self._is_stopping, name, chunks)
+        return iter(until) if isinstance(chunks, Iterator) else until
+
+
+class _Until:
+    """Chunks, until a stop is asked for; those that can be had again can be had again."""
+
+    def __init__(self, is_stopping: Callable[[], bool], name: str, chunks: Iterable[Chunk]) -> None:
+        self._is_stopping, self._name, self._chunks = is_stopping, name, chunks
+
+    def __iter__(self) -> Iterator[Chunk]:
+        for chunk in self._chunks:
             if self._is_stopping():
-                raise StoreError(f"{name}: not written, the service is stopping", hint="the next start goes on with it")
+                raise StoreError(f"{self._name}: not written, the service is stopping", hint="the next start goes on with it")
             yield chunk
