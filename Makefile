@@ -6,6 +6,8 @@
 # make lint     format, lint, types       make format   put the format right
 # make bench    every figure in the documents, in an environment of its own: torch, accelerate, DeepSpeed; half an hour and 60 GB at most.
 #               GIB=0.1 ROUNDS=2 make bench    for a look
+# make bench-transfer   uploads, downloads and merges over S3 and SFTP beside s5cmd, rclone, boto3, s3fs, sftp, rsync, into docs/benchmarks-transfer.md:
+#               an hour, and 20 GB in WORK=/dev/shm.  ONE=0.25 MANY=4 SMALL=200 SFTP=0.1 MERGE=0.1 ROUNDS=1 make bench-transfer    for a look
 # make clean    forget the environment
 #
 # PYTHON=python3.12 make test    takes another Python, VENV=... another place for the environment, TESTS=tests/test_watch.py fewer tests.
@@ -22,13 +24,20 @@ TENSORS ?= 100000
 MEMORY_GIB ?= 1
 PLAN_COUNTS ?= 10000 100000
 BENCH_VENV ?= .venv-bench
+TRANSFER_VENV ?= .venv-transfer
+ONE ?= 4
+MANY ?= 64
+SMALL ?= 2000
+SFTP ?= 1
+MERGE ?= 2
+WORK ?= /dev/shm
 CAMPAIGN ?=
 DAMAGE ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint format bench campaign damage clean
+.PHONY: demo test lint format bench bench-transfer campaign damage clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -53,6 +62,11 @@ bench: $(BENCH_VENV)/.installed
 	$(BENCH_VENV)/bin/python -m benchmarks.report build/bench/merge.json build/bench/memory.json --plan build/bench/plan.txt > docs/benchmarks.md.new
 	mv docs/benchmarks.md.new docs/benchmarks.md
 
+bench-transfer: $(TRANSFER_VENV)/.installed $(BENCH_VENV)/.installed
+	$(TRANSFER_VENV)/bin/python -m benchmarks.transfer --one $(ONE) --many $(MANY) --small $(SMALL) --sftp $(SFTP) --merge $(MERGE) --generator $(BENCH_VENV)/bin/python --rounds $(ROUNDS) --work $(WORK)
+	$(TRANSFER_VENV)/bin/python -m benchmarks.transfer_report build/bench/transfer.json > docs/benchmarks-transfer.md.new
+	mv docs/benchmarks-transfer.md.new docs/benchmarks-transfer.md
+
 campaign: $(VENV)/.installed-test
 	$(BIN)/python -m tests.campaigns.kill $(CAMPAIGN)
 
@@ -60,7 +74,7 @@ damage: $(VENV)/.installed-test
 	$(BIN)/python -m tests.campaigns.damage $(DAMAGE)
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) build/bench
+	rm -rf $(VENV) $(BENCH_VENV) $(TRANSFER_VENV) build/bench
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and f"{sys.executable} is Python {sys.version.split()[0]}, 3.10 or newer is needed: PYTHON=python3.12 make ...")'
@@ -80,4 +94,10 @@ $(BENCH_VENV)/.installed: pyproject.toml benchmarks/requirements.txt
 	$(PYTHON) -m venv $(BENCH_VENV)
 	$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check setuptools wheel $$(grep ^torch benchmarks/requirements.txt)
 	$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement benchmarks/requirements.txt --editable .
+	@touch $@
+
+# rclone, sftp and rsync are the system's: what is missing is left out, and said to be.
+$(TRANSFER_VENV)/.installed: pyproject.toml benchmarks/requirements-transfer.txt
+	$(PYTHON) -m venv $(TRANSFER_VENV)
+	$(TRANSFER_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement benchmarks/requirements-transfer.txt --editable '.[s3]'
 	@touch $@

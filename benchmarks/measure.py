@@ -55,7 +55,7 @@ def measure(command: Sequence[str], log: Path, most_seconds: float, environment:
         ended = f"ended after {most_seconds:.0f} s" if wall >= most_seconds else f"exit code {process.returncode}"
         raise Failed(f"{ended}: {_last_words(log)}")
     largest = usage.ru_maxrss * 1024
-    return Run(wall, usage.ru_utime + usage.ru_stime, largest, counted["rchar"], counted["read_bytes"], max(peak, largest))
+    return Run(wall, usage.ru_utime + usage.ru_stime, largest, counted["rchar"], counted["read_bytes"], peak or largest)
 
 
 def descendants(pid: int) -> Iterator[int]:
@@ -78,7 +78,7 @@ def seconds_of(pid: int) -> float:
 
 
 class _Tree:
-    """Looks ten times a second how much memory each process below one has had at most."""
+    """Looks twenty times a second how much memory each process below one has had at most."""
 
     def __init__(self, pid: int) -> None:
         self._pid, self._peaks, self._over = pid, dict[int, int](), threading.Event()
@@ -92,7 +92,7 @@ class _Tree:
         return sum(self._peaks.values())
 
     def _look(self) -> None:
-        while not self._over.wait(0.1):
+        while not self._over.wait(0.05):
             for pid in descendants(self._pid):
                 with contextlib.suppress(OSError):  # it has ended meanwhile
                     found = re.search(r"VmHWM:\s*(\d+)", Path(f"/proc/{pid}/status").read_text())

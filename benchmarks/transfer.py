@@ -22,12 +22,14 @@ from typing import Literal
 
 from benchmarks.contest import Contest
 from benchmarks.machine import file_system
-from benchmarks.measure import Failed, Run, measure, seconds_of
+from benchmarks.measure import Run
 from benchmarks.movers import CKPTSYNC, HERE, OVER_S3, OVER_SFTP, Mover
 from benchmarks.places import Digests, Place, digests, s3, sftp
+from benchmarks.running import held, measured
+from benchmarks.transfer_merge import OURS, THEIRS, Merge
 
-MOST_SECONDS = 1800.0
 MIB = 1 << 20
+MERGE = "S3 to S3"
 Direction = Literal["up", "down"]
 
 
@@ -45,13 +47,15 @@ def main() -> None:
     """Run the comparisons that are asked for, and write what came of them."""
     args = _arguments().parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
-    settings = {key: value for key, value in vars(args).items() if key in ("one", "many", "small", "sftp", "rounds")}
+    settings = {key: value for key, value in vars(args).items() if key in ("one", "many", "small", "sftp", "merge", "rounds")}
     results = []
     for over in ("s3", "sftp"):
         with tempfile.TemporaryDirectory(dir=args.work, prefix="transfer-") as name, _server(over, Path(name)) as fresh:
             for case in _cases(args):
                 if case.over == over:
                     results += [asdict(contest) for contest in _contests(case, fresh, Path(name), args)]
+            if over == "s3" and args.merge and args.only in MERGE:
+                results.append(asdict(_merge(fresh, Path(name), args)))
     args.json.parent.mkdir(parents=True, exist_ok=True)
     told = {"settings": settings, "file_system": file_system(args.work.resolve()), "contests": results}
     args.json.write_text(json.dumps(told, indent=1))
@@ -63,6 +67,10 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--many", type=int, default=8, help="files of 64 MiB")
     parser.add_argument("--small", type=int, default=500, help="files of 4 to 64 KiB")
     parser.add_argument("--sftp", type=float, default=0.25, help="GiB of the large file over SFTP")
+    parser.add_argument("--merge", type=float, default=0.0, help="GiB of float32 weights of the merge")
+    parser.add_argument(
+        "--generator", type=Path, default=Path(sys.executable), help="a Python that has torch, to make what is merged"
+    )
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="cases whose title has this")
     parser.add_argument(
@@ -98,8 +106,13 @@ def _contests(case: Case, fresh: Callable[[], Place], work: Path, args: argparse
     for direction in case.directions:
         found = Contest(f"{case.title}, {direction}", "warm", sum(case.sizes), CKPTSYNC.name)
         road = _Up(source, fresh, work) if direction == "up" else _Down(source, fresh, work)
-        yield _held(found, movers, road, wanted, args.rounds)
+        yield held(found, movers, road, wanted, args.rounds)
     shutil.rmtree(source)
+
+
+def _merge(fresh: Callable[[], Place], work: Path, args: argparse.Namespace) -> Contest:
+    road = Merge(args.merge, args.generator, fresh, work)
+    return held(road.contest(args.merge), (OURS, THEIRS), road, {}, args.rounds)
 
 
 def _is_asked_for(mover: Mover, names: str) -> bool:
@@ -126,7 +139,7 @@ class _Up:
         place = self._fresh()
         try:
             assert mover.up
-            run = _measured(mover.up(self._source, place), place, self._log)
+            run = measured(mover.up(self._source, place), place, self._log)
             arrived = {name.removeprefix(f"{HERE}/"): d for name, d in place.digests().items() if name.startswith(f"{HERE}/")}
             return run, _compared(arrived, wanted)
         finally:
@@ -142,13 +155,13 @@ class _Down:
     def __init__(self, source: Path, fresh: Callable[[], Place], work: Path) -> None:
         self._place, self._work = fresh(), work
         assert CKPTSYNC.up
-        _measured(CKPTSYNC.up(source, self._place), self._place, work / "log")
+        measured(CKPTSYNC.up(source, self._place), self._place, work / "log")
 
     def measured(self, mover: Mover, wanted: Digests) -> tuple[Run, str]:
         target = self._work / "brought"
         try:
             assert mover.down
-            run = _measured(mover.down(target, self._place), self._place, self._work / "log")
+            run = measured(mover.down(target, self._place), self._place, self._work / "log")
             return run, _compared(digests(target), wanted)
         finally:
             shutil.rmtree(target, ignore_errors=True)
@@ -157,37 +170,8 @@ class _Down:
         self._place.clear()
 
 
-def _measured(command: list[str], place: Place, log: Path) -> Run:
-    """With the server's seconds of CPU in ``server``."""
-    before = seconds_of(place.pid)
-    run = measure(command, log, MOST_SECONDS, {**os.environ, **place.environment})
-    return Run(**{**asdict(run), "server": seconds_of(place.pid) - before})
-
-
 def _compared(arrived: Digests, wanted: Digests) -> str:
     return "same bytes" if arrived == wanted else f"OTHER BYTES in {len(wanted.items() ^ arrived.items())}"
-
-
-def _held(found: Contest, movers: Sequence[Mover], road: _Up | _Down, wanted: Digests, rounds: int) -> Contest:
-    """Rounds of all tools, after one that does not count.  A tool that fails once is out, and said to be."""
-    found.failed = {mover.name: missing for mover in movers if (missing := mover.missing())}
-    with contextlib.closing(road):
-        for number in range(-1, rounds):
-            turn = number % len(movers)
-            for mover in [*movers[turn:], *movers[:turn]]:
-                if mover.name in found.failed:
-                    continue
-                try:
-                    run, found.outputs[mover.name] = road.measured(mover, wanted)
-                except Failed as e:
-                    found.failed[mover.name] = str(e)
-                    found.runs.pop(mover.name, None)
-                    print(f"    {mover.name}: {e}", file=sys.stderr)
-                    continue
-                if number >= 0:
-                    found.runs.setdefault(mover.name, []).append(run)
-            print(f"  {found.title}: {'warm-up' if number < 0 else f'round {number + 1}'}", file=sys.stderr)
-    return found
 
 
 if __name__ == "__main__":
