@@ -145,14 +145,11 @@ def _begun(store: Store, prepared: Prepared) -> _Record:
         else:
             return own
     found = _read(store)
-    strangers = names - {RECORD} - _outputs(prepared)
-    if (found.format, found.plan) != (own.format, own.plan) or strangers:
-        what = (
-            f"{min(strangers)}: not of this merge" if strangers else "an unfinished merge of other sources, or with other options"
-        )
-        raise ConfigError(
-            f"{store.url}: {what}", hint="nothing is ever overwritten: name another destination, or remove what is there yourself"
-        )
+    hint = "nothing is ever overwritten: name another destination, or remove what is there yourself"
+    if (found.format, found.plan) != (own.format, own.plan):
+        raise ConfigError(f"{store.url}: an unfinished merge of other sources, or with other options", hint=hint)
+    if strangers := names - {RECORD} - _outputs(prepared):
+        raise ConfigError(f"{store.url}: {min(strangers)} is not of the merge that has begun here", hint=hint)
     return found
 
 

@@ -1,0 +1,93 @@
+"""Stores that stand for places elsewhere: what the merge, `inspect` and `verify` see of one, without a network."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from ckptsync.merge.consolidate import Merged
+from ckptsync.merge.copying import Work
+from ckptsync.merge.looking import Asked, look
+from ckptsync.merge.plan import Options
+from ckptsync.merge.remote import carry_out_into, check_free
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store, read_all
+from ckptsync.stores.limits import Limits
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.stores.trees import Access, Place
+from ckptsync.stores.urls import Remote
+
+OUT = Remote("mem", "out")
+KEEP = Options("keep", max_shard_size=11_000)
+
+
+def filled(store: Store, directory: Path) -> Store:
+    """The store, with the files below a directory."""
+    for path in sorted(directory.rglob("*")):
+        if path.is_file():
+            store.write(str(path.relative_to(directory)), [path.read_bytes()])
+    return store
+
+
+def content(store: Store) -> dict[str, bytes]:
+    return {entry.name: read_all(store, entry.name) for entry in store.names("")}
+
+
+def files_of(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in directory.iterdir()}
+
+
+def reaching(stores: Mapping[Remote, Store]) -> Access:
+    """These stores, each at its place."""
+    return Access({}, Limits(), {place.url: store for place, store in stores.items()})
+
+
+def far(sources: Sequence[Path]) -> dict[Remote, Store]:
+    """A store in memory for each directory."""
+    return {Remote("mem", f"node{n}"): filled(MemoryStore(f"mem://node{n}"), source) for n, source in enumerate(sources)}
+
+
+def merge_into(
+    store: Store, stores: Mapping[Remote, Store], sources: Sequence[Place] = (), options: Options = KEEP, work: Work | None = None
+) -> Merged:
+    """Merge all ``stores``, or ``sources``, into a store at `OUT`."""
+    access = reaching({**stores, OUT: store})
+    check_free(store)
+    return carry_out_into(store, look(Asked(sources or tuple(stores), OUT, options), access), work=work)
+
+
+class Counting:
+    """A store in front of another that counts what is asked of it, and bytes."""
+
+    def __init__(self, store: Store) -> None:
+        self.url, self.late, self.is_exclusive = store.url, store.late, store.is_exclusive
+        self.store = store
+        self.reads: Counter[str] = Counter()
+        self.writes: Counter[str] = Counter()
+        self.read = 0
+        self._lock = threading.Lock()
+
+    def names(self, prefix: str) -> Iterator[Entry]:
+        return self.store.names(prefix)
+
+    def size(self, name: str) -> int:
+        return self.store.size(name)
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        with self._lock:
+            self.reads[name] += 1
+            self.read += out.nbytes
+        self.store.read_into(name, start, out)
+
+    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        with self._lock:
+            self.writes[name] += 1
+        self.store.write(name, chunks, about)
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        self.writes[name] += 1
+        self.store.create(name, chunks, about)
+
+    def delete(self, name: str) -> None:
+        self.store.delete(name)
