@@ -96,6 +96,7 @@ IMPURE_OURS = frozenset(
     for m in (
         *("stores.beneath", "stores.mounts", "stores.opening", "stores.openfiles", "stores.writing", "watch"),
         *("stores.posix", "stores.posix_commit", "stores.posix_draft", "stores.posix_ways"),
+        *("stores.sftp", "stores.sftp_files", "stores.sftp_link", "stores.sftp_pool", "stores.sftp_session", "stores.sftp_upload"),
         *("stores.trees", "stores.pieces"),
     )
 )

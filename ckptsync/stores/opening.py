@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import msgspec
 
@@ -20,13 +21,29 @@ FORMAT = 1
 _ABSENT = "a worker or `ckptsync push` makes a store; is the path right, is the file system mounted?"
 
 
+@runtime_checkable
+class _Rooted(Protocol):
+    """A store in a directory that must be there, as a path must."""
+
+    def has_root(self) -> bool:
+        """Whether it is."""
+        ...
+
+    def make_root(self) -> None:
+        """Make it; raises ConfigError."""
+        ...
+
+
 def is_store(url: str, storage_options: Mapping[str, object] | None = None, limits: Limits | None = None) -> bool:
     """Whether a store is there already; raises ConfigError for a URL that can be none, StoreError where it cannot be asked."""
     place = located(url)
     if isinstance(place, Path) and not place.is_dir():
         return False
+    store = PosixStore(str(place)) if isinstance(place, Path) else bare(url, storage_options, limits)
+    if isinstance(store, _Rooted) and not store.has_root():
+        return False
     try:
-        (PosixStore(str(place)) if isinstance(place, Path) else bare(url, storage_options, limits)).size(STORE_FILE)
+        store.size(STORE_FILE)
     except NotFound:
         return False
     return True
@@ -38,6 +55,8 @@ def open_store(url: str, storage_options: Mapping[str, object] | None = None, li
     if isinstance(place, Path) and not place.is_dir():
         raise ConfigError(f"{url}: no such directory, a store wanted", hint=_ABSENT)
     store = bare(url, storage_options, limits)
+    if isinstance(store, _Rooted) and not store.has_root():
+        raise ConfigError(f"{url}: no such directory, a store wanted", hint=_ABSENT)
     _check_format(store, _ABSENT)
     return PosixStore(str(place), STORE_FILE) if isinstance(place, Path) else store
 
@@ -48,6 +67,8 @@ def create_store(url: str, storage_options: Mapping[str, object] | None = None, 
     if isinstance(place, Path):
         _make_directories(url, place)
     store = bare(url, storage_options, limits)
+    if isinstance(store, _Rooted):
+        store.make_root()
     with contextlib.suppress(Exists):
         store.create(STORE_FILE, [msgspec.json.encode({"format": FORMAT}) + b"\n"])
     _check_format(store, "")
@@ -69,8 +90,12 @@ def bare(url: str, storage_options: Mapping[str, object] | None = None, limits: 
     return PosixStore(str(place))
 
 
-def _remote(place: Remote, _options: Mapping[str, object], _limits: Limits) -> Store:
+def _remote(place: Remote, options: Mapping[str, object], limits: Limits) -> Store:
     """Imported where used: each kind brings a library of its own."""
+    if place.scheme == "sftp":
+        from ckptsync.stores.sftp import SftpStore  # noqa: PLC0415
+
+        return SftpStore(place, options, limits)
     raise Unsupported(
         f"{place.url}: stores of kind {place.scheme}:// are not supported by this version",
         hint="a local or NFS path, or file:///path, works; s3:// and sftp:// stores come later",

@@ -1,0 +1,118 @@
+"""A store in a directory of another machine, over SSH.
+
+OpenSSH's client connects, and knows all about keys, agents, jump hosts and ciphers; SFTP, version 3, is spoken here (`sftp_session`).  The directory is as
+a `PosixStore` on that machine sees it: the same names, the same temporary names that are never listed.  So it is one store, for who has it
+as a local path and for who has it as ``sftp://``.
+
+``sftp_place``: URL and options.  ``sftp_link``, ``sftp_wire``, ``sftp_session``, ``sftp_pool``: bytes, packets, requests, connections.
+``sftp_failures``, ``sftp_space``: what refusals mean.  ``sftp_files``, ``sftp_listing``, ``sftp_ways``: files and directories.  ``sftp_upload``,
+``sftp_commit``: writing.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from ckptsync.errors import Corrupt, Exists
+from ckptsync.paths import checked_path
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, checked_prefix
+from ckptsync.stores.limits import Limits
+from ckptsync.stores.parts import PART, Parts
+from ckptsync.stores.posix import is_unfinished
+from ckptsync.stores.sftp_commit import claim, replace
+from ckptsync.stores.sftp_files import ServerFiles
+from ckptsync.stores.sftp_listing import walk
+from ckptsync.stores.sftp_place import placed
+from ckptsync.stores.sftp_pool import Sessions
+from ckptsync.stores.sftp_upload import Publish, SftpTarget, left_behind
+from ckptsync.stores.sftp_ways import Ways
+from ckptsync.stores.urls import Remote
+
+
+class SftpStore:
+    """Files below the directory that an sftp:// URL names, which must exist.  Connects when it is first used.
+
+    What is durable: a file's bytes, and its name, where the server has ``fsync@openssh.com`` and opens directories, as OpenSSH 6.5 and later do; elsewhere
+    what the server's disk makes of it.  ``command``: another program in place of ssh, for tests.
+    """
+
+    late = 0.0
+    is_exclusive = True  # filexfer-02, 6.5: "It is an error if there already exists a file with the name specified by newpath."
+
+    def __init__(
+        self, remote: Remote, options: Mapping[str, object], limits: Limits | None = None, command: Sequence[str] = ()
+    ) -> None:
+        limits = limits or Limits()
+        place = placed(remote, options, command)
+        self.url = place.url
+        self._sessions = Sessions(place, limits)
+        self._files = ServerFiles(self._sessions)
+        self._ways = Ways(self._files)
+        self._parts = Parts(limits.threads, limits.memory)
+        self._ended = weakref.finalize(self, self._sessions.close)
+
+    def has_root(self) -> bool:
+        """Whether the directory is there."""
+        return self._files.has_root()
+
+    def make_root(self) -> None:
+        """Make the directory, durably, if it is not there; raises ConfigError where that is refused."""
+        self._files.make_root()
+
+    def names(self, prefix: str) -> Iterator[Entry]:
+        """As the contract says."""
+        checked_prefix(prefix)
+        self._files.look()
+        yield from walk(self._files, prefix)
+
+    def size(self, name: str) -> int:
+        """As the contract says."""
+        found = self._files.found(_checked(name))
+        if found is None:
+            raise self._files.absent(name)
+        return found.size
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """As the contract says."""
+        count = self._files.read_into(_checked(name), start, out)
+        if count < out.nbytes:
+            raise Corrupt(f"{name}: ends at byte {start + count}, {out.nbytes} bytes from {start} wanted")
+
+    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        """As the contract says."""
+        self._send(name, chunks, about, functools.partial(replace, self._files, _checked(name)))
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        """As the contract says."""
+        if self._files.found(_checked(name)):
+            self._clear(name, about)
+            raise Exists(f"{name}: already there")
+        self._send(name, chunks, about, functools.partial(claim, self._files, name))
+
+    def delete(self, name: str) -> None:
+        """As the contract says.  Directories that this leaves empty go too: trainers take a directory for a checkpoint."""
+        if self._files.found(_checked(name)) is None:
+            return
+        self._files.remove(name)
+        way = name.rpartition("/")[0]
+        self._files.sync_directory(way)
+        while way and self._files.remove_empty(way):
+            self._ways.forget(way)
+            way = way.rpartition("/")[0]
+
+    def _send(self, name: str, chunks: Iterable[Chunk], about: About, publish: Publish) -> None:
+        self._parts.send(SftpTarget(self._files, self._ways, name, about, publish), chunks, about)
+
+    def _clear(self, name: str, about: About) -> None:
+        """What was left of a write of ours that somebody else has finished."""
+        if about.size is None or about.size >= PART:
+            for left, _ in left_behind(self._files, name, about):
+                self._files.remove(left)
+
+
+def _checked(name: str) -> str:
+    if is_unfinished(checked_path(name).rpartition("/")[2]):
+        raise Corrupt(f"{name}: the name of an unfinished write")
+    return name

@@ -1,0 +1,67 @@
+"""A few SFTP sessions that threads take turns with.  The only place of this store's where something is done again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from ckptsync.stores.limits import Limits
+from ckptsync.stores.retry import Persistence
+from ckptsync.stores.sftp_place import Place
+from ckptsync.stores.sftp_session import Session
+
+T = TypeVar("T")
+
+
+class Sessions:
+    """At most ``limits.threads`` connections, opened when needed and kept.  One that failed is thrown away."""
+
+    def __init__(self, place: Place, limits: Limits) -> None:
+        self.place, self._limits = place, limits
+        self._persistence = Persistence(limits.patience)
+        self._turns = threading.Semaphore(max(1, limits.threads))
+        self._idle: list[Session] = []
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+
+    def on(self, step: Callable[[Session], T]) -> T:
+        """What ``step`` gives; it is taken again, on another connection, while it fails transiently: it must be safe to take twice."""
+        return self._persistence.call(lambda: self.once(step))
+
+    def once(self, step: Callable[[Session], T]) -> T:
+        """What ``step`` gives, taken a single time."""
+        with self._turns, self._session() as session:
+            return step(session)
+
+    def close(self) -> None:
+        """End the connections that nobody uses."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for session in idle:
+            session.close()
+
+    @contextlib.contextmanager
+    def _session(self) -> Iterator[Session]:
+        session = self._kept() or Session(self.place, self._limits)
+        try:
+            yield session
+        finally:
+            if session.is_usable:
+                with self._lock:
+                    self._idle.append(session)
+            else:
+                session.close()
+
+    def _kept(self) -> Session | None:
+        with self._lock:
+            if self._process != os.getpid():  # we are a fork: these connections are our parent's
+                self._process, self._idle = os.getpid(), []
+            while self._idle:
+                session = self._idle.pop()
+                if session.is_usable:
+                    return session
+                session.close()
+        return None
