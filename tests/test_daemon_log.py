@@ -21,6 +21,7 @@ def _restored() -> Iterator[None]:
         yield
     logging.captureWarnings(capture=False)
     root.handlers[:], root.level = before
+    logging.getLogger("ckptsync").setLevel(logging.NOTSET)
 
 
 def logged(form: str, level: str, *events: tuple[int, str]) -> str:
@@ -65,3 +66,15 @@ def test_a_warning_of_a_library_is_a_line_like_others() -> None:
 def test_the_scheduler_is_silent_about_ticks_that_are_late() -> None:
     configure(LogConfig("debug", "text"))
     assert not logging.getLogger("apscheduler.scheduler").isEnabledFor(logging.WARNING)
+
+
+def test_a_librarys_debugging_is_nobodys_business() -> None:
+    logged("text", "debug")
+    stream = io.StringIO()
+    handler = logging.getLogger().handlers[0]
+    assert isinstance(handler, logging.StreamHandler)
+    handler.setStream(stream)
+    logging.getLogger("botocore.auth").debug("Signature: 0123")
+    logging.getLogger("botocore.auth").warning("seen")
+    assert "0123" not in stream.getvalue()
+    assert "seen" in stream.getvalue()

@@ -32,12 +32,13 @@ class Json(logging.Formatter):
 
 
 def configure(config: LogConfig) -> None:
-    """Replace the root logger's handlers; libraries below warnings are silent."""
+    """Replace the root logger's handlers.  The level is ours alone: libraries are silent below warnings, since botocore's `debug` shows signatures."""
     handler = logging.StreamHandler()
     handler.setFormatter(Json() if config.format == "json" else Text())
-    logging.basicConfig(handlers=[handler], level=config.level.upper(), force=True)
+    level: int = getattr(logging, config.level.upper())
+    logging.basicConfig(handlers=[handler], level=max(level, logging.WARNING), force=True)
+    logging.getLogger("ckptsync").setLevel(level)
     logging.getLogger("apscheduler").setLevel(logging.ERROR)  # it warns of each tick that is still running when the next is due
-    logging.getLogger("watchdog").setLevel(logging.WARNING)
     logging.captureWarnings(capture=True)
     # watchdog 7.1 warns of a directory that is renamed while it begins to watch it, as pins are; it watches it all the same
     warnings.filterwarnings("ignore", "Callback with id", RuntimeWarning)
