@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 
 from ckptsync.errors import Exists, StoreError
-from ckptsync.stores import posix
+from ckptsync.stores import posix_commit
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.posix import PosixStore
+from ckptsync.stores.posix_draft import is_unfinished
 from tests.store_contract import dies_after, names
 
 
@@ -66,7 +67,7 @@ def target_of(fd: int) -> str:
 
 
 def leftovers(root: str) -> list[str]:
-    return [name for _, _, files in os.walk(root) for name in files if posix.is_unfinished(name)]
+    return [name for _, _, files in os.walk(root) for name in files if is_unfinished(name)]
 
 
 def test_a_writer_killed_in_the_middle_leaves_the_old_file_and_no_name(store: PosixStore) -> None:
@@ -220,10 +221,10 @@ def test_where_links_are_refused_an_exclusive_rename_claims_the_name(store: Posi
     at = os.open(store.root, os.O_RDONLY)
     try:
         Path(store.root, "part").write_bytes(b"x")
-        posix._rename_if_free(at, "part", "a")
+        posix_commit.rename_if_free(at, "part", "a")
         Path(store.root, "part").write_bytes(b"y")
         with pytest.raises(FileExistsError):
-            posix._rename_if_free(at, "part", "a")
+            posix_commit.rename_if_free(at, "part", "a")
     finally:
         os.close(at)
     assert read_all(store, "a") == b"x"

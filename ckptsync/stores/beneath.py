@@ -55,16 +55,47 @@ def open_file(root: str, name: str) -> int:
     """A descriptor of a regular file, for the caller to close."""
     with parent_of(root, name) as (at, last):
         fd = os.open(last, _FILE, dir_fd=at)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
+    try:
+        _regular(os.fstat(fd), name)
+    except BaseException:
         os.close(fd)
-        raise FileNotFoundError(errno.ENOENT, "not a regular file", name)
+        raise
     return fd
 
 
 def stat_file(root: str, name: str) -> os.stat_result:
     """What `os.stat` says of a regular file."""
     with parent_of(root, name) as (at, last):
-        found = os.stat(last, dir_fd=at, follow_symlinks=False)
+        return _regular(os.stat(last, dir_fd=at, follow_symlinks=False), name)
+
+
+def stat_opened(root: str, name: str) -> os.stat_result:
+    """As `stat_file`, of a file that was opened: so a client of NFS asks the server, and not what it remembers (close-to-open, nfs(5))."""
+    fd = open_file(root, name)
+    try:
+        return os.fstat(fd)
+    finally:
+        os.close(fd)
+
+
+def unlink(root: str, name: str) -> None:
+    """Take a regular file's name away."""
+    with parent_of(root, name) as (at, last):
+        _regular(os.stat(last, dir_fd=at, follow_symlinks=False), name)
+        os.unlink(last, dir_fd=at)
+
+
+def refresh(root: str, name: str) -> None:
+    """Let no directory on the way to ``name`` be remembered to lack it.
+
+    A client of NFS drops what it remembers of a directory's names once it sees that the directory has changed, and opening one for reading, as
+    `PASS` does not, makes it ask (nfs(5), "Directory entry caching"; Linux, fs/nfs/dir.c, nfs_lookup_verify_inode).
+    """
+    with contextlib.suppress(PermissionError):  # it may be passed through without being read: then only time tells
+        os.close(open_directory(root, name.split("/")[:-1], os.O_RDONLY | os.O_DIRECTORY))
+
+
+def _regular(found: os.stat_result, name: str) -> os.stat_result:
     if not stat.S_ISREG(found.st_mode):
         raise FileNotFoundError(errno.ENOENT, "not a regular file", name)
     return found

@@ -35,6 +35,10 @@ class OpenFile:
         """How many names the file has; none once it was replaced or deleted.  Raises OSError."""
         return os.fstat(self._fd).st_nlink
 
+    def is_same(self, fd: int) -> bool:
+        """Whether ``fd`` is a descriptor of the same file.  Raises OSError."""
+        return os.path.sameopenfile(self._fd, fd)
+
 
 class OpenFiles:
     """The files used last, by name.  Threads may share it."""

@@ -1,59 +1,59 @@
 """A store in a directory: a local disk, or NFS.
 
-Writing: a new file under a temporary name in the same directory, its bytes, fsync, close, then one step that gives it its name
-(rename replaces, link refuses), then fsync of the directory.  Killed anywhere, there is the old file or the new one, and at
-most a temporary one, which is never listed.  Recommended reading: sqlite.org/atomiccommit.html.
+Writing: a new file under a temporary name in the same directory (`posix_draft`), its bytes, fsync, close, then one step that gives it its
+name (`posix_commit`: rename replaces, link refuses), then fsync of the directory (`posix_ways` has seen to those above).  Killed anywhere,
+there is the old file or the new one, and at most a temporary one, which is never listed.  Recommended reading: sqlite.org/atomiccommit.html;
+tests/campaigns/crash_states.py takes each fsync away and sees what is lost.
 
-NFS: errors of earlier writes come with fsync and close, so both count.  The reply to a link may be lost and the link be there
-all the same: the temporary file's link count tells.
+NFS (nfs(5), "Data and metadata coherence"): errors of earlier writes come with fsync and close, so both count.  What other machines have
+written is seen late, but opening asks the server: a directory is opened before a name is said not to be in it, and a file before it is said to end.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import os
-import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
-from ckptsync.errors import Corrupt, Exists, NotFound, StoreError
+from ckptsync.errors import Corrupt, Exists, NotFound, StoreError, Transient
 from ckptsync.paths import checked_path
 from ckptsync.stores import beneath
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, announced, checked_prefix
+from ckptsync.stores.mounts import Mount, mount_of
 from ckptsync.stores.openfiles import OpenFile, OpenFiles
-from ckptsync.stores.oserrors import HINTS, store_error, told_of
-from ckptsync.stores.writing import Output
+from ckptsync.stores.oserrors import HINTS, Telling
+from ckptsync.stores.posix_commit import claim, replace, sync_directory
+from ckptsync.stores.posix_draft import Draft, Filled, begun, is_unfinished
+from ckptsync.stores.posix_ways import Ways
 
+T = TypeVar("T")
 TRUSTED_S = 30.0  # after so long an open file is opened by its name again: somebody may have replaced it
 _TRIES = 8  # each lost to another process that deleted the same empty directory in between
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
-_NO_LINKS_HERE = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
-_RENAME_NOREPLACE = 1
-
-
-def is_unfinished(part: str) -> bool:
-    """Whether a file's last name is that of a write that is going on, or was killed."""
-    return part.startswith(".ckptsync-") and part.endswith(".part")
+_Commit = Callable[[int, str, str, os.stat_result], None]
 
 
 class PosixStore:
     """Files beneath ``root``, which must exist: a file system that is not mounted is not an empty store.
 
     The directory that a file system was mounted on does exist, so a ``witness`` may be named: a file that is in the store for ever.
-    Without the one that was there at the beginning nothing is listed, written or said to be missing.
+    Without the one that was there at the beginning nothing is listed, written or said to be missing.  ``mount``: what the root is on,
+    where the caller knows better than the system says.
     """
 
-    late = 0.0
     is_exclusive = True
 
-    def __init__(self, root: str, witness: str = "") -> None:
+    def __init__(self, root: str, witness: str = "", mount: Mount | None = None) -> None:
         self.root = str(Path(root).absolute())
         self.url = self.root
+        mount = mount or mount_of(self.root)
+        self.late, self._is_remote = mount.late, mount.is_remote
+        self._told = Telling(self.root, mount.is_remote)
         self._files = OpenFiles(lambda name: beneath.open_file(self.root, name))
-        self._synced: set[str] = set()  # directories whose own names are known to be durable
+        self._ways = Ways(self.root)
         self._witness, self._time = witness, 0
         if witness:
             self._look()
@@ -61,122 +61,94 @@ class PosixStore:
     def names(self, prefix: str) -> Iterator[Entry]:
         """As the contract says."""
         self._files.forget_older(TRUSTED_S)
+        self._ways.forget_older(TRUSTED_S)
         self._look()
         try:
             for name, found in beneath.walk(self.root, checked_prefix(prefix), is_unfinished):
                 yield Entry(name, found.st_size, found.st_mtime)
         except OSError as e:
-            raise store_error(str(e.filename or self.root), e) from e
+            raise self._told.error(str(e.filename or self.root), e) from e
 
     def size(self, name: str) -> int:
         """As the contract says."""
         with self._reading(_checked(name)):
-            return beneath.stat_file(self.root, name).st_size
+            look = beneath.stat_opened if self._is_remote else beneath.stat_file
+            return self._surely(name, lambda: look(self.root, name).st_size)
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         """As the contract says."""
         with self._reading(_checked(name)):
-            file = self._files.get(name)
-            if _is_stale(file):
-                file = self._files.reopen(name)
-            count = file.read_at(start, out)
+            count = self._surely(name, lambda: self._opened(name).read_at(start, out))
+            if count < out.nbytes:  # what is remembered of a file's length may be older than what was written elsewhere
+                count = self._files.reopen(name).read_at(start, out)
         if count < out.nbytes:
             raise Corrupt(f"{name}: ends at byte {start + count}, {out.nbytes} bytes from {start} wanted")
 
     def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         """As the contract says."""
-        self._publish(
-            _checked(name), announced(chunks, about), lambda at, part, last: os.rename(part, last, src_dir_fd=at, dst_dir_fd=at)
-        )
+        self._publish(_checked(name), announced(chunks, about), about.origin, replace)
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         """As the contract says."""
-        with contextlib.suppress(NotFound):
-            self.size(name)
+        with contextlib.suppress(NotFound), self._reading(_checked(name)):
+            beneath.stat_file(self.root, name)  # no more than a look, as nothing is believed of an absence here
             raise Exists(f"{name}: already there")
-        self._publish(_checked(name), announced(chunks, about), _claim)
+        self._publish(name, announced(chunks, about), about.origin, claim)
 
     def delete(self, name: str) -> None:
         """As the contract says.  Directories that this leaves empty go too: trainers take a directory for a checkpoint."""
         try:
             with self._reading(_checked(name)):
-                beneath.stat_file(self.root, name)
-                with beneath.parent_of(self.root, name) as (at, last):
-                    os.unlink(last, dir_fd=at)
+                self._surely(name, lambda: beneath.unlink(self.root, name))
         except NotFound:
             return
         self._files.forget(name)
-        with told_of(name):
-            self._after_delete(name.split("/")[:-1])
+        with self._told.about(name):
+            self._ways.after_delete(name.split("/")[:-1])
 
-    def _publish(self, name: str, chunks: Iterable[Chunk], commit: Callable[[int, str, str], None]) -> None:
+    def _publish(self, name: str, chunks: Iterable[Chunk], origin: str, commit: _Commit) -> None:
         *way, last = name.split("/")
-        with told_of(name):
-            at, part, fd = self._begin(way)
+        with self._told.about(name):
+            draft = self._begin(way, last, origin)
         try:
             try:
-                _write_out(name, fd, chunks)
-                with told_of(name):
-                    commit(at, part, last)
-            except BaseException:
-                with contextlib.suppress(OSError):  # the first error is the one to tell; what is left is never listed
-                    os.unlink(part, dir_fd=at)
+                self._write_out(name, draft, chunks)
+                with self._told.about(name):
+                    commit(draft.at, draft.part, last, draft.close())
+            except BaseException as e:
+                if not (draft.may_stay and isinstance(e, Transient)):  # else the next try goes on with it
+                    draft.remove()
                 raise
             finally:
                 self._files.forget(name)
-            with told_of(name):
-                _sync_directory(at)
+            with self._told.about(name):
+                sync_directory(draft.at)
         finally:
-            os.close(at)
+            draft.release()
 
-    def _begin(self, way: list[str]) -> tuple[int, str, int]:
-        """The directory, and in it a new file under a temporary name."""
-        for _ in range(_TRIES):
-            with contextlib.suppress(FileNotFoundError):  # another process deleted a directory that was still empty
-                at = self._make_way(way)
-                part = f".ckptsync-{secrets.token_hex(8)}.part"
-                try:
-                    return at, part, os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666, dir_fd=at)
-                except BaseException:
-                    os.close(at)
-                    raise
-        raise StoreError(f"{'/'.join(way)}: deleted by somebody else {_TRIES} times while it was made")
-
-    def _make_way(self, way: list[str]) -> int:
+    def _begin(self, way: list[str], last: str, origin: str) -> Draft:
         self._look()
-        at = os.open(self.root, _DIRECTORY)
-        for n, part in enumerate(way):
-            try:
-                below = self._step(at, part, "/".join(way[: n + 1]))
-            finally:
-                os.close(at)
-            at = below
-        return at
+        for _ in range(_TRIES):
+            with contextlib.suppress(FileNotFoundError), self._ways.made(way) as made:  # until nobody deletes what is still empty
+                draft = begun(made[-1], last, origin)
+                try:
+                    self._ways.secure(way, made)
+                except BaseException:
+                    draft.remove()
+                    draft.release()
+                    raise
+                return draft
+        raise Transient(f"{'/'.join(way)}: deleted by somebody else {_TRIES} times while it was made, in the store {self.root}")
 
-    def _step(self, at: int, part: str, path: str) -> int:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(part, dir_fd=at)
-            self._synced.discard(path)
-        if path not in self._synced:  # also where another writer made it a moment ago and may be killed before its own fsync
-            _sync_directory(at)
-            self._synced.add(path)
-        return os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=at)
-
-    def _after_delete(self, way: list[str]) -> None:
-        with contextlib.suppress(FileNotFoundError):  # gone, with everything in it
-            at = beneath.open_directory(self.root, way, _DIRECTORY)
-            try:
-                _sync_directory(at)
-            finally:
-                os.close(at)
-        while way:
-            self._synced.discard("/".join(way))
-            try:
-                with beneath.parent_of(self.root, "/".join(way)) as (at, last):
-                    os.rmdir(last, dir_fd=at)
-            except OSError:
-                return  # not empty, or not ours to delete: an empty directory does no harm
-            way = way[:-1]
+    def _write_out(self, name: str, draft: Draft, chunks: Iterable[Chunk]) -> None:
+        """All chunks, durable.  An OSError of ``chunks`` itself is not the store's."""
+        with self._told.about(name):
+            output = Filled(draft)
+        for chunk in chunks:
+            with self._told.about(name):
+                output.add(chunk)
+        with self._told.about(name):
+            output.sync()
 
     def _look(self) -> None:
         """Raises StoreError if there is no root: a missing root must never read as an empty store."""
@@ -184,21 +156,36 @@ class PosixStore:
             os.close(os.open(self.root, beneath.PASS))
             time_ = beneath.stat_file(self.root, self._witness).st_mtime_ns if self._witness else 0
         except OSError as e:
+            if not beneath.is_absence(e):
+                raise self._told.error(self.root, e) from e
             hint = HINTS.get(e.errno or 0, "is the file system mounted?  A store is made by the first worker or push")
-            raise StoreError(f"{self.root}: {e.strerror}, a store's directory wanted", hint=hint) from e
+            raise StoreError(f"{self.root}: {(e.strerror or str(e)).lower()}, a store's directory wanted", hint=hint) from e
         self._time = self._time or time_
         if time_ != self._time:
             raise StoreError(f"{self.root}: not the store that was opened", hint="is the file system mounted?  Then start again")
+
+    def _surely(self, name: str, call: Callable[[], T]) -> T:
+        """``call`` again, once, where it found a handle that the server forgot, or an absence that may be only remembered here."""
+        try:
+            return call()
+        except OSError as e:
+            if e.errno != errno.ESTALE and not (self._is_remote and beneath.is_absence(e)):
+                raise
+        self._files.forget(name)
+        beneath.refresh(self.root, name)
+        return call()
+
+    def _opened(self, name: str) -> OpenFile:
+        file = self._files.get(name)
+        return self._files.reopen(name) if _is_stale(file) else file
 
     @contextlib.contextmanager
     def _reading(self, name: str) -> Iterator[None]:
         try:
             yield
         except OSError as e:
-            if e.errno == errno.ESTALE:
-                self._files.forget(name)
             if not beneath.is_absence(e):
-                raise store_error(name, e) from e
+                raise self._told.error(name, e) from e
             self._look()
             raise NotFound(f"{name}: not in {self.root}") from e
 
@@ -209,69 +196,6 @@ def _checked(name: str) -> str:
     return name
 
 
-def _write_out(name: str, fd: int, chunks: Iterable[Chunk]) -> None:
-    """All chunks, durable; closes ``fd`` whatever happens.  An OSError of ``chunks`` itself is not the store's."""
-    try:
-        with told_of(name):
-            output = Output(fd)
-        for chunk in chunks:
-            with told_of(name):
-                output.add(chunk)
-        with told_of(name):
-            output.sync()
-    except BaseException:
-        with contextlib.suppress(OSError):  # the first error is the one to tell
-            os.close(fd)
-        raise
-    with told_of(name):
-        os.close(fd)
-
-
-def _claim(at: int, part: str, last: str) -> None:
-    """Give the temporary file its name, unless the name is taken."""
-    try:
-        os.link(part, last, src_dir_fd=at, dst_dir_fd=at, follow_symlinks=False)
-    except FileExistsError:
-        if os.stat(part, dir_fd=at).st_nlink != 2:  # else it was our link, and only the server's reply was lost
-            _sync_directory(at)  # so that what is said to be there is still there after a power cut
-            raise
-    except OSError as e:
-        if e.errno not in _NO_LINKS_HERE:
-            raise
-        _rename_if_free(at, part, last)
-        return
-    os.unlink(part, dir_fd=at)
-
-
-def _rename_if_free(at: int, part: str, last: str) -> None:
-    """For file systems without hard links."""
-    try:
-        rename = ctypes.CDLL(None, use_errno=True).renameat2
-    except AttributeError:
-        raise OSError(errno.ENOTSUP, "neither hard links nor renameat2 here: a name cannot be claimed") from None
-    if rename(at, os.fsencode(part), at, os.fsencode(last), _RENAME_NOREPLACE) == 0:
-        return
-    code = ctypes.get_errno()
-    if code == errno.EEXIST:
-        _sync_directory(at)
-    raise OSError(code, f"neither hard links nor an exclusive rename here: {os.strerror(code)}")
-
-
-def _sync_directory(at: int) -> None:
-    try:
-        os.fsync(at)
-    except OSError as e:
-        if e.errno != errno.EINVAL:  # the answer of file systems that have no such thing to do
-            raise
-
-
 def _is_stale(file: OpenFile) -> bool:
     """Whether the name may mean another file by now: this one was replaced or deleted, or has been open for long."""
-    if time.monotonic() - file.since > TRUSTED_S:
-        return True
-    try:
-        return file.links() == 0
-    except OSError as e:
-        if e.errno != errno.ESTALE:
-            raise
-        return True
+    return time.monotonic() - file.since > TRUSTED_S or file.links() == 0

@@ -17,11 +17,14 @@ WORTH = 256 << 10  # bytes of a chunk below which waiting for the disk costs mor
 
 
 class Output:
-    """Chunks are appended to the empty file behind ``fd``.  Nothing is durable before `sync`.  Raises OSError."""
+    """Chunks are appended to the empty file behind ``fd``.  Nothing is durable before `sync`.  Raises OSError.
+
+    ``written``: bytes that the file has so far.
+    """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
-        self._written = self._told = 0
+        self.written = self._told = 0
         self._flags = fcntl.fcntl(fd, fcntl.F_GETFL)
         self._may_be_direct = is_on_disk(fd)
 
@@ -32,9 +35,13 @@ class Output:
         if done == len(view):
             return
         self._write(view[done:])
-        if self._written - self._told >= LET_GO:
-            os.posix_fadvise(self._fd, 0, self._written, os.POSIX_FADV_DONTNEED)
-            self._told = self._written
+        if self.written - self._told >= LET_GO:
+            os.posix_fadvise(self._fd, 0, self.written, os.POSIX_FADV_DONTNEED)
+            self._told = self.written
+
+    def skip(self, count: int) -> None:
+        """The file has the next ``count`` bytes already."""
+        self.written = os.lseek(self._fd, self.written + count, os.SEEK_SET)
 
     def sync(self) -> None:
         """Everything is on the disk."""
@@ -43,9 +50,9 @@ class Output:
     def _add_directly(self, view: memoryview) -> int:
         """Write its whole blocks past the cache, if they and the file's end lie as the disk wants them; how many bytes these were."""
         size = len(view) - len(view) % BLOCK
-        if not self._may_be_direct or size < WORTH or self._written % BLOCK:
+        if not self._may_be_direct or size < WORTH or self.written % BLOCK:
             return 0
-        before = self._written
+        before = self.written
         try:
             fcntl.fcntl(self._fd, fcntl.F_SETFL, self._flags | os.O_DIRECT)
             self._write(view[:size])
@@ -55,14 +62,14 @@ class Output:
             self._may_be_direct = False  # this file system cannot, or the caller's memory does not begin where it should
         finally:
             fcntl.fcntl(self._fd, fcntl.F_SETFL, self._flags)
-        return self._written - before
+        return self.written - before
 
     def _write(self, view: memoryview) -> None:
         done = 0
         while done < len(view):
             count = os.write(self._fd, view[done:])
             done += count
-            self._written += count
+            self.written += count
 
 
 def is_on_disk(fd: int) -> bool:

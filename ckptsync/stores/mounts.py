@@ -1,0 +1,60 @@
+"""What kind of file system a path is on, and for how long it may hide what other machines have written.
+
+Recommended reading: nfs(5), "Data and metadata coherence", and proc(5), mountinfo.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+TABLE = "/proc/self/mountinfo"
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+_UNKNOWN = 60.0  # what a program behind FUSE keeps, and for how long, is its own business
+_LATE = {"nfs": 60.0, "nfs4": 60.0, "cifs": 1.0, "smb3": 1.0, "9p": _UNKNOWN, "virtiofs": _UNKNOWN, "beegfs": _UNKNOWN}
+_COHERENT = frozenset({"lustre", "ceph", "gpfs", "ocfs2", "gfs2", "afs"})  # servers call back what a client holds before it changes
+_ONE_MACHINE = frozenset({"fuseblk", "fuse.fuse-overlayfs"})
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """``late``: seconds for which names, or lengths, that another machine has written may not be seen.  ``is_remote``: a server has the files."""
+
+    kind: str
+    is_remote: bool = False
+    late: float = 0.0
+
+
+def mount_of(path: str) -> Mount:
+    """The mount that ``path`` is on, whether it is there or not; a local one where the system does not say (only Linux does)."""
+    with contextlib.suppress(OSError), Path(TABLE).open(encoding="utf-8", errors="surrogateescape") as lines:
+        return chosen(lines, os.path.realpath(path))
+    return Mount("")
+
+
+def chosen(lines: Iterable[str], path: str) -> Mount:
+    """The mount of an absolute ``path`` without links, by the lines of a mountinfo: the last one of the longest directory that it is in."""
+    best, found = "", Mount("")
+    for line in lines:
+        before, _, after = line.partition(" - ")
+        parts, (kind, _, options) = before.split(" "), [*after.split(), "", "", ""][:3]
+        if len(parts) < 6:
+            continue
+        point = _ESCAPED.sub(lambda m: chr(int(m[1], 8)), parts[4])
+        if len(point) >= len(best) and f"{path}/".startswith(f"{point.rstrip('/')}/"):
+            best, found = point, _mount(kind, f"{parts[5]},{options}".split(","))
+    return found
+
+
+def _mount(kind: str, options: list[str]) -> Mount:
+    late = _LATE.get(kind, _UNKNOWN if kind.startswith("fuse") else 0.0)
+    is_remote = (late > 0 or kind in _COHERENT) and kind not in _ONE_MACHINE
+    if not is_remote or "noac" in options:
+        return Mount(kind, is_remote)
+    given = {key: float(value) for key, _, value in (o.partition("=") for o in options) if value.isdigit()}
+    usual = given.get("actimeo", late)  # seconds for files and for directories; what is not shown has the kind's own value
+    return Mount(kind, is_remote, max(given.get("acregmax", usual), given.get("acdirmax", usual)))

@@ -1,0 +1,135 @@
+"""A new file under a temporary name, until it is whole: continued where a killed writer of the same content left it.
+
+What is found is read and compared with what comes, so that what is left needs no journal, and what a power cut left of it no trust.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import secrets
+import stat
+from dataclasses import dataclass
+
+from blake3 import blake3
+
+from ckptsync.stores import beneath
+from ckptsync.stores.contract import Chunk
+from ckptsync.stores.writing import BLOCK, Output
+
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+_COMPARED = 1 << 20  # bytes at once
+_NOT_OURS = frozenset({errno.EWOULDBLOCK, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENOENT})
+
+
+def is_unfinished(part: str) -> bool:
+    """Whether a file's last name is that of a write that is going on, or was killed."""
+    return part.startswith(".ckptsync-") and part.endswith(".part")
+
+
+@dataclass(slots=True)
+class Draft:
+    """``part`` in the directory ``at``.  ``left``: bytes that an earlier writer left.  ``may_stay``: the next one of this content finds it."""
+
+    at: int
+    part: str
+    fd: int
+    left: int = 0
+    may_stay: bool = False
+
+    def close(self) -> os.stat_result:
+        """What the file is; raises OSError if its bytes may be lost, as NFS tells with close.  The lock lasts until `release`."""
+        made = os.fstat(self.fd)
+        closing, self.fd = self.fd, os.dup(self.fd)
+        os.close(closing)
+        return made
+
+    def release(self) -> None:
+        """Let another writer have what is left, and go of the directory."""
+        for fd in (self.fd, self.at):
+            with contextlib.suppress(OSError):  # what counts was closed before
+                os.close(fd)
+
+    def remove(self) -> None:
+        """Make room."""
+        with contextlib.suppress(OSError):  # there is a first error to tell; what is left is never listed
+            os.unlink(self.part, dir_fd=self.at)
+
+
+class Filled:
+    """Chunks are appended to a draft; those that it has already are compared instead.  Nothing is durable before `sync`.  Raises OSError."""
+
+    def __init__(self, draft: Draft) -> None:
+        self._fd, self._output, self._found = draft.fd, Output(draft.fd), draft.left
+        self._left = draft.left - draft.left % BLOCK  # so that what follows begins where the disk wants it
+        self._buffer = memoryview(bytearray(min(_COMPARED, self._left)))
+
+    def add(self, chunk: Chunk) -> None:
+        """All of it."""
+        view = memoryview(chunk).cast("B") if memoryview(chunk).nbytes else memoryview(b"")
+        while view and self._output.written < self._left:
+            piece = view[: min(_COMPARED, self._left - self._output.written)]
+            if not self._has(piece):
+                self._left = 0
+                break
+            self._output.skip(len(piece))
+            view = view[len(piece) :]
+        if view:
+            self._output.add(view)
+
+    def sync(self) -> None:
+        """Everything is on the disk, and nothing behind it."""
+        if self._found > self._output.written:
+            os.ftruncate(self._fd, self._output.written)
+        self._output.sync()
+
+    def _has(self, piece: memoryview) -> bool:
+        there = self._buffer[: len(piece)]
+        return beneath.read_at(self._fd, self._output.written, there) == len(piece) and there == piece
+
+
+def begun(at: int, name: str, origin: str) -> Draft:
+    """A draft of ``name`` in the directory ``at``, for the caller to release: with an ``origin`` what its last writer left.  Raises OSError."""
+    if origin and (found := _continued(at, _part_of(name, origin))):
+        return found
+    part = f".ckptsync-{secrets.token_hex(8)}.part"
+    return Draft(os.dup(at), part, os.open(part, _FLAGS | os.O_EXCL, 0o666, dir_fd=at))
+
+
+def _part_of(name: str, origin: str) -> str:
+    return f".ckptsync-{blake3(os.fsencode(name) + bytes(1) + os.fsencode(origin)).hexdigest(16)}.part"
+
+
+def _continued(at: int, part: str) -> Draft | None:
+    """``None`` where somebody else has it now, or there are no locks to tell."""
+    try:
+        fd = os.open(part, _FLAGS, 0o666, dir_fd=at)
+    except PermissionError:
+        return None  # another user's
+    try:
+        if left := _locked(at, part, fd):
+            return Draft(os.dup(at), part, fd, left.st_size, may_stay=True)
+    except BaseException:
+        os.close(fd)
+        raise
+    os.close(fd)
+    return None
+
+
+def _locked(at: int, part: str, fd: int) -> os.stat_result | None:
+    """What the file is, if nobody else writes or has named it: who writes holds the lock until it has its name."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        found, there = os.fstat(fd), os.stat(part, dir_fd=at, follow_symlinks=False)
+    except OSError as e:
+        if e.errno not in _NOT_OURS:
+            raise
+        return None
+    if not os.path.samestat(found, there) or not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
+        return None
+    if found.st_nlink > 1:  # it has its name: its writer was killed a moment later
+        os.unlink(part, dir_fd=at)
+        return None
+    return found

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import pytest
+
+from ckptsync.stores.mounts import Mount, chosen, mount_of
+
+LINES = r"""22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda1 rw
+23 22 0:21 / /proc rw,nosuid - proc proc rw
+40 22 0:40 / /mnt/nfs rw,relatime shared:9 master:2 - nfs4 head:/srv rw,vers=4.2,rsize=1048576,hard,proto=tcp,timeo=600,retrans=2,sec=sys
+41 22 0:41 / /mnt/quick rw - nfs head:/srv rw,vers=3,acregmin=1,acregmax=2,acdirmin=1,acdirmax=5,hard
+42 22 0:42 / /mnt/files rw - nfs head:/srv rw,vers=3,acregmax=5
+43 22 0:43 / /mnt/none rw,sync - nfs head:/srv rw,vers=3,noac
+44 22 0:44 / /mnt/with\040space rw - cifs //head/share rw,vers=3.1.1,actimeo=7,closetimeo=1
+45 22 0:45 / /mnt/win rw - cifs //head/share rw
+46 22 0:46 / /mnt/lustre rw - lustre mgs@tcp:/scratch rw,flock
+47 22 0:47 / /mnt/juice rw - fuse.juicefs JuiceFS:x rw,user_id=0
+48 22 8:1 / /mnt/stick rw - fuseblk /dev/sda1 rw
+49 40 8:2 / /mnt/nfs/local rw - xfs /dev/sdb rw
+50 22 0:50 / /mnt/over rw - ext4 /dev/sdc rw
+51 22 0:51 / /mnt/over rw - nfs4 head:/srv rw
+""".splitlines(keepends=True)
+
+
+@pytest.mark.parametrize(
+    ("path", "wanted"),
+    [
+        ("/", Mount("ext4")),
+        ("/home/me", Mount("ext4")),
+        ("/mnt/nfs", Mount("nfs4", is_remote=True, late=60)),
+        ("/mnt/nfs/ckpt/run", Mount("nfs4", is_remote=True, late=60)),
+        ("/mnt/nfs2", Mount("ext4")),
+        ("/mnt/nfs/local/ckpt", Mount("xfs")),
+        ("/mnt/quick/x", Mount("nfs", is_remote=True, late=5)),
+        ("/mnt/files", Mount("nfs", is_remote=True, late=60)),  # directories are remembered for the usual time
+        ("/mnt/none", Mount("nfs", is_remote=True, late=0)),
+        ("/mnt/with space/a", Mount("cifs", is_remote=True, late=7)),
+        ("/mnt/win", Mount("cifs", is_remote=True, late=1)),
+        ("/mnt/lustre", Mount("lustre", is_remote=True, late=0)),
+        ("/mnt/juice", Mount("fuse.juicefs", is_remote=True, late=60)),
+        ("/mnt/stick", Mount("fuseblk")),
+        ("/mnt/over/a", Mount("nfs4", is_remote=True, late=60)),  # mounted over the other one
+    ],
+)
+def test_a_path_is_on_the_innermost_mount_and_as_late_as_its_options_say(path: str, wanted: Mount) -> None:
+    assert chosen(LINES, path) == wanted
+
+
+def test_lines_that_say_nothing_are_passed_over() -> None:
+    assert chosen(["", "nonsense\n", "1 2 3 - \n", "22 1 254:0 / / rw -\n"], "/a") == Mount("")
+
+
+def test_this_machines_table_is_read() -> None:
+    assert mount_of("/proc/self").kind == "proc"
+    assert mount_of("/proc/self/nowhere/at/all") == Mount("proc")

@@ -1,0 +1,129 @@
+"""What a killed writer leaves is continued by the next one of the same content, and by nobody else."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckptsync.stores.posix_draft import Draft, Filled, begun, is_unfinished
+
+CONTENT = random.Random(1).randbytes(3_000_000)
+
+
+@pytest.fixture
+def at(tmp_path: Path) -> Iterator[int]:
+    fd = os.open(tmp_path, os.O_RDONLY)
+    yield fd
+    os.close(fd)
+
+
+def begin(at: int, origin: str = "node/a/1") -> Draft:
+    return begun(at, "a", origin)
+
+
+def left(at: int, content: bytes) -> Path:
+    """What a writer that was killed after ``content`` leaves."""
+    draft = begin(at)
+    os.write(draft.fd, content)
+    path = Path(f"/proc/self/fd/{draft.fd}").readlink()
+    draft.release()
+    return path
+
+
+def finish(draft: Draft, *chunks: bytes) -> bytes:
+    filled = Filled(draft)
+    for chunk in chunks:
+        filled.add(chunk)
+    filled.sync()
+    draft.close()
+    path = Path(f"/proc/self/fd/{draft.at}").readlink() / draft.part
+    draft.release()
+    return path.read_bytes()
+
+
+def writes(draft: Draft, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The length of everything that is written from now on."""
+    found: list[int] = []
+    write = os.write
+
+    def counted(fd: int, data: memoryview) -> int:
+        count = write(fd, data)
+        found.extend([count] if fd == draft.fd else [])
+        return count
+
+    monkeypatch.setattr(os, "write", counted)
+    return found
+
+
+@pytest.mark.parametrize("count", [0, 1, 4096, 1_000_000, len(CONTENT) - 1, len(CONTENT)])
+def test_only_what_is_missing_is_written(at: int, monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    left(at, CONTENT[:count])
+    draft = begin(at)
+    assert draft.left == count
+    written = writes(draft, monkeypatch)
+    assert finish(draft, CONTENT[:70_000], CONTENT[70_000:2_500_000], CONTENT[2_500_000:]) == CONTENT
+    assert sum(written) == len(CONTENT) - count // 4096 * 4096
+
+
+@pytest.mark.parametrize("odd", [0, 5000, 1_999_999])
+def test_what_is_not_the_same_is_written_again(at: int, odd: int) -> None:
+    """A power cut leaves zeros, or the source has changed."""
+    other = bytearray(CONTENT[:2_000_000])
+    other[odd] ^= 1
+    left(at, bytes(other))
+    assert finish(begin(at), CONTENT) == CONTENT
+
+
+def test_what_is_longer_is_cut(at: int) -> None:
+    left(at, CONTENT)
+    assert finish(begin(at), CONTENT[:100_000]) == CONTENT[:100_000]
+    left(at, CONTENT)
+    assert finish(begin(at)) == b""
+
+
+def test_nobody_else_continues_it(at: int, tmp_path: Path) -> None:
+    path = left(at, b"x")
+    for other in (begun(at, "a", "node/a/2"), begun(at, "b", "node/a/1"), begun(at, "a", "")):
+        assert (other.left, other.part == path.name) == (0, False)
+        other.release()
+    assert all(is_unfinished(p.name) for p in tmp_path.iterdir())
+
+
+def test_a_draft_that_is_being_written_is_left_alone_until_it_has_its_name(at: int) -> None:
+    writing = begin(at)
+    other = begin(at)
+    assert (other.part == writing.part, other.may_stay) == (False, False)
+    writing.close()
+    later = begin(at)
+    assert later.part != writing.part, "it is closed, and not named yet"
+    for draft in (writing, other, later):
+        draft.release()
+
+
+def test_a_draft_that_has_its_name_is_never_written_to(at: int, tmp_path: Path) -> None:
+    os.link(left(at, CONTENT), tmp_path / "a")
+    draft = begin(at)
+    assert draft.left == 0
+    assert finish(draft, b"other") == b"other"
+    assert (tmp_path / "a").read_bytes() == CONTENT
+
+
+def test_what_is_not_a_file_of_ours_is_not_continued(at: int, tmp_path: Path) -> None:
+    path = left(at, b"x")
+    path.unlink()
+    os.mkfifo(path)
+    draft = begin(at)
+    assert draft.part != path.name
+    assert finish(draft, CONTENT) == CONTENT
+
+
+def test_removing_makes_room(at: int, tmp_path: Path) -> None:
+    draft = begin(at)
+    draft.remove()
+    draft.remove()
+    draft.release()
+    assert list(tmp_path.iterdir()) == []
