@@ -49,7 +49,11 @@ def far(sources: Sequence[Path]) -> dict[Remote, Store]:
 
 
 def merge_into(
-    store: Store, stores: Mapping[Remote, Store], sources: Sequence[Place] = (), options: Options = KEEP, work: Work | None = None
+    store: Store,
+    stores: Mapping[Remote, Store],
+    sources: Sequence[Place | Path] = (),
+    options: Options = KEEP,
+    work: Work | None = None,
 ) -> Merged:
     """Merge all ``stores``, or ``sources``, into a store at `OUT`."""
     access = reaching({**stores, OUT: store})

@@ -14,9 +14,9 @@ from ckptsync.merge.copying import Work
 from ckptsync.merge.local import merge_local
 from ckptsync.merge.looking import Asked, look
 from ckptsync.merge.plan import Options
-from ckptsync.merge.remote import RECORD
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, read_all
 from ckptsync.stores.memory import MemoryStore
+from ckptsync.stores.tree import MERGING as RECORD
 from ckptsync.stores.urls import Remote
 from tests.dying import Crash, Dying
 from tests.far import KEEP, OUT, Counting, content, far, files_of, merge_into, reaching
@@ -49,10 +49,9 @@ def test_elsewhere_the_same_bytes_are_written_as_here(name: str, jobs: int, tmp_
 
 
 def test_from_here_to_elsewhere_and_from_both_the_bytes_are_the_same(here: dict[str, bytes]) -> None:
-    for stores, sources in [
-        ({}, TWO_NODES.sources),
-        (far(TWO_NODES.sources[:1]), (*far(TWO_NODES.sources[:1]), TWO_NODES.sources[1])),
-    ]:
+    one, two = TWO_NODES.sources
+    mixed = far([one])
+    for stores, sources in [({}, (one, two)), (mixed, (*mixed, two))]:
         out = MemoryStore("mem://out")
         merge_into(out, stores, sources)
         assert content(out) == here

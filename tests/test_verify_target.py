@@ -70,7 +70,7 @@ def test_what_no_node_has_told_of_is_an_error(store: PosixStore) -> None:
 
 def test_any_other_directory_is_plain(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(WHOLE["model.safetensors"])
-    assert target(str(tmp_path)) == Plain(str(tmp_path))
+    assert target(str(tmp_path)) == Plain(tmp_path)
     (report,) = asked(str(tmp_path))
     assert (report.run, report.verdict) == ("", "ok")
     with pytest.raises(ConfigError):

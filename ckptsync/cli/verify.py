@@ -12,6 +12,7 @@ from dataclasses import asdict
 from typing import Any
 
 from ckptsync.cli import output
+from ckptsync.cli.places import reached
 from ckptsync.config.units import show_size
 from ckptsync.records.report import Finding, Level, Report
 from ckptsync.verify.findings import exit_code
@@ -22,9 +23,9 @@ MOST_TENSORS = 10
 
 def run(args: argparse.Namespace) -> int:
     """Verify each target; a line for each place as it is done, then its findings."""
-    reports = []
+    reports, access = [], reached(args)
     for url in args.targets:
-        where = target(url)
+        where = target(url, access)
         for report in verify(where, level(where, args.level), time.time()):
             reports.append(report)
             if not args.json:

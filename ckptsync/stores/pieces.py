@@ -13,6 +13,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from ckptsync.model import Extent, Files
+from ckptsync.stores.posix import PosixStore
+from ckptsync.stores.tree import LocalFiles
 
 MEMORY = 48 << 20  # bytes that are kept
 LARGE = 3 << 20  # of a read that is a request of its own, into the reader's memory
@@ -182,6 +184,16 @@ class Pieces:
             piece.data.set_exception(e)
         else:
             piece.data.set_result(held)
+
+
+def fetched(files: Files, source: object) -> Files:
+    """``files``, in pieces unless the store or tree that they are of is on a disk of this machine."""
+    return files if is_near(source) else Pieces(files)
+
+
+def is_near(source: object) -> bool:
+    """Whether a store, or a tree, is on a disk of this machine, as far as it knows."""
+    return isinstance(source, (PosixStore, LocalFiles))
 
 
 def foreseen(reads: Iterable[tuple[Extent, int]]) -> dict[str, Foreseen]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -138,6 +139,12 @@ def descriptor(source: Reads, name: str, size: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def _copy(source: Reads, name: str, size: int) -> Iterator[int]:
+    """In the directory for temporary files, one at a time."""
+    room = shutil.disk_usage(tempfile.gettempdir()).free
+    if size > room:
+        raise StoreError(
+            f"{name}: no room for a copy of {size} bytes to load, {room} are free", hint=f"set TMPDIR, now {tempfile.gettempdir()}"
+        )
     with tempfile.TemporaryFile() as file:
         try:
             for piece in pieces(source, Extent(name, 0, size)):

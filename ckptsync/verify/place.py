@@ -10,6 +10,7 @@ from ckptsync.records.names import consolidated_prefix
 from ckptsync.records.report import LEVELS, Finding, Level, Report
 from ckptsync.records.state import Snapshot
 from ckptsync.stores.contract import Store
+from ckptsync.stores.pieces import fetched
 from ckptsync.stores.tree import StoreFiles
 from ckptsync.verify import structure
 from ckptsync.verify.contents import contents
@@ -78,7 +79,7 @@ def _trees(store: Store, there: Sequence[Expected]) -> tuple[Watched, Watched]:
     """The checkpoint's own files and the consolidated model's, as far as they are there."""
     own = {f.path: (f.name, f.size) for f in there if not f.is_sealed and not f.is_copy}
     sealed = {f.path: (f.name, f.size) for f in there if f.is_sealed}
-    return Watched(StoreFiles(store, own)), Watched(StoreFiles(store, sealed))
+    return Watched(fetched(StoreFiles(store, own), store)), Watched(fetched(StoreFiles(store, sealed), store))
 
 
 def _let_go(finding: Finding) -> Finding:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import table
 from ckptsync.records.report import LEVELS, Finding, Level, Report
-from ckptsync.stores.tree import LocalFiles
+from ckptsync.stores.pieces import fetched
+from ckptsync.stores.tree import Tree
 from ckptsync.verify import structure
 from ckptsync.verify.findings import verdict, worst_first
 from ckptsync.verify.loads import Part, loads
@@ -16,7 +17,7 @@ from ckptsync.verify.reading import Watched
 NO_DIGESTS = "nothing recorded what these bytes should be: no digest was compared, so damage to values would not be seen"
 
 
-def verify_path(files: LocalFiles, level: Level, name: str = "") -> Report:
+def verify_path(files: Tree, level: Level, name: str = "") -> Report:
     """What can be said of a directory by itself: its own metadata against its files, and at level load every tensor.
 
     Nothing recorded digests here, so level digest proves no more than stat, and the report says that it was stat.  The report has no
@@ -24,7 +25,7 @@ def verify_path(files: LocalFiles, level: Level, name: str = "") -> Report:
 
     Raises Unsupported if no layout knows it, Incomplete if it changed meanwhile, StoreError.
     """
-    watched, asked = Watched(files), LEVELS.index(level)
+    watched, asked = Watched(fetched(files, files)), LEVELS.index(level)
     findings = [Finding("note", name, NO_DIGESTS), *_lacking(watched)]
     loaded = 0
     if asked >= LEVELS.index("parse"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol
 
@@ -9,6 +10,8 @@ from blake3 import blake3
 
 from ckptsync.digest import FileDigest, digest_stream
 from ckptsync.model import Extent, Files, expect
+from ckptsync.stores.ahead import ahead
+from ckptsync.stores.pieces import is_near
 
 WINDOW = 4 << 20
 
@@ -53,19 +56,24 @@ class Watched:
 
 
 class Counted:
-    """A source that counts the bytes that were really read."""
+    """A source that counts the bytes that were really read.  Threads may share it."""
 
     def __init__(self, source: Reads) -> None:
         self.source, self.read = source, 0
+        self._lock = threading.Lock()
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         """As the source does."""
         self.source.read_into(name, start, out)
-        self.read += out.nbytes
+        with self._lock:
+            self.read += out.nbytes
 
 
 def pieces(source: Reads, extent: Extent) -> Iterator[memoryview]:
-    """Its bytes, front to back; each piece is valid until the next one is asked for."""
+    """Its bytes, front to back; each piece is valid until the next one is asked for.  From elsewhere they are read ahead."""
+    if not extent.start and not is_near(source.source if isinstance(source, Counted) else source):
+        yield from ahead(source, extent.file, extent.size, WINDOW)
+        return
     buffer = memoryview(bytearray(min(WINDOW, extent.size)))
     for at in range(0, extent.size, WINDOW):
         piece = buffer[: min(WINDOW, extent.size - at)]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
 from ckptsync.errors import ConfigError, Incomplete
 from ckptsync.records.names import CONSOLIDATED, OURS
 from ckptsync.records.report import Finding, Level, Report
+from ckptsync.stores import trees
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import is_store, open_store
-from ckptsync.stores.tree import LocalFiles
-from ckptsync.stores.urls import path_of
+from ckptsync.stores.trees import Access, Place
+from ckptsync.stores.urls import Remote, located
 from ckptsync.verify.place import verify_place
 from ckptsync.verify.plain import verify_path
 from ckptsync.verify.survey import Survey, survey
@@ -29,18 +29,24 @@ class InStore:
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A directory outside every store."""
+    """A place outside every store."""
 
-    root: str
+    place: Place
+    access: Access = field(default_factory=Access, compare=False)
 
 
-def target(url: str) -> InStore | Plain:
+def target(url: str, access: Access | None = None) -> InStore | Plain:
     """What ``url`` means: a store, a directory inside one (a consolidated model finds its place), or any other directory."""
-    path = Path(path_of(url))
-    for root in (path, *path.parents):
+    place, access = located(url), access or Access()
+    if isinstance(place, Remote):
+        above = trees.store_above(place, access)
+        if above is None:
+            return Plain(place, access)
+        return _inside(open_store(above.url, access.options, access.limits), trees.path(place).relative_to(trees.path(above)).parts)
+    for root in (place, *place.parents):
         if is_store(str(root)):
-            return _inside(open_store(str(root)), path.relative_to(root).parts)
-    return Plain(str(path))
+            return _inside(open_store(str(root)), place.relative_to(root).parts)
+    return Plain(place, access)
 
 
 def verify(where: InStore | Plain, level: Level, now: float = 0.0) -> Iterator[Report]:
@@ -49,7 +55,7 @@ def verify(where: InStore | Plain, level: Level, now: float = 0.0) -> Iterator[R
     Raises ConfigError if nothing is there, and Unsupported, after all the others, for a place with records newer than this program.
     """
     if isinstance(where, Plain):
-        yield verify_path(LocalFiles(where.root), level, Path(where.root).name)
+        yield verify_path(trees.tree(where.place, where.access), level, trees.path(where.place).name)
         return
     found = survey(where.store, where.run)
     asked = sorted(_places(found, where))
