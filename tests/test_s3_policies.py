@@ -1,0 +1,225 @@
+"""configs/s3-*.json: what a worker, a head and garbage collection do is allowed, by S3's rules and by a real server, and nothing else is."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+
+import ckptsync
+from ckptsync.errors import NotFound, StoreError
+from ckptsync.fleet import heartbeat
+from ckptsync.fleet.heartbeat import Heartbeat
+from ckptsync.head.consolidate import HeadOptions
+from ckptsync.head.consolidate import tick as consolidate
+from ckptsync.stores.contract import About, Store
+from ckptsync.stores.opening import bare, create_store, open_store
+from ckptsync.verify.due import Schedule
+from ckptsync.verify.tick import tick as verify
+from ckptsync.worker.options import RunDir, WorkerOptions
+from ckptsync.worker.push import push_now
+from ckptsync.worker.tick import Worker
+from tests.policies import CONFIGS, Asked, Recorder, Statement, actions, is_allowed, policy, refused, without
+from tests.weed import weed
+
+DATA = Path(ckptsync.__file__).parent / "demo_data" / "fsdp2"
+SHARD = "fsdp2/checkpoint-4/pytorch_model_fsdp_0/__0_0.distcp"
+PIECE = memoryview(bytes(1 << 20))
+WEEK = 8 * 86400.0
+EVERYTHING: Statement = {"Effect": "Allow", "Action": "*", "Resource": "*"}
+
+
+class Gone(Exception):
+    """The process ended here."""
+
+
+@dataclass
+class Story:
+    """Everything that a worker and a head ask of S3, under the policies that are pasted for them, in one bucket."""
+
+    bucket: str
+    worker: list[Asked]
+    head: list[Asked]
+    reports: list[str]
+
+
+@pytest.fixture(scope="module")
+def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
+    bucket = weed().bucket()
+    address = ("127.0.0.1", weed().port)
+    with closing(Recorder(address)) as by_worker, closing(Recorder(address)) as by_head:
+        worker = store_of(bucket, "policy-worker", by_worker, create_store)
+        out = tmp_path_factory.mktemp("fsdp2")
+        work(worker, out)
+        head = store_of(bucket, "policy-head", by_head, open_store)
+        reports = [lead(head, 0.0)]
+        flip(bucket, f"store/{SHARD}")
+        reports.append(lead(head, WEEK))
+        repair(worker, out)
+        reports.append(lead(head, 2 * WEEK))
+        return Story(bucket, by_worker.asked, by_head.asked, reports)
+
+
+def store_of(bucket: str, name: str, recorder: Recorder, opened: Callable[..., Store]) -> Store:
+    options = weed().identity(*policy(name, bucket, "store"))
+    return opened(f"s3://{bucket}/store", {**options, "endpoint_url": f"http://127.0.0.1:{recorder.port}"})
+
+
+def work(store: Store, out: Path) -> None:
+    """What a worker does in its life: beat, send, be killed in a large file and go on with it, give one up whose source changed."""
+    heartbeat.write(store, Heartbeat("n0", "i", "m", 1, "b", 0.0, ("worker",), "0"))
+    assert heartbeat.read(store, "n0", ("worker",))
+    copytree(DATA / "node0" / "checkpoint-4", out / "checkpoint-4")
+    worker = worker_on(store, out)
+    assert not [f for now in (0.0, 10.0, 60.0, 600.0) for f in worker.tick(now).failures]
+    push_now(DATA / "node1", store, "node1", "fsdp2")
+    large(store, "fsdp2/checkpoint-9/large")
+
+
+def worker_on(store: Store, out: Path) -> Worker:
+    return Worker(WorkerOptions("n0", (RunDir("fsdp2", out),)), store)
+
+
+def large(store: Store, name: str) -> None:
+    with pytest.raises(Gone):
+        store.write(name, dying(17, Gone), About(20 << 20, "n0:large"))
+    with pytest.raises(NotFound):
+        store.size(name)
+    store.write(name, [PIECE] * 20, About(20 << 20, "n0:large"))
+    with pytest.raises(ValueError, match="changed"):
+        store.write(f"{name}2", dying(17, lambda: ValueError("changed")), About(20 << 20, "n0:large2"))
+
+
+def dying(count: int, error: Callable[[], Exception]) -> Iterator[memoryview]:
+    for _ in range(count):
+        yield PIECE
+    raise error()
+
+
+def lead(store: Store, later: float) -> str:
+    """What a head does with it; the verdict."""
+    heartbeat.write(store, Heartbeat("head", "i", "m", 1, "b", 0.0, ("head",), "0"))
+    assert not consolidate(store, HeadOptions(), later).failed
+    if not later:
+        large(store, "fsdp2/consolidated/checkpoint-9/large")
+    result = verify(store, Schedule(), time.time() + later)
+    assert result.report
+    return result.report.verdict
+
+
+def flip(bucket: str, key: str) -> None:
+    client = weed().client()
+    data = bytearray(client.get_object(Bucket=bucket, Key=key)["Body"].read())
+    data[len(data) // 2] ^= 1
+    client.put_object(Bucket=bucket, Key=key, Body=bytes(data))
+
+
+def repair(store: Store, out: Path) -> None:
+    worker = worker_on(store, out)
+    assert [r for now in (0.0, 10.0, 60.0, 600.0) for r in worker.tick(now).repairs]
+
+
+def statements(name: str, story: Story) -> list[Statement]:
+    return [*policy(f"policy-{name}", story.bucket, "store"), *policy("policy-kms")]
+
+
+def test_under_the_policies_everything_goes_its_way_on_a_real_server(story: Story) -> None:
+    assert story.reports == ["ok", "damaged", "ok"]
+
+
+def test_the_worker_may_do_all_that_it_asks_for_and_deletes_nothing(story: Story) -> None:
+    assert refused(story.worker, statements("worker", story)) == []
+    assert "s3:DeleteObject" not in actions(statements("worker", story)) | {a.action for a in story.worker}
+
+
+def test_the_head_may_do_all_that_it_asks_for_and_deletes_nothing(story: Story) -> None:
+    assert refused(story.head, statements("head", story)) == []
+    assert "s3:DeleteObject" not in actions(statements("head", story)) | {a.action for a in story.head}
+
+
+@pytest.mark.parametrize("action", sorted(actions([*policy("policy-worker"), *policy("policy-kms")])))
+def test_the_worker_needs_each_action(story: Story, action: str) -> None:
+    assert refused(story.worker, without(action, statements("worker", story)))
+
+
+@pytest.mark.parametrize("action", sorted(actions([*policy("policy-head"), *policy("policy-kms")])))
+def test_the_head_needs_each_action(story: Story, action: str) -> None:
+    assert refused(story.head, without(action, statements("head", story)))
+
+
+@pytest.mark.parametrize("place", policy("policy-head")[1]["Resource"])
+def test_the_head_writes_to_each_place(story: Story, place: str) -> None:
+    left = [
+        {**s, "Resource": [r for r in s["Resource"] if not r.endswith(place.rpartition("PREFIX")[2])]}
+        if s["Sid"] == "WriteModelsAndTheirRecords"
+        else s
+        for s in statements("head", story)
+    ]
+    assert refused(story.head, left)
+
+
+def test_the_bucket_lets_everything_through_over_tls_and_nothing_without(story: Story) -> None:
+    rules = [EVERYTHING, *policy("bucket-policy", story.bucket, "store")]
+    assert refused([*story.worker, *story.head], rules) == []
+    plain = [Asked(a.action, a.resource, {**a.facts, "aws:SecureTransport": "false"}) for a in story.worker if "s3:" in a.action]
+    assert refused(plain, rules) == plain
+
+
+def test_the_bucket_refuses_to_write_a_record_twice() -> None:
+    rules = [EVERYTHING, *policy("bucket-policy")]
+    for kind in ("manifest-n0-0", "seal-0", "report-1", "tombstone-0"):
+        record = f"arn:aws:s3:::BUCKET/PREFIX/run/.ckptsync/checkpoint-4/{kind}-0123456789abcdef.json"
+        once = {"aws:SecureTransport": "true", "s3:ObjectCreationOperation": "true", "s3:if-none-match": "*"}
+        assert is_allowed(Asked("s3:PutObject", record, once), rules)
+        assert not is_allowed(Asked("s3:PutObject", record, {k: v for k, v in once.items() if "match" not in k}), rules)
+
+
+def test_a_worker_cannot_delete_nor_speak_for_the_head_nor_leave_its_prefix(story: Story) -> None:
+    worker = opened("worker", story)
+    for forbidden in (
+        lambda: worker.delete(SHARD),
+        lambda: worker.write("fsdp2/.ckptsync/checkpoint-4/seal-9-0123456789abcdef.json", [b"{}"]),
+        lambda: worker.write("fsdp2/.ckptsync/checkpoint-4/report-9-0123456789abcdef.json", [b"{}"]),
+        lambda: opened("worker", story, "elsewhere").write("x", [b""]),
+        lambda: list(opened("worker", story, "elsewhere").names("")),
+    ):
+        with pytest.raises(StoreError, match="denied"):
+            forbidden()
+    assert worker.size(SHARD)
+
+
+def test_a_head_cannot_touch_shards_and_manifests(story: Story) -> None:
+    head = opened("head", story)
+    for name in (SHARD, "fsdp2/.ckptsync/checkpoint-4/manifest-n0-9-0123456789abcdef.json"):
+        with pytest.raises(StoreError, match="denied"):
+            head.write(name, [b"x"])
+        with pytest.raises(StoreError, match="denied"):
+            head.delete(name)
+
+
+def test_only_garbage_collection_deletes(story: Story) -> None:
+    both = weed().identity(*policy("policy-head", story.bucket, "store"), *policy("policy-gc", story.bucket, "store"))
+    collector = bare(f"s3://{story.bucket}/store", both)
+    collector.create("fsdp2/.ckptsync/checkpoint-9/tombstone-0-0123456789abcdef.json", [b"{}"])
+    collector.delete("fsdp2/checkpoint-9/large")
+    with pytest.raises(NotFound):
+        collector.size("fsdp2/checkpoint-9/large")
+    with pytest.raises(StoreError, match="denied"):
+        collector.write("fsdp2/checkpoint-9/large", [b"x"])
+
+
+def opened(name: str, story: Story, prefix: str = "store") -> Store:
+    return bare(f"s3://{story.bucket}/{prefix}", weed().identity(*policy(f"policy-{name}", story.bucket, "store")))
+
+
+def test_every_file_has_a_place_in_the_documents() -> None:
+    told = (CONFIGS.parent / "docs" / "s3.md").read_text()
+    for path in CONFIGS.glob("s3-*.json"):
+        json.loads(path.read_text())
+        assert path.name in told
