@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
@@ -40,8 +42,8 @@ class Place(Protocol):
         """Bytes that were sent, ever: for differences around something that this process does."""
         ...
 
-    def everything(self) -> set[str]:
-        """Names of all that lies there, whatever ckptsync may call it, and of what is unfinished."""
+    def everything(self) -> Mapping[str, int]:
+        """Names and sizes of all that lies there, whatever ckptsync may call it, and of uploads that are unfinished."""
         ...
 
     def passed(self, count: int, timeout: float) -> bool:
@@ -70,16 +72,16 @@ class Directory:
 
     def kept(self) -> int:
         """As `Place` says."""
-        return sum(size for _, size in self._files())
+        return sum({found.st_ino: found.st_size for _, found in self._files()}.values())
 
     def sent(self) -> int:
         """What this process has written to whatever file."""
         [line] = [line for line in Path("/proc/self/io").read_text().splitlines() if line.startswith("wchar")]
         return int(line.split()[1])
 
-    def everything(self) -> set[str]:
+    def everything(self) -> Mapping[str, int]:
         """As `Place` says."""
-        return {name for name, _ in self._files()}
+        return {name: found.st_size for name, found in self._files()}
 
     def passed(self, count: int, timeout: float) -> bool:
         """As `Place` says."""
@@ -88,11 +90,11 @@ class Directory:
             time.sleep(0.002)
         return self.kept() >= count
 
-    def _files(self) -> Iterator[tuple[str, int]]:
+    def _files(self) -> Iterator[tuple[str, os.stat_result]]:
         for path in self.path.rglob("*"):
             with contextlib.suppress(FileNotFoundError):  # named, or removed, since it was listed
                 if path.is_file():
-                    yield str(path.relative_to(self.path)), path.stat().st_size
+                    yield str(path.relative_to(self.path)), path.stat()
 
 
 class Bucket:
@@ -123,12 +125,13 @@ class Bucket:
 
     sent = kept
 
-    def everything(self) -> set[str]:
-        """As `Place` says."""
+    def everything(self) -> Mapping[str, int]:
+        """As `Place` says; an upload that is unfinished may be of any size."""
         client: Any = self._weed.client()
         objects = client.list_objects_v2(Bucket=self._bucket).get("Contents", [])
         uploads = client.list_multipart_uploads(Bucket=self._bucket).get("Uploads", [])
-        return {one["Key"].removeprefix("some/where/") for one in objects} | {f"{one['Key']} (upload)" for one in uploads}
+        sizes = {one["Key"].removeprefix("some/where/"): one["Size"] for one in objects}
+        return sizes | {f"{one['Key']} (upload)": sys.maxsize for one in uploads}
 
     def passed(self, count: int, timeout: float) -> bool:
         """As `Place` says."""

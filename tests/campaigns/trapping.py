@@ -16,7 +16,7 @@ CHANGING = (
     *("link", "linkat", "rename", "renameat", "renameat2", "unlink", "unlinkat", "rmdir", "mkdir", "mkdirat"),
     *("openat", "close", "connect", "shutdown"),
 )
-_ASKS = ("access", "faccessat", "faccessat2")  # how a program's mark is seen
+_NAMING = ("access", "faccessat", "faccessat2", "openat")  # in which a mark may be seen
 _CALL = re.compile(r"(\d+)\s+(\w+)\((.*)")
 
 
@@ -44,9 +44,9 @@ def can_trap() -> bool:
 
 
 def traps(command: Sequence[str], mark: str, log: Path) -> list[Trap]:
-    """Run the command to its end; one trap for each changing call that any of its threads does after it has asked for ``mark``."""
-    listened = ["-e", f"trace={','.join(CHANGING + _ASKS)}"]
-    words = ["strace", "-f", "-b", "execve", "-qq", "-s", "64", "-o", str(log), *listened, *command]
+    """Run the command to its end; a trap for each changing call that a thread does after one has named ``mark``."""
+    listened = ["-e", f"trace={','.join(CHANGING + _NAMING)}"]
+    words = ["strace", "-f", "-b", "execve", "-qq", "-s", "4096", "-o", str(log), *listened, *command]
     done = subprocess.run(words, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return _after(log.read_text(errors="replace").splitlines(), mark)
@@ -55,15 +55,28 @@ def traps(command: Sequence[str], mark: str, log: Path) -> list[Trap]:
 def _after(lines: Sequence[str], mark: str) -> list[Trap]:
     seen: Counter[tuple[str, str]] = Counter()
     found: dict[Trap, None] = {}
+    touched: set[str] = set()  # descriptors with which something was changed
     is_begun = False
     for line in lines:
         match = _CALL.match(line)
         if not match:
             continue  # the rest of a call that was interrupted by another thread's
         thread, call, rest = match.groups()
-        is_begun = is_begun or (call in _ASKS and mark in rest)
+        is_begun = is_begun or mark in rest
         seen[thread, call] += 1
-        if is_begun and call in CHANGING and (call != "openat" or "O_CREAT" in rest):
+        if is_begun and _changes(call, rest, touched):
             found[Trap(call, seen[thread, call])] = None
     assert found, "nothing was changed after the mark"
     return list(found)
+
+
+def _changes(call: str, rest: str, touched: set[str]) -> bool:
+    descriptor = re.split("[,)]", rest)[0]
+    if call == "close":
+        is_touched = descriptor in touched
+        touched.discard(descriptor)
+        return is_touched
+    if call not in CHANGING or (call == "openat" and "O_CREAT" not in rest):
+        return False
+    touched.add(descriptor)
+    return True
