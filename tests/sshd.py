@@ -92,8 +92,7 @@ StrictModes no
 PasswordAuthentication no
 KbdInteractiveAuthentication no
 MaxStartups 200
-Subsystem sftp internal-sftp
-"""
+""" + ("" if "Subsystem" in self._more else "Subsystem sftp internal-sftp\n")
         config = self.dir / "sshd_config"
         config.write_text(self._more + "\nPerSourcePenalties no\n" + lines)  # the first word on a subject counts
         if subprocess.run([program, "-t", "-f", config], env=environment, capture_output=True, check=False).returncode:

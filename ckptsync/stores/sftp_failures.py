@@ -16,6 +16,7 @@ _UNKNOWN = re.compile(r"Host key verification failed|host key is known for|authe
 _NO_KEY = re.compile(
     r"Permission denied \(|Too many authentication failures|No supported authentication methods|Permission denied, please"
 )
+_OPEN_KEY = re.compile(r"""Permissions [0-9]+ for ['"](.*)['"] are too open""")
 _SETTINGS = re.compile(
     r"[Bb]ad configuration option|[Bb]ad owner or permissions|terminating, \d+ bad|no matching [a-z ]+ found|[Mm]issing argument"
     r"|[Cc]an't open user config file|unsupported option|no argument after keyword"
@@ -42,7 +43,11 @@ def what_ssh_said(place: Place, heard: bytes, code: int | None, *, has_answered:
     if _UNKNOWN.search(text):
         return _unknown_key(place)
     if _NO_KEY.search(text):
-        return ConfigError(f"{place.url}: the server lets {_who(place)} not in: {_last(said, _NO_KEY)}", hint=_keys_hint(place))
+        if found := _OPEN_KEY.search(text):
+            return ConfigError(
+                f"{place.url}: ssh takes no private key that others may read: {found[1]}", hint=f"chmod 600 {found[1]}"
+            )
+        return ConfigError(f"{place.url}: the server does not let {_who(place)} in: {_last(said, _NO_KEY)}", hint=_keys_hint(place))
     if _SETTINGS.search(text):
         return ConfigError(f"{place.url}: {_last(said, _SETTINGS)}", hint="see ~/.ssh/config, and the server's sshd_config")
     if _NO_SFTP.search(text) or code == 127:

@@ -72,8 +72,8 @@ class ServerFiles:
 
     def look(self) -> None:
         """Raises StoreError if there is no root, or if the store that was there is not: a disk that is not mounted is not an empty store."""
-        root, witness = self.sessions.on(lambda s: self.lstat(s, ["", STORE_FILE]))
-        if root is None:
+        root, witness = self.sessions.on(lambda s: (self._root_itself(s), self.lstat(s, [STORE_FILE])[0]))
+        if root is None or not root.is_directory:
             raise StoreError(
                 f"{self.place.url}: no such directory, a store's directory wanted",
                 hint=f"is the path right, is the file system mounted on {self.place.host}?  A store is made by the first worker or push",
@@ -87,8 +87,9 @@ class ServerFiles:
         self._witness = time_
 
     def has_root(self) -> bool:
-        """Whether there is anything under the store's path."""
-        return self.sessions.on(lambda s: self.lstat(s, [""]))[0] is not None
+        """Whether the store's directory is there."""
+        root = self.sessions.on(self._root_itself)
+        return root is not None and root.is_directory
 
     def make_root(self) -> None:
         """Make the directory, and those above it that are missing.  Raises ConfigError."""
@@ -99,6 +100,8 @@ class ServerFiles:
         except Refused as e:
             why = refused(self.place, self.told(""), e)
             raise ConfigError(f"{self.place.url}: no store can be made here: {why}", hint=why.hint) from e
+        if not self.has_root():
+            raise ConfigError(f"{self.place.url}: no store can be made here: not a directory", hint="is the path right?")
 
     def make_directory(self, name: str) -> None:
         """Make it, or find it there, durably; raises StoreError where something else is, Refused where one above is missing."""
@@ -150,6 +153,10 @@ class ServerFiles:
     def forget(self, name: str) -> None:
         """Something was done to it."""
         self._seen.pop(name, None)
+
+    def _root_itself(self, session: Session) -> Attributes | None:
+        """The operator named it: it may be a link, other than anything below it."""
+        return self._found(session, "", session.ask(Request(Kind.STAT, text(self.path())))[0])
 
     def _make_above(self, path: bytes) -> None:
         """Make a directory that is missing, and its name durable, as far as what is above it is ours to sync."""

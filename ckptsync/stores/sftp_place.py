@@ -40,7 +40,7 @@ ALWAYS = (
     "ConnectionAttempts=1",
     "ServerAliveInterval=15",
     "ServerAliveCountMax=3",
-    "LogLevel=ERROR",
+    "LogLevel=INFO",
 )
 
 

@@ -33,6 +33,7 @@ class Kind(IntEnum):
     REMOVE = 13
     MKDIR = 14
     RMDIR = 15
+    STAT = 17
     RENAME = 18
     STATUS = 101
     HANDLE = 102
