@@ -24,6 +24,7 @@ from ckptsync.merge.units import units
 from ckptsync.model import Extent
 from ckptsync.stores.ahead import ahead, checked
 from ckptsync.stores.contract import About, Store, read_all
+from ckptsync.stores.opening import Rooted, has_root
 from ckptsync.stores.pieces import Pieces, foreseen
 from ckptsync.stores.tree import MERGING as RECORD
 
@@ -41,6 +42,8 @@ class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 def check_free(store: Store) -> None:
     """Raise ConfigError if something is there that no merge has begun.  The rest is seen when it is known what is to be written."""
+    if not has_root(store):
+        return
     if RECORD not in (names := {entry.name for entry in store.names("")}) and names:
         raise _taken(store, min(names))
 
@@ -134,6 +137,8 @@ class _Writing:
 def _begun(store: Store, prepared: Prepared) -> _Record:
     """The record that the same merge has left, or a new one."""
     own = _Record(FORMAT, _plan(prepared))
+    if isinstance(store, Rooted):
+        store.make_root()
     names = {entry.name for entry in store.names("")}
     if RECORD not in names:
         if names:

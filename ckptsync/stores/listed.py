@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from ckptsync.errors import ConfigError, Incomplete, NotFound
 from ckptsync.stores.contract import Store, read_all
+from ckptsync.stores.opening import has_root
 from ckptsync.stores.tree import MERGING, check_ended, is_no_content, state
 
 
@@ -19,6 +20,8 @@ class ListedFiles:
     def __init__(self, store: Store, *, is_dated: bool = False) -> None:
         self._store, self._is_dated = store, is_dated
         self.root = store.url
+        if not has_root(store):
+            raise ConfigError(f"{self.root}: no such directory, a checkpoint's directory wanted", hint="is the path right?")
         self._all = {entry.name: entry for entry in store.names("")}
         self._seen = {name: entry for name, entry in self._all.items() if not any(map(is_no_content, name.split("/")))}
         if MERGING in self._all:

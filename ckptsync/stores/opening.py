@@ -13,8 +13,10 @@ import msgspec
 from ckptsync.errors import ConfigError, Corrupt, Exists, NotFound, Unsupported
 from ckptsync.records.names import STORE_FILE
 from ckptsync.stores.contract import Store, read_all
-from ckptsync.stores.limits import Limits
+from ckptsync.stores.limits import Limits, Unlimited
+from ckptsync.stores.pace import Paced
 from ckptsync.stores.posix import PosixStore
+from ckptsync.stores.retry import Persistence, Retrying
 from ckptsync.stores.urls import Remote, located
 
 FORMAT = 1
@@ -22,7 +24,7 @@ _ABSENT = "a worker or `ckptsync push` makes a store; is the path right, is the 
 
 
 @runtime_checkable
-class _Rooted(Protocol):
+class Rooted(Protocol):
     """A store in a directory that must be there, as a path must."""
 
     def has_root(self) -> bool:
@@ -34,13 +36,18 @@ class _Rooted(Protocol):
         ...
 
 
+def has_root(store: Store) -> bool:
+    """Whether a store's place is there; object stores have none to be missing."""
+    return not isinstance(store, Rooted) or store.has_root()
+
+
 def is_store(url: str, storage_options: Mapping[str, object] | None = None, limits: Limits | None = None) -> bool:
     """Whether a store is there already; raises ConfigError for a URL that can be none, StoreError where it cannot be asked."""
     place = located(url)
     if isinstance(place, Path) and not place.is_dir():
         return False
-    store = PosixStore(str(place)) if isinstance(place, Path) else bare(url, storage_options, limits)
-    if isinstance(store, _Rooted) and not store.has_root():
+    store = _local(place, "", limits or Limits()) if isinstance(place, Path) else bare(url, storage_options, limits)
+    if not has_root(store):
         return False
     try:
         store.size(STORE_FILE)
@@ -55,10 +62,10 @@ def open_store(url: str, storage_options: Mapping[str, object] | None = None, li
     if isinstance(place, Path) and not place.is_dir():
         raise ConfigError(f"{url}: no such directory, a store wanted", hint=_ABSENT)
     store = bare(url, storage_options, limits)
-    if isinstance(store, _Rooted) and not store.has_root():
+    if not has_root(store):
         raise ConfigError(f"{url}: no such directory, a store wanted", hint=_ABSENT)
     _check_format(store, _ABSENT)
-    return PosixStore(str(place), STORE_FILE) if isinstance(place, Path) else store
+    return _local(place, STORE_FILE, limits or Limits()) if isinstance(place, Path) else store
 
 
 def create_store(url: str, storage_options: Mapping[str, object] | None = None, limits: Limits | None = None) -> Store:
@@ -67,12 +74,12 @@ def create_store(url: str, storage_options: Mapping[str, object] | None = None, 
     if isinstance(place, Path):
         _make_directories(url, place)
     store = bare(url, storage_options, limits)
-    if isinstance(store, _Rooted):
+    if isinstance(store, Rooted):
         store.make_root()
     with contextlib.suppress(Exists):
         store.create(STORE_FILE, [msgspec.json.encode({"format": FORMAT}) + b"\n"])
     _check_format(store, "")
-    return PosixStore(str(place), STORE_FILE) if isinstance(place, Path) else store
+    return _local(place, STORE_FILE, limits or Limits()) if isinstance(place, Path) else store
 
 
 def bare(url: str, storage_options: Mapping[str, object] | None = None, limits: Limits | None = None) -> Store:
@@ -87,7 +94,21 @@ def bare(url: str, storage_options: Mapping[str, object] | None = None, limits: 
         raise ConfigError(
             f"{url}: storage_options given ({', '.join(sorted(options))}), a path has none", hint="remove storage_options"
         )
-    return PosixStore(str(place))
+    return _local(place, "", limits)
+
+
+def directory_of(source: object) -> str | None:
+    """The directory of this machine in which a store's files lie as they are, for who must open them; `None` if there is none."""
+    while (inner := getattr(source, "inner", None)) is not None:
+        source = inner
+    return source.root if isinstance(source, PosixStore) else None
+
+
+def _local(place: Path, witness: str, limits: Limits) -> Store:
+    store: Store = PosixStore(str(place), witness)
+    if not isinstance(limits.pace, Unlimited):
+        store = Paced(store, limits.pace)
+    return Retrying(store, Persistence(limits.patience))
 
 
 def _remote(place: Remote, options: Mapping[str, object], limits: Limits) -> Store:
