@@ -76,6 +76,7 @@ PURE = (
     *(f"head.{m}" for m in ("catalogue", "checked", "deciding")),
     *(f"verify.{m}" for m in ("bits", "due", "expected", "findings", "naming", "ranges", "structure", "survey")),
     "daemon.phases",
+    "stores.timetable",
 )
 NOT_PURE: Mapping[str, str] = {
     "formats.unpacking": "several threads read one stream: a lock keeps its decompressor",
@@ -84,6 +85,7 @@ NOT_PURE: Mapping[str, str] = {
     "merge.remote": "gathers what is far away with threads",
     "merge.pipeline": "has the merge's threads and locks, so that no other module of it need know of any",
     "config.loading": "reads the file and the environment",
+    "config.reach": "makes the one pace of all transfers of a process",
     "config.runs": "finds the output directories there are",
 }
 IMPURE = frozenset(
@@ -98,6 +100,7 @@ IMPURE_OURS = frozenset(
         *("stores.posix", "stores.posix_commit", "stores.posix_draft", "stores.posix_ways"),
         *("stores.sftp", "stores.sftp_files", "stores.sftp_link", "stores.sftp_pool", "stores.sftp_session", "stores.sftp_upload"),
         *("stores.trees", "stores.pieces"),
+        *("stores.ahead", "stores.generic", "stores.pace", "stores.retry"),
     )
 )
 IMPURE_CALLS = frozenset({"open", "print", "input", "breakpoint"})

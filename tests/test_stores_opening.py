@@ -8,7 +8,9 @@ import pytest
 
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError, Unsupported
 from ckptsync.records.names import STORE_FILE
-from ckptsync.stores.opening import create_store, is_store, open_store
+from ckptsync.stores.limits import Limits
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.stores.opening import create_store, directory_of, is_store, open_store
 from ckptsync.stores.urls import path_of
 
 
@@ -120,3 +122,20 @@ def test_another_store_in_its_place_is_not_taken_for_it(tmp_path: Path) -> None:
     create_store(str(tmp_path / "store"))
     with pytest.raises(StoreError, match="not the store that was opened"):
         store.write("a", [b"x"])
+
+
+def test_a_directory_is_known_through_whatever_is_around_it(tmp_path: Path) -> None:
+    class Counting:
+        asked = 0
+
+        def take(self, count: int) -> None:
+            self.asked += count
+
+    pace = Counting()
+    store = create_store(str(tmp_path), limits=Limits(pace))
+    pace.asked = 0
+    store.write("a", [bytes(300_000)])
+    store.read_into("a", 0, memoryview(bytearray(1000)))
+    assert pace.asked == 301_000
+    assert directory_of(store) == directory_of(open_store(str(tmp_path))) == str(tmp_path)
+    assert directory_of(MemoryStore()) is None

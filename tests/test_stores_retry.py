@@ -79,7 +79,7 @@ class Listed(Retrying):
     """Makes chunks a list of copies, so that a write can be tried again."""
 
     def __init__(self, store: Retrying) -> None:
-        super().__init__(store._store, store._persistence)
+        super().__init__(store.inner, store._persistence)
 
     def _put(self, chunks: object, put: Callable[..., None]) -> None:
         super()._put([bytes(chunk) for chunk in chunks], put)  # type: ignore[attr-defined]

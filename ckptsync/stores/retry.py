@@ -106,34 +106,34 @@ class Retrying:
     """
 
     def __init__(self, store: Store, persistence: Persistence) -> None:
-        self._store, self._persistence = store, persistence
+        self.inner, self._persistence = store, persistence
         self.url, self.late, self.is_exclusive = store.url, store.late, store.is_exclusive
 
     def names(self, prefix: str) -> Iterator[Entry]:
         """As the contract says; a listing that breaks goes on behind the name that was given out last."""
-        listing = _Listing(self._store, prefix)
+        listing = _Listing(self.inner, prefix)
         while (entry := self._persistence.call(listing.following)) is not None:
             yield entry
 
     def size(self, name: str) -> int:
         """As the contract says."""
-        return self._persistence.call(lambda: self._store.size(name))
+        return self._persistence.call(lambda: self.inner.size(name))
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         """As the contract says."""
-        self._persistence.call(lambda: self._store.read_into(name, start, out))
+        self._persistence.call(lambda: self.inner.read_into(name, start, out))
 
     def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         """As the contract says."""
-        self._put(chunks, lambda source: self._store.write(name, source, about))
+        self._put(chunks, lambda source: self.inner.write(name, source, about))
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         """As the contract says."""
-        self._put(chunks, lambda source: self._store.create(name, source, about))
+        self._put(chunks, lambda source: self.inner.create(name, source, about))
 
     def delete(self, name: str) -> None:
         """As the contract says."""
-        self._persistence.call(lambda: self._store.delete(name))
+        self._persistence.call(lambda: self.inner.delete(name))
 
     def _put(self, chunks: Iterable[Chunk], put: Callable[[Iterable[Chunk]], None]) -> None:
         source = _Source(chunks)

@@ -17,7 +17,7 @@ from pathlib import Path
 from ckptsync.errors import CkptsyncError, Incomplete, NotFound, StoreError, Unsupported
 from ckptsync.model import Extent
 from ckptsync.stores import beneath
-from ckptsync.stores.posix import PosixStore
+from ckptsync.stores.opening import directory_of
 from ckptsync.stores.tree import LocalFiles
 from ckptsync.verify.reading import Reads, pieces
 
@@ -121,12 +121,13 @@ def _last(err: str) -> str:
 @contextlib.contextmanager
 def descriptor(source: Reads, name: str, size: int) -> Iterator[int]:
     """``name`` as an open file of this machine: itself, or a copy that goes away with it.  Raises Incomplete if it is not there."""
-    if not isinstance(source, (PosixStore, LocalFiles)):
+    root = source.root if isinstance(source, LocalFiles) else directory_of(source)
+    if root is None:
         with _copy(source, name, size) as fd:
             yield fd
         return
     try:
-        fd = beneath.open_file(source.root, name)
+        fd = beneath.open_file(root, name)
     except OSError as e:
         if beneath.is_absence(e):
             raise Incomplete(f"{name}: not there") from e

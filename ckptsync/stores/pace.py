@@ -1,0 +1,130 @@
+"""One bandwidth for all transfers of a process, in both directions together, after a timetable."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
+from ckptsync.stores.limits import Pace, Unlimited
+from ckptsync.stores.timetable import Timetable, parse
+
+ASK = 256 << 10  # bytes asked for at a time
+BURST = 0.25  # seconds of the rate that may have been saved up
+_CLOSE = 0.001  # of a byte: sums of floats are not exact
+_STEP = 1.0  # seconds after which the timetable is looked at again
+
+
+def pace_of(text: str) -> Pace:
+    """What a timetable's text says ("" or off: no limit); raises ValueError."""
+    timetable = parse(text) if text.strip() else None
+    return Unlimited() if timetable is None or timetable.is_unlimited else Paces(timetable)
+
+
+class Paces:
+    """A token bucket.  Who asks waits in line, so that no thread starves; bytes go only when their time is over, so the rate is never exceeded."""
+
+    def __init__(
+        self,
+        timetable: Timetable,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        wall: Callable[[], time.struct_time] = time.localtime,
+    ) -> None:
+        self._timetable, self._clock, self._sleep, self._wall = timetable, clock, sleep, wall
+        self._line: deque[object] = deque()
+        self._moved = threading.Condition()
+        self._saved, self._since = 0.0, clock()  # bytes that may go, as of when
+
+    def take(self, count: int) -> None:
+        """Wait until ``count`` bytes may go."""
+        with self._turn():
+            while (wait := self._missing(count)) > 0:
+                self._sleep(min(wait, _STEP))
+
+    def _missing(self, count: int) -> float:
+        """Seconds until ``count`` bytes are saved up at the present rate; 0 takes them.  Only whoever's turn it is calls this."""
+        now, wall = self._clock(), self._wall()
+        rate = self._timetable.rate(wall.tm_wday, wall.tm_hour, wall.tm_min)
+        passed, self._since = now - self._since, now
+        if rate is None:
+            self._saved = 0.0
+            return 0.0
+        self._saved = min(self._saved + passed * rate, max(BURST * rate, count))
+        if self._saved < count - _CLOSE:
+            return (count - self._saved) / rate
+        self._saved -= count
+        return 0.0
+
+    @contextlib.contextmanager
+    def _turn(self) -> Iterator[None]:
+        """First come, first served: a lock alone may be had again and again by who has it."""
+        ticket = object()
+        with self._moved:
+            self._line.append(ticket)
+        try:
+            with self._moved:
+                self._moved.wait_for(lambda: self._line[0] is ticket)
+            yield
+        finally:
+            with self._moved:
+                self._line.remove(ticket)
+                self._moved.notify_all()
+
+
+class Paced:
+    """As the store it is around, one that asks no pace itself (a file system of a network): bytes go in small pieces, each when it may."""
+
+    def __init__(self, store: Store, pace: Pace) -> None:
+        self.inner, self._pace = store, pace
+        self.url, self.late, self.is_exclusive = store.url, store.late, store.is_exclusive
+
+    def names(self, prefix: str) -> Iterator[Entry]:
+        """As the contract says."""
+        return self.inner.names(prefix)
+
+    def size(self, name: str) -> int:
+        """As the contract says."""
+        return self.inner.size(name)
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """As the contract says."""
+        if not out.nbytes:
+            self.inner.read_into(name, start, out)
+        for at, piece in _cut(out):
+            self._pace.take(len(piece))
+            self.inner.read_into(name, start + at, piece)
+
+    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        """As the contract says."""
+        self.inner.write(name, _Slowly(chunks, self._pace), about)
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        """As the contract says."""
+        self.inner.create(name, _Slowly(chunks, self._pace), about)
+
+    def delete(self, name: str) -> None:
+        """As the contract says."""
+        self.inner.delete(name)
+
+
+class _Slowly:
+    """Chunks in small pieces; can be iterated over again if they can."""
+
+    def __init__(self, chunks: Iterable[Chunk], pace: Pace) -> None:
+        self._chunks, self._pace = chunks, pace
+
+    def __iter__(self) -> Iterator[Chunk]:
+        for chunk in self._chunks:
+            for _, piece in _cut(memoryview(chunk)):
+                self._pace.take(len(piece))
+                yield piece
+
+
+def _cut(view: memoryview) -> Iterator[tuple[int, memoryview]]:
+    flat = view.cast("B") if view.nbytes else memoryview(b"")
+    return ((at, flat[at : at + ASK]) for at in range(0, len(flat), ASK))

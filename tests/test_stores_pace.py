@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from ckptsync.stores.contract import Store, read_all
+from ckptsync.stores.limits import Unlimited
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.stores.pace import ASK, Paced, Paces, pace_of
+from ckptsync.stores.posix import PosixStore
+from ckptsync.stores.timetable import parse
+from tests.store_contract import StoreContract
+
+
+class Clock:
+    """Time that passes only where somebody sleeps; the week begins at 0 s, on Monday."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self.now = now
+
+    def sleep(self, seconds: float) -> None:
+        assert seconds <= 1.0, "else a new rate is felt late"
+        self.now += seconds
+
+    def wall(self) -> time.struct_time:
+        minutes = int(self.now // 60)
+        return time.struct_time((2024, 1, 1, minutes // 60 % 24, minutes % 60, 0, minutes // 1440 % 7, 1, 0))
+
+    def paces(self, text: str) -> Paces:
+        return Paces(parse(text), clock=lambda: self.now, sleep=self.sleep, wall=self.wall)
+
+
+class Counting:
+    """How much was asked for, and by how much at once."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def take(self, count: int) -> None:
+        self.asked.append(count)
+
+
+class TestPacedMemory(StoreContract):
+    @pytest.fixture
+    def store(self) -> Store:
+        return Paced(MemoryStore(), Unlimited())
+
+    @pytest.fixture
+    def again(self, store: Store) -> Store:
+        return store
+
+
+class TestPacedPosix(StoreContract):
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Store:
+        return Paced(PosixStore(str(tmp_path)), Counting())
+
+    @pytest.fixture
+    def again(self, tmp_path: Path) -> Store:
+        return Paced(PosixStore(str(tmp_path)), Counting())
+
+
+@pytest.mark.parametrize("rate", [100_000, 1_000_000, 50_000_000])
+@pytest.mark.parametrize("ask", [1000, ASK])
+def test_bytes_take_as_long_as_the_rate_says(rate: int, ask: int) -> None:
+    clock, count = Clock(), 3 * rate // ask + 1
+    paces = clock.paces(f"{rate}B/s")
+    for _ in range(count):
+        paces.take(ask)
+    assert clock.now == pytest.approx(count * ask / rate, rel=1e-6)
+
+
+def test_after_an_idle_hour_no_more_than_a_quarter_of_a_second_goes_at_once() -> None:
+    clock = Clock()
+    paces = clock.paces("1000000B/s")
+    clock.now += 3600
+    for _ in range(10):
+        paces.take(100_000)
+    assert clock.now - 3600 == pytest.approx(0.75)
+
+
+def test_an_ask_of_more_than_a_burst_waits_its_time_and_no_longer() -> None:
+    clock = Clock()
+    paces = clock.paces("1000B/s")
+    for _ in range(3):
+        paces.take(10_000)
+    assert clock.now == pytest.approx(30)
+
+
+def test_a_new_rate_is_felt_by_who_waits() -> None:
+    clock = Clock(now=19 * 3600 - 5)
+    paces = clock.paces("08:00,1KiB/s 19:00,off")
+    paces.take(1 << 20)
+    assert clock.now == pytest.approx(19 * 3600, abs=1)
+    paces.take(1 << 40)
+    assert clock.now == pytest.approx(19 * 3600, abs=1)
+
+
+def test_the_morning_begins_without_savings_from_the_night() -> None:
+    clock = Clock(now=8 * 3600 - 1)
+    paces = clock.paces("08:00,1KiB/s 19:00,off")
+    paces.take(1 << 30)
+    clock.now += 2
+    paces.take(2048)
+    assert clock.now >= 8 * 3600 + 1
+
+
+def test_threads_share_one_rate_and_none_starves() -> None:
+    class Yielding(Clock):
+        def sleep(self, seconds: float) -> None:
+            super().sleep(seconds)
+            time.sleep(0.001)  # so that the others come to stand in line
+
+    clock, lock, taken = Yielding(), threading.Lock(), list[int]()
+    paces, at_once = clock.paces("1000000B/s"), threading.Barrier(4)
+
+    def transfer(n: int) -> None:
+        at_once.wait()
+        for _ in range(50):
+            paces.take(10_000)
+            with lock:
+                taken.append(n)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(transfer, range(4)))
+    assert clock.now == pytest.approx(2.0)
+    assert max(taken[:100].count(n) for n in range(4)) < 50, "nobody was through when half was"
+
+
+def test_an_interrupt_leaves_the_line_to_others() -> None:
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    clock = Clock()
+    paces = clock.paces("1000B/s")
+    paces._sleep = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        paces.take(10_000)
+    paces._sleep = clock.sleep
+    paces.take(10_000)
+
+
+def test_bytes_in_both_directions_are_asked_for_in_small_pieces() -> None:
+    pace = Counting()
+    store = Paced(MemoryStore(), pace)
+    content = bytes(range(256)) * 4096
+    store.write("a", [content])
+    store.create("b", [content[:10]])
+    assert pace.asked == [ASK] * 4 + [10]
+    assert read_all(store, "a") == content
+    assert pace.asked == [ASK] * 4 + [10] + [ASK] * 4
+
+
+@pytest.mark.parametrize("text", ["", " ", "off", "08:00,off 19:00,off"])
+def test_without_a_limit_nobody_is_asked(text: str) -> None:
+    assert isinstance(pace_of(text), Unlimited)
+
+
+def test_a_limit_at_any_time_is_one() -> None:
+    assert isinstance(pace_of("08:00,50M 19:00,off"), Paces)
+    with pytest.raises(ValueError, match="unit"):
+        pace_of("50")
