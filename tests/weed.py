@@ -162,7 +162,7 @@ def _started(folder: Path, ports: list[int]) -> subprocess.Popen[bytes]:
         "dir": data, "ip": "127.0.0.1", "ip.bind": "127.0.0.1", "s3": "true", "s3.config": folder / "s3.json",
         "s3.port": s3, "master.port": master, "volume.port": volume, "filer.port": filer,
         "s3.port.grpc": rpc[0], "master.port.grpc": rpc[1], "volume.port.grpc": rpc[2], "filer.port.grpc": rpc[3],
-        "s3.port.iceberg": 0, "s3.port.lance": 0, "master.telemetry": "false", "volume.max": 1000, "master.volumeSizeLimitMB": 4096,
+        "s3.autoCreateBucket": "false", "s3.port.iceberg": 0, "s3.port.lance": 0, "master.telemetry": "false", "volume.max": 1000, "master.volumeSizeLimitMB": 4096,
     }  # fmt: skip
     with (folder / "log").open("wb") as log:
         return subprocess.Popen(

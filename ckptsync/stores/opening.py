@@ -113,6 +113,10 @@ def _local(place: Path, witness: str, limits: Limits) -> Store:
 
 def _remote(place: Remote, options: Mapping[str, object], limits: Limits) -> Store:
     """Imported where used: each kind brings a library of its own."""
+    if place.scheme == "s3":
+        from ckptsync.stores.s3 import S3Store  # noqa: PLC0415
+
+        return S3Store(place, options, limits)
     if place.scheme == "sftp":
         from ckptsync.stores.sftp import SftpStore  # noqa: PLC0415
 

@@ -1,0 +1,187 @@
+"""A store in an S3 bucket, on AWS or a compatible server: ``s3://bucket/prefix``.
+
+Reading, writing and listing are ours, over one connection a thread (`s3_wire`); where the bucket is and who we are is botocore's to say (`s3_access`).
+Files of more than one part are multipart uploads, which the next try finds again (`s3_upload`).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from ckptsync.errors import ConfigError, Corrupt, NotFound, StoreError, Transient
+from ckptsync.paths import checked_path
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, checked_prefix
+from ckptsync.stores.limits import Limits
+from ckptsync.stores.parts import Parts
+from ckptsync.stores.retry import Persistence
+from ckptsync.stores.s3_access import Access
+from ckptsync.stores.s3_bucket import Ask, Bucket
+from ckptsync.stores.s3_errors import NoSuchRange
+from ckptsync.stores.s3_orphans import sweep
+from ckptsync.stores.s3_put import Sender
+from ckptsync.stores.s3_targets import Conditions, Creating, Writing
+from ckptsync.stores.s3_wire import Answer
+from ckptsync.stores.s3_xml import is_truncated, objects, text
+from ckptsync.stores.urls import Remote
+
+PAGE = 1000  # keys of a listing, at most: S3's own limit
+
+
+class S3Store:
+    """Retries what fails transiently by itself, piece by piece.  Raises ConfigError where options, credentials or the bucket are wrong."""
+
+    late = 0.0
+
+    def __init__(self, remote: Remote, options: Mapping[str, Any] | None = None, limits: Limits | None = None) -> None:
+        self.url = remote.url
+        self._limits = limits or Limits()
+        access = Access(remote, options or {})
+        self._prefix = access.prefix
+        self._bucket = Bucket(access, self._limits)
+        self._sender = Sender(self._bucket, Persistence(self._limits.patience))
+        self._conditions = Conditions(self.url, held=True if self._bucket.is_aws else None)
+        self.is_exclusive = self._bucket.is_aws  # elsewhere it has to be seen first
+        self._lock = threading.Lock()
+        self._pool: tuple[int, Parts] | None = None
+        self._is_swept = self._is_bucket_seen = False
+
+    def names(self, prefix: str) -> Iterator[Entry]:
+        """As the contract says."""
+        found = self._listed(self._prefix + checked_prefix(prefix))
+        yield from found if self._bucket.is_aws else sorted(found)  # others list directory by directory
+
+    def size(self, name: str) -> int:
+        """As the contract says."""
+        answer = self._looked_for(name, Ask("HeadObject", self._key(name)))
+        return int(answer.headers.get("Content-Length") or 0)
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """As the contract says."""
+        view = out.cast("B") if out.nbytes else out
+        if not out.nbytes:
+            self.size(name)
+            return
+        done = 0
+
+        def once() -> None:
+            nonlocal done
+            done += self._read_some(name, start + done, view[done:])
+            if done < len(view):
+                raise Transient(f"{self.url}/{name}: {done} of {len(view)} bytes came")
+
+        self._sender.keep_trying(once)
+
+    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        """As the contract says."""
+        key = self._key(name)
+        self._parts().send(Writing(self._sender, key, about, self._sweep), chunks, about)
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        """As the contract says."""
+        key = self._key(name)
+        try:
+            self._parts().send(Creating(self._sender, key, about, self._sweep, self._conditions), chunks, about)
+        finally:
+            self.is_exclusive = self._conditions.held is True
+
+    def delete(self, name: str) -> None:
+        """As the contract says."""
+        try:
+            self._sender.ask(Ask("DeleteObject", self._key(name)))
+        except NotFound:
+            return  # as it should be
+
+    def _key(self, name: str) -> str:
+        key = self._prefix + checked_path(name)
+        if len(key.encode()) > 1024:
+            raise StoreError(f"{self.url}/{name}: a key of {len(key.encode())} bytes, S3 takes at most 1024")
+        return key
+
+    def _parts(self) -> Parts:
+        """Threads do not survive a fork: a child has its own."""
+        with self._lock:
+            if self._pool is None or self._pool[0] != os.getpid():
+                self._pool = os.getpid(), Parts(self._limits.threads, self._limits.memory)
+            return self._pool[1]
+
+    def _sweep(self) -> None:
+        """Once in the life of a store."""
+        with self._lock:
+            is_done, self._is_swept = self._is_swept, True
+        if not is_done:
+            sweep(self._sender, self._prefix)
+
+    def _listed(self, prefix: str) -> Iterator[Entry]:
+        query = {"list-type": "2", "prefix": prefix, "max-keys": str(PAGE), "encoding-type": "url"}
+        while True:
+            asked = Ask("ListObjectsV2", query=tuple(query.items()))
+            root = self._bucket.tree(asked, self._sender.ask(asked))
+            for each in objects(root):
+                name = each.key.removeprefix(self._prefix)
+                if each.key.startswith(prefix) and _is_name(name):
+                    yield Entry(name, each.size, each.mtime)
+            token = text(root, "NextContinuationToken")
+            if not is_truncated(root) or not token:
+                return
+            query["continuation-token"] = token
+
+    def _looked_for(self, name: str, ask: Ask) -> Answer:
+        """Answers to HEAD have no body that would say more: the bucket itself may not be there, or the credentials be wrong."""
+        try:
+            answer = self._sender.ask(ask)
+        except NotFound as e:
+            if not self._is_bucket_seen:
+                self._see_bucket(ask.key, e)
+            raise NotFound(f"{name}: not in {self.url}") from e
+        except Transient:
+            raise
+        except StoreError as e:
+            self._see_bucket(ask.key, e)
+            raise
+        self._is_bucket_seen = True
+        return answer
+
+    def _see_bucket(self, key: str, error: StoreError) -> None:
+        try:
+            self._sender.ask(Ask("GetObject", key, headers={"Range": "bytes=0-0"}))
+        except NotFound:
+            self._is_bucket_seen = True
+        except (ConfigError, StoreError) as e:
+            raise e from error
+
+    def _read_some(self, name: str, start: int, out: memoryview) -> int:
+        ask = Ask("GetObject", self._key(name), headers={"Range": f"bytes={start}-{start + len(out) - 1}"})
+        try:
+            answer = self._bucket.ask(ask, out)
+        except NotFound as e:
+            raise NotFound(f"{name}: not in {self.url}") from e
+        except NoSuchRange as e:
+            raise self._too_short(name, self.size(name), start, out) from e
+        if answer.status == 200 and start:
+            raise StoreError(f"{self.url}/{name}: the server ignores ranges", hint="is a proxy in between?")
+        whole = _whole_size(answer)
+        if whole is not None and whole < start + len(out):
+            raise self._too_short(name, whole, start, out)
+        return answer.count
+
+    def _too_short(self, name: str, size: int, start: int, out: memoryview) -> Corrupt:
+        return Corrupt(f"{name}: ends at byte {size}, {len(out)} bytes from {start} wanted")
+
+
+def _is_name(name: str) -> bool:
+    """Keys that no file could have, and those that stand for directories, are no names."""
+    try:
+        return bool(checked_path(name))
+    except Corrupt:
+        return False  # the question was whether it is refused
+
+
+def _whole_size(answer: Answer) -> int | None:
+    """Of a file of which a range was asked for: ``bytes 0-9/10``."""
+    if answer.status == 200:
+        return int(answer.headers.get("Content-Length") or 0)
+    size = answer.headers.get("Content-Range", "").rpartition("/")[2]
+    return int(size) if size.isdigit() else None

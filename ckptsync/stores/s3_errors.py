@@ -1,0 +1,139 @@
+"""What S3's errors, and the network's, mean for whoever asked.
+
+Source of the codes: docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html; of those of others, their own documents.  Messages name the place,
+the status and what the server says; nothing of a request's query or signature is among them.
+"""
+
+from __future__ import annotations
+
+import email.utils
+import http.client
+import socket
+import ssl
+import time
+from email.message import Message
+
+from ckptsync.errors import CkptsyncError, ConfigError, Exists, NotFound, StoreError, Transient
+from ckptsync.stores.s3_xml import Fault
+
+ACTIONS = {
+    "PutObject": "s3:PutObject",
+    "CreateMultipartUpload": "s3:PutObject",
+    "UploadPart": "s3:PutObject",
+    "CompleteMultipartUpload": "s3:PutObject",
+    "AbortMultipartUpload": "s3:AbortMultipartUpload",
+    "ListParts": "s3:ListMultipartUploadParts",
+    "ListMultipartUploads": "s3:ListBucketMultipartUploads",
+    "GetObject": "s3:GetObject",
+    "HeadObject": "s3:GetObject",
+    "ListObjectsV2": "s3:ListBucket",
+    "DeleteObject": "s3:DeleteObject",
+}
+"""The permission that each operation needs."""
+
+_TRANSIENT = frozenset(
+    "InternalError InternalFailure ServiceUnavailable SlowDown SlowDownRead SlowDownWrite Throttling ThrottlingException TooManyRequests".split()  # noqa: SIM905
+    + "RequestLimitExceeded BandwidthLimitExceeded RequestTimeout RequestTimeoutException OperationAborted ConditionalRequestConflict".split()  # noqa: SIM905
+    + "BadDigest XAmzContentSHA256Mismatch XAmzContentChecksumMismatch IncompleteBody PriorRequestNotComplete KMS.ThrottlingException Busy".split()  # noqa: SIM905
+)
+_CONFIG = {
+    "NoSuchBucket": "make the bucket, or correct its name",
+    "InvalidBucketName": "correct the bucket's name",
+    "InvalidAccessKeyId": "correct the key, or the profile it is taken from",
+    "SignatureDoesNotMatch": "correct the secret; a proxy that changes requests would do this, too",
+    "InvalidToken": "correct the session token",
+    "InvalidSecurity": "correct the credentials",
+    "AuthorizationHeaderMalformed": "set client_kwargs: region_name to the bucket's region",
+    "PermanentRedirect": "set client_kwargs: region_name to the bucket's region",
+    "IllegalLocationConstraintException": "set client_kwargs: region_name to the bucket's region",
+}
+_NEWER_KEYS = "new credentials are needed; those of a role or a profile are renewed without asking"
+_PERMANENT = {
+    "ExpiredToken": _NEWER_KEYS,
+    "TokenRefreshRequired": _NEWER_KEYS,
+    "RequestExpired": _NEWER_KEYS,
+    "RequestTimeTooSkewed": "set this machine's clock",
+    "QuotaExceeded": "raise the quota, or make room",
+    "InsufficientStorage": "make room on the server",
+    "XMinioStorageFull": "make room on the server",
+    "InvalidObjectState": "restore it from the archive first",
+    "EntityTooLarge": "this server takes no parts of that size",
+}
+
+
+class Gone(StoreError):
+    """The multipart upload is no longer there: completed, or removed, by somebody else or by a request of ours whose answer was lost."""
+
+
+class Mismatch(StoreError):
+    """The server's parts are not those that were to be completed: another writer has sent some since."""
+
+
+class NoSuchRange(StoreError):
+    """A file ends before the range that was asked for."""
+
+
+class Unable(StoreError):
+    """The server does not know what it was asked for."""
+
+
+def sorted_error(what: str, operation: str, status: int, fault: Fault, headers: Message) -> CkptsyncError:
+    """The error for an answer that is none: ``what`` is the thing's URL."""
+    code = fault.code or {404: "NoSuchKey", 412: "PreconditionFailed", 403: "AccessDenied"}.get(status, "")
+    text = f"{what}: {_said(status, code, fault.message)}"
+    if code in ("NoSuchKey", "NoSuchVersion"):
+        return NotFound(f"{what}: not there")
+    if code == "PreconditionFailed":
+        return Exists(f"{what}: already there")
+    if code == "InvalidRange" or status == 416:
+        return NoSuchRange(text)
+    if code == "NoSuchUpload":
+        return Gone(text)
+    if code in ("InvalidPart", "InvalidPartOrder", "EntityTooSmall"):
+        return Mismatch(text, hint="another writer uses the same name; the next try sends what differs")
+    if code in _CONFIG:
+        return ConfigError(text, hint=_CONFIG[code])
+    if code in _PERMANENT or status in (501, 507):
+        return StoreError(
+            text, hint=_PERMANENT.get(code, "make room on the server" if status == 507 else _PERMANENT["NotImplemented"])
+        )
+    if code in _TRANSIENT or status >= 500 or status in (408, 429):
+        return Transient(text, hint="the server is not well, or busy", after=_after(headers))
+    if status == 403:
+        action = ACTIONS.get(operation, operation)
+        return StoreError(
+            f"{what}: permission denied: {_said(status, code, fault.message)}", hint=f"the credentials need {action} here"
+        )
+    return StoreError(text, hint="is this an S3 server, and the endpoint right?" if not fault.code else "")
+
+
+def lost(what: str, host: str, e: Exception, *, has_answered: bool) -> CkptsyncError:
+    """The error for a connection that could not be made, or ended early.  ``has_answered``: the server was there before, in this process."""
+    if isinstance(e, ssl.SSLCertVerificationError):
+        hint = "AWS_CA_BUNDLE, or client_kwargs: verify, names the certificates to trust"
+        return ConfigError(f"{what}: {host} is not trusted: {e.verify_message}", hint=hint)
+    if isinstance(e, socket.gaierror) and e.errno == socket.EAI_NONAME and not has_answered:
+        return ConfigError(f"{what}: no host is called {host}", hint="correct endpoint_url, or the region")
+    if isinstance(e, TimeoutError):
+        return Transient(f"{what}: {host} was silent for too long", hint="the network or the server is stuck")
+    if isinstance(e, ConnectionRefusedError) and not has_answered:
+        return Transient(f"{what}: {host} refuses connections", hint="is the server running, and endpoint_url right?")
+    reason = (e.strerror if isinstance(e, OSError) else None) or str(e) or type(e).__name__
+    kind = "ended early" if isinstance(e, http.client.HTTPException) else "broke"
+    return Transient(f"{what}: the connection to {host} {kind}: {reason.lower()}", hint="the network or the server failed")
+
+
+def _said(status: int, code: str, message: str) -> str:
+    said = " ".join(message.split())[:200].rstrip(".")
+    return f"the server says {status} {code}".rstrip() + (f": {said}" if said else "")
+
+
+def _after(headers: Message) -> float:
+    """Seconds that the server asks for (RFC 9110, section 10.2.3), a number or a date."""
+    asked = headers.get("Retry-After", "").strip()
+    if asked.isdigit():
+        return float(asked[:6])
+    try:
+        return max(0.0, email.utils.parsedate_to_datetime(asked).timestamp() - time.time())
+    except (ValueError, TypeError):
+        return 0.0

@@ -1,0 +1,121 @@
+"""Multipart uploads that nobody has completed: finding those of a key again, and removing those that were given up."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ckptsync.errors import NotFound, StoreError
+from ckptsync.records.names import STORE_FILE
+from ckptsync.stores.parts import Part
+from ckptsync.stores.s3_bucket import Ask
+from ckptsync.stores.s3_errors import Gone
+from ckptsync.stores.s3_put import Sender
+from ckptsync.stores.s3_sums import crc_of, header, is_md5, md5_of, plain
+from ckptsync.stores.s3_xml import Begun, Stored, is_truncated, parts, text, uploads
+
+HOUR = 3600.0
+GIVEN_UP = 24 * HOUR  # without a new part: nobody is at work on it, and this name is being written anew
+STALE = 7 * 24 * HOUR  # the same for names that nobody writes any more
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Orphan:
+    """An upload and what it has.  ``idle``: seconds since something happened to it, by the server's clock."""
+
+    begun: Begun
+    stored: tuple[Stored, ...]
+    idle: float
+
+    def agrees(self, part: Part, most: int) -> bool | None:
+        """Whether it has this part, these bytes; None if it has no part of this number, and nothing else speaks against it.
+
+        ``most``: parts that the file has; with others beyond them it is another file's.
+        """
+        if any(each.number > most for each in self.stored) or self.begun.kind == "COMPOSITE":
+            return False
+        there = [each for each in self.stored if each.number == part.number]
+        return any(is_same(each, part) for each in there) if there else None
+
+
+def is_same(stored: Stored, part: Part) -> bool:
+    """Whether the server has these bytes: by its checksum if it tells one, else by its tag, if that can be an MD5."""
+    if stored.size != len(part.data):
+        return False
+    if stored.crc:
+        return stored.crc == header(crc_of(part.data))
+    return is_md5(stored.tag) and plain(stored.tag) == md5_of(part.data).hex()
+
+
+def orphans(sender: Sender, key: str) -> list[Orphan]:
+    """Those of one key; none, and a warning, if nobody may list them: then nothing is continued."""
+    try:
+        found = [begun for begun, _ in _begun(sender, key) if begun.key == key and begun.algorithm in ("", "CRC32")]
+        return [orphan for begun in found if (orphan := _looked_at(sender, begun)) is not None]
+    except (NotFound, Gone):
+        raise
+    except StoreError as e:
+        log.warning("%s: unfinished uploads cannot be listed, so none is continued: %s", sender.bucket.url(key), e)
+        return []
+
+
+def remove(sender: Sender, key: str, upload: str) -> None:
+    """Its parts, too.  Removing what is not there is no error."""
+    try:
+        sender.ask(Ask("AbortMultipartUpload", key, [("uploadId", upload)]))
+    except (Gone, NotFound):
+        return  # that was the aim
+
+
+def sweep(sender: Sender, prefix: str) -> None:
+    """Remove what was given up anywhere below ``prefix``, if that is one of our stores: then whatever is begun there is ours."""
+    try:
+        if sender.found(f"{prefix}{STORE_FILE}") is None:
+            return
+        for begun, now in _begun(sender, prefix):
+            if now - begun.since > STALE and (orphan := _looked_at(sender, begun)) is not None and orphan.idle > STALE:
+                log.info(
+                    "%s: removing an upload that was given up %.0f days ago", sender.bucket.url(begun.key), orphan.idle / 24 / HOUR
+                )
+                remove(sender, begun.key, begun.id)
+    except StoreError as e:
+        log.warning(
+            "%s: uploads that were given up cannot be removed: %s", sender.bucket.url(prefix), e
+        )  # it costs money, and nothing else
+
+
+def _begun(sender: Sender, prefix: str) -> Iterator[tuple[Begun, float]]:
+    """Uploads of keys that start with ``prefix``, each with the server's time.  Page by page (API: ListMultipartUploads)."""
+    query = {"uploads": "", "prefix": prefix, "encoding-type": "url"}
+    while True:
+        asked = Ask("ListMultipartUploads", query=tuple(query.items()))
+        answer = sender.ask(asked)
+        root = sender.bucket.tree(asked, answer)
+        now = sender.bucket.server_time(answer)
+        yield from ((begun, now) for begun in uploads(root))
+        marker = text(root, "NextKeyMarker")
+        if not is_truncated(root) or not marker:
+            return
+        query |= {"key-marker": marker, "upload-id-marker": text(root, "NextUploadIdMarker")}
+
+
+def _looked_at(sender: Sender, begun: Begun) -> Orphan | None:
+    """With its parts, page by page (API: ListParts); None if it is gone meanwhile."""
+    query = {"uploadId": begun.id}
+    found: list[Stored] = []
+    while True:
+        asked = Ask("ListParts", begun.key, tuple(query.items()))
+        try:
+            answer = sender.ask(asked)
+        except (Gone, NotFound):
+            return None
+        root = sender.bucket.tree(asked, answer)
+        found += parts(root)
+        marker = text(root, "NextPartNumberMarker")
+        if not is_truncated(root) or not marker:
+            last = max([begun.since, *(each.mtime for each in found)])
+            return Orphan(begun, tuple(found), sender.bucket.server_time(answer) - last)
+        query["part-number-marker"] = marker

@@ -1,0 +1,134 @@
+"""S3's answers in XML, as far as a store needs them.
+
+Elements are looked for by their local names: servers differ in namespaces.  Source: docs.aws.amazon.com/AmazonS3/latest/API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from urllib.parse import unquote_plus
+from xml.etree.ElementTree import Element, ParseError, fromstring
+from xml.sax.saxutils import escape
+
+from ckptsync.errors import Transient
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What an <Error> says."""
+
+    code: str = ""
+    message: str = ""
+    region: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Object:
+    """A listed object."""
+
+    key: str
+    size: int
+    mtime: float
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A multipart upload that is not completed.  ``since``: seconds of the server's clock.  ``algorithm`` and ``kind`` of its checksums may be untold."""
+
+    key: str
+    id: str
+    since: float
+    algorithm: str
+    kind: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A part of such an upload.  ``crc`` is base64, as in S3's headers, or empty."""
+
+    number: int
+    size: int
+    tag: str
+    mtime: float
+    crc: str
+
+
+def tree(body: bytes, what: str) -> Element:
+    """The root element; raises Transient for what is no XML, or might be an attack on the parser (a document type)."""
+    if b"<!DOCTYPE" in body[:1024]:
+        raise _no_xml(what, "it has a document type")
+    try:
+        root = fromstring(body)  # noqa: S314  without a document type there are no entities to be expanded
+    except ParseError as e:
+        raise _no_xml(what, str(e)) from e
+    for each in root.iter():
+        each.tag = each.tag.rpartition("}")[2]
+    return root
+
+
+def _no_xml(what: str, why: str) -> Transient:
+    return Transient(f"{what}: the server's answer is no XML: {why}", hint="is this an S3 server? a proxy may have answered")
+
+
+def fault(body: bytes) -> Fault:
+    """Of an answer that may be an error; one without a code if it is none, or cannot be read."""
+    try:
+        root = tree(body, "")
+    except Transient:
+        return Fault()  # a proxy's page, or nothing: the status says all there is
+    if root.tag != "Error":
+        return Fault()
+    return Fault(text(root, "Code"), text(root, "Message"), text(root, "Region"))
+
+
+def text(element: Element, name: str) -> str:
+    """Of the child of that name, or nothing."""
+    found = element.find(name)
+    return (found.text or "") if found is not None else ""
+
+
+def objects(root: Element) -> Iterator[Object]:
+    """Of ListObjectsV2."""
+    for each in root.iterfind("Contents"):
+        yield Object(_name(root, text(each, "Key")), int(text(each, "Size") or 0), seconds(text(each, "LastModified")))
+
+
+def uploads(root: Element) -> Iterator[Begun]:
+    """Of ListMultipartUploads."""
+    for each in root.iterfind("Upload"):
+        key, since = _name(root, text(each, "Key")), seconds(text(each, "Initiated"))
+        yield Begun(key, text(each, "UploadId"), since, text(each, "ChecksumAlgorithm"), text(each, "ChecksumType"))
+
+
+def parts(root: Element) -> Iterator[Stored]:
+    """Of ListParts."""
+    for each in root.iterfind("Part"):
+        mtime = seconds(text(each, "LastModified"))
+        yield Stored(int(text(each, "PartNumber")), int(text(each, "Size")), text(each, "ETag"), mtime, text(each, "ChecksumCRC32"))
+
+
+def is_truncated(root: Element) -> bool:
+    """Whether another page follows."""
+    return text(root, "IsTruncated") == "true"
+
+
+def completion(parts: Iterable[tuple[int, str]]) -> bytes:
+    """The body of CompleteMultipartUpload: number and tag of each part."""
+    lines = [f"<Part><PartNumber>{number}</PartNumber><ETag>{escape(tag)}</ETag></Part>" for number, tag in parts]
+    inner = "".join(lines)
+    return f'<CompleteMultipartUpload xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{inner}</CompleteMultipartUpload>'.encode()
+
+
+def seconds(moment: str) -> float:
+    """Since 1970, in whole seconds (servers differ in the digits of fractions); 0 for what is no time."""
+    try:
+        return datetime.fromisoformat(moment[:19] + "+00:00").timestamp()
+    except ValueError:
+        return 0.0
+
+
+def _name(root: Element, key: str) -> str:
+    """Keys are asked for URL-encoded, since XML cannot hold every character."""
+    return unquote_plus(key) if text(root, "EncodingType") == "url" else key
