@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.config.loading import load, read
+from ckptsync.config.loading import from_environment, load, read
 from ckptsync.config.values import Config, RunConfig
 from ckptsync.errors import ConfigError
 
@@ -93,3 +93,22 @@ def test_a_file_that_is_not_there_or_not_text_is_a_configuration_error(tmp_path:
     for name in ("absent", "binary", "."):
         with pytest.raises(ConfigError, match="cannot be read"):
             load(tmp_path / name, {})
+
+
+def test_without_a_file_the_environment_tells_options_and_limits() -> None:
+    options, limits = from_environment(
+        {"CKPTSYNC_STORAGE_OPTIONS": '{"profile": "lab"}', "CKPTSYNC_LIMITS_THREADS": "9", "CKPTSYNC_WORKER_QUIET": "?"}
+    )
+    assert options == {"profile": "lab"}
+    assert (limits.threads, limits.patience, limits.bandwidth) == (9, 120.0, None)
+    assert from_environment({})[0] == {}
+
+
+def test_what_the_environment_tells_wrongly_is_told_at_once_without_its_values() -> None:
+    given = {"CKPTSYNC_STORAGE_OPTIONS": '{"secret": "hunter2"', "CKPTSYNC_LIMITS_STALL": "soon", "CKPTSYNC_LIMITS_BANDWITH": "1M"}
+    with pytest.raises(ConfigError) as caught:
+        from_environment(given)
+    assert caught.value.exit_code == 2
+    for part in ("CKPTSYNC_STORAGE_OPTIONS: not JSON", "CKPTSYNC_LIMITS_STALL: 'soon'", "did you mean CKPTSYNC_LIMITS_BANDWIDTH?"):
+        assert part in str(caught.value)
+    assert "hunter2" not in str(caught.value)

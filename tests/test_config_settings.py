@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from ckptsync.config.settings import SECTIONS, SETTINGS
-from ckptsync.config.values import Config, HeadConfig, LogConfig, RunConfig, StoreConfig, VerifyConfig, WorkerConfig
+from ckptsync.config.values import Config, HeadConfig, LimitsConfig, LogConfig, RunConfig, StoreConfig, VerifyConfig, WorkerConfig
+from ckptsync.stores.timetable import Timetable
 
 
 def test_every_default_passes_its_own_reader() -> None:
@@ -15,7 +16,14 @@ def test_every_default_passes_its_own_reader() -> None:
 
 
 def test_the_table_and_the_frozen_values_have_the_same_keys() -> None:
-    classes = {"store": StoreConfig, "worker": WorkerConfig, "head": HeadConfig, "verify": VerifyConfig, "log": LogConfig}
+    classes = {
+        "store": StoreConfig,
+        "limits": LimitsConfig,
+        "worker": WorkerConfig,
+        "head": HeadConfig,
+        "verify": VerifyConfig,
+        "log": LogConfig,
+    }
     assert set(classes) == set(SECTIONS)
     keys = {f"{section}.{f.name}" for section, cls in classes.items() for f in fields(cls)}
     keys |= {f.name for f in fields(Config)} - set(classes)
@@ -26,7 +34,7 @@ def test_no_two_settings_share_a_variable_and_each_is_named_after_its_key() -> N
     variables = {setting.environment: key for key, setting in SETTINGS.items() if setting.environment}
     assert len(variables) == sum(bool(setting.environment) for setting in SETTINGS.values())
     for variable, key in variables.items():
-        assert variable in (f"CKPTSYNC_{key.upper().replace('.', '_')}", "CKPTSYNC_STORE")
+        assert variable in (f"CKPTSYNC_{key.upper().replace('.', '_')}", "CKPTSYNC_STORE", "CKPTSYNC_STORAGE_OPTIONS")
 
 
 @pytest.mark.parametrize(
@@ -40,6 +48,18 @@ def test_no_two_settings_share_a_variable_and_each_is_named_after_its_key() -> N
         ("store.url", "relative/path"),
         ("store.options", ["a"]),
         ("store.options", {1: 2}),
+        ("store.options", "[1]"),
+        ("store.options", "{"),
+        ("store.options", '{"a":' * 5000),
+        ("limits.bandwidth", "50"),
+        ("limits.bandwidth", 50),
+        ("limits.bandwidth", True),
+        ("limits.bandwidth", "08:00"),
+        ("limits.threads", 0),
+        ("limits.threads", "0"),
+        ("limits.memory", 0),
+        ("limits.patience", "soon"),
+        ("limits.stall", "0"),
         ("worker.runs", "/data"),
         ("worker.runs", [{"name": "x"}]),
         ("worker.runs", [{"path": "/data", "nmae": "x"}]),
@@ -74,9 +94,30 @@ def test_a_value_of_the_wrong_kind_is_a_problem(key: str, value: object) -> None
         ("worker.runs", [{"path": "/data", "name": "x"}], (RunConfig("/data", "x"),)),
         ("worker.keep_pins", "3", 3),
         ("worker.quiet", 0, 0.0),
+        (
+            "store.options",
+            '{"endpoint_url": "http://x", "client_kwargs": {"a": 1}}',
+            {"endpoint_url": "http://x", "client_kwargs": {"a": 1}},
+        ),
+        ("limits.bandwidth", "off", None),
+        ("limits.bandwidth", "1KB/s", Timetable((0,), (1000.0,))),
+        ("limits.threads", "8", 8),
+        ("limits.memory", "1GiB", 1 << 30),
+        ("limits.patience", "0", 0.0),
         ("head.max_shard_size", 1000, 1000),
         ("store.url", "s3://bucket/x", "s3://bucket/x"),
     ],
 )
 def test_files_and_variables_say_it_in_their_own_ways(key: str, value: object, read: Any) -> None:
     assert SETTINGS[key].read(value) == read
+
+
+@pytest.mark.parametrize("value", ['{"secret": "hunter2"', '"hunter2"', ["hunter2"], {1: "hunter2"}])
+def test_a_problem_of_the_stores_options_repeats_no_value(value: object) -> None:
+    with pytest.raises(ValueError, match=r"\w") as caught:
+        SETTINGS["store.options"].read(value)
+    assert "hunter2" not in str(caught.value)
+
+
+def test_options_are_not_shown_where_a_configuration_is() -> None:
+    assert "hunter2" not in repr(StoreConfig("s3://b", {"secret": "hunter2"}))

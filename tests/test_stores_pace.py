@@ -10,7 +10,7 @@ import pytest
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.limits import Unlimited
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.stores.pace import ASK, Paced, Paces, pace_of
+from ckptsync.stores.pace import ASK, Paced, Paces
 from ckptsync.stores.posix import PosixStore
 from ckptsync.stores.timetable import parse
 from tests.store_contract import StoreContract
@@ -153,14 +153,3 @@ def test_bytes_in_both_directions_are_asked_for_in_small_pieces() -> None:
     assert pace.asked == [ASK] * 4 + [10]
     assert read_all(store, "a") == content
     assert pace.asked == [ASK] * 4 + [10] + [ASK] * 4
-
-
-@pytest.mark.parametrize("text", ["", " ", "off", "08:00,off 19:00,off"])
-def test_without_a_limit_nobody_is_asked(text: str) -> None:
-    assert isinstance(pace_of(text), Unlimited)
-
-
-def test_a_limit_at_any_time_is_one() -> None:
-    assert isinstance(pace_of("08:00,50M 19:00,off"), Paces)
-    with pytest.raises(ValueError, match="unit"):
-        pace_of("50")

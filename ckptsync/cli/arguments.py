@@ -56,6 +56,15 @@ def _store(command: argparse.ArgumentParser) -> None:
     command.add_argument("-c", "--config", metavar="CONFIG", help="a configuration file that names the store")
 
 
+def _bandwidth(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--bandwidth",
+        metavar="RATE",
+        help='of all transfers together: such as 50MB/s, or a timetable as rclone has it, "08:00,50M 19:00,off" (default:'
+        " $CKPTSYNC_LIMITS_BANDWIDTH, or off)",
+    )
+
+
 def _merging(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--dtype",
@@ -102,6 +111,7 @@ def _push(commands: Any) -> None:
     command.add_argument("url", metavar="STORE_URL", help="the store, a path or a URL")
     command.add_argument("--run", metavar="NAME", help="the run's name in the store (default: the output directory's name)")
     command.add_argument("--node", metavar="ID", help="the node's id in the store (default: computed)")
+    _bandwidth(command)
     command.add_argument("--dry-run", action="store_true", help="say what would be sent, send nothing")
 
 
@@ -131,6 +141,7 @@ def _merge(commands: Any) -> None:
         action="store_true",
         help="do not ask the files' times whether they are of one save: they were lost in copying",
     )
+    _bandwidth(command)
     command.add_argument("--dry-run", action="store_true", help="say what would be written, write nothing")
 
 
@@ -141,6 +152,7 @@ def _verify(commands: Any) -> None:
         "--level", choices=LEVELS, help="stat: names and sizes; digest: every byte; parse: every header; load: every tensor, with torch "
         "(default: digest for a store, parse for a directory)"
     )  # fmt: skip
+    _bandwidth(command)
 
 
 def _inspect(commands: Any) -> None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ckptsync.config.loading import load
+from ckptsync.config.loading import from_environment, load
+from ckptsync.config.reach import limits
+from ckptsync.config.settings import bandwidth
 from ckptsync.config.units import show_size
 from ckptsync.errors import ConfigError
 from ckptsync.head.catalogue import Catalogue
@@ -16,7 +19,9 @@ from ckptsync.records.names import consolidated_prefix
 from ckptsync.records.state import Snapshot
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import open_store
+from ckptsync.stores.timetable import Timetable
 from ckptsync.stores.trees import Access
+from ckptsync.stores.urls import Remote, located
 
 HEADING = ("RUN", "CHECKPOINT", "STATE", "SIZE", "NODES", "DETAIL")
 
@@ -25,18 +30,37 @@ def asked_store(args: argparse.Namespace) -> Store:
     """The store that is named: by the command line, by the configuration, or by CKPTSYNC_STORE; raises ConfigError if by none."""
     if args.config and args.url:
         raise ConfigError(f"{args.url}: a store and a configuration are given", hint="give one of them")
+    access = reached(args)
     if args.config:
-        config = load(Path(args.config))
-        return open_store(config.store.url, config.store.options)
+        return open_store(load(Path(args.config)).store.url, access.options, access.limits)
     url = args.url or os.environ.get("CKPTSYNC_STORE")
     if not url:
         raise ConfigError("no store is named", hint="give its URL, a configuration with -c, or set CKPTSYNC_STORE")
-    return open_store(url)
+    return open_store(url, options_for(url, access), access.limits)
 
 
-def reached(_args: argparse.Namespace) -> Access:
-    """How the places that the command line names are reached."""
-    return Access()
+def reached(args: argparse.Namespace) -> Access:
+    """How the places that the command line names are reached: as the -c file says, or the environment; raises ConfigError."""
+    if getattr(args, "config", None):
+        config = load(Path(args.config))
+        options, asked = config.store.options, config.limits
+    else:
+        options, asked = from_environment()
+    if getattr(args, "bandwidth", None):
+        asked = replace(asked, bandwidth=_bandwidth(args.bandwidth))
+    return Access(options, limits(asked))
+
+
+def options_for(url: str, access: Access) -> Mapping[str, object]:
+    """Options of the environment are for stores elsewhere, and no error where a path is named."""
+    return access.options if isinstance(located(url), Remote) else {}
+
+
+def _bandwidth(text: str) -> Timetable | None:
+    try:
+        return bandwidth(text)
+    except ValueError as e:
+        raise ConfigError(f"--bandwidth: {e}") from e
 
 
 def fault_lines(catalogue: Catalogue) -> list[str]:

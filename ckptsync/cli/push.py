@@ -10,6 +10,7 @@ from typing import Any
 
 from ckptsync import scan
 from ckptsync.cli import output
+from ckptsync.cli.places import options_for, reached
 from ckptsync.cli.progress import Progress, shown, silent
 from ckptsync.config.units import show_size
 from ckptsync.errors import ConfigError, Corrupt
@@ -27,11 +28,12 @@ def run(args: argparse.Namespace) -> int:
     name, spots = to_push(directory)
     name = checked_run(args.run or name)
     located(args.url)
+    access = reached(args)
     sizes = {spot.name: [file.size for file in scan.found(spot).files] for spot in spots}
     if args.dry_run:
         _say(args, [_planned(name, checkpoint, found) for checkpoint, found in sizes.items()])
         return 0
-    store = create_store(args.url)
+    store = create_store(args.url, options_for(args.url, access), access.limits)
     total = sum(map(sum, sizes.values()))
     with (silent if args.json else shown)(f"sending {name}") as progress:
         sent = push_now(directory, store, node, name, counting(progress, total))

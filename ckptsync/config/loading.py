@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ckptsync.config.settings import SECTIONS, SETTINGS
-from ckptsync.config.values import Config, HeadConfig, LogConfig, StoreConfig, VerifyConfig, WorkerConfig
+from ckptsync.config.values import Config, HeadConfig, LimitsConfig, LogConfig, StoreConfig, VerifyConfig, WorkerConfig
 from ckptsync.config.yaml_lines import Document, parse
 from ckptsync.errors import ConfigError
+
+_OPTIONS = SETTINGS["store.options"].environment
 
 
 def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
@@ -25,6 +27,18 @@ def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
         reason = e.strerror if isinstance(e, OSError) else "not UTF-8"
         raise ConfigError(f"{path}: cannot be read: {reason}", hint="give a configuration file with -c; see configs/") from e
     return read(text, str(path), environment)
+
+
+def from_environment(environment: Mapping[str, str] = os.environ) -> tuple[dict[str, object], LimitsConfig]:
+    """The store's options and the limits where no configuration is given; raises ConfigError with every problem."""
+    problems: list[str] = []
+    keys = [key for key in SETTINGS if key == "store.options" or key.startswith("limits.")]
+    ours = {name: value for name, value in environment.items() if name == _OPTIONS or name.startswith("CKPTSYNC_LIMITS_")}
+    given = dict(_overrides(ours, problems))
+    values = {key: _value(key, *given.get(key, ("", None)), problems) for key in keys}
+    if problems:
+        raise ConfigError(_all("environment", problems), hint="docs/cli.md says what each variable wants")
+    return values.pop("store.options"), LimitsConfig(**{key.partition(".")[2]: value for key, value in values.items()})
 
 
 def read(text: str, name: str, environment: Mapping[str, str]) -> Config:
@@ -104,6 +118,7 @@ def _config(values: Mapping[str, Any]) -> Config:
         node=values["node"],
         roles=values["roles"],
         store=StoreConfig(**section("store")),
+        limits=LimitsConfig(**section("limits")),
         worker=WorkerConfig(**section("worker")),
         head=HeadConfig(**section("head")),
         verify=VerifyConfig(**section("verify")),

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from ckptsync.config.units import parse_duration, parse_size
 from ckptsync.config.values import ROLES, RunConfig
 from ckptsync.errors import Corrupt
@@ -17,6 +19,7 @@ from ckptsync.merge.plan import DTYPES
 from ckptsync.paths import checked_path
 from ckptsync.records.names import CONSOLIDATED, checked_node
 from ckptsync.records.report import LEVELS
+from ckptsync.stores.timetable import Timetable, parse
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +110,33 @@ def mapping(value: object) -> dict[str, object]:
     return dict(value)
 
 
+def storage_options(value: object) -> dict[str, object]:
+    """A mapping, or (from the environment) its JSON.  No problem repeats a value: keys may be among them."""
+    try:
+        found = msgspec.json.decode(value) if isinstance(value, str) else value
+    except (msgspec.DecodeError, RecursionError) as e:
+        raise ValueError('not JSON: an object such as {"endpoint_url": "https://…"} is wanted') from e
+    if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
+        raise ValueError("not a mapping of names to values")
+    return dict(found)
+
+
+def bandwidth(value: object) -> Timetable | None:
+    """A rate, a timetable, or off."""
+    if value is False:  # what YAML makes of `off`
+        return None
+    timetable = parse(text(value))
+    return None if timetable.is_unlimited else timetable
+
+
+def some(value: object) -> int:
+    """A whole number from one."""
+    number = count(value)
+    if not number:
+        raise ValueError(f"{value!r}: at least one is wanted")
+    return number
+
+
 def directories(value: object) -> dict[str, str]:
     """A mapping of run names to directories."""
     return {name: text(path) for name, path in mapping(value).items()}
@@ -148,7 +178,12 @@ SETTINGS: dict[str, Setting] = {
     "node": Setting(node, "", "CKPTSYNC_NODE"),
     "roles": Setting(roles, ["worker"], "CKPTSYNC_ROLES"),
     "store.url": Setting(location, "", "CKPTSYNC_STORE"),
-    "store.options": Setting(mapping, {}),
+    "store.options": Setting(storage_options, {}, "CKPTSYNC_STORAGE_OPTIONS"),
+    "limits.bandwidth": Setting(bandwidth, "off", "CKPTSYNC_LIMITS_BANDWIDTH"),
+    "limits.threads": Setting(some, 4, "CKPTSYNC_LIMITS_THREADS"),
+    "limits.memory": Setting(size, "96MiB", "CKPTSYNC_LIMITS_MEMORY"),
+    "limits.patience": Setting(duration, "2m", "CKPTSYNC_LIMITS_PATIENCE"),
+    "limits.stall": Setting(period, "60s", "CKPTSYNC_LIMITS_STALL"),
     "worker.runs": Setting(runs, []),
     "worker.quiet": Setting(duration, "10s", "CKPTSYNC_WORKER_QUIET"),
     "worker.unmarked": Setting(duration, "60s", "CKPTSYNC_WORKER_UNMARKED"),

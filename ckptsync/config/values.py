@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ckptsync.merge.plan import DType
 from ckptsync.records.report import Level
+from ckptsync.stores.timetable import Timetable
 
 Role = Literal["worker", "head", "verifier"]
 ROLES: tuple[Role, ...] = ("worker", "head", "verifier")
@@ -23,10 +24,21 @@ class RunConfig:
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig:
-    """Where checkpoints are gathered; ``options`` go to its fsspec file system."""
+    """Where checkpoints are gathered; ``options`` are its client's, as fsspec calls them.  They may hold keys, so nothing prints them."""
 
     url: str
-    options: Mapping[str, object]
+    options: Mapping[str, object] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsConfig:
+    """What transfers may take: see `ckptsync.stores.limits.Limits`."""
+
+    bandwidth: Timetable | None
+    threads: int
+    memory: int
+    patience: float
+    stall: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +86,7 @@ class Config:
     node: str
     roles: tuple[Role, ...]
     store: StoreConfig
+    limits: LimitsConfig
     worker: WorkerConfig
     head: HeadConfig
     verify: VerifyConfig

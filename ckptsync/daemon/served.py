@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
+from ckptsync.config.reach import limits
 from ckptsync.config.runs import output_directories
 from ckptsync.config.values import Config
 from ckptsync.errors import StoreError
@@ -32,7 +33,7 @@ def opened(config: Config) -> Store:
                     f"{url}: was a store when {run.path} was last served, and is none now",
                     hint=f"is the file system mounted?  If that store was given up, delete {run.path}/{OURS}/{MARK}",
                 )
-    return create_store(url, config.store.options)
+    return create_store(url, config.store.options, limits(config.limits))
 
 
 def remember(spool: Path, url: str) -> None:

@@ -9,19 +9,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
-from ckptsync.stores.limits import Pace, Unlimited
-from ckptsync.stores.timetable import Timetable, parse
+from ckptsync.stores.limits import Pace
+from ckptsync.stores.timetable import Timetable
 
 ASK = 256 << 10  # bytes asked for at a time
 BURST = 0.25  # seconds of the rate that may have been saved up
 _CLOSE = 0.001  # of a byte: sums of floats are not exact
 _STEP = 1.0  # seconds after which the timetable is looked at again
-
-
-def pace_of(text: str) -> Pace:
-    """What a timetable's text says ("" or off: no limit); raises ValueError."""
-    timetable = parse(text) if text.strip() else None
-    return Unlimited() if timetable is None or timetable.is_unlimited else Paces(timetable)
 
 
 class Paces:

@@ -1,0 +1,30 @@
+"""From what is configured to what stores are given."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckptsync.config.loading import read
+from ckptsync.config.reach import limits
+from ckptsync.stores.limits import Limits, Unlimited
+from ckptsync.stores.pace import Paces
+
+STORE = "store: {url: /mnt/x}\nroles: [head]\n"
+
+
+def test_the_defaults_are_those_of_the_stores() -> None:
+    found = limits(read(STORE, "c", {}).limits)
+    assert isinstance(found.pace, Unlimited)
+    wanted = Limits()
+    for name in ("threads", "memory", "patience", "stall"):
+        assert getattr(found, name) == getattr(wanted, name), name
+
+
+@pytest.mark.parametrize("text", ["50MB/s", "'08:00,50M 19:00,off'", "Mon-08:00,10M Sat-00:00,off"])
+def test_a_bandwidth_is_a_pace(text: str) -> None:
+    assert isinstance(limits(read(STORE + f"limits:\n  bandwidth: {text}\n", "c", {}).limits).pace, Paces)
+
+
+@pytest.mark.parametrize("text", ["off", "'off'", "'08:00,off 19:00,off'"])
+def test_off_is_no_limit_however_yaml_reads_it(text: str) -> None:
+    assert isinstance(limits(read(STORE + f"limits:\n  bandwidth: {text}\n", "c", {}).limits).pace, Unlimited)
