@@ -1,6 +1,6 @@
 """What has no command of its own: files to a server and back through a library.  ``python -m benchmarks.carry HOW up|down DIRECTORY URL``.
 
-HOW is ``store`` (our store alone: no scan, no manifest, no digest), ``fetch`` (down only: what `ckptsync push` has sent, each file's digest
+HOW is ``push`` (up only: what `ckptsync push` does, with options that it is not given on a command line), ``store`` (our store alone: no scan, no manifest, no digest), ``fetch`` (down only: what `ckptsync push` has sent, each file's digest
 compared with its manifest's), ``boto3`` (upload_file and download_file, eight files at once) or ``s3fs`` (put and get).
 """
 
@@ -15,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from benchmarks.movers import HERE
+
 AT_ONCE = 8
 
 
@@ -22,7 +24,7 @@ def main() -> None:
     """Carry, and say nothing."""
     how, direction, directory, url, *rest = sys.argv[1:]
     options = json.loads(rest[0]) if rest else {}
-    {"store": _store, "fetch": _fetch, "boto3": _boto3, "s3fs": _s3fs}[how](direction, Path(directory), url, options)
+    {"store": _store, "fetch": _fetch, "push": _push, "boto3": _boto3, "s3fs": _s3fs}[how](direction, Path(directory), url, options)
 
 
 def _store(direction: str, directory: Path, url: str, options: dict[str, Any]) -> None:
@@ -34,13 +36,22 @@ def _store(direction: str, directory: Path, url: str, options: dict[str, Any]) -
     if direction == "down":
         directory.mkdir()
         here = bare(str(directory))
-        _each((entry.name for entry in there.names("")), lambda name: fetch(there, name, here, name))
+        _each(
+            (entry.name for entry in there.names(f"{HERE}/")), lambda name: fetch(there, name, here, name.removeprefix(f"{HERE}/"))
+        )
         return
 
     def send(path: Path) -> None:
-        there.write(str(path.relative_to(directory)), _chunks(path), About(path.stat().st_size))
+        there.write(f"{HERE}/{path.relative_to(directory)}", _chunks(path), About(path.stat().st_size))
 
     _each((path for path in sorted(directory.rglob("*")) if path.is_file()), send)
+
+
+def _push(_direction: str, directory: Path, url: str, options: dict[str, Any]) -> None:
+    from ckptsync.stores.opening import create_store
+    from ckptsync.worker.push import push_now
+
+    push_now(directory, create_store(url, options), "bench", "run")
 
 
 def _fetch(_direction: str, directory: Path, url: str, options: dict[str, Any]) -> None:

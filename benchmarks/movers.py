@@ -51,15 +51,16 @@ def _options(place: Place) -> list[str]:
 
 
 def _pushed(directory: Path, place: Place) -> list[str]:
-    flags = [f"--storage-option={key}={value}" for key, value in place.options.items()]
-    return [sys.executable, "-m", "ckptsync", "push", str(directory), place.url, "--run", RUN, "--node", "bench", *flags]
+    if place.options:
+        return _carry("push", "up", directory, place.url, *_options(place))
+    return [sys.executable, "-m", "ckptsync", "push", str(directory), place.url, "--run", RUN, "--node", "bench"]
 
 
 CKPTSYNC = Mover("ckptsync", _pushed, lambda d, p: _carry("fetch", "down", d, p.url, *_options(p)))
 STORE = Mover(
     "ckptsync's store alone",
-    lambda d, p: _carry("store", "up", d, p.below(HERE), *_options(p)),
-    lambda d, p: _carry("store", "down", d, p.below(HERE), *_options(p)),
+    lambda d, p: _carry("store", "up", d, p.url, *_options(p)),
+    lambda d, p: _carry("store", "down", d, p.url, *_options(p)),
 )
 S5CMD = Mover(
     "s5cmd",

@@ -123,7 +123,7 @@ def generate(folder: Path, sizes: Sequence[int]) -> None:
     """Files of random bytes, and a sign that a trainer was done with them."""
     folder.mkdir(parents=True)
     for number, size in enumerate(sizes):
-        with (folder / f"part-{number:05}.bin").open("wb") as file:
+        with (folder / f"part-{number:05}.dat").open("wb") as file:
             for start in range(0, size, MIB):
                 file.write(os.urandom(min(MIB, size - start)))
     (folder / "trainer_state.json").write_text("{}\n")
