@@ -92,6 +92,9 @@ class PosixStore:
         """As the contract says."""
         with contextlib.suppress(NotFound), self._reading(_checked(name)):
             beneath.stat_file(self.root, name)  # no more than a look, as nothing is believed of an absence here
+            self._ways.settle(
+                name.split("/")[:-1]
+            )  # else what is said to be there could be gone after a power cut: its writer may be dead
             raise Exists(f"{name}: already there")
         self._publish(name, announced(chunks, about), about.origin, claim)
 

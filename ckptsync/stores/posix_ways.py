@@ -57,11 +57,7 @@ class Ways:
     def after_delete(self, way: Sequence[str]) -> None:
         """Of a file: that it is gone is durable, and directories that this leaves empty go, too: trainers take a directory for a checkpoint."""
         with contextlib.suppress(FileNotFoundError):  # gone, with everything in it
-            at = beneath.open_directory(self._root, way, _DIRECTORY)
-            try:
-                sync_directory(at)
-            finally:
-                os.close(at)
+            self.settle(way)
         while way:
             try:
                 with beneath.parent_of(self._root, "/".join(way)) as (at, last):
@@ -69,6 +65,14 @@ class Ways:
             except OSError:
                 return  # not empty, or not ours to delete: an empty directory does no harm
             way = way[:-1]
+
+    def settle(self, way: Sequence[str]) -> None:
+        """What was done to the names in a directory is durable, whoever did it."""
+        at = beneath.open_directory(self._root, way, _DIRECTORY)
+        try:
+            sync_directory(at)
+        finally:
+            os.close(at)
 
     def forget_older(self, seconds: float) -> None:
         """Let go of directories opened longer ago: what is kept open cannot be unmounted."""
