@@ -55,17 +55,7 @@ class Weed:
 
     def client(self, key: str = KEY, secret: str = SECRET, endpoint: str = "") -> Any:
         """A botocore client that tries once, to look from outside and to do what others do."""
-        import botocore.session
-        from botocore.config import Config
-
-        return botocore.session.get_session().create_client(
-            "s3",
-            endpoint_url=endpoint or self.endpoint,
-            region_name="us-east-1",
-            aws_access_key_id=key,
-            aws_secret_access_key=secret,
-            config=Config(retries={"total_max_attempts": 1}, request_checksum_calculation="when_required"),
-        )
+        return _client(endpoint or self.endpoint, key, secret)
 
     def bucket(self) -> str:
         """The name of a new, empty bucket."""
@@ -144,6 +134,21 @@ def weed() -> Weed:
         else:
             return server
     raise AssertionError
+
+
+@functools.cache
+def _client(endpoint: str, key: str, secret: str) -> Any:
+    import botocore.session
+    from botocore.config import Config
+
+    return botocore.session.get_session().create_client(
+        "s3",
+        endpoint_url=endpoint,
+        region_name="us-east-1",
+        aws_access_key_id=key,
+        aws_secret_access_key=secret,
+        config=Config(retries={"total_max_attempts": 1}, request_checksum_calculation="when_required"),
+    )
 
 
 def program() -> str | None:

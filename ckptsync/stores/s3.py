@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from ckptsync.errors import ConfigError, Corrupt, NotFound, StoreError, Transient
+from ckptsync.errors import Corrupt, NotFound, StoreError, Transient
 from ckptsync.paths import checked_path
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, checked_prefix
 from ckptsync.stores.limits import Limits
@@ -46,7 +46,7 @@ class S3Store:
         self.is_exclusive = self._bucket.is_aws  # elsewhere it has to be seen first
         self._lock = threading.Lock()
         self._pool: tuple[int, Parts] | None = None
-        self._is_swept = self._is_bucket_seen = False
+        self._is_swept = False
 
     def names(self, prefix: str) -> Iterator[Entry]:
         """As the contract says."""
@@ -55,7 +55,10 @@ class S3Store:
 
     def size(self, name: str) -> int:
         """As the contract says."""
-        answer = self._looked_for(name, Ask("HeadObject", self._key(name)))
+        try:
+            answer = self._sender.head(self._key(name))
+        except NotFound as e:
+            raise NotFound(f"{name}: not in {self.url}") from e
         return int(answer.headers.get("Content-Length") or 0)
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
@@ -112,7 +115,7 @@ class S3Store:
         with self._lock:
             is_done, self._is_swept = self._is_swept, True
         if not is_done:
-            sweep(self._sender, self._prefix)
+            sweep(Sender(self._bucket, Persistence(0)), self._prefix)  # if it fails, another time will do
 
     def _listed(self, prefix: str) -> Iterator[Entry]:
         query = {"list-type": "2", "prefix": prefix, "max-keys": str(PAGE), "encoding-type": "url"}
@@ -127,30 +130,6 @@ class S3Store:
             if not is_truncated(root) or not token:
                 return
             query["continuation-token"] = token
-
-    def _looked_for(self, name: str, ask: Ask) -> Answer:
-        """Answers to HEAD have no body that would say more: the bucket itself may not be there, or the credentials be wrong."""
-        try:
-            answer = self._sender.ask(ask)
-        except NotFound as e:
-            if not self._is_bucket_seen:
-                self._see_bucket(ask.key, e)
-            raise NotFound(f"{name}: not in {self.url}") from e
-        except Transient:
-            raise
-        except StoreError as e:
-            self._see_bucket(ask.key, e)
-            raise
-        self._is_bucket_seen = True
-        return answer
-
-    def _see_bucket(self, key: str, error: StoreError) -> None:
-        try:
-            self._sender.ask(Ask("GetObject", key, headers={"Range": "bytes=0-0"}))
-        except NotFound:
-            self._is_bucket_seen = True
-        except (ConfigError, StoreError) as e:
-            raise e from error
 
     def _read_some(self, name: str, start: int, out: memoryview) -> int:
         ask = Ask("GetObject", self._key(name), headers={"Range": f"bytes={start}-{start + len(out) - 1}"})

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ckptsync.errors import NotFound, StoreError
+from ckptsync.errors import NotFound, StoreError, Transient
 from ckptsync.records.names import STORE_FILE
 from ckptsync.stores.parts import Part
 from ckptsync.stores.s3_bucket import Ask
@@ -55,7 +55,7 @@ def orphans(sender: Sender, key: str) -> list[Orphan]:
     try:
         found = [begun for begun, _ in _begun(sender, key) if begun.key == key and begun.algorithm in ("", "CRC32")]
         return [orphan for begun in found if (orphan := _looked_at(sender, begun)) is not None]
-    except (NotFound, Gone):
+    except Transient:
         raise
     except StoreError as e:
         log.warning("%s: unfinished uploads cannot be listed, so none is continued: %s", sender.bucket.url(key), e)

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ckptsync.errors import NotFound
+from ckptsync.errors import NotFound, StoreError, Transient
 from ckptsync.stores.retry import Persistence
 from ckptsync.stores.s3_bucket import Ask, Bucket, Query
+from ckptsync.stores.s3_errors import NoSuchRange
 from ckptsync.stores.s3_sums import CRC, Sum, crc_of, header, is_md5, md5_of, plain, whole_crc, whole_tag
 from ckptsync.stores.s3_wire import Answer
 
@@ -41,7 +42,7 @@ class Found:
     def may_be(self, sums: list[Sum]) -> bool:
         """Whether nothing says otherwise, and the size and a checksum agree."""
         same = self.is_made_of(sums)
-        return bool(same or (same is None and self.crc))
+        return self.crc != "" if same is None else same
 
 
 class Sender:
@@ -50,6 +51,7 @@ class Sender:
     def __init__(self, bucket: Bucket, persistence: Persistence) -> None:
         self.bucket, self._persistence = bucket, persistence
         self._takes_crc = bucket.access.knows_checksums
+        self._is_bucket_seen = False
 
     @property
     def takes_crc(self) -> bool:
@@ -77,13 +79,38 @@ class Sender:
         answer = self.bucket.ask(Ask(operation, key, query, {**headers, "Content-MD5": b64encode(md5_of(data)).decode()}, data))
         return Sum(len(data), crc, answer.headers.get("ETag", ""))
 
+    def head(self, key: str, headers: dict[str, str] | None = None) -> Answer:
+        """Of what is there; raises NotFound.
+
+        A refusal of HEAD has no body that would say why: then the first byte is asked for, whose refusal has one, and may be learnt from.
+        """
+        ask = Ask("HeadObject", key, headers=headers)
+        try:
+            answer = self.ask(ask)
+        except NotFound:
+            if not self._is_bucket_seen:
+                self._ask_why(key)
+            raise
+        except Transient:
+            raise
+        except StoreError:
+            self._ask_why(key)
+            answer = self.ask(ask)
+        self._is_bucket_seen = True
+        return answer
+
+    def _ask_why(self, key: str) -> None:
+        try:
+            self.ask(Ask("GetObject", key, headers={"Range": "bytes=0-0"}))
+        except (NotFound, NoSuchRange):
+            self._is_bucket_seen = True  # and the answer to HEAD meant what it said
+
     def found(self, key: str) -> Found | None:
         """What is there, with what can be compared; None if there is nothing."""
         try:
-            answer = self.ask(Ask("HeadObject", key, headers={"x-amz-checksum-mode": "ENABLED"}))
+            headers = self.head(key, {"x-amz-checksum-mode": "ENABLED"}).headers
         except NotFound:
             return None
-        headers = answer.headers
         hides = headers.get(_SSE, "").startswith("aws:kms") or f"{_SSE}-customer-algorithm" in headers
         tag = headers.get("ETag", "")
         is_whole = headers.get("x-amz-checksum-type", "" if "-" in tag else "FULL_OBJECT") == "FULL_OBJECT"
