@@ -2,6 +2,7 @@
 # make test     what CI runs: format, lint, types, tests.  Installs torch: for its small CPU build, where there is one,
 #               PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test
 # make campaign kill processes of a small cluster at any moment, a hundred times and more if asked: CAMPAIGN="--rounds 20 --seed 7"
+# make crash-states   cut the power at every moment of a store's work, in a simulation (strace is needed): CRASH="--states 5000 --random 100"
 # make damage   damage every vector in every way, and see that nothing goes unseen: DAMAGE="--flips 400 --only zero3"
 # make lint     format, lint, types       make format   put the format right
 # make bench    every figure in the documents, in an environment of its own: torch, accelerate, DeepSpeed; half an hour and 60 GB at most.
@@ -33,11 +34,12 @@ MERGE ?= 2
 WORK ?= /dev/shm
 CAMPAIGN ?=
 DAMAGE ?=
+CRASH ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint format bench bench-transfer campaign damage clean
+.PHONY: demo test lint format bench bench-transfer campaign damage crash-states clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -72,6 +74,9 @@ campaign: $(VENV)/.installed-test
 
 damage: $(VENV)/.installed-test
 	$(BIN)/python -m tests.campaigns.damage $(DAMAGE)
+
+crash-states: $(VENV)/.installed-test
+	$(BIN)/python -m tests.campaigns.crash_states $(CRASH)
 
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) $(TRANSFER_VENV) build/bench

@@ -219,7 +219,7 @@ _fsync = os.fsync
 def where() -> str:
     """The code that calls fsync, such as ``secure < _begin``: innermost first, without the store's own wrapper around the call."""
     frame: Any = sys._getframe(2)
-    names = []
+    names: list[str] = []
     while frame is not None and len(names) < 3:
         if frame.f_code.co_name not in ("sync_directory", "sync"):
             names.append(frame.f_code.co_name)
@@ -230,7 +230,7 @@ def where() -> str:
 def main(work: str, root: str) -> None:
     name, _, seed = work.partition(" ")
 
-    def fsync(fd: int) -> None:
+    def fsync(fd: Any) -> None:
         mark(fsync=where())
         _fsync(fd)
 

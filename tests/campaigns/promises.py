@@ -83,7 +83,7 @@ def _calls(steps: Sequence[Step]) -> Iterator[Call]:
                 data = content(said["seed"], said["size"]) if said["kind"] == "put" else None
                 begun.setdefault(said["begin"], (n, said["name"], data))
             else:
-                ended[said.get("done", said.get("exists"))] = (n, "exists" in said)
+                ended[said["done"] if "done" in said else said["exists"]] = (n, "exists" in said)
     for key, (start, name, data) in begun.items():
         end, is_told = ended.get(key, (None, False))
         yield Call(name, data, start, end, _effect(steps, name, end), is_told)
