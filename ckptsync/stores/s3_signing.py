@@ -45,7 +45,8 @@ def encoded(text: str) -> str:
 
 def query_string(query: Sequence[tuple[str, str]]) -> str:
     """In the order and the encoding that are signed."""
-    return "&".join(f"{quote(k, safe='~')}={quote(v, safe='~')}" for k, v in sorted(query))
+    pairs = sorted((quote(k, safe="~"), quote(v, safe="~")) for k, v in query)  # as they are encoded: "[" comes before "0"
+    return "&".join(f"{k}={v}" for k, v in pairs)
 
 
 def signed(request: Signable, keys: Keys | None, region: str, when: float) -> dict[str, str]:
