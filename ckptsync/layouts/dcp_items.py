@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 
 from ckptsync.formats import torch_pickle, torch_zip
 from ckptsync.formats.torch_pickle import Stored
@@ -72,7 +71,7 @@ def part(item: Item, found: Found, offsets: Shape) -> Part:
 
 def _find(files: Files, items: list[Item]) -> Iterator[Found]:
     window = _Window(files, items)
-    expect(files, _ends_of_all(items))
+    expect(files, _foreseen(items))
     kinds: dict[int, list[Kind]] = {}
     for number, item in enumerate(items):
         found = None
@@ -144,13 +143,19 @@ def _as_of_0(place: Part, start: int) -> Part:
     return replace(place, extent=extent, checksum=checksum)
 
 
-def _ends_of_all(items: Sequence[Item]) -> Iterator[Extent]:
-    """What a window is likely to be filled with, for files that lie far away."""
-    for item, behind in zip_longest(items, items[1:]):
-        if item.size > _SMALL:
-            start = item.start + item.size - _TAIL
-            is_next = behind is not None and behind.file == item.file and 0 <= behind.start - start - _TAIL <= _GAP
-            yield Extent(item.file, start, _TAIL + _HEAD if is_next else _TAIL)
+def _foreseen(items: Sequence[Item]) -> Iterator[Extent]:
+    """What a window will be filled with, for files that lie far away: heads at the beginnings of files, then ends with what is near behind."""
+    file, done = "", 0
+    for number, item in enumerate(items):
+        start, end = item.start, item.start + item.size
+        is_small, is_known = item.size <= _SMALL, item.file == file and start < done
+        if not is_small and not is_known:
+            yield Extent(item.file, start, _HEAD)
+        if is_small and is_known and end <= done:
+            continue
+        first = start if is_small else end - _TAIL
+        file, done = item.file, _as_far(items, number, first, end)
+        yield Extent(file, first, done - first)
 
 
 class _Window:
@@ -171,16 +176,21 @@ class _Window:
 
     def _fill(self, start: int, size: int, number: int) -> None:
         """Read those bytes, and with them the ends and beginnings of items that are not far behind."""
-        file, end = self.items[number].file, start + size
-        for first, last in _spans(self.items, number):
-            if first > end + _GAP or last > start + _MOST:
-                break
-            end = max(end, last)
+        file, end = self.items[number].file, _as_far(self.items, number, start, start + size)
         self.data = read(self._files, Extent(file, start, end - start))
         self._file, self._start = file, start
 
 
-def _spans(items: list[Item], number: int) -> Iterator[tuple[int, int]]:
+def _as_far(items: Sequence[Item], number: int, start: int, end: int) -> int:
+    """Where a read from ``start`` ends that takes in what is not far behind that item."""
+    for first, last in _spans(items, number):
+        if first > end + _GAP or last > start + _MOST:
+            break
+        end = max(end, last)
+    return end
+
+
+def _spans(items: Sequence[Item], number: int) -> Iterator[tuple[int, int]]:
     """Where what is compared lies: the end of that item, then of those behind it in its file beginning and end."""
     item = items[number]
     file, end = item.file, item.start + item.size

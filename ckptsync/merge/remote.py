@@ -79,7 +79,8 @@ def foresee(prepared: Prepared) -> None:
     """Tell files that lie far away what will be read, and when."""
     if not isinstance(prepared.files, Pieces):
         return
-    reads, at = [], 0
+    reads: list[tuple[Extent, int]] = []
+    at = 0
     for plan in prepared.job.plans:
         for unit in units(plan):
             for read in unit.reads:

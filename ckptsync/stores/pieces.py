@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -21,24 +21,24 @@ LARGE = 3 << 20  # of a read that is a request of its own, into the reader's mem
 NEAR = 128 << 10  # bytes between two ranges that cost less than another request
 BEFORE, AROUND = 64 << 10, 256 << 10  # of a read of which nothing is known: formats look at ends, then a little before them
 LEAST, MOST = 64 << 10, 8 << 20  # of a request that takes in what will be read next
-THREADS = 8
+THREADS = 16
 
 
-@dataclass(frozen=True, slots=True)
-class Foreseen:
-    """Ranges of one file that will be read, by ``starts``; ``when`` says of each how far in the output (bytes) that will be."""
-
-    starts: Sequence[int]
-    ends: Sequence[int]
-    when: Sequence[int]
+Foreseen = Mapping[str, Sequence[tuple[int, int, int]]]
+"""By file: ranges that will be read, ``(start, end, when)``, ascending; ``when`` says how far in the output (bytes) that will be."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+_Cuts = tuple[list[int], list[int], list[int]]  # where pieces start and end, and how many of their bytes are wanted
+_NOWHERE: _Cuts = ([], [], [])
+
+
+@dataclass(slots=True, eq=False)
 class _Piece:
-    """Bytes of a file, or their request."""
+    """Bytes of a file, or their request.  ``left``: so many of them are still wanted by those who have told."""
 
     start: int
     end: int
+    left: int = 0
     data: Future[memoryview] = field(default_factory=Future)
 
 
@@ -54,8 +54,7 @@ class Pieces:
         self._bytes = 0
         self._queue: deque[Extent] = deque()
         self._unread: set[tuple[str, int]] = set()  # fetched because they were expected
-        self._foreseen: Mapping[str, Foreseen] = {}
-        self._reach, self._horizon = MOST, 0
+        self._cuts: dict[str, _Cuts] = {}  # of files of which all is known
 
     def sizes(self) -> Mapping[str, int]:
         """As the files have them."""
@@ -67,7 +66,7 @@ class Pieces:
             self._files.read_into(name, start, out)
             return
         with self._lock:
-            piece, is_new = self._piece(Extent(name, start, out.nbytes))
+            piece, is_new = self._piece(Extent(name, start, out.nbytes), self._around)
             following = self._following(name, piece)
         self._submit(following)
         if is_new:
@@ -75,6 +74,7 @@ class Pieces:
         data = piece.data.result()
         if out.nbytes:
             out.cast("B")[:] = data[start - piece.start : start - piece.start + out.nbytes]
+        self._served(name, piece, out.nbytes)
 
     def expect(self, extents: Iterable[Extent]) -> None:
         """These will be read next, in about this order: what is small of them is fetched meanwhile."""
@@ -83,12 +83,12 @@ class Pieces:
             following = self._next()
         self._submit(following)
 
-    def foresee(self, foreseen: Mapping[str, Foreseen]) -> None:
+    def foresee(self, foreseen: Foreseen) -> None:
         """All that will be read from now on: requests take in what follows in their file and is wanted soon."""
+        reach = min(MOST, max(LEAST, self._memory // 4 // max(1, len(foreseen))))
+        cuts = {name: _cut(ranges, reach, self._memory) for name, ranges in foreseen.items()}
         with self._lock:
-            self._foreseen = foreseen
-            self._reach = min(MOST, max(LEAST, self._memory // 2 // max(1, len(foreseen))))
-            self._horizon = self._memory
+            self._cuts = cuts
             self._queue.clear()
 
     def close(self) -> None:
@@ -98,8 +98,8 @@ class Pieces:
         if self._pool:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def _piece(self, wanted: Extent) -> tuple[_Piece, bool]:
-        """The piece that has these bytes; and whether it must be fetched, by whoever asked."""
+    def _piece(self, wanted: Extent, new: Callable[[Extent], _Piece]) -> tuple[_Piece, bool]:
+        """The piece that has these bytes; and whether it is a new one, to be fetched by whoever asked."""
         name, start, end = wanted.file, wanted.start, wanted.start + wanted.size
         starts = self._starts.setdefault(name, [])
         at = bisect_right(starts, start)
@@ -108,7 +108,7 @@ class Pieces:
             if end <= piece.end:
                 self._held.move_to_end((name, found))
                 return piece, False
-        piece = self._new(wanted)
+        piece = new(wanted)
         if (name, piece.start) in self._held:
             self._drop((name, piece.start))
         self._starts.setdefault(name, []).insert(bisect_left(self._starts[name], piece.start), piece.start)
@@ -118,27 +118,27 @@ class Pieces:
             self._drop(next(iter(self._held)))
         return piece, True
 
-    def _new(self, wanted: Extent) -> _Piece:
-        start, end = wanted.start, wanted.start + wanted.size
-        known = self._foreseen.get(wanted.file)
-        at = bisect_right(known.starts, start) - 1 if known else -1
-        if known and at >= 0 and start < known.ends[at]:
-            return _Piece(start, self._end(known, at, start, end))
-        if known or wanted.size >= AROUND:
-            return _Piece(start, end)
-        start = max(0, min(start - BEFORE, self._sizes[wanted.file] - AROUND))
-        return _Piece(start, min(self._sizes[wanted.file], max(end, start + AROUND)))
+    def _around(self, wanted: Extent) -> _Piece:
+        """Of a read that nobody has told of."""
+        if self._cuts or wanted.size >= AROUND:
+            return self._along(wanted)
+        end = self._sizes[wanted.file]
+        start = max(0, min(wanted.start - BEFORE, end - AROUND))
+        return _Piece(start, min(end, max(wanted.start + wanted.size, start + AROUND)))
 
-    def _end(self, known: Foreseen, at: int, start: int, end: int) -> int:
-        """Of a piece from ``start``, in or before the range ``at``: as far as what follows is near, and wanted soon."""
-        most = start + self._reach
-        end = max(end, min(known.ends[at], most))
-        for behind in range(at + 1, len(known.starts)):
-            is_far = known.starts[behind] - end > NEAR or abs(known.when[behind] - known.when[at]) > self._horizon
-            if is_far or end < known.ends[behind - 1] or max(end, known.ends[behind]) > most:
-                break
-            end = max(end, known.ends[behind])
-        return end
+    def _along(self, wanted: Extent) -> _Piece:
+        """With what is foreseen to follow."""
+        start, end = wanted.start, wanted.start + wanted.size
+        starts, ends, wanted_of = self._cuts.get(wanted.file, _NOWHERE)
+        at = bisect_right(starts, start) - 1
+        return _Piece(starts[at], ends[at], wanted_of[at]) if at >= 0 and end <= ends[at] else _Piece(start, end)
+
+    def _served(self, name: str, piece: _Piece, count: int) -> None:
+        """What nobody wants any more makes room."""
+        with self._lock:
+            piece.left -= count
+            if piece.left == 0 and self._held.get((name, piece.start)) is piece:
+                self._drop((name, piece.start))
 
     def _drop(self, key: tuple[str, int]) -> None:
         piece = self._held.pop(key)
@@ -158,7 +158,7 @@ class Pieces:
         found: list[tuple[str, _Piece]] = []
         while self._queue and len(self._unread) < 4 * self._threads:
             wanted = self._queue.popleft()
-            piece, is_new = self._piece(wanted)
+            piece, is_new = self._piece(wanted, self._along)
             if is_new:
                 self._unread.add((wanted.file, piece.start))
                 found.append((wanted.file, piece))
@@ -196,9 +196,28 @@ def is_near(source: object) -> bool:
     return isinstance(source, (PosixStore, LocalFiles))
 
 
-def foreseen(reads: Iterable[tuple[Extent, int]]) -> dict[str, Foreseen]:
-    """By file, of what is read and how far in the output it goes."""
-    by_file: dict[str, list[tuple[int, int, int]]] = {}
+def foreseen(reads: Iterable[tuple[Extent, int]]) -> Foreseen:
+    """Of what is read, and how far in the output it goes."""
+    found: dict[str, list[tuple[int, int, int]]] = {}
     for extent, when in reads:
-        by_file.setdefault(extent.file, []).append((extent.start, extent.start + extent.size, when))
-    return {file: Foreseen(*map(list, zip(*sorted(rows), strict=True))) for file, rows in by_file.items()}
+        found.setdefault(extent.file, []).append((extent.start, extent.start + extent.size, when))
+    return {file: sorted(ranges) for file, ranges in found.items()}
+
+
+def _cut(ranges: Sequence[tuple[int, int, int]], reach: int, horizon: int) -> _Cuts:
+    """Pieces: of ranges that are near each other and wanted within ``horizon``, at most ``reach`` long but for a single range."""
+    starts: list[int] = []
+    ends: list[int] = []
+    counts: list[int] = []
+    first = 0
+    for start, end, when in ranges:
+        if starts and start - ends[-1] <= NEAR and end - starts[-1] <= reach and abs(when - first) <= horizon:
+            ends[-1] = max(ends[-1], end)
+            counts[-1] += end - start
+            continue
+        for at in range(start, end, MOST):
+            starts.append(at)
+            ends.append(min(at + MOST, end))
+            counts.append(ends[-1] - at)
+        first = when
+    return starts, ends, counts

@@ -68,15 +68,33 @@ def around(place: Place, access: Access, names: Collection[str]) -> Files:
     """
     if isinstance(place, Path):
         return top.around(str(place))
-    store = access.store(place)
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        sizes = dict(zip(names, pool.map(lambda name: _size(store, name), names), strict=True))
-    return StoreFiles(store, {name: (name, size) for name, size in sizes.items() if size is not None})
+    store, prefix = _over(place, access)
+    with ThreadPoolExecutor(_AT_ONCE if prefix else 1) as pool:  # as many threads as there shall be connections
+        sizes = dict(zip(names, pool.map(lambda name: _size(store, prefix + name), names), strict=True))
+    return StoreFiles(store, {name: (prefix + name, size) for name, size in sizes.items() if size is not None})
 
 
 def store_above(place: Remote, access: Access) -> Remote | None:
     """The place at or above this one that is a store of ours; raises Transient."""
-    return next((above for above in (place, *parents(place)) if _size(access.store(above), STORE_FILE) is not None), None)
+
+    def is_store(above: Remote) -> bool:
+        store, prefix = _over(above, access)
+        return _size(store, prefix + STORE_FILE) is not None
+
+    above = [place, *parents(place)]
+    with ThreadPoolExecutor(_AT_ONCE // 2) as pool:
+        return next((found for found, is_one in zip(above, pool.map(is_store, above), strict=True) if is_one), None)
+
+
+def _over(place: Remote, access: Access) -> tuple[Store, str]:
+    """A store that has the place below a prefix of names: of a bucket one for all, elsewhere one that is let go of soon.
+
+    What is below a directory is reached over no link; what is above it may be one.
+    """
+    if place.scheme == "s3":
+        bucket, _, key = place.rest.partition("/")
+        return access.store(Remote(place.scheme, bucket)), f"{key}/" if key else ""
+    return bare(place.url, access.options, access.limits), ""
 
 
 def parents(place: Remote) -> Iterator[Remote]:
