@@ -12,7 +12,7 @@ from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.restoring import restore
 from ckptsync.worker.saving import Memory, save
 from ckptsync.worker.tick import Worker
-from tests.test_worker_push import ONE, kept, lay
+from tests.test_worker_push import ONE, kept, lay, manifests
 from tests.test_worker_saving import desk, seen
 
 
@@ -21,7 +21,7 @@ def stored(out: Path) -> tuple[MemoryStore, str, bytes]:
     store = MemoryStore()
     lay(out, ONE)
     save(seen(out), desk(store, Memory()))
-    (name,) = (e.name for e in store.names("run/.ckptsync/"))
+    (name,) = (k.name for k in manifests(store))
     return store, name, read_all(store, name)
 
 
@@ -56,7 +56,7 @@ def test_a_later_manifest_of_a_save_is_told_from_the_first(tmp_path: Path) -> No
     store, first, _ = stored(tmp_path)
     lay(tmp_path, {"y": b"more"})
     save(seen(tmp_path), desk(store, Memory()))
-    (second,) = (e.name for e in store.names("run/.ckptsync/") if e.name != first)
+    (second,) = (k.name for k in manifests(store) if k.name != first)
     data = read_all(store, second)
     store.write(second, [b"damaged"])
     assert restore(seen(tmp_path), desk(store, Memory())) == (second,)

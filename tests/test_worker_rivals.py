@@ -1,39 +1,39 @@
-"""Who else is sending, by their heartbeats."""
+"""Who else is sending, by what the store says."""
 
 from __future__ import annotations
-
-import json
 
 import pytest
 
 from ckptsync.stores.memory import MemoryStore
+from ckptsync.worker.announcing import announced
+from ckptsync.worker.known import Known, read_known
 from ckptsync.worker.rivals import GRACE, is_contended
+from ckptsync.worker.take import nothing
 
 
-def store(**hearts: object) -> MemoryStore:
-    made = MemoryStore()
-    for node, told in hearts.items():
-        made.write(f".ckptsync/nodes/{node}.json", [told if isinstance(told, bytes) else json.dumps(told).encode()])
-    return made
+def known(store: MemoryStore) -> Known:
+    return read_known(store, "run", Known())
 
 
-QUEUE = {"queue": ["run/checkpoint-4"]}
+def test_another_node_is_a_rival_as_long_as_it_says_so_and_of_that_checkpoint_only() -> None:
+    store = MemoryStore()
+    with announced(store, "n1", "run", "checkpoint-4", nothing):
+        assert is_contended(known(store), "n0", "run", "checkpoint-4")
+        assert not is_contended(known(store), "n1", "run", "checkpoint-4")
+        assert not is_contended(known(store), "n0", "run", "checkpoint-40")
+        assert not is_contended(known(store), "n0", "run", "checkpoint-8")
+    assert not is_contended(known(store), "n0", "run", "checkpoint-4")
 
 
-def test_another_node_with_the_checkpoint_in_its_queue_is_a_rival() -> None:
-    assert is_contended(store(n0={}, n1=QUEUE), "n0", "run", "checkpoint-4")
-    assert not is_contended(store(n0={}, n1=QUEUE), "n0", "run", "checkpoint-8")
-    assert not is_contended(store(n0=QUEUE), "n0", "run", "checkpoint-4")
-    assert not is_contended(store(), "n0", "run", "checkpoint-4")
-
-
-@pytest.mark.parametrize("heart", [QUEUE | {"stopped": True}, {"queue": 5}, {}, [], b"", b"\xff", b"{"])
-def test_one_that_has_stopped_or_says_nothing_is_none(heart: object) -> None:
-    assert not is_contended(store(n1=heart), "n0", "run", "checkpoint-4")
-
-
-def test_one_whose_heart_has_not_beaten_for_long_is_none() -> None:
-    made = store(n1=QUEUE)
-    for _ in range(int(GRACE) + 1):  # each write is a second on this store's clock
-        made.write(".ckptsync/nodes/n0.json", [b"{}"])
-    assert not is_contended(made, "n0", "run", "checkpoint-4")
+def test_one_that_failed_is_none_and_one_that_was_killed_is_none_after_a_while() -> None:
+    store = MemoryStore()
+    with pytest.raises(ZeroDivisionError), announced(store, "n1", "run", "checkpoint-4", nothing):
+        raise ZeroDivisionError
+    assert not is_contended(known(store), "n0", "run", "checkpoint-4")
+    killed = announced(store, "n1", "run", "checkpoint-4", nothing)
+    killed.__enter__()
+    for _ in range(int(GRACE) - 1):  # each write is a second on this store's clock
+        store.write("run/.ckptsync/checkpoint-4/sending/n0", [b"sending"])
+    assert is_contended(known(store), "n0", "run", "checkpoint-4")
+    store.write("run/.ckptsync/checkpoint-4/sending/n0", [b"sending"])
+    assert not is_contended(known(store), "n0", "run", "checkpoint-4")

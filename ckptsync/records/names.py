@@ -4,7 +4,8 @@
 <run>/consolidated/checkpoint-500/…                     the consolidated model
 <run>/.ckptsync/checkpoint-500/manifest-<node>-<n>-<digest>.json, seal-<n>-…, report-<n>-…, tombstone-<n>-…
 <run>/.ckptsync/checkpoint-500/files/<node>/<path>      a node's copy of a name that another node owns with other bytes
-.ckptsync/store.json, .ckptsync/nodes/<node>.json
+<run>/.ckptsync/checkpoint-500/sending/<node>           not empty while that node sends files of that checkpoint's name
+.ckptsync/store.json, .ckptsync/nodes/<node>.json, .ckptsync/clocks/<node>
 """
 
 from __future__ import annotations
@@ -80,6 +81,16 @@ def consolidated_prefix(run: str, place: str) -> str:
     return f"{run}/{CONSOLIDATED}/{place}/"
 
 
+def sending_prefix(run: str, checkpoint: str) -> str:
+    """Where nodes say that they are sending files of a checkpoint, each under its id; ends in a slash."""
+    return f"{records_prefix(run, checkpoint)}sending/"
+
+
+def clock_name(node: str) -> str:
+    """What a node writes over and over to learn the time of the store's clock."""
+    return f"{OURS}/clocks/{node}"
+
+
 def node_facts_name(node: str) -> str:
-    """A node's heartbeat: the only file in a store that is overwritten."""
+    """A node's heartbeat, which is overwritten."""
     return f"{OURS}/nodes/{node}.json"

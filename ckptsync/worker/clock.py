@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from ckptsync.records.names import OURS
+from ckptsync.records.names import clock_name
 from ckptsync.stores.contract import About, Store
 
 DAY = 86400.0
@@ -16,7 +16,7 @@ def measure(store: Store, node: str) -> int:
     One name a node, written over each time: nothing needs to be deleted.  Where a listing still shows the time of the last measurement, it is
     late (or that was within the same second), and says nothing of this one.
     """
-    name = f"{OURS}/clocks/{node}"
+    name = clock_name(node)
     last = _time_of(store, name)
     before = time.time()
     store.write(name, [b"?"], About(1))
@@ -37,4 +37,4 @@ def offset(before: float, after: float, told: float) -> int:
 
 
 def _time_of(store: Store, name: str) -> float | None:
-    return next((e.mtime for e in store.names(f"{OURS}/clocks/") if e.name == name), None)
+    return next((e.mtime for e in store.names(f"{name.rpartition('/')[0]}/") if e.name == name), None)

@@ -54,6 +54,19 @@ def stored(files: Iterable[FileEntry], manifests: Iterable[Manifest]) -> Manifes
     return _covering({(f.path, f.digest) for f in files}, manifests, lambda f: (f.path, f.digest))
 
 
+def left_behind(planned: Manifest, known: Iterable[saves.Known]) -> tuple[str, ...]:
+    """Manifests of its node in other places that say nothing but what ``planned`` says: part of the same take, sent before it was known to belong here."""
+    wanted = {(f.path, f.digest, f.mtime) for f in planned.files}
+    places: dict[str, list[saves.Known]] = {}
+    for k in known:
+        if k.manifest.node == planned.node and k.manifest.place != planned.place:
+            places.setdefault(k.manifest.place, []).append(k)
+    of_it = (
+        its for its in places.values() if wanted.issuperset((f.path, f.digest, f.mtime) for k in its for f in k.manifest.files)
+    )
+    return tuple(sorted(k.name for its in of_it for k in its))
+
+
 def missing(planned: Manifest, there: Sequence[Manifest]) -> tuple[Parcel, ...]:
     """What this take has still to send to ``planned.place``, small files first: metadata that says what the shards are.
 
@@ -82,6 +95,12 @@ def returned(node: str, there: Sequence[Manifest], copies: Mapping[str, int]) ->
     run, place = (there[0].run, there[0].place) if there else ("", "")
     found = ((at, node_file_name(run, place, node, at.entry.path)) for at in located)
     return tuple((Parcel(at.entry, at.name), copy) for at, copy in found if copies.get(copy) == at.entry.size)
+
+
+def contested(node: str, there: Sequence[Manifest]) -> tuple[Parcel, ...]:
+    """Files of this node that others have named with other bytes."""
+    located = (at for every in saves.locate(there).values() if len(every) > 1 for at in every)
+    return tuple(Parcel(at.entry, at.name) for at in located if node in at.nodes)
 
 
 def has_mate(stats: Iterable[Stat], node: str, offset: int, manifests: Iterable[Manifest]) -> bool:

@@ -12,7 +12,7 @@ from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.names import file_name
 from ckptsync.stores.contract import About
 from ckptsync.worker.content import is_stored
-from ckptsync.worker.deciding import displaced, missing, returned
+from ckptsync.worker.deciding import Parcel, contested, displaced, missing, returned
 from ckptsync.worker.hold import Hold
 from ckptsync.worker.send import Road, create_record, make_room, put
 
@@ -22,14 +22,38 @@ def tidy(node: str, place: str, hold: Hold, road: Road, copies: Mapping[str, int
     home = saves.better_place(node, place, road.known())
     if home != place:
         _move(node, place, home, hold, road)
-    there = [k.manifest for k in saves.live(road.known()) if k.manifest.place == home]
+    there = _live_in(home, road)
     for parcel in displaced(node, there, copies):
         put(parcel, hold, road, _places_of(parcel.entry, there))
-    for parcel, copy in returned(node, there, copies):
-        if not is_stored(road.store, parcel.name, parcel.entry, road.passed):
-            put(parcel, hold, road, [copy])
-        _spend(copy, parcel.entry, road)
+    _take_back(node, home, hold, road, copies)
     return home
+
+
+def _take_back(node: str, place: str, hold: Hold, road: Road, copies: Mapping[str, int]) -> None:
+    """See that plain names of ours have our bytes, where they may have others'.
+
+    Not while another node sends: a copy may be one that it has made to take the plain name.  Once it has ended, its manifest says so.
+    """
+    there = _live_in(place, road)
+    # where names cannot be claimed, two that created one at once have both been told that it was theirs
+    is_due = returned(node, there, copies) or (not road.store.is_exclusive and contested(node, there))
+    if not is_due or road.is_contended():
+        return
+    there = _live_in(place, road)
+    for parcel, copy in returned(node, there, copies):
+        _restore(parcel, hold, road, [copy])
+        _spend(copy, parcel.entry, road)
+    for parcel in () if road.store.is_exclusive else contested(node, there):
+        _restore(parcel, hold, road, _places_of(parcel.entry, there))
+
+
+def _live_in(place: str, road: Road) -> list[Manifest]:
+    return [k.manifest for k in saves.live(road.known()) if k.manifest.place == place]
+
+
+def _restore(parcel: Parcel, hold: Hold, road: Road, elsewhere: Iterable[str]) -> None:
+    if not is_stored(road.store, parcel.name, parcel.entry, road.passed):
+        put(parcel, hold, road, elsewhere)
 
 
 def _move(node: str, place: str, home: str, hold: Hold, road: Road) -> None:

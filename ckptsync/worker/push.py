@@ -110,7 +110,7 @@ class _Pusher:
             self.store,
             self.node,
             lambda: self._read().manifests(name),
-            lambda: rivals.is_contended(self.store, self.node, self.run, name),
+            lambda: rivals.is_contended(self._read(), self.node, self.run, name),
             self.passed,
             self.threads,
         )

@@ -33,6 +33,8 @@ class Memory:
 
     sightings: dict[Key, Sighting] = field(default_factory=dict)
     taken: dict[Key, Taken] = field(default_factory=dict)
+    tidied: dict[Key, frozenset[str]] = field(default_factory=dict)
+    """Names of the manifests in whose light a stored save was last seen to lie where it belongs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +150,11 @@ def _stored(seen: Seen, mine: Manifest, desk: Desk) -> Progress:
     there = [k.manifest for k in saves.live(known) if k.manifest.place == mine.place]
     place, copies = mine.place, desk.known.copies
     is_due = deciding.displaced(desk.node, there, copies) or deciding.returned(desk.node, there, copies)
-    if is_due or saves.better_place(desk.node, place, known) != place:
+    key, names = (seen.run, seen.spot.name, seen.k), frozenset(k.name for k in known)
+    is_new = not desk.road.store.is_exclusive and desk.memory.tidied.get(key) != names and deciding.contested(desk.node, there)
+    if is_due or is_new or saves.better_place(desk.node, place, known) != place:
         place = tidy(desk.node, place, seen.hold, desk.road, desk.known.copies)
+        desk.memory.tidied[key] = names
     return _progress(seen, "stored", "stored", place)
 
 

@@ -14,11 +14,14 @@ from dataclasses import dataclass, field, replace
 from ckptsync.errors import Exists, Incomplete
 from ckptsync.records import coding, saves
 from ckptsync.records.manifest import FileEntry, Manifest
+from ckptsync.records.names import node_file_name
 from ckptsync.stores.contract import About, Store
 from ckptsync.stores.limits import Limits
+from ckptsync.worker import deciding
+from ckptsync.worker.announcing import announced
 from ckptsync.worker.content import Guarded, Source, Stored, is_stored
 from ckptsync.worker.deciding import Parcel, missing, stored
-from ckptsync.worker.hold import Hold
+from ckptsync.worker.hold import Held, Hold
 from ckptsync.worker.take import Passed, nothing, unchanged
 from ckptsync.worker.together import Together
 
@@ -63,11 +66,20 @@ def send(planned: Manifest, hold: Hold, road: Road, read: dict[str, FileEntry] |
     """
     together = Together(road.threads, road.passed)
     delivery = _Delivery(hold, replace(road, passed=together.passed), together, {} if read is None else read)
+    planned, mine = delivery.look(planned, road.known())
+    if mine:
+        return Sent(mine.place)
+    with announced(road.store, planned.node, planned.run, planned.checkpoint, road.passed) as passed:
+        together.hook = passed
+        return _send(planned, hold, delivery)
+
+
+def _send(planned: Manifest, hold: Hold, delivery: _Delivery) -> Sent:
+    road = delivery.road
     for _ in range(ROUNDS):
         known = road.known()
-        planned = delivery.read_named(planned, known)
-        mine = stored(planned.files, [k.manifest for k in saves.live(known) if k.manifest.node == planned.node])
-        if mine is not None:
+        planned, mine = delivery.look(planned, known)
+        if mine:
             return Sent(mine.place)
         planned, parcels = _plan(planned, known)
         try:
@@ -79,36 +91,50 @@ def send(planned: Manifest, hold: Hold, road: Road, read: dict[str, FileEntry] |
         if _plan(planned, known) == (planned, parcels):
             unchanged(hold)
             _commit(planned, [p.entry for p in parcels if p.entry.path not in waiting], known, road.store)
-            _heal(planned, {k.name for k in known}, hold, delivery.road)
+            _heal(planned, {k.name for k in known}, hold, road)
             done = delivery.done.values()
             return Sent(planned.place, len(done), sum(p.entry.size for p in done), waiting)
     raise Incomplete(f"{planned.checkpoint}: other nodes kept changing the place it belongs to", hint="it is tried again")
 
 
 def make_room(parcel: Parcel, road: Road) -> None:
-    """A larger node's bytes lie under a name that becomes ours: they are copied to its own name before they are replaced.
+    """Larger nodes' bytes lie under a name that becomes ours: they are copied to their own names before they are replaced.
 
-    If they are not there, they are lost, or an earlier try of ours has replaced them: that node sees them missing, and sends again.
+    If they are not there, they are lost, or an earlier try of ours has replaced them: those nodes see them missing, and send again.
     """
     for target, entry in parcel.moves:
-        if not is_stored(road.store, target, entry, road.passed) and is_stored(road.store, parcel.name, entry, road.passed):
-            copy = Stored(road.store, parcel.name, entry, road.node, road.passed)
-            road.store.write(target, copy, copy.about)
+        if not is_stored(road.store, target, entry, road.passed):
+            copy_within(
+                Parcel(entry, target), road, [parcel.name, *(name for name, other in parcel.moves if other.digest == entry.digest)]
+            )
+
+
+def copy_within(parcel: Parcel, road: Road, elsewhere: Iterable[str]) -> bool:
+    """Whether one of the names had its bytes, and it has them now, too."""
+    for name in elsewhere:
+        if name != parcel.name and is_stored(road.store, name, parcel.entry, road.passed):
+            copy = Stored(road.store, name, parcel.entry, road.node, road.passed)
+            road.store.write(parcel.name, copy, copy.about)
+            return True
+    return False
 
 
 def put(parcel: Parcel, hold: Hold, road: Road, elsewhere: Iterable[str]) -> None:
     """Write a file from what this node holds, or from where the store has the same bytes; raises Incomplete if neither."""
     held = hold.held.get(parcel.entry.path)
-    if held is not None and (held.stat.size, held.stat.mtime) == (parcel.entry.size, parcel.entry.mtime):
+    if held is not None and _is_it(held, parcel.entry, road):
         source = Source(held, road.node, parcel.entry, road.passed)
         road.store.write(parcel.name, source, source.about)
         return
-    for name in elsewhere:
-        if name != parcel.name and is_stored(road.store, name, parcel.entry, road.passed):
-            copy = Stored(road.store, name, parcel.entry, road.node, road.passed)
-            road.store.write(parcel.name, copy, copy.about)
-            return
-    raise Incomplete(f"{parcel.name}: neither this node nor the store holds its bytes any more", hint="verify the checkpoint")
+    if not copy_within(parcel, road, elsewhere):
+        raise Incomplete(f"{parcel.name}: neither this node nor the store holds its bytes any more", hint="verify the checkpoint")
+
+
+def _is_it(held: Held, entry: FileEntry, road: Road) -> bool:
+    """Whether a file of ours has the bytes of an entry, which may be another node's with the same bytes, and other times."""
+    if held.stat.size != entry.size or held.stat.mtime == entry.mtime:
+        return held.stat.size == entry.size
+    return Source(held, road.node, passed=lambda _: road.passed(0)).digested().digest == entry.digest
 
 
 def create_record(store: Store, manifest: Manifest) -> None:
@@ -144,11 +170,12 @@ class _Delivery:
         """With its digest."""
         return replace(parcel, entry=self.read.get(parcel.entry.path, parcel.entry))
 
-    def read_named(self, planned: Manifest, known: Iterable[saves.Known]) -> Manifest:
-        """See that every file is digested which a manifest of this checkpoint's name, in whatever place, has a content for."""
+    def look(self, planned: Manifest, known: Sequence[saves.Known]) -> tuple[Manifest, Manifest | None]:
+        """The plan with a digest for every file that some manifest of the checkpoint's name, in whatever place, names; and ours that has all of it."""
         named = {f.path for k in known for f in k.manifest.files}
         self.together.each(self._digest, [f for f in planned.files if f.path in named])
-        return self.told(planned)
+        planned = self.told(planned)
+        return planned, stored(planned.files, [k.manifest for k in saves.live(known) if k.manifest.node == planned.node])
 
     def send(self, planned: Manifest, parcels: Sequence[Parcel]) -> tuple[str, ...]:
         """Send what is not there yet, small files first; paths of those that have to wait for another node are returned."""
@@ -170,8 +197,8 @@ class _Delivery:
             return True
         if parcel.is_shared:
             return self._put_first(planned, parcel)
+        make_room(parcel, self.road)
         if not is_stored(store, parcel.name, parcel.entry, self.road.passed):
-            make_room(parcel, self.road)
             self._replace(planned, parcel)
         return True
 
@@ -230,16 +257,36 @@ def _commit(planned: Manifest, files: Iterable[FileEntry], known: Iterable[saves
     if not bound:
         raise Incomplete(f"{planned.checkpoint}: another node is writing its files", hint="it is tried again with the next look")
     times = [f.mtime for f in bound]
+    known = tuple(known)
     n = saves.next_n(known, planned.node, planned.place)
-    create_record(store, replace(planned, n=n, files=bound, started=min(times), ended=max(times)))
+    left = deciding.left_behind(planned, saves.live(known))
+    create_record(store, replace(planned, n=n, files=bound, started=min(times), ended=max(times), supersedes=left))
 
 
 def _heal(planned: Manifest, before: Collection[str], hold: Hold, road: Road) -> None:
-    """If others have written manifests in the moment before ours, neither knew of the other: see that what they name, too, is ours."""
+    """If others have written manifests in the moment before ours, neither knew of the other: see that what both name is where it belongs.
+
+    Plain names are not touched while somebody sends who may be about to own them: then ours lies beside, where he would have put it.
+    """
+    if not _strange(planned, before, saves.live(road.known())):
+        return
+    is_contended = road.is_contended()  # first: whoever has ended before has his manifest among those read now
     known = saves.live(road.known())
-    there = [k for k in known if k.manifest.place == planned.place]
-    strange = {f.path for k in there if k.name not in before and k.manifest.node != planned.node for f in k.manifest.files}
-    located = saves.locate(k.manifest for k in there)
-    for at in (at for path in sorted(strange) for at in located[path] if planned.node in at.nodes):
-        if not is_stored(road.store, at.name, at.entry, road.passed):
-            put(Parcel(at.entry, at.name), hold, road, ())
+    located = saves.locate(k.manifest for k in known if k.manifest.place == planned.place)
+    for path in sorted(_strange(planned, before, known)):
+        for at in sorted(
+            located[path], key=lambda at: planned.node in at.nodes
+        ):  # others' copies first: ours may replace what they are made of
+            if is_stored(road.store, at.name, at.entry, road.passed):
+                continue
+            if planned.node not in at.nodes:
+                copy_within(Parcel(at.entry, at.name), road, [other.name for other in located[path]])
+                continue
+            beside = node_file_name(planned.run, planned.place, planned.node, path)
+            put(Parcel(at.entry, beside if is_contended else at.name), hold, road, ())
+
+
+def _strange(planned: Manifest, before: Collection[str], known: Iterable[saves.Known]) -> set[str]:
+    """Paths in manifests that others have written since ``before``."""
+    fresh = (k.manifest for k in known if k.name not in before and k.manifest.node != planned.node)
+    return {f.path for m in fresh if m.place == planned.place for f in m.files}

@@ -115,7 +115,7 @@ class Worker:
             self._store,
             self._options.node,
             lambda: self._read_again(run).manifests(one.spot.name),
-            lambda: rivals.is_contended(self._store, self._options.node, run.name, one.spot.name),
+            lambda: rivals.is_contended(self._read_again(run), self._options.node, run.name, one.spot.name),
             self._passed,
             self._options.threads,
         )
@@ -179,6 +179,7 @@ class Worker:
         memory = self._memory
         memory.sightings = {k: v for k, v in memory.sightings.items() if k in here or k[0] != run.name}
         memory.taken = {k: v for k, v in memory.taken.items() if k in here or k[0] != run.name}
+        memory.tidied = {k: v for k, v in memory.tidied.items() if k in here or k[0] != run.name}
 
     def _repair(self, run: RunDir, seen: Sequence[Seen]) -> tuple[tuple[Repaired, ...], tuple[Failure, ...]]:
         known = self._known[run.name]

@@ -17,12 +17,12 @@ R = TypeVar("R")
 class Together:
     """``threads`` at once, until one fails: then the others end at their next chunk, and its error is raised.
 
-    ``passed`` is told by one thread at a time.  For one use after the other, by one caller.
+    ``hook`` is told by one thread at a time.  For one use after the other, by one caller.
     """
 
     def __init__(self, threads: int, passed: Passed = nothing) -> None:
         self.threads = threads
-        self._passed = passed
+        self.hook = passed
         self._lock = threading.Lock()
         self._error: BaseException | None = None
 
@@ -30,7 +30,7 @@ class Together:
         """For whoever handles chunks within `each`; raises StoreError once another has failed."""
         with self._lock:
             self._go_on()
-            self._passed(count)
+            self.hook(count)
 
     def each(self, work: Callable[[T], R], items: Sequence[T], threads: int = 0) -> list[R]:
         """``work`` done on each of them, begun in their order; the results in their order.  Returns, or raises, when nothing runs any more."""

@@ -1,0 +1,120 @@
+"""Several nodes on one store, one step of one of them at a time, in an order that is given: races that can be had again.
+
+A step is what a store does at once: a listing, a size, a read, the moment in which a file gets its name.  On a store that cannot create exclusively,
+looking whether a name is free and writing it are two steps.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from ckptsync.errors import Exists, NotFound
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
+from ckptsync.stores.memory import MemoryStore
+
+
+class Turns:
+    """Who goes next is drawn from ``dice`` whenever all who still run wait for their turn."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self._dice = dice
+        self._changed = threading.Condition()
+        self._running: set[str] = set()
+        self._waiting: set[str] = set()
+        self._next = ""
+
+    def run(self, work: Mapping[str, Callable[[], object]]) -> dict[str, object]:
+        """What each gave, or the exception that it raised."""
+        outcomes: dict[str, object] = {}
+
+        def live(name: str) -> None:
+            try:
+                outcomes[name] = work[name]()
+            except BaseException as e:  # noqa: BLE001 - whoever asked for the outcome judges it
+                outcomes[name] = e
+            with self._changed:
+                self._running.discard(name)
+                self._deal()
+
+        self._running = set(work)
+        threads = [threading.Thread(target=live, args=(name,)) for name in work]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return outcomes
+
+    def take(self, name: str) -> None:
+        """Wait for a turn of ``name``."""
+        with self._changed:
+            if name not in self._running:
+                return
+            self._waiting.add(name)
+            self._deal()
+            self._changed.wait_for(lambda: self._next == name)
+            self._next = ""
+            self._waiting.discard(name)
+
+    def _deal(self) -> None:
+        if self._waiting and self._waiting == self._running and not self._next:
+            self._next = self._dice.choice(sorted(self._waiting))
+            self._changed.notify_all()
+
+
+class OneOf:
+    """A node's view of a store that others use, too.  ``late`` and everything else are the store's."""
+
+    def __init__(self, store: Store, node: str, turns: Turns, *, is_exclusive: bool = True) -> None:
+        self.url, self.late, self.is_exclusive = store.url, store.late, is_exclusive
+        self._store, self._node, self._turns = store, node, turns
+
+    def names(self, prefix: str) -> Iterator[Entry]:
+        self._turns.take(self._node)
+        yield from list(self._store.names(prefix))
+
+    def size(self, name: str) -> int:
+        self._turns.take(self._node)
+        return self._store.size(name)
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        self._turns.take(self._node)
+        self._store.read_into(name, start, out)
+
+    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        self._store.write(name, self._last(chunks), about)
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        if self._is_there(name):
+            raise Exists(f"{name}: already there")
+        if self.is_exclusive:
+            self._store.create(name, self._last(chunks), about)
+            return
+        content = [bytes(chunk) for chunk in chunks]
+        if self._is_there(name):
+            raise Exists(f"{name}: already there")
+        self._store.write(name, self._last(content), about)
+
+    def delete(self, name: str) -> None:
+        self._turns.take(self._node)
+        self._store.delete(name)
+
+    def _is_there(self, name: str) -> bool:
+        try:
+            self.size(name)
+        except NotFound:
+            return False
+        return True
+
+    def _last(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
+        """The name is given in a step of its own, after whatever ``chunks`` do at their end."""
+        yield from chunks
+        self._turns.take(self._node)
+
+
+def raced(seed: int, store: MemoryStore, work: Mapping[str, Callable[[Store], object]], *, is_exclusive: bool) -> dict[str, object]:
+    """What each node's work gave when all of them did it at once, in the order that ``seed`` stands for."""
+    turns = Turns(random.Random(seed))
+    stores = {node: OneOf(store, node, turns, is_exclusive=is_exclusive) for node in work}
+    return turns.run({node: lambda node=node: work[node](stores[node]) for node in work})  # type: ignore[misc]
