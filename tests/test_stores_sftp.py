@@ -1,26 +1,218 @@
 from __future__ import annotations
 
+import os
+import random
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from ckptsync.stores.contract import Store
+from ckptsync.errors import ConfigError, Corrupt, Exists, NotFound, StoreError, Transient
+from ckptsync.records.names import STORE_FILE
+from ckptsync.stores.contract import About, Store, read_all
+from ckptsync.stores.opening import create_store, is_store, open_store
+from ckptsync.stores.posix import PosixStore
 from ckptsync.stores.sftp import SftpStore
-from ckptsync.stores.urls import Remote
-from tests.sshd import sshd
-from tests.store_contract import StoreContract
+from tests.sftp_stores import AT_ONCE, SOON, cut_after, over_ssh, remote, served
+from tests.sshd import another_sshd, sshd
+from tests.store_contract import StoreContract, names
 
 
-def sftp(path: Path) -> SftpStore:
-    server = sshd()
-    return SftpStore(Remote("sftp", server.url(path).partition("://")[2]), server.options)
+def inside(path: Path) -> list[str]:
+    return sorted(p.name for p in path.iterdir())
 
 
 class TestSftp(StoreContract):
     @pytest.fixture
     def store(self, tmp_path: Path) -> Store:
-        return sftp(tmp_path)
+        return over_ssh(tmp_path)
 
     @pytest.fixture
     def again(self, tmp_path: Path) -> Store:
-        return sftp(tmp_path)
+        return over_ssh(tmp_path)
+
+
+class TestOnAnotherServer(StoreContract):
+    """With answers that are short and in another order, and no fsync of directories; others have the same directory as a local path."""
+
+    @pytest.fixture
+    def store(self, tmp_path: Path) -> Store:
+        return served(tmp_path, "short", "reorder", "unsynced")
+
+    @pytest.fixture
+    def again(self, tmp_path: Path) -> Store:
+        return PosixStore(str(tmp_path))
+
+
+def test_what_either_has_not_finished_neither_lists(tmp_path: Path) -> None:
+    there, here = over_ssh(tmp_path), PosixStore(str(tmp_path))
+    seen = []
+
+    def watched() -> list[bytes]:
+        seen.extend([*names(there), *names(here)])
+        return [b"x" * 100]
+
+    there.write("run/a", (c for c in watched()))
+    (tmp_path / "run" / ".ckptsync-0123456789abcdef.part").write_bytes(b"half")
+    here.create("run/b", [b"y"])
+    assert seen == []
+    assert names(there) == names(here) == ["run/a", "run/b"]
+    for store in (there, here):
+        with pytest.raises(Corrupt, match="unfinished"):
+            store.size("run/.ckptsync-0123456789abcdef.part")
+
+
+def test_a_store_is_made_and_found_over_ssh(tmp_path: Path) -> None:
+    server = sshd()
+    url = server.url(tmp_path / "new" / "store")
+    assert not is_store(url, server.options)
+    with pytest.raises(ConfigError, match="no such directory"):
+        open_store(url, server.options)
+    create_store(url, server.options).write("a", [b"x"])
+    assert is_store(url, server.options)
+    assert names(open_store(url, server.options)) == [STORE_FILE, "a"]
+    assert names(open_store(str(tmp_path / "new" / "store"))) == [STORE_FILE, "a"]
+
+
+def test_links_are_neither_listed_nor_followed(tmp_path: Path) -> None:
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "key").write_bytes(b"private")
+    root = tmp_path / "store"
+    (root / "real").mkdir(parents=True)
+    (root / "way").symlink_to(tmp_path / "secret")
+    (root / "real" / "key").symlink_to(tmp_path / "secret" / "key")
+    os.mkfifo(root / "pipe")
+    store = over_ssh(root)
+    assert names(store) == names(store, "way/") == []
+    for name in ("way/key", "real/key", "pipe"):
+        with pytest.raises(NotFound):
+            store.size(name)
+        with pytest.raises(NotFound):
+            store.read_into(name, 0, memoryview(bytearray(3)))
+    with pytest.raises(StoreError, match="way: no directory"):
+        store.write("way/new", [b"x"])
+    assert inside(tmp_path / "secret") == ["key"]
+
+
+def test_a_root_that_is_not_there_is_no_empty_store(tmp_path: Path) -> None:
+    store = over_ssh(tmp_path / "nowhere")
+    for deed in (lambda: names(store), lambda: store.size("a"), lambda: store.write("a/b", [b"x"])):
+        with pytest.raises(StoreError, match="nowhere: no such directory, a store's directory wanted") as caught:
+            deed()
+        assert "mounted" in caught.value.hint
+        assert not isinstance(caught.value, NotFound)
+    assert inside(tmp_path) == []
+
+
+def test_a_store_whose_disk_is_unmounted_is_no_empty_store(tmp_path: Path) -> None:
+    server, root = sshd(), tmp_path / "store"
+    store = create_store(server.url(root), server.options)
+    store.write("run/a", [b"x"])
+    assert names(store) == [STORE_FILE, "run/a"]
+    root.rename(tmp_path / "elsewhere")
+    root.mkdir()  # the directory that it was mounted on
+    for deed in (lambda: names(store), lambda: store.size("run/a"), lambda: store.write("run/b", [b"y"])):
+        with pytest.raises(StoreError, match="not the store that was opened"):
+            deed()
+    assert inside(root) == []
+
+
+def test_where_the_user_may_not_write_the_path_and_the_remedy_are_told(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=f"head:{tmp_path}/dir/a: permission denied") as caught:
+        served(tmp_path, "denied").write("dir/a", [b"x"])
+    assert "read, write and search" in caught.value.hint
+    assert caught.value.exit_code == 4
+
+
+def test_of_links_that_break_all_the_time_nothing_is_seen_but_whole_files(tmp_path: Path) -> None:
+    """Every connection ends after a few megabytes; what has arrived is sent no more than once again."""
+    content = random.Random(1).randbytes(40 << 20)
+    server = sshd()
+    good = SftpStore(remote(server.url(tmp_path)), server.options, SOON)
+    store = SftpStore(remote(server.url(tmp_path)), server.options, SOON, cut_after(25 << 20, good._sessions.place.command))
+    store.create("big", [content], About(len(content), "here"))
+    assert read_all(good, "big") == content
+    assert inside(tmp_path) == ["big"]
+
+
+def test_a_killed_writer_is_continued_and_sends_again_no_more_than_was_in_flight(tmp_path: Path) -> None:
+    server, size = sshd(), 160 << 20
+    writing = f"""
+from ckptsync.stores.contract import About
+from tests.sftp_stores import remote
+from ckptsync.stores.sftp import SftpStore
+SftpStore(remote({server.url(tmp_path)!r}), {dict(server.options)!r}).create("run/a", (b"%08d" % n * 131072 for n in range(160)), About({size}, "origin"))
+"""
+    process = subprocess.Popen([sys.executable, "-c", writing], cwd=Path(__file__).parent.parent)
+    deadline = time.monotonic() + 30
+    while sum(p.stat().st_blocks * 512 for p in tmp_path.rglob("*.part")) < 80 << 20 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.kill()
+    process.wait()
+    assert names(over_ssh(tmp_path)) == []
+    left = sum(p.stat().st_blocks * 512 for p in tmp_path.rglob("*.part"))
+    sent = _sent(tmp_path, lambda store: store.create("run/a", (b"%08d" % n * 131072 for n in range(160)), About(size, "origin")))
+    assert (tmp_path / "run/a").read_bytes() == b"".join(b"%08d" % n * 131072 for n in range(160))
+    assert inside(tmp_path / "run") == ["a"]
+    assert sent <= size - left + (64 << 20) + (1 << 20)
+    assert sent < size
+
+
+def _sent(path: Path, deed: object) -> int:
+    """Bytes that went to the server, all in all."""
+    server, log = sshd(), path.parent / "sent"
+    good = SftpStore(remote(server.url(path)), server.options)
+    tee = ("sh", "-c", 'tee -a "$0" | exec "$@"', str(log), *good._sessions.place.command)
+    deed(SftpStore(remote(server.url(path)), server.options, SOON, tee))  # type: ignore[operator]
+    return log.stat().st_size
+
+
+def test_a_server_that_comes_back_is_waited_for(tmp_path: Path) -> None:
+    with another_sshd() as server:
+        store = SftpStore(remote(server.url(tmp_path)), server.options, AT_ONCE)
+        store.write("a", [b"x"])
+        store._sessions.close()
+        server.stop()
+        with pytest.raises(Transient, match="Connection refused") as caught:
+            store.size("a")
+        assert "sshd" in caught.value.hint
+        server.start()
+        assert store.size("a") == 1
+
+
+def test_what_somebody_else_finished_first_leaves_nothing_behind(tmp_path: Path) -> None:
+    store, about = over_ssh(tmp_path), About(40 << 20, "origin")
+    with pytest.raises(KeyboardInterrupt):
+        store.create("a", (_interrupted(n) for n in range(40)), about)
+    assert [p.name.startswith(".ckptsync-") for p in tmp_path.iterdir()] == [True]
+    (tmp_path / "a").write_bytes(b"from another node")
+    with pytest.raises(Exists):
+        store.create("a", [b"x"], about)
+    assert inside(tmp_path) == ["a"]
+
+
+def _interrupted(n: int) -> bytes:
+    if n == 30:
+        raise KeyboardInterrupt
+    return bytes(1 << 20)
+
+
+def test_connections_end_with_the_store(tmp_path: Path) -> None:
+    store = over_ssh(tmp_path)
+    store.write("a", [b"x"])
+    (session,) = store._sessions._idle
+    process = session._link._process
+    assert process.poll() is None
+    del store
+    assert process.poll() is not None
+
+
+def test_a_connection_that_died_while_nobody_used_it_is_not_used(tmp_path: Path) -> None:
+    store = over_ssh(tmp_path, AT_ONCE)
+    store.write("a", [b"x"])
+    (session,) = store._sessions._idle
+    session._link._process.kill()
+    session._link._process.wait()
+    assert store.size("a") == 1

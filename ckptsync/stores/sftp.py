@@ -20,7 +20,7 @@ from ckptsync.paths import checked_path
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, checked_prefix
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.parts import PART, Parts
-from ckptsync.stores.posix import is_unfinished
+from ckptsync.stores.posix_draft import is_unfinished
 from ckptsync.stores.sftp_commit import claim, replace
 from ckptsync.stores.sftp_files import ServerFiles
 from ckptsync.stores.sftp_listing import walk

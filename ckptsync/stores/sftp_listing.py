@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from ckptsync.errors import Corrupt, StoreError
 from ckptsync.paths import checked_path
 from ckptsync.stores.contract import Entry
-from ckptsync.stores.posix import is_unfinished
+from ckptsync.stores.posix_draft import is_unfinished
 from ckptsync.stores.sftp_failures import refused
 from ckptsync.stores.sftp_files import ServerFiles
 from ckptsync.stores.sftp_session import Reply, Request, Session
