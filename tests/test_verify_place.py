@@ -142,6 +142,36 @@ def test_before_a_file_is_called_missing_the_store_is_asked_again(then: str) -> 
         verify_place(store, seen, "digest")
 
 
+class Late(MemoryStore):
+    """A client of NFS that does not see one file yet."""
+
+    late = 60.0
+    hidden: frozenset[str] = frozenset({MODEL})
+
+    def names(self, prefix: str) -> Iterator[Entry]:
+        return (entry for entry in super().names(prefix) if entry.name not in self.hidden)
+
+    def wait(self, seconds: float) -> None:
+        assert seconds == self.late
+        self.hidden = frozenset()
+
+
+def test_what_is_not_seen_yet_is_waited_for_and_not_called_missing() -> None:
+    store = Late()
+    arrive(store, WHOLE)
+    with pytest.raises(Incomplete, match="changed while it was verified"):
+        verify_place(store, place(store), "digest", wait=store.wait)
+    assert verify_place(store, place(store), "digest", wait=lambda _: pytest.fail("nothing is missing")).verdict == "ok"
+
+
+def test_what_is_not_there_after_that_is_missing() -> None:
+    store, waited = Late(), list[float]()
+    arrive(store, WHOLE)
+    store.delete(MODEL)
+    assert damage(verify_place(store, place(store), "stat", wait=waited.append)) == [("missing", "checkpoint-4/model.safetensors")]
+    assert waited == [60.0]
+
+
 def test_a_damaged_manifest_is_damage_of_its_place() -> None:
     store = whole_store()
     arrive(store, {"rng_state_1.pth": b"x"}, "n1")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from ckptsync.errors import Incomplete
@@ -29,9 +30,18 @@ class Checked:
     read: int
 
 
-def verify_place(store: Store, seen: Snapshot, level: Level, faults: Sequence[Fault] = (), when: float = 0.0) -> Report:
+def verify_place(
+    store: Store,
+    seen: Snapshot,
+    level: Level,
+    faults: Sequence[Fault] = (),
+    when: float = 0.0,
+    *,
+    wait: Callable[[float], object] = time.sleep,
+) -> Report:
     """Check what ``seen`` says is there; ``faults`` are its records that cannot be read.  Not numbered: see `write_report`.
 
+    Nothing is called missing, or short, before this machine must see what others have written: where the store is `late`, that is waited out.
     Raises StoreError where the store does not answer, which is not damage, and Incomplete if the place changed meanwhile.
     """
     files = expected(seen)
@@ -41,6 +51,8 @@ def verify_place(store: Store, seen: Snapshot, level: Level, faults: Sequence[Fa
     if gone and seen.facets.retired:
         found = worst_first(_let_go(f) for f in found)
     elif gone:
+        if store.late:
+            wait(store.late)
         _check_unchanged(store, seen, gone)
     is_arriving = bool(seen.facets.ambiguous) or not (seen.facets.model.holds or seen.facets.retired)
     manifests = tuple(k.name for k in seen.manifests)
