@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     store = create_store(args.url, options_for(args.url, access), access.limits)
     total = sum(map(sum, sizes.values()))
     with (silent if args.json else shown)(f"sending {name}") as progress:
-        sent = push_now(directory, store, node, name, counting(progress, total))
+        sent = push_now(directory, store, node, name, counting(progress, total), threads=access.limits.threads)
     _say(args, [_described(one) for one in sent])
     return 0
 

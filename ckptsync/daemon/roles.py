@@ -110,7 +110,9 @@ class Watching:
 
     def _work_on(self, runs: tuple[RunDir, ...]) -> None:
         settings = self._config.worker
-        options = WorkerOptions(self._node, runs, settings.quiet, settings.unmarked, settings.keep_pins)
+        options = WorkerOptions(
+            self._node, runs, settings.quiet, settings.unmarked, settings.keep_pins, self._config.limits.threads
+        )
         self._worker = Worker(options, self._store) if runs else None
         if self._watch:
             self._watch.close()
