@@ -15,14 +15,14 @@ from ckptsync.errors import Corrupt, NotFound, StoreError, Transient
 from ckptsync.paths import checked_path
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, checked_prefix
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.parts import Parts
+from ckptsync.stores.parts import MOST, PART, Parts, part_size
 from ckptsync.stores.retry import Persistence
 from ckptsync.stores.s3_access import Access
 from ckptsync.stores.s3_bucket import Ask, Bucket
 from ckptsync.stores.s3_errors import NoSuchRange
 from ckptsync.stores.s3_orphans import sweep
 from ckptsync.stores.s3_put import Sender
-from ckptsync.stores.s3_targets import Conditions, Creating, Writing
+from ckptsync.stores.s3_targets import Conditions, Creating, Goal, Writing
 from ckptsync.stores.s3_wire import Answer
 from ckptsync.stores.s3_xml import is_truncated, objects, text
 from ckptsync.stores.urls import Remote
@@ -34,6 +34,8 @@ class S3Store:
     """Retries what fails transiently by itself, piece by piece.  Raises ConfigError where options, credentials or the bucket are wrong."""
 
     late = 0.0
+    least = PART
+    """Bytes of a part, at least; whoever changes it does not find uploads begun with another."""
 
     def __init__(self, remote: Remote, options: Mapping[str, Any] | None = None, limits: Limits | None = None) -> None:
         self.url = remote.url
@@ -80,13 +82,13 @@ class S3Store:
     def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         """As the contract says."""
         key = self._key(name)
-        self._parts().send(Writing(self._sender, key, about, self._sweep), chunks, about)
+        self._parts().send(Writing(self._sender, key, self._goal(about)), chunks, about, self.least)
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         """As the contract says."""
         key = self._key(name)
         try:
-            self._parts().send(Creating(self._sender, key, about, self._sweep, self._conditions), chunks, about)
+            self._parts().send(Creating(self._sender, key, self._goal(about), self._conditions), chunks, about, self.least)
         finally:
             self.is_exclusive = self._conditions.held is True
 
@@ -109,6 +111,10 @@ class S3Store:
             if self._pool is None or self._pool[0] != os.getpid():
                 self._pool = os.getpid(), Parts(self._limits.threads, self._limits.memory)
             return self._pool[1]
+
+    def _goal(self, about: About) -> Goal:
+        most = -(-about.size // part_size(about.size, least=self.least)) if about.size else MOST
+        return Goal(most, bool(about.origin), self._sweep)
 
     def _sweep(self) -> None:
         """Once in the life of a store."""

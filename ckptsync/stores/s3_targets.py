@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from ckptsync.errors import Exists, StoreError
-from ckptsync.stores.contract import About
 from ckptsync.stores.parts import Part, Upload
 from ckptsync.stores.s3_bucket import Ask
 from ckptsync.stores.s3_errors import Unable
@@ -42,11 +42,20 @@ class Conditions:
         self.held = held
 
 
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """``most``: parts that the file has, at most.  ``continues``: whether an unfinished upload may be taken up.  ``sweep``: called before it is looked for."""
+
+    most: int
+    continues: bool
+    sweep: Callable[[], None]
+
+
 class Writing:
     """A `Target`: a key that is replaced."""
 
-    def __init__(self, sender: Sender, key: str, about: About, sweep: Callable[[], None]) -> None:
-        self._sender, self._key, self._about, self._sweep = sender, key, about, sweep
+    def __init__(self, sender: Sender, key: str, goal: Goal) -> None:
+        self._sender, self._key, self._goal = sender, key, goal
 
     def put_whole(self, data: memoryview) -> None:
         """As `Target` says."""
@@ -61,17 +70,17 @@ class Writing:
 
     def _multipart(self, condition: dict[str, str]) -> Multipart:
         left: list[Orphan] = []
-        if self._about.origin:
-            self._sweep()
+        if self._goal.continues:
+            self._goal.sweep()
             left = orphans(self._sender, self._key)
-        return Multipart(self._sender, self._key, self._about, condition, left)
+        return Multipart(self._sender, self._key, condition, left, self._goal.most)
 
 
 class Creating(Writing):
     """A `Target`: a key that must not be there yet."""
 
-    def __init__(self, sender: Sender, key: str, about: About, sweep: Callable[[], None], conditions: Conditions) -> None:
-        super().__init__(sender, key, about, sweep)
+    def __init__(self, sender: Sender, key: str, goal: Goal, conditions: Conditions) -> None:
+        super().__init__(sender, key, goal)
         self._conditions = conditions
 
     def put_whole(self, data: memoryview) -> None:

@@ -21,8 +21,7 @@ from __future__ import annotations
 import threading
 
 from ckptsync.errors import Exists, StoreError, Transient
-from ckptsync.stores.contract import About
-from ckptsync.stores.parts import MOST, Part, part_size
+from ckptsync.stores.parts import Part
 from ckptsync.stores.s3_bucket import Ask
 from ckptsync.stores.s3_errors import Gone, Mismatch, Unable
 from ckptsync.stores.s3_orphans import GIVEN_UP, HOUR, Orphan, is_same, remove
@@ -34,11 +33,10 @@ _COMPLETE = 2.0  # times the usual silence: a server may have to copy all parts,
 
 
 class Multipart:
-    """An `Upload`.  ``condition``: headers of the request that completes it."""
+    """An `Upload`.  ``condition``: headers of the request that completes it; ``left``: what earlier tries have left; ``most``: parts of the file."""
 
-    def __init__(self, sender: Sender, key: str, about: About, condition: dict[str, str], left: list[Orphan]) -> None:
-        self._sender, self._key, self._condition = sender, key, condition
-        self._most = -(-about.size // part_size(about.size)) if about.size else MOST
+    def __init__(self, sender: Sender, key: str, condition: dict[str, str], left: list[Orphan], most: int) -> None:
+        self._sender, self._key, self._condition, self._most = sender, key, condition, most
         self._left = sorted(left, key=lambda orphan: len(orphan.stored), reverse=True)
         self._lock = threading.Lock()
         self._id = ""
