@@ -31,8 +31,7 @@ from tests.campaigns.trapping import can_trap, traps
 KINDS = ("posix", "s3", "sftp")
 OLD = File("run/a", "write", 1, 70_000)
 SMALL = (File("run/a", "write", 2, 300_000), File("run/deep/b", "create", 3, 5_000), File("run/deep/c", "write", 4, 0))
-SMALL_LEFT = 4 << 10  # bytes of a temporary file, never listed, that a killed write of a record may leave for ever
-PARTS = 6  # and a third of a large file
+PARTS = 4  # and a third of a large file
 THREADS = 2
 PATIENCE = 60.0
 
@@ -95,7 +94,7 @@ class Campaign:
             wrong.append(f"{again} bytes were sent again, {self._allowed()} are allowed")
         left = {name: size for name, size in self._there.everything().items() if name not in names}
         self.tally["with a small file that is left"] += bool(left)
-        litter = [f"left behind: {name}, {size} bytes" for name, size in left.items() if size > SMALL_LEFT]
+        litter = [f"left behind: {name}, {size} bytes" for name, size in left.items() if size > self._there.litter]
         return [*wrong, *self._work.violations(self._there, names), *litter]
 
     def _allowed(self) -> int:
