@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ckptsync.errors import CkptsyncError, Corrupt, NotFound, Unsupported
+from ckptsync.errors import CkptsyncError, Corrupt, Exists, NotFound, Unsupported
 from ckptsync.records.coding import Record, decode_any, encode, record_name
 from ckptsync.records.names import RecordName, parse_record_name, records_prefix
 from ckptsync.records.places import record_names, snapshots
@@ -69,5 +70,6 @@ def write_report(store: Store, report: Report) -> str:
     last = replace(report, n=highest + 1)
     data = encode(last)
     name = record_name(last, data)
-    store.write(name, [data])
+    with contextlib.suppress(Exists):  # named by its own bytes: it is this very report
+        store.create(name, [data])
     return name
