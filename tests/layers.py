@@ -76,7 +76,7 @@ PURE = (
     *(f"head.{m}" for m in ("catalogue", "checked", "deciding")),
     *(f"verify.{m}" for m in ("bits", "due", "expected", "findings", "naming", "ranges", "structure", "survey")),
     "daemon.phases",
-    "stores.timetable",
+    *(f"stores.{m}" for m in ("generic_errors", "generic_times", "timetable")),
 )
 NOT_PURE: Mapping[str, str] = {
     "formats.unpacking": "several threads read one stream: a lock keeps its decompressor",

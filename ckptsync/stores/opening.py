@@ -121,10 +121,9 @@ def _remote(place: Remote, options: Mapping[str, object], limits: Limits) -> Sto
         from ckptsync.stores.sftp import SftpStore  # noqa: PLC0415
 
         return SftpStore(place, options, limits)
-    raise Unsupported(
-        f"{place.url}: stores of kind {place.scheme}:// are not supported by this version",
-        hint="a local or NFS path, or file:///path, works; s3:// and sftp:// stores come later",
-    )
+    from ckptsync.stores.generic import GenericStore  # noqa: PLC0415
+
+    return Retrying(GenericStore(place, options, limits), Persistence(limits.patience))
 
 
 def _make_directories(url: str, path: Path) -> None:

@@ -113,10 +113,21 @@ class _Slowly:
         self._chunks, self._pace = chunks, pace
 
     def __iter__(self) -> Iterator[Chunk]:
-        for chunk in self._chunks:
-            for _, piece in _cut(memoryview(chunk)):
-                self._pace.take(len(piece))
-                yield piece
+        return slowly(self._chunks, self._pace)
+
+
+def slowly(chunks: Iterable[Chunk], pace: Pace) -> Iterator[memoryview]:
+    """Chunks in small pieces of single bytes, each when it may go."""
+    for chunk in chunks:
+        for _, piece in _cut(memoryview(chunk)):
+            pace.take(len(piece))
+            yield piece
+
+
+def taken(pace: Pace, count: int) -> None:
+    """Wait until ``count`` bytes may come, where they cannot be had little by little."""
+    for start in range(0, count, ASK):
+        pace.take(min(ASK, count - start))
 
 
 def _cut(view: memoryview) -> Iterator[tuple[int, memoryview]]:

@@ -1,0 +1,205 @@
+"""A store at any URL that fsspec knows: ``gs://``, ``az://``, ``webdav://``, ``smb://``, ``hdfs://``, …
+
+What fsspec offers is what can be promised: a write is whole or not at all (see `generic_writing`), but one that was killed begins again, and `create`
+looks before it writes, which another writer may do at the same moment.  Listings are never taken from fsspec's caches.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeVar
+
+from ckptsync.errors import ConfigError, Corrupt, Exists, NotFound, StoreError, Transient
+from ckptsync.paths import checked_path
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, announced, checked_prefix
+from ckptsync.stores.generic_errors import sorted_error
+from ckptsync.stores.generic_times import changed
+from ckptsync.stores.generic_writing import UNFINISHED, Job, way_of
+from ckptsync.stores.limits import Limits
+from ckptsync.stores.pace import slowly, taken
+from ckptsync.stores.urls import Remote
+
+T = TypeVar("T")
+NOTE = "nothing is continued in a store of this kind: a write that was interrupted begins again"
+_PER_THREAD = frozenset({"ftp"})  # one connection, which threads may not share
+
+log = logging.getLogger(__name__)
+
+
+class GenericStore:
+    """``options`` go to fsspec's file system.  Raises ConfigError where its package is missing or they are wrong.  Retries nothing."""
+
+    late = 0.0
+    is_exclusive = False
+
+    def __init__(self, remote: Remote, options: Mapping[str, Any] | None = None, limits: Limits | None = None) -> None:
+        self.url = remote.url
+        self._remote, self._options, self._pace = remote, dict(options or {}), (limits or Limits()).pace
+        self._own = threading.local()
+        self._shared, self._root = _opened(remote, self._options)
+        self._way = way_of(remote.scheme, self._shared)
+        log.warning("%s: %s", self.url, NOTE)
+
+    def names(self, prefix: str) -> Iterator[Entry]:
+        """As the contract says."""
+        checked_prefix(prefix)
+        at = self._path(prefix.rstrip("/"))
+        try:
+            infos = self._asked(prefix or self.url, lambda fs: list(fs.find(at, detail=True).values()))
+        except NotFound:
+            return
+        found = (_entry(info, self._root) for info in infos if info.get("type") == "file" and not info.get("islink"))
+        yield from sorted(e for e in found if e and e.name.startswith(prefix) and not e.name.startswith(UNFINISHED))
+
+    def size(self, name: str) -> int:
+        """As the contract says."""
+        path = self._path(_checked(name))
+        info = self._asked(name, lambda fs: fs.info(path))
+        if info.get("type") != "file" or info.get("islink"):
+            raise NotFound(f"{name}: not in {self.url}")
+        return int(info["size"])
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """As the contract says."""
+        path, count = self._path(_checked(name)), out.nbytes
+        if not count:
+            self.size(name)
+            return
+        taken(self._pace, count)
+        try:
+            data = self._asked(name, lambda fs: fs.cat_file(path, start=start, end=start + count))
+        except NotFound:
+            raise
+        except StoreError:
+            self._check_end(name, start, count)  # some answer a range behind the end with an error
+            raise
+        if len(data) < count:
+            self._check_end(name, start, count)
+            raise Transient(f"{self.url}/{name}: {len(data)} of {count} bytes came")
+        if len(data) > count:
+            raise StoreError(f"{self.url}/{name}: {len(data)} bytes came where {count} were asked for: the server knows no ranges")
+        out.cast("B")[:] = data
+
+    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        """As the contract says."""
+        self._put(_checked(name), chunks, about, lambda: None, replaces=True)
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        """As the contract says, but a writer who looks at the same moment is not seen."""
+        self._refuse_taken(_checked(name))
+        self._put(name, chunks, about, lambda: self._refuse_taken(name), replaces=False)
+
+    def delete(self, name: str) -> None:
+        """As the contract says."""
+        try:
+            self.size(name)  # raises NotFound of a directory, which WebDAV would delete with all that is in it
+            path = self._path(name)
+            self._asked(name, lambda fs: fs.rm_file(path))
+        except NotFound:
+            return  # as it should be
+
+    def _put(self, name: str, chunks: Iterable[Chunk], about: About, last: Callable[[], None], *, replaces: bool) -> None:
+        """``last`` is the last look before the name is given."""
+        total = 0
+
+        def counted() -> Iterator[memoryview]:
+            nonlocal total
+            for piece in slowly(announced(chunks, about), self._pace):
+                total += len(piece)
+                yield piece
+
+        told: Callable[[Exception], StoreError] = lambda e: sorted_error(f"{self.url}/{name}", e)  # noqa: E731
+        self._way(Job(self._fs(), self._root, self._path(name), counted(), told, last, replaces))
+        try:
+            found = self.size(name)
+        except NotFound as e:  # somebody else is replacing it, or the back end has swallowed an error
+            raise Transient(f"{self.url}/{name}: not there after it was written") from e
+        if found != total:
+            raise StoreError(f"{self.url}/{name}: {found} bytes are there, {total} were sent", hint="did somebody else write it?")
+
+    def _refuse_taken(self, name: str) -> None:
+        try:
+            self.size(name)
+        except NotFound:
+            return
+        raise Exists(f"{name}: already there")
+
+    def _check_end(self, name: str, start: int, count: int) -> None:
+        size = self.size(name)
+        if start + count > size:
+            raise Corrupt(f"{name}: ends at byte {size}, {count} bytes from {start} wanted")
+
+    def _asked(self, name: str, ask: Callable[[Any], T]) -> T:
+        try:
+            return ask(self._fs())
+        except Exception as e:
+            raise sorted_error(f"{self.url}/{name}" if name != self.url else name, e) from e
+
+    def _fs(self) -> Any:
+        if self._remote.scheme not in _PER_THREAD:
+            return self._shared
+        if not hasattr(self._own, "fs"):
+            self._own.fs, _ = _opened(self._remote, self._options)
+        return self._own.fs
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root or "/"
+
+
+def _checked(name: str) -> str:
+    if checked_path(name).startswith(UNFINISHED):
+        raise Corrupt(f"{name}: the name of an unfinished write")
+    return name
+
+
+def _entry(info: Mapping[str, Any], root: str) -> Entry | None:
+    """None of what is no file of ours: names that nobody could have written here."""
+    path = str(info["name"])
+    name = path.strip("/").removeprefix(root.strip("/")).lstrip("/")
+    try:
+        return Entry(checked_path(name), int(info["size"]), changed(info))
+    except Corrupt:
+        return None  # the question was whether it is refused
+
+
+def _opened(remote: Remote, options: Mapping[str, Any]) -> tuple[Any, str]:
+    """The file system, and the path in it that the URL means."""
+    cls = _class_of(remote)
+    try:
+        fs = cls(**{**cls._get_kwargs_from_urls(remote.url), **options, "skip_instance_cache": True})
+        if hasattr(fs, "dircache"):
+            fs.dircache = type(fs.dircache)(use_listings_cache=False)  # not every class lets the option through to its base
+        return fs, str(fs._strip_protocol(remote.url)).rstrip("/")
+    except ImportError as e:
+        raise ConfigError(f"{remote.url}: a package that it needs is not installed: {e.name}", hint=f"pip install {e.name}") from e
+    except TypeError as e:
+        raise ConfigError(f"{remote.url}: storage_options: {e}", hint=f"they go to {cls.__module__}.{cls.__name__}") from e
+    except Exception as e:
+        error = sorted_error(remote.url, e)
+        if isinstance(error, Transient):
+            raise error from e
+        raise ConfigError(
+            f"{remote.url}: cannot be opened: {type(e).__name__}", hint=f"see storage_options of {cls.__module__}.{cls.__name__}"
+        ) from e
+
+
+def _class_of(remote: Remote) -> Any:
+    try:
+        from fsspec.registry import get_filesystem_class, known_implementations  # noqa: PLC0415
+    except ImportError as e:
+        raise ConfigError(f"{remote.url}: fsspec is not installed", hint="pip install 'ckptsync[fsspec]'") from e
+    known = known_implementations.get(remote.scheme, {})
+    try:
+        return get_filesystem_class(remote.scheme)
+    except ValueError as e:
+        kinds = ", ".join(sorted(known_implementations))
+        raise ConfigError(
+            f"{remote.url}: stores of kind {remote.scheme}:// are not known",
+            hint=f"a path, file://, s3:// and sftp:// are; fsspec knows {kinds}",
+        ) from e
+    except ImportError as e:
+        package = str(known.get("class", "")).partition(".")[0]
+        line = str(known.get("err", "")) if package in ("", "fsspec") else f"pip install {package}"
+        raise ConfigError(f"{remote.url}: the package for {remote.scheme}:// is not installed", hint=line) from e
