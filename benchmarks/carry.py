@@ -18,6 +18,8 @@ from typing import Any
 from benchmarks.movers import HERE
 
 AT_ONCE = 8
+SMALL = 1 << 20  # bytes; of larger files as many are brought at once as keep memory below 128 MiB
+LARGE_AT_ONCE, AHEAD = 3, 3
 
 
 def main() -> None:
@@ -36,9 +38,10 @@ def _store(direction: str, directory: Path, url: str, options: dict[str, Any]) -
     if direction == "down":
         directory.mkdir()
         here = bare(str(directory))
-        _each(
-            (entry.name for entry in there.names(f"{HERE}/")), lambda name: fetch(there, name, here, name.removeprefix(f"{HERE}/"))
-        )
+        entries = list(there.names(f"{HERE}/"))
+        bring = lambda e: fetch(there, e.name, here, e.name.removeprefix(f"{HERE}/"), size=e.size, depth=AHEAD)  # noqa: E731
+        _each([e for e in entries if e.size <= SMALL], bring)
+        _each([e for e in entries if e.size > SMALL], bring, LARGE_AT_ONCE)
         return
 
     def send(path: Path) -> None:
@@ -56,7 +59,7 @@ def _push(_direction: str, directory: Path, url: str, options: dict[str, Any]) -
 
 def _fetch(_direction: str, directory: Path, url: str, options: dict[str, Any]) -> None:
     from ckptsync.records.coding import decode_any
-    from ckptsync.records.manifest import Manifest
+    from ckptsync.records.manifest import FileEntry, Manifest
     from ckptsync.records.names import file_name, parse_record_name
     from ckptsync.stores.ahead import fetch
     from ckptsync.stores.contract import read_all
@@ -67,8 +70,14 @@ def _fetch(_direction: str, directory: Path, url: str, options: dict[str, Any]) 
     here = bare(str(directory))
     parsed = {e.name: found for e in there.names("") if (found := parse_record_name(e.name)) and found.kind == "manifest"}
     manifests = [decode_any(found, read_all(there, name)) for name, found in parsed.items()]
-    files = [(m.run, m.place, f) for m in manifests if isinstance(m, Manifest) for f in m.files]
-    _each(files, lambda f: fetch(there, file_name(f[0], f[1], f[2].path), here, f[2].path, digest=f[2].digest))
+    files = [(file_name(m.run, m.place, f.path), f) for m in manifests if isinstance(m, Manifest) for f in m.files]
+
+    def bring(stored: tuple[str, FileEntry]) -> None:
+        name, file = stored
+        fetch(there, name, here, file.path, size=file.size, digest=file.digest, depth=AHEAD)
+
+    _each([f for f in files if f[1].size <= SMALL], bring)
+    _each([f for f in files if f[1].size > SMALL], bring, LARGE_AT_ONCE)
 
 
 def _boto3(direction: str, directory: Path, url: str, _options: dict[str, Any]) -> None:
@@ -109,8 +118,8 @@ def _chunks(path: Path) -> Iterable[memoryview]:
             yield buffer[:count]
 
 
-def _each(items: Iterable[Any], do: Callable[[Any], None]) -> None:
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+def _each(items: Iterable[Any], do: Callable[[Any], None], at_once: int = AT_ONCE) -> None:
+    with ThreadPoolExecutor(at_once) as pool:
         for _ in pool.map(do, items):
             pass
 
