@@ -80,7 +80,7 @@ def scripted(*answers: Say | Callable[[Asked], Say]) -> Iterator[Script]:
             key = unquote(split.path).removeprefix("/bucket").removeprefix("/")
             query = dict(parse_qsl(split.query, keep_blank_values=True))
             say = script.answer(Asked(self.command, key, query, {k.lower(): v for k, v in self.headers.items()}, body))
-            self.send_response(say.status)
+            self.send_response_only(say.status)  # without a Date of its own
             for name, value in say.headers.items():
                 self.send_header(name.replace("_", "-"), value)
             if "Content-Length" not in say.headers:

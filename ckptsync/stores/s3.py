@@ -147,6 +147,9 @@ class S3Store:
             raise self._too_short(name, self.size(name), start, out) from e
         if answer.status == 200 and start:
             raise StoreError(f"{self.url}/{name}: the server ignores ranges", hint="is a proxy in between?")
+        given = answer.headers.get("Content-Range", f"bytes {start}-")
+        if answer.status == 206 and not given.startswith(f"bytes {start}-"):
+            raise Transient(f"{self.url}/{name}: bytes from {start} wanted, the server sent {given}", hint="is a proxy in between?")
         whole = _whole_size(answer)
         if whole is not None and whole < start + len(out):
             raise self._too_short(name, whole, start, out)

@@ -89,14 +89,14 @@ def sorted_error(what: str, operation: str, status: int, fault: Fault, headers: 
         return NoSuchRange(text)
     if code == "NoSuchUpload":
         return Gone(text)
-    if code in ("InvalidPart", "InvalidPartOrder", "EntityTooSmall"):
+    if code in ("InvalidPart", "InvalidPartOrder"):
         return Mismatch(text, hint="another writer uses the same name; the next try sends what differs")
     if code in _CONFIG:
         return ConfigError(text, hint=_CONFIG[code])
-    if code in _PERMANENT or status in (501, 507):
-        return StoreError(
-            text, hint=_PERMANENT.get(code, "make room on the server" if status == 507 else _PERMANENT["NotImplemented"])
-        )
+    if code == "NotImplemented" or status == 501:
+        return Unable(text, hint="this server cannot do it")
+    if code in _PERMANENT or status == 507:
+        return StoreError(text, hint=_PERMANENT.get(code, _PERMANENT["InsufficientStorage"]))
     if code in _TRANSIENT or status >= 500 or status in (408, 429):
         return Transient(text, hint="the server is not well, or busy", after=_after(headers))
     if status == 403:

@@ -184,14 +184,21 @@ def _send(body: bytes | memoryview, flow: _Flow) -> None:
 
 
 def _fill(response: http.client.HTTPResponse, out: memoryview, flow: _Flow) -> int:
-    """Bytes of the body that went into ``out``; raises Cut if it has fewer than it said."""
+    """Bytes of the body that went into ``out``; fewer than it said if it broke off, but an error if nothing came at all."""
     size, done = _length(response, len(out)), 0
     while done < size:
         room = out[done : min(done + PIECE, size)]
-        count = flow.receive(lambda: _step(response, room))  # noqa: B023  called at once
+        try:
+            count = flow.receive(lambda: _step(response, room))  # noqa: B023  called at once
+        except (OSError, http.client.HTTPException):
+            if not done:
+                raise
+            return done  # the caller asks for the rest
         if not count:
-            raise Cut(f"{done} of {size} bytes came")
+            break
         done += count
+    if size and not done:
+        raise Cut(f"0 of {size} bytes came")
     if response.length is not None and not response.chunked:
         response.length -= done
         if not response.length:
