@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import pytest
+
+from ckptsync.errors import Exists, StoreError
+from ckptsync.records.names import OURS
 from ckptsync.scan import found, spots
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.worker.deciding import draft
 from ckptsync.worker.hold import Hold, hold
 from ckptsync.worker.known import Known, read_known
 from ckptsync.worker.looking import Seen
 from ckptsync.worker.saving import told
-from ckptsync.worker.send import Road, send
+from ckptsync.worker.send import SMALL, Road, Sent, send
 from ckptsync.worker.take import take
-from tests.test_worker_push import ONE, lay
+from tests.test_worker_push import ONE, kept, lay, manifests
 
 
 def on_the_way(tmp_path: Path, store: MemoryStore) -> tuple[Hold, Seen, Road]:
@@ -31,3 +38,111 @@ def test_sending_twice_is_sending_once(tmp_path: Path) -> None:
     first, second = send(planned, held, road), send(planned, held, road)
     assert (first.files, first.size) == (len(ONE), sum(map(len, ONE.values())))
     assert (second.place, second.files) == (first.place, 0)
+
+
+def taken(tmp_path: Path, store: Store, files: dict[str, bytes], node: str = "n0") -> Callable[[], Sent]:
+    """Sending these files, each time as if for the first time in this process."""
+    lay(tmp_path, files)
+    (spot,) = spots(tmp_path)
+    held = hold(found(spot), None, spot.family, spot.name)
+    road = Road(store, node, lambda: read_known(store, "run", Known()).manifests("checkpoint-4"), threads=4)
+    return lambda: send(draft(told(Seen("run", spot, held, None), node), take(held)), held, road)
+
+
+class Comparing(MemoryStore):
+    """A store that can tell whether a name has the bytes that it is offered: nobody needs to read them back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: set[str] = set()
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        data = b"".join(bytes(chunk) for chunk in chunks)
+        if any(e.name == name for e in self.names("")):
+            raise Exists(f"{name}: already there", is_same=self._content(name) == data)
+        super().create(name, [data], about)
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        self.read |= {name} if OURS not in name else set()
+        super().read_into(name, start, out)
+
+
+def test_what_a_killed_try_has_finished_is_neither_sent_nor_read_back_where_the_store_can_compare(tmp_path: Path) -> None:
+    store = Comparing()
+    for path in ("m/meta.txt", "x"):
+        store.write(f"run/checkpoint-4/{path}", [ONE[path]])
+    times = {e.name: e.mtime for e in store.names("")}
+    sent = taken(tmp_path, store, ONE)()
+    assert (sent.files, store.read) == (len(ONE) - 2, set())
+    assert times.items() <= {e.name: e.mtime for e in store.names("")}.items()
+    assert kept(store) == {"checkpoint-4": {"n0": ONE}}
+
+
+def test_litter_that_the_store_has_compared_is_replaced(tmp_path: Path) -> None:
+    store = Comparing()
+    store.write("run/checkpoint-4/x", [b"Z"])
+    assert taken(tmp_path, store, ONE)().files == len(ONE)
+    assert kept(store) == {"checkpoint-4": {"n0": ONE}}
+
+
+class Watched(MemoryStore):
+    """Says what was begun and ended, in order; with a barrier, nothing ends before so many have begun."""
+
+    def __init__(self, meeting: threading.Barrier | None = None) -> None:
+        super().__init__()
+        self.said: list[str] = []
+        self._meeting = meeting
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        is_file = OURS not in name
+        self.said += [f"begin {name}"] * is_file
+        if self._meeting and is_file:
+            self._meeting.wait()
+        super().create(name, chunks, about)
+        self.said += [f"end {name}"] * is_file
+
+
+def test_small_files_are_many_at_once(tmp_path: Path) -> None:
+    store = Watched(threading.Barrier(16, timeout=20))
+    taken(tmp_path, store, {f"{n:02}": b"small" for n in range(48)})()
+    assert len(kept(store)["checkpoint-4"]["n0"]) == 48
+
+
+def test_what_says_what_the_shards_are_is_there_before_the_first_shard_is_begun(tmp_path: Path) -> None:
+    store = Watched()
+    taken(tmp_path, store, ONE | {f"shard{n}": bytes(SMALL + 1) for n in range(3)})()
+    shards = [line for line in store.said if "shard" in line]
+    assert store.said[-len(shards) :] == shards
+
+
+def test_a_write_says_how_much_and_from_where(tmp_path: Path) -> None:
+    abouts: dict[str, About] = {}
+
+    class Telling(MemoryStore):
+        def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+            abouts[name] = about
+            super().create(name, chunks, about)
+
+    taken(tmp_path, Telling(), ONE)()
+    first = dict(abouts)
+    assert {name.removeprefix("run/checkpoint-4/"): about.size for name, about in first.items() if OURS not in name} == {
+        path: len(content) for path, content in ONE.items()
+    }
+    taken(tmp_path, Telling(), ONE)()
+    assert abouts == first
+    abouts.clear()
+    taken(tmp_path, Telling(), ONE, "n1")()
+    assert {about.origin for about in first.values()} & {about.origin for about in abouts.values()} == {""}  # of records
+
+
+def test_an_error_of_one_file_is_the_error_and_commits_nothing(tmp_path: Path) -> None:
+    class Full(MemoryStore):
+        def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+            if name.endswith("/x"):
+                raise StoreError(f"{name}: no space left")
+            super().create(name, chunks, about)
+
+    store = Full()
+    with pytest.raises(StoreError, match="no space left"):
+        taken(tmp_path, store, ONE)()
+    assert manifests(store) == []
