@@ -28,6 +28,12 @@ def is_absence(e: OSError) -> bool:
     return e.errno in _ABSENT
 
 
+def let_go(at: int) -> None:
+    """Close a descriptor that nothing was written through: nothing can be lost with it, so that an error says nothing."""
+    with contextlib.suppress(OSError):
+        os.close(at)
+
+
 def open_directory(root: str, way: Sequence[str], flags: int = PASS) -> int:
     """A descriptor of the directory ``way`` beneath ``root``, for the caller to close."""
     at = os.open(root, flags)
@@ -35,7 +41,7 @@ def open_directory(root: str, way: Sequence[str], flags: int = PASS) -> int:
         try:
             below = os.open(part, flags | os.O_NOFOLLOW, dir_fd=at)
         finally:
-            os.close(at)
+            let_go(at)
         at = below
     return at
 
@@ -48,7 +54,7 @@ def parent_of(root: str, name: str) -> Iterator[tuple[int, str]]:
     try:
         yield at, last
     finally:
-        os.close(at)
+        let_go(at)
 
 
 def open_file(root: str, name: str) -> int:
@@ -58,7 +64,7 @@ def open_file(root: str, name: str) -> int:
     try:
         _regular(os.fstat(fd), name)
     except BaseException:
-        os.close(fd)
+        let_go(fd)
         raise
     return fd
 
@@ -75,7 +81,7 @@ def stat_opened(root: str, name: str) -> os.stat_result:
     try:
         return os.fstat(fd)
     finally:
-        os.close(fd)
+        let_go(fd)
 
 
 def unlink(root: str, name: str) -> None:
@@ -92,7 +98,7 @@ def refresh(root: str, name: str) -> None:
     `PASS` does not, makes it ask (nfs(5), "Directory entry caching"; Linux, fs/nfs/dir.c, nfs_lookup_verify_inode).
     """
     with contextlib.suppress(PermissionError):  # it may be passed through without being read: then only time tells
-        os.close(open_directory(root, name.split("/")[:-1], os.O_RDONLY | os.O_DIRECTORY))
+        let_go(open_directory(root, name.split("/")[:-1], os.O_RDONLY | os.O_DIRECTORY))
 
 
 def _regular(found: os.stat_result, name: str) -> os.stat_result:
@@ -148,7 +154,7 @@ def _listing(root: str, prefix: str, skips: Callable[[str], bool]) -> Iterator[t
                     with contextlib.suppress(FileNotFoundError):  # deleted since it was listed
                         yield entry.name, entry.stat(follow_symlinks=False)
     finally:
-        os.close(at)
+        let_go(at)
 
 
 def _is_plain(part: str) -> bool:

@@ -156,7 +156,7 @@ class PosixStore:
     def _look(self) -> None:
         """Raises StoreError if there is no root: a missing root must never read as an empty store."""
         try:
-            os.close(os.open(self.root, beneath.PASS))
+            beneath.let_go(os.open(self.root, beneath.PASS))
             time_ = beneath.stat_file(self.root, self._witness).st_mtime_ns if self._witness else 0
         except OSError as e:
             if not beneath.is_absence(e):

@@ -19,9 +19,9 @@ from ckptsync.stores import beneath
 from ckptsync.stores.contract import Chunk
 from ckptsync.stores.writing import BLOCK, Output
 
-_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
 _COMPARED = 1 << 20  # bytes at once
-_NOT_OURS = frozenset({errno.EWOULDBLOCK, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENOENT})
+_NO_LOCK = frozenset({errno.EWOULDBLOCK, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 
 
 def is_unfinished(part: str) -> bool:
@@ -92,44 +92,55 @@ class Filled:
 
 def begun(at: int, name: str, origin: str) -> Draft:
     """A draft of ``name`` in the directory ``at``, for the caller to release: with an ``origin`` what its last writer left.  Raises OSError."""
-    if origin and (found := _continued(at, _part_of(name, origin))):
+    if origin and (found := _continued(at, part_of(name, origin))):
         return found
     part = f".ckptsync-{secrets.token_hex(8)}.part"
-    return Draft(os.dup(at), part, os.open(part, _FLAGS | os.O_EXCL, 0o666, dir_fd=at))
+    return Draft(os.dup(at), part, os.open(part, _FLAGS | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=at))
 
 
-def _part_of(name: str, origin: str) -> str:
+def part_of(name: str, origin: str) -> str:
+    """The temporary name under which the next writer of a content looks for what the last one left."""
     return f".ckptsync-{blake3(os.fsencode(name) + bytes(1) + os.fsencode(origin)).hexdigest(16)}.part"
 
 
 def _continued(at: int, part: str) -> Draft | None:
-    """``None`` where somebody else has it now, or there are no locks to tell."""
+    """``None`` where somebody else has it now, or where there are no locks to tell."""
     try:
-        fd = os.open(part, _FLAGS, 0o666, dir_fd=at)
-    except PermissionError:
-        return None  # another user's
+        fd, is_new = _opened(at, part)
+    except (FileExistsError, PermissionError):
+        return None  # made by somebody else in this moment, or another user's
+    draft = Draft(os.dup(at), part, fd, may_stay=True)
     try:
-        if left := _locked(at, part, fd):
-            return Draft(os.dup(at), part, fd, left.st_size, may_stay=True)
-    except BaseException:
-        os.close(fd)
-        raise
-    os.close(fd)
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if _is_free(at, part, os.fstat(fd)):
+            draft.left = os.fstat(fd).st_size
+            return draft
+    except OSError as e:
+        if is_new and e.errno != errno.EWOULDBLOCK:
+            draft.remove()  # nobody would go on with it
+        if e.errno not in _NO_LOCK:
+            draft.release()
+            raise
+    draft.release()
     return None
 
 
-def _locked(at: int, part: str, fd: int) -> os.stat_result | None:
-    """What the file is, if nobody else writes or has named it: who writes holds the lock until it has its name."""
+def _opened(at: int, part: str) -> tuple[int, bool]:
+    """A descriptor, and whether the file is new."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        found, there = os.fstat(fd), os.stat(part, dir_fd=at, follow_symlinks=False)
-    except OSError as e:
-        if e.errno not in _NOT_OURS:
-            raise
-        return None
+        return os.open(part, _FLAGS, dir_fd=at), False
+    except FileNotFoundError:
+        return os.open(part, _FLAGS | os.O_CREAT | os.O_EXCL, 0o666, dir_fd=at), True
+
+
+def _is_free(at: int, part: str, found: os.stat_result) -> bool:
+    """Whether the file that we hold the lock of is still a draft, and ours to write to: who writes holds the lock until it has its name."""
+    try:
+        there = os.stat(part, dir_fd=at, follow_symlinks=False)
+    except FileNotFoundError:
+        return False
     if not os.path.samestat(found, there) or not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid():
-        return None
-    if found.st_nlink > 1:  # it has its name: its writer was killed a moment later
-        os.unlink(part, dir_fd=at)
-        return None
-    return found
+        return False
+    if found.st_nlink > 1:
+        os.unlink(part, dir_fd=at)  # it has its name: its writer was killed a moment later
+    return found.st_nlink == 1

@@ -38,12 +38,12 @@ class Ways:
         """
         with contextlib.ExitStack() as stack:
             found = [os.open(self._root, _DIRECTORY)]
-            stack.callback(os.close, found[0])
+            stack.callback(beneath.let_go, found[0])
             for part in way:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(part, dir_fd=found[-1])
                 found.append(os.open(part, _DIRECTORY | os.O_NOFOLLOW, dir_fd=found[-1]))
-                stack.callback(os.close, found[-1])
+                stack.callback(beneath.let_go, found[-1])
             yield tuple(found)
 
     def secure(self, way: Sequence[str], made: Sequence[int]) -> None:
@@ -72,7 +72,7 @@ class Ways:
         try:
             sync_directory(at)
         finally:
-            os.close(at)
+            beneath.let_go(at)
 
     def forget_older(self, seconds: float) -> None:
         """Let go of directories opened longer ago: what is kept open cannot be unmounted."""
