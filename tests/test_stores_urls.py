@@ -14,6 +14,7 @@ from ckptsync.stores.urls import Remote, located, path_of
         ("s3://bucket/runs/", Remote("s3", "bucket/runs")),
         ("S3A://bucket", Remote("s3", "bucket")),
         ("sftp://me@host:2222//srv/store", Remote("sftp", "me@host:2222//srv/store")),
+        ("s3://arn:aws:s3:eu-west-1:1:accesspoint/mine/runs", Remote("s3", "arn:aws:s3:eu-west-1:1:accesspoint/mine/runs")),
         ("ssh://host/srv", Remote("sftp", "host/srv")),
         ("gs://bucket/a b", Remote("gs", "bucket/a b")),
         ("file:///srv/my%20store", Path("/srv/my store")),
@@ -33,6 +34,16 @@ def test_a_place_elsewhere_is_written_as_it_was_read() -> None:
 def test_what_names_no_place_is_refused(url: str) -> None:
     with pytest.raises(ConfigError):
         located(url)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["s3://AKIA:hunter2@bucket/x", "s3://AKIA:hunter2/more@bucket/x", "sftp://me:hunter2@host/srv", "webdav://me:hunter2@host/srv"],
+)
+def test_a_password_is_refused_and_not_repeated(url: str) -> None:
+    with pytest.raises(ConfigError, match="a password in it") as caught:
+        located(url)
+    assert "hunter2" not in f"{caught.value}{caught.value.hint}"
 
 
 def test_where_a_path_is_needed_another_scheme_is_refused() -> None:

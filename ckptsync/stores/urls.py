@@ -56,10 +56,19 @@ def path_of(url: str) -> str:
 
 
 def _remote(url: str, scheme: str, rest: str) -> Remote:
+    if _has_password(scheme, rest):
+        hint = "the shell and the process list have seen it: change it, and use a profile, an agent or storage_options"
+        raise ConfigError(f"a {scheme}:// URL with a password in it", hint=hint)
     is_empty = scheme in S3 | SFTP and not rest.strip("/")
     if is_empty or any(ord(c) < 32 for c in rest):
         raise ConfigError(f"{url!r}: names no place", hint="such as s3://bucket/checkpoints or sftp://host/srv/checkpoints")
     return Remote("s3" if scheme in S3 else "sftp" if scheme in SFTP else scheme, rest.rstrip("/"))
+
+
+def _has_password(scheme: str, rest: str) -> bool:
+    """A bucket has no colon in its name, but for access points; a secret of Amazon's may have a slash."""
+    first = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    return ":" in first and not first.startswith("arn:") if scheme in S3 else ":" in first.rpartition("@")[0]
 
 
 def _path_of_file_url(url: str, rest: str) -> Path:
