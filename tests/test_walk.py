@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ckptsync.errors import Corrupt, Incomplete
-from ckptsync.walk import DEEPEST, look, open_file, walk
+from ckptsync.walk import DEEPEST, Stat, look, open_file, walk
 
 
 def test_a_walk_lists_regular_files_and_says_what_it_left_out(tmp_path: Path) -> None:
@@ -57,3 +58,13 @@ def test_no_component_of_a_name_is_opened_through_a_link(tmp_path: Path) -> None
     (listed,) = walk(tmp_path / "real").files
     assert look(fd, listed.path) == listed
     os.close(fd)
+
+
+def test_a_time_that_was_set_back_is_a_touch_and_a_name_more_or_less_is_none() -> None:
+    before = Stat("x", 1, 5, 7, 0, ctime=100, links=2)
+    assert not before.was_touched(before)
+    assert before.was_touched(replace(before, ctime=101))
+    assert not before.was_touched(replace(before, ctime=101, links=1))
+    assert before.was_touched(replace(before, size=2))
+    assert before.is_file_of(replace(before, ctime=101))
+    assert before == replace(before, ctime=101, links=1)
