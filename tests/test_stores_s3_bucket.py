@@ -54,7 +54,7 @@ def test_a_clock_that_is_wrong_is_corrected_by_the_servers(caplog: pytest.LogCap
         first, second = (a.headers["x-amz-date"] for a in script.asked)
     assert time.strptime(second, "%Y%m%dT%H%M%SZ") > time.strptime(first, "%Y%m%dT%H%M%SZ")
     assert abs(calendar.timegm(time.strptime(second, "%Y%m%dT%H%M%SZ")) - ahead) < 60
-    assert "7200 s behind" in caplog.text
+    assert "s behind that of 127.0.0.1" in caplog.text
 
 
 def test_a_clock_that_agrees_and_is_refused_all_the_same_is_an_error() -> None:

@@ -1,8 +1,8 @@
 """From a URL and s3fs's options to where a bucket is, and how to come in.
 
 botocore finds out, as it does for s3fs and boto3: endpoints (`AWS_ENDPOINT_URL_S3`, a profile's ``services``, dual stack, FIPS, path or virtual-host
-style, access points), credentials (keys, profiles, roles, instances, `credential_process`), certificates and proxies.  It is asked by having it sign
-a URL; no request of ours goes through it.
+style, access points), credentials (keys, profiles, roles, instances, `credential_process`), certificates and proxies.  It is asked by having it prepare
+one request, which is looked at and never sent; no request of ours goes through it.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import threading
 from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from ckptsync.errors import ConfigError, Corrupt, Transient, Unsupported
 from ckptsync.paths import checked_path
@@ -24,6 +25,7 @@ from ckptsync.stores.s3_signing import Keys
 from ckptsync.stores.urls import Remote
 
 try:
+    import botocore.awsrequest
     import botocore.config
     import botocore.exceptions
     import botocore.httpsession
@@ -162,9 +164,11 @@ class Access:
 
     def _placed(self, client: Any, region: str = "") -> Place:
         with _told(self.url):
-            url = urlsplit(client.generate_presigned_url("head_object", Params={"Bucket": self.bucket, "Key": "K"}))
-        scope = parse_qs(url.query).get("X-Amz-Credential", ["//"])[0].split("/")
-        return Place(url.scheme == "https", url.netloc, url.path.removesuffix("K"), region or (scope[2] if len(scope) > 2 else ""))
+            request = _prepared(client, self.bucket)
+        url, authorization = urlsplit(request.url), request.headers.get("Authorization", "")
+        authorization = authorization.decode() if isinstance(authorization, bytes) else authorization
+        scope = re.search(r"Credential=[^,]*/([^/,]+)/[^/,]+/aws4_request", authorization)
+        return Place(url.scheme == "https", url.netloc, url.path.removesuffix("K"), region or (scope[1] if scope else ""))
 
     def _additional(self, operation: str) -> dict[str, str]:
         members = self._client.meta.service_model.operation_model(operation).input_shape.members
@@ -175,6 +179,19 @@ class Access:
             if name in members and name not in _NOT_GIVEN and not name.startswith("Checksum"):
                 headers |= _header(members[name].serialization, value)
         return headers | _customer_key(headers)
+
+
+def _prepared(client: Any, bucket: str) -> Any:
+    """A request as botocore would send it (event "before-send"); it is not sent."""
+    seen: list[Any] = []
+
+    def keep(request: Any, **_: Any) -> botocore.awsrequest.AWSResponse:
+        seen.append(request)
+        return botocore.awsrequest.AWSResponse(request.url, 200, {}, SimpleNamespace(stream=lambda **_: iter(())))
+
+    client.meta.events.register("before-send.s3.HeadObject", keep)
+    client.head_object(Bucket=bucket, Key="K")
+    return seen[0]
 
 
 def _split(remote: Remote) -> tuple[str, str]:
