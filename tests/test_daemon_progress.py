@@ -1,5 +1,6 @@
 """When systemd's watchdog is fed."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from ckptsync.daemon.progress import LEAST_BYTES, Mark, advanced, mark
@@ -20,6 +21,7 @@ def test_a_long_tick_is_progress_while_bytes_or_cpu_move() -> None:
     before = at({"heartbeat"}, (1, 1))
     assert advanced(before, at({"heartbeat"}, (2, 1), LEAST_BYTES), NAMES)
     assert advanced(before, at({"heartbeat"}, (2, 1), 0, 1.0), NAMES)
+    assert advanced(before, replace(before, signs=1), NAMES), "a transfer under a small bandwidth, or one that is tried again"
 
 
 def test_a_tick_that_hangs_is_none_whatever_the_others_do() -> None:

@@ -73,3 +73,21 @@ def test_a_spool_that_cannot_be_written_is_an_error_and_one_that_cannot_be_read_
         remember(tmp_path / "gone/_ckptsync", "/store")
     (tmp_path / "store").write_bytes(b"\xff")
     assert not remembers(tmp_path, "/store")
+
+
+def test_a_store_elsewhere_is_remembered_however_its_url_is_spelt(tmp_path: Path) -> None:
+    remember(tmp_path, "s3a://bucket/x/")
+    assert remembers(tmp_path, "s3://bucket/x")
+    assert not remembers(tmp_path, "s3://bucket/y")
+
+
+def test_a_service_whose_store_cannot_be_reached_waits_for_it_and_can_be_stopped(tmp_path: Path) -> None:
+    pytest.importorskip("botocore")
+    options = {"endpoint_url": "http://127.0.0.1:9", "key": "k", "secret": "hunter2"}  # where nobody listens
+    given: dict[str, object] = {"node": "n", "roles": ["head"], "store": {"url": "s3://bucket/x", "options": options}}
+    with running(tmp_path / "etc", {"head": given}) as (head,):
+        until(lambda: "phase=waiting" in head.log.read_text(), 30)
+        assert head.process.poll() is None
+        head.process.terminate()
+        assert head.process.wait(10) == 0
+    assert "hunter2" not in head.log.read_text()

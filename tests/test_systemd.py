@@ -58,7 +58,7 @@ def test_a_unit_may_write_to_what_the_shipped_configuration_names(unit: Path) ->
 def test_a_unit_says_what_the_daemon_relies_on(unit: Path) -> None:
     told = settings(unit)
     assert told["Service.Type"] == ["notify"]
-    assert told["Service.WatchdogSec"] == ["60"]
+    assert told["Service.WatchdogSec"] == ["110"]
     assert told["Service.Restart"] == ["on-failure"]
     assert told["Service.RestartPreventExitStatus"] == ["2"], "a wrong configuration, or a second worker"
     assert {"network-online.target", "remote-fs.target"} <= set(told["Unit.After"][0].split())

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckptsync.daemon.tick import Tick
+from ckptsync.stores import signs
 
 LEAST_BYTES = 1 << 20
 LEAST_CPU = 0.5  # seconds
@@ -19,19 +20,24 @@ LEAST_CPU = 0.5  # seconds
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """How far the process has come: ``idle`` and ``finished`` ticks, bytes read and written, seconds of CPU."""
+    """How far the process has come: ``idle`` and ``finished`` ticks, bytes read and written, seconds of CPU, signs of transfers."""
 
     idle: frozenset[str]
     finished: tuple[int, ...]
     moved: int
     cpu: float
+    signs: int = 0
 
 
 def mark(ticks: Iterable[Tick]) -> Mark:
     """Now."""
     ticks = tuple(ticks)
     return Mark(
-        frozenset(t.name for t in ticks if not t.is_running), tuple(t.finished for t in ticks), _moved(), time.process_time()
+        frozenset(t.name for t in ticks if not t.is_running),
+        tuple(t.finished for t in ticks),
+        _moved(),
+        time.process_time(),
+        signs.given(),
     )
 
 
@@ -40,7 +46,7 @@ def advanced(before: Mark, now: Mark, names: Iterable[str]) -> bool:
     ended = {name for name, a, b in zip(names, before.finished, now.finished, strict=True) if a != b}
     if set(names) <= ended | now.idle:
         return True
-    return now.moved - before.moved >= LEAST_BYTES or now.cpu - before.cpu >= LEAST_CPU
+    return now.moved - before.moved >= LEAST_BYTES or now.cpu - before.cpu >= LEAST_CPU or now.signs != before.signs
 
 
 def _moved() -> int:

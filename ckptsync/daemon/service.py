@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from ckptsync.config.values import Config
 from ckptsync.daemon import identity
@@ -25,13 +26,15 @@ from ckptsync.daemon.stoppable import Stoppable
 from ckptsync.daemon.stopping import Stopping, stopping
 from ckptsync.daemon.tick import Tick
 from ckptsync.daemon.working import Roles, Working
-from ckptsync.errors import CkptsyncError
+from ckptsync.errors import CkptsyncError, Transient
 from ckptsync.fleet.heartbeat import Heartbeat, claim, farewell
 from ckptsync.stores.contract import Store
 from ckptsync.worker.node import node_id
 
 GRACE = 4.0  # seconds that running ticks have to end after a signal
 STATUS_EVERY = 5.0
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -49,11 +52,16 @@ def run(config: Config, roles: Roles) -> int:
 
 def _opened(config: Config, stop: Stopping) -> Store | None:
     """The store, waited for while it is not there; ``None`` if a stop was asked for meanwhile."""
+    return _waited_for(lambda: opened(config), stop)
+
+
+def _waited_for(ask: Callable[[], T], stop: Stopping) -> T | None:
+    """What a store answers once it is there and can be reached; ``None`` if a stop was asked for meanwhile."""
     said = ""
     while not stop.asked:
         try:
-            return opened(config)
-        except Absent as e:
+            return ask()
+        except (Absent, Transient) as e:
             if str(e) != said:
                 log.error("phase=waiting error=%s hint=%s", e, e.hint)  # noqa: TRY400 - the operator's error needs no traceback
             said = str(e)
@@ -64,7 +72,10 @@ def _opened(config: Config, stop: Stopping) -> Store | None:
 
 def _serve(config: Config, node: str, store: Store, stop: Stopping, roles: Roles) -> int:
     Notifier().send("READY=1", "STATUS=looking for another worker of this node")
-    mine = claim(store, identity.heartbeat(node, config.roles), identity.is_running, stop.wait)
+    own = identity.heartbeat(node, config.roles)
+    mine = _waited_for(lambda: claim(store, own, identity.is_running, stop.wait), stop)
+    if mine is None:
+        return stop.code
     try:
         return stop.code if stop.asked else _work(config, mine, store, stop, roles)
     except CkptsyncError:

@@ -96,7 +96,8 @@ def claim(
     ``is_running`` knows of this machine's processes (``None``: another machine's); ``pause`` waits that many seconds.
     """
     other = read(store, mine.node, mine.roles) if "worker" in mine.roles else None
-    if other and not other.stopped and _lives(store, other, is_running, pause):
+    is_own = other is not None and other.instance == mine.instance  # an earlier try, whose answer was lost
+    if other and not other.stopped and not is_own and _lives(store, other, is_running, pause):
         raise _rival(other)
     return _beaten(store, mine)
 

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
+from ckptsync.stores import signs
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
 from ckptsync.stores.limits import Pace
 from ckptsync.stores.timetable import Timetable
@@ -39,6 +40,8 @@ class Paces:
         with self._turn():
             while (wait := self._missing(count)) > 0:
                 self._sleep(min(wait, _STEP))
+        if count >= signs.LEAST:
+            signs.give()
 
     def _missing(self, count: int) -> float:
         """Seconds until ``count`` bytes are saved up at the present rate; 0 takes them.  Only whoever's turn it is calls this."""

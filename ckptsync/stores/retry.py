@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from ckptsync.errors import Transient
+from ckptsync.stores import signs
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
 
 T = TypeVar("T")
@@ -70,6 +71,7 @@ class Persistence:
 
     def _wait(self, last: Transient, tries: int, since: float) -> float:
         """Seconds until the next try; raises ``last`` where none is left."""
+        signs.give()
         spent = self._clock() - since
         left = self._patience - spent
         if left <= 0 or last.after > left:
