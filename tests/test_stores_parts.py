@@ -171,3 +171,18 @@ def test_parts_grow_with_the_file_and_ten_thousand_suffice_for_five_terabytes() 
 
 def test_parts_of_one_size_are_found_again_where_they_were() -> None:
     assert len({part_size(10**12, n) for n in (1, 2, 9000)}) == 1
+
+
+def test_a_small_content_is_written_while_a_large_ones_chunks_are_made_whatever_the_budget() -> None:
+    """A merge writes its record when a file's last chunk was made, and its last part is in a buffer."""
+    parts, large, small = Parts(threads=1, budget=MIB), Shelf(), Shelf()
+
+    def chunks_and_record() -> Iterator[bytes]:
+        yield bytes(3 * MIB)
+        written = threading.Thread(target=parts.send, args=(small, [b"record"], About(6), MIB), daemon=True)
+        written.start()
+        written.join(20)
+
+    parts.send(large, chunks_and_record(), About(3 * MIB), MIB)
+    assert (small.file, large.file) == (b"record", bytes(3 * MIB))
+    assert small.begun == 0

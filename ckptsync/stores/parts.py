@@ -18,6 +18,7 @@ from ckptsync.stores.contract import About, Chunk
 
 PART = 16 << 20
 MIB = 1 << 20
+SMALL = 256 << 10
 MOST = 10_000  # parts of a file: S3's limit
 THREADS = 4
 BUDGET = 6 * PART
@@ -223,7 +224,10 @@ def _changed(found: int, wanted: int) -> Incomplete:
 
 
 class _Memory:
-    """Buffers, of at most ``budget`` bytes together; a single one may be larger."""
+    """Buffers, of at most ``budget`` bytes together; a single one may be larger.
+
+    Small ones never wait: whoever writes one may be making the chunks of a larger file, whose buffers wait for him.
+    """
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
@@ -234,7 +238,7 @@ class _Memory:
     def take(self, size: int) -> memoryview:
         """Wait until there is room."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._taken or self._held() + size <= self._budget)
+            self._changed.wait_for(lambda: not self._taken or size <= SMALL or self._held() + size <= self._budget)
             buffer = self._reused(size) or bytearray(size)
             self._taken[id(buffer)] = buffer
             return memoryview(buffer)
