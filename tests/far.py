@@ -51,7 +51,7 @@ def far(sources: Sequence[Path]) -> dict[Remote, Store]:
 def merge_into(
     store: Store,
     stores: Mapping[Remote, Store],
-    sources: Sequence[Place | Path] = (),
+    sources: Sequence[Place] = (),
     options: Options = KEEP,
     work: Work | None = None,
 ) -> Merged:

@@ -17,6 +17,7 @@ from ckptsync.merge.plan import Options
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.tree import MERGING as RECORD
+from ckptsync.stores.trees import Place
 from ckptsync.stores.urls import Remote
 from tests.dying import Crash, Dying
 from tests.far import KEEP, OUT, Counting, content, far, files_of, merge_into, reaching
@@ -51,9 +52,10 @@ def test_elsewhere_the_same_bytes_are_written_as_here(name: str, jobs: int, tmp_
 def test_from_here_to_elsewhere_and_from_both_the_bytes_are_the_same(here: dict[str, bytes]) -> None:
     one, two = TWO_NODES.sources
     mixed = far([one])
-    for stores, sources in [({}, (one, two)), (mixed, (*mixed, two))]:
+    both: list[Place] = [*mixed, two]
+    for sources in ([one, two], both):
         out = MemoryStore("mem://out")
-        merge_into(out, stores, sources)
+        merge_into(out, mixed, sources)
         assert content(out) == here
 
 

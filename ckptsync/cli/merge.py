@@ -27,7 +27,9 @@ from ckptsync.merge.remote import carry_out_into, check_free
 from ckptsync.merge.statistics import Statistics
 from ckptsync.stores.urls import Remote, located
 
+PARTS = 64 << 20  # bytes of parts in flight to a store, beside what is being read and made
 MOST_JOBS = 8  # more than a disk takes in
+FAR_JOBS = 6  # they mostly wait for a store: so many keep a network busy, within 300 MB for all there is
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     options = Options(args.dtype, size(args.max_shard_size), args.source)
     is_far = any(isinstance(located(url), Remote) for url in args.sources)
     work = Work(jobs(args.jobs, is_far=is_far), tensor_digests=False, statistics=args.statistics)
-    access = reached(args)
+    access = reached(args).within(PARTS)
     judge = ignored if args.ignore_times else check_dates
     asked = Asked(
         [located(source) for source in args.sources],
@@ -79,7 +81,7 @@ def jobs(asked: int | None, *, is_far: bool = False) -> int:
     """
     if asked is not None and asked < 1:
         raise ConfigError(f"--jobs: {asked}: at least one is wanted")
-    return asked or (MOST_JOBS if is_far else min(MOST_JOBS, len(os.sched_getaffinity(0))))
+    return asked or (FAR_JOBS if is_far else min(MOST_JOBS, len(os.sched_getaffinity(0))))
 
 
 def planned(prepared: Prepared) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import PurePath
+from typing import Protocol
 
 from ckptsync.digest import digest_stream
 from ckptsync.errors import ConfigError, Corrupt, Incomplete
@@ -13,6 +13,16 @@ from ckptsync.merge.dated import Dated, check_dates, remark_apart
 from ckptsync.merge.prepare import Job
 from ckptsync.model import Extent, Files, read
 from ckptsync.stores.tree import Overlay, Tree
+
+
+class Named(Protocol):
+    """A path, of whatever kind."""
+
+    @property
+    def name(self) -> str:
+        """Its last part."""
+        ...
+
 
 Judge = Callable[[Mapping[str, Dated], Collection[str]], None]  # as `check_dates`
 _STEP = re.compile(r"(?:checkpoint|step|global_step|iter|epoch)[-_]?(\d+)")
@@ -53,7 +63,7 @@ def remarks(trees: Sequence[Tree], job: Job) -> tuple[str, ...]:
     return remark_apart({tree.root: _dated(tree) for tree in trees}, job.reads)
 
 
-def check_steps(sources: Sequence[PurePath]) -> None:
+def check_steps(sources: Sequence[Named]) -> None:
     """Raise ConfigError for ``checkpoint-400`` beside ``checkpoint-500``: nobody means one model by them."""
     found = {match[1].lstrip("0"): place for place in sources if (match := _STEP.fullmatch(place.name))}
     if len(found) > 1:

@@ -5,6 +5,7 @@ Nothing here changes what is read, only when and in how many requests.  Memory i
 
 from __future__ import annotations
 
+import mmap
 import threading
 from bisect import bisect_left, bisect_right
 from collections import OrderedDict, deque
@@ -22,6 +23,7 @@ NEAR = 128 << 10  # bytes between two ranges that cost less than another request
 BEFORE, AROUND = 64 << 10, 256 << 10  # of a read of which nothing is known: formats look at ends, then a little before them
 LEAST, MOST = 64 << 10, 8 << 20  # of a request that takes in what will be read next
 THREADS = 16
+_MOST_FREE = 4
 
 
 Foreseen = Mapping[str, Sequence[tuple[int, int, int]]]
@@ -34,11 +36,16 @@ _NOWHERE: _Cuts = ([], [], [])
 
 @dataclass(slots=True, eq=False)
 class _Piece:
-    """Bytes of a file, or their request.  ``left``: so many of them are still wanted by those who have told."""
+    """Bytes of a file, or their request.
+
+    ``left``: so many of them are still wanted by those who have told.  ``users`` are reading it, or fetching it.
+    """
 
     start: int
     end: int
     left: int = 0
+    users: int = 0
+    is_dropped: bool = False
     data: Future[memoryview] = field(default_factory=Future)
 
 
@@ -52,8 +59,10 @@ class Pieces:
         self._held: OrderedDict[tuple[str, int], _Piece] = OrderedDict()  # used last at the end
         self._starts: dict[str, list[int]] = {}
         self._bytes = 0
+        self._free: list[mmap.mmap] = []
+        self._reach = 0
         self._queue: deque[Extent] = deque()
-        self._unread: set[tuple[str, int]] = set()  # fetched because they were expected
+        self._unread: dict[tuple[str, int], int] = {}  # bytes of those that are fetched because they were expected
         self._cuts: dict[str, _Cuts] = {}  # of files of which all is known
 
     def sizes(self) -> Mapping[str, int]:
@@ -67,14 +76,17 @@ class Pieces:
             return
         with self._lock:
             piece, is_new = self._piece(Extent(name, start, out.nbytes), self._around)
+            piece.users += 1 + is_new
             following = self._following(name, piece)
         self._submit(following)
         if is_new:
             self._fetch(name, piece)
-        data = piece.data.result()
-        if out.nbytes:
-            out.cast("B")[:] = data[start - piece.start : start - piece.start + out.nbytes]
-        self._served(name, piece, out.nbytes)
+        try:
+            data = piece.data.result()
+            if out.nbytes:
+                out.cast("B")[:] = data[start - piece.start : start - piece.start + out.nbytes]
+        finally:
+            self._done_with(name, piece, out.nbytes)
 
     def expect(self, extents: Iterable[Extent]) -> None:
         """These will be read next, in about this order: what is small of them is fetched meanwhile."""
@@ -88,7 +100,8 @@ class Pieces:
         reach = min(MOST, max(LEAST, self._memory // 4 // max(1, len(foreseen))))
         cuts = {name: _cut(ranges, reach, self._memory) for name, ranges in foreseen.items()}
         with self._lock:
-            self._cuts = cuts
+            self._cuts, self._reach = cuts, reach
+            self._free.clear()
             self._queue.clear()
 
     def close(self) -> None:
@@ -133,34 +146,48 @@ class Pieces:
         at = bisect_right(starts, start) - 1
         return _Piece(starts[at], ends[at], wanted_of[at]) if at >= 0 and end <= ends[at] else _Piece(start, end)
 
-    def _served(self, name: str, piece: _Piece, count: int) -> None:
+    def _done_with(self, name: str, piece: _Piece, count: int = 0) -> None:
         """What nobody wants any more makes room."""
         with self._lock:
             piece.left -= count
-            if piece.left == 0 and self._held.get((name, piece.start)) is piece:
+            piece.users -= 1
+            if count and piece.left == 0 and not piece.is_dropped:
                 self._drop((name, piece.start))
+            elif piece.is_dropped:
+                self._recycle(piece)
 
     def _drop(self, key: tuple[str, int]) -> None:
         piece = self._held.pop(key)
+        piece.is_dropped = True
         self._bytes -= piece.end - piece.start
         starts = self._starts[key[0]]
         del starts[bisect_left(starts, key[1])]
-        self._unread.discard(key)
+        self._unread.pop(key, None)
+        self._recycle(piece)
+
+    def _recycle(self, piece: _Piece) -> None:
+        """Use its memory again, if nobody reads it any more: new memory costs more than what is read into it."""
+        if piece.users or not piece.data.done() or piece.data.exception():
+            return
+        buffer = piece.data.result().obj
+        if isinstance(buffer, mmap.mmap) and len(self._free) < _MOST_FREE:
+            self._free.append(buffer)
 
     def _following(self, name: str, piece: _Piece) -> list[tuple[str, _Piece]]:
         """What to fetch now that one more of what was expected is being read."""
         if (name, piece.start) not in self._unread:
             return []
-        self._unread.discard((name, piece.start))
+        del self._unread[name, piece.start]
         return self._next()
 
     def _next(self) -> list[tuple[str, _Piece]]:
         found: list[tuple[str, _Piece]] = []
-        while self._queue and len(self._unread) < 4 * self._threads:
+        while self._queue and len(self._unread) < 4 * self._threads and sum(self._unread.values()) < self._memory // 2:
             wanted = self._queue.popleft()
             piece, is_new = self._piece(wanted, self._along)
             if is_new:
-                self._unread.add((wanted.file, piece.start))
+                self._unread[wanted.file, piece.start] = piece.end - piece.start
+                piece.users += 1
                 found.append((wanted.file, piece))
         return found
 
@@ -174,16 +201,25 @@ class Pieces:
 
     def _fetch(self, name: str, piece: _Piece) -> None:
         """An error is raised to whoever waits for the piece, and whoever wants it next asks again."""
-        held = memoryview(bytearray(piece.end - piece.start))
+        held = self._room(piece.end - piece.start)
         try:
             self._files.read_into(name, piece.start, held)
         except BaseException as e:  # noqa: BLE001  whatever it is, it is raised where the bytes are wanted
             with self._lock:
-                if self._held.get((name, piece.start)) is piece:
+                if not piece.is_dropped:
                     self._drop((name, piece.start))
             piece.data.set_exception(e)
         else:
             piece.data.set_result(held)
+        self._done_with(name, piece)
+
+    def _room(self, size: int) -> memoryview:
+        """Large memory is the system's own: of what several threads let go of, malloc would keep a lot."""
+        if size < AROUND:
+            return memoryview(bytearray(size))
+        with self._lock:
+            used = self._free.pop() if self._free else None
+        return memoryview(used if used and len(used) >= size else mmap.mmap(-1, max(size, self._reach)))[:size]
 
 
 def fetched(files: Files, source: object) -> Files:

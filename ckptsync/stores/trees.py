@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath, PurePosixPath
 
 from ckptsync.errors import ConfigError, NotFound, StoreError, Transient
@@ -22,6 +22,7 @@ from ckptsync.stores.tree import LocalFiles, StoreFiles, Tree
 from ckptsync.stores.urls import Remote
 
 Place = Path | Remote
+SCHEMES = ("s3", "sftp")
 DATED = frozenset({"sftp"})  # rsync and scp keep times there; an object store's are those of the upload
 _AT_ONCE = 8
 _OF_OTHERS = 8 << 20  # bytes kept of what is not merged: configuration, headers of a base model
@@ -38,8 +39,19 @@ class Access:
     def store(self, place: Remote) -> Store:
         """Whatever files are there, as a store; raises ConfigError, StoreError."""
         if place.url not in self._opened:
-            self._opened[place.url] = bare(place.url, self.options, self.limits)
+            self._opened[place.url] = bare(place.url, self.options_of(place), self.limits)
         return self._opened[place.url]
+
+    def options_of(self, place: Remote) -> Mapping[str, object]:
+        """All options; where they are given for several schemes (``{"s3": {…}, "sftp": {…}}``), those of this one."""
+        if not any(isinstance(self.options.get(scheme), Mapping) for scheme in SCHEMES):
+            return self.options
+        own = self.options.get(place.scheme)
+        return own if isinstance(own, Mapping) else {}
+
+    def within(self, memory: int) -> Access:
+        """The same, with parts of files in flight bounded by so many bytes, if not by fewer already."""
+        return replace(self, limits=replace(self.limits, memory=min(memory, self.limits.memory)), _opened={})
 
 
 def tree(place: Place, access: Access) -> Tree:
@@ -94,7 +106,7 @@ def _over(place: Remote, access: Access) -> tuple[Store, str]:
     if place.scheme == "s3":
         bucket, _, key = place.rest.partition("/")
         return access.store(Remote(place.scheme, bucket)), f"{key}/" if key else ""
-    return bare(place.url, access.options, access.limits), ""
+    return bare(place.url, access.options_of(place), access.limits), ""
 
 
 def parents(place: Remote) -> Iterator[Remote]:

@@ -42,7 +42,9 @@ def target(url: str, access: Access | None = None) -> InStore | Plain:
         above = trees.store_above(place, access)
         if above is None:
             return Plain(place, access)
-        return _inside(open_store(above.url, access.options, access.limits), trees.path(place).relative_to(trees.path(above)).parts)
+        return _inside(
+            open_store(above.url, access.options_of(above), access.limits), trees.path(place).relative_to(trees.path(above)).parts
+        )
     for root in (place, *place.parents):
         if is_store(str(root)):
             return _inside(open_store(str(root)), place.relative_to(root).parts)
