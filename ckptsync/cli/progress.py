@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from ckptsync.config.units import show_size
+from ckptsync.config.units import show_duration, show_size
 
 Progress = Callable[[int, int], None]
 SECONDS_BETWEEN_LINES = 5.0
@@ -36,13 +36,23 @@ def silent(_what: str) -> Iterator[Progress]:
 
 
 class _Lines:
-    """At most a line every `SECONDS_BETWEEN_LINES`, and none for work that is over sooner."""
+    """At most a line every `SECONDS_BETWEEN_LINES`, and none for work that is over sooner.  The rate is that since the line before."""
 
     def __init__(self, what: str) -> None:
-        self._what, self._last = what, time.monotonic()
+        self._what, self._last, self._done = what, time.monotonic(), 0
 
     def __call__(self, done: int, total: int) -> None:
         now = time.monotonic()
         if now - self._last >= SECONDS_BETWEEN_LINES:
-            self._last = now
-            print(f"ckptsync: {self._what}: {show_size(done)} of {show_size(total)}", file=sys.stderr, flush=True)
+            rate = max(0.0, (done - self._done) / (now - self._last))
+            self._last, self._done = now, done
+            print(
+                f"ckptsync: {self._what}: {show_size(done)} of {show_size(total)}, {_outlook(rate, total - done)}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def _outlook(rate: float, left: int) -> str:
+    speed = f"{show_size(round(rate))}/s"
+    return f"{speed}, {show_duration(round(left / rate))} left" if rate >= 1 else speed

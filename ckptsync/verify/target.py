@@ -47,7 +47,7 @@ def target(url: str, access: Access | None = None) -> InStore | Plain:
         )
     for root in (place, *place.parents):
         if is_store(str(root)):
-            return _inside(open_store(str(root)), place.relative_to(root).parts)
+            return _inside(open_store(str(root), limits=access.limits), place.relative_to(root).parts)
     return Plain(place, access)
 
 
