@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Protocol
 
 from ckptsync.errors import Exists, Incomplete, StoreError
-from ckptsync.stores.contract import About, Chunk
+from ckptsync.stores.contract import About, Chunk, announced
 
 PART = 16 << 20
 MIB = 1 << 20
@@ -81,7 +81,13 @@ class Parts:
         self._memory = _Memory(budget)
 
     def send(self, target: Target, chunks: Iterable[Chunk], about: About, least: int = PART) -> None:
-        """Write ``chunks`` to ``target``.  Raises what they raise, and Incomplete if they are not ``about.size`` bytes."""
+        """Write ``chunks`` to ``target``.  Raises what they raise, and Incomplete if they are not ``about.size`` bytes.
+
+        A small content waits for no memory: who writes it may be making the chunks of a larger one, whose buffers wait for him.
+        """
+        if about.size is not None and about.size <= min(SMALL, least):
+            target.put_whole(memoryview(b"".join(map(bytes, announced(chunks, about)))))
+            return
         cut = _Cut(chunks, about.size, least, self._memory)
         try:
             pieces = iter(cut)
@@ -224,10 +230,7 @@ def _changed(found: int, wanted: int) -> Incomplete:
 
 
 class _Memory:
-    """Buffers, of at most ``budget`` bytes together; a single one may be larger.
-
-    Small ones never wait: whoever writes one may be making the chunks of a larger file, whose buffers wait for him.
-    """
+    """Buffers, of at most ``budget`` bytes together; a single one may be larger."""
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
@@ -238,7 +241,7 @@ class _Memory:
     def take(self, size: int) -> memoryview:
         """Wait until there is room."""
         with self._changed:
-            self._changed.wait_for(lambda: not self._taken or size <= SMALL or self._held() + size <= self._budget)
+            self._changed.wait_for(lambda: not self._taken or self._held() + size <= self._budget)
             buffer = self._reused(size) or bytearray(size)
             self._taken[id(buffer)] = buffer
             return memoryview(buffer)
