@@ -19,7 +19,7 @@ CHANGES = [call for call in CALLS if call.split()[0] in ("write", "replace", "cr
 ERRORS = ["ENOSPC", "EIO", "EDQUOT", "ESTALE", "EACCES", "EROFS"]
 FEW = ["write", "renameat", "linkat", "mkdirat"]  # each of these fails in each of these ways
 MANY = ["fsync", "close", "openat", "newfstatat", "unlinkat", "flock"]  # each of these in one of them
-RESULTS = {
+RESULTS: dict[str, dict[str, bytes | None]] = {
     "write run/a": {"run/a": NEW},
     "replace run/a": {"run/a": OTHER},
     "create run/dir/b": {"run/dir/b": NEW},
@@ -59,7 +59,7 @@ def may_hold(outcomes: list[Outcome]) -> list[dict[str, bytes]]:
 
 @pytest.mark.parametrize("call", [*FEW, *MANY])
 def test_whatever_call_fails_what_was_acknowledged_is_there_and_nothing_else(tmp_path: Path, call: str) -> None:
-    met = []
+    met: list[Outcome | None] = []
     for root, outcomes in faulty(tmp_path, call):
         assert held(root) in may_hold(outcomes), outcomes
         failed = [outcome for outcome in outcomes if outcome.error]
