@@ -1,0 +1,147 @@
+"""That every byte is checked by the server, on SeaweedFS and on servers that know less."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from base64 import b64encode
+from collections.abc import Iterator
+
+import pytest
+
+from ckptsync.errors import Exists, Transient
+from ckptsync.stores.contract import About, read_all
+from ckptsync.stores.limits import Limits
+from ckptsync.stores.s3 import S3Store
+from ckptsync.stores.s3_put import Found
+from ckptsync.stores.s3_sums import Sum, crc_of, header, md5_of, whole_crc, whole_tag
+from ckptsync.stores.urls import Remote
+from tests.s3_script import Asked, Say, error, scripted
+from tests.weed import weed
+
+DATA = memoryview(b"0123456789")
+
+
+class Flipping:
+    """Passes bytes to a server and back; in what goes to it, the first ``times`` marks are turned into something else."""
+
+    MARK, OTHER = b"GENUINE", b"GENU1NE"
+
+    def __init__(self, port: int, times: int) -> None:
+        self._upstream, self.left = port, times
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(("127.0.0.1", self._upstream))
+                for source, sink in ((client, server), (server, client)):
+                    threading.Thread(target=self._pass, args=(source, sink), daemon=True).start()
+
+    def _pass(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError), sink:
+            while piece := source.recv(1 << 20):
+                if self.left and self.MARK in piece:
+                    piece, self.left = piece.replace(self.MARK, self.OTHER), self.left - 1
+                sink.sendall(piece)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+@contextlib.contextmanager
+def flipped(times: int, **options: object) -> Iterator[tuple[S3Store, S3Store]]:
+    """A store whose bytes are damaged on their way, and the same as it is."""
+    place = Remote("s3", f"{weed().bucket()}/x")
+    with contextlib.closing(Flipping(weed().port, times)) as proxy:
+        damaged = S3Store(place, {**weed().options(), "endpoint_url": proxy.endpoint, **options}, Limits(patience=3))
+        damaged.least = 5 << 20
+        yield damaged, S3Store(place, weed().options())
+        assert proxy.left < times, "nothing was damaged"
+
+
+UNSIGNED: dict[str, object] = {"config_kwargs": {"s3": {"payload_signing_enabled": False}}}
+MD5: dict[str, object] = {
+    "config_kwargs": {"s3": {"payload_signing_enabled": False}, "request_checksum_calculation": "when_required"}
+}
+
+
+@pytest.mark.parametrize("options", [{}, UNSIGNED, MD5], ids=["SHA-256", "CRC32", "MD5"])
+def test_a_byte_that_changes_on_its_way_is_noticed_and_sent_again(options: dict[str, object]) -> None:
+    with flipped(1, **options) as (damaged, store):
+        damaged.create("small", [Flipping.MARK])
+        assert read_all(store, "small") == Flipping.MARK
+    with flipped(1, **options) as (damaged, store):
+        content = bytes(5 << 20) + Flipping.MARK
+        damaged.create("large", [content], About(len(content)))
+        assert read_all(store, "large") == content
+
+
+def test_bytes_that_change_every_time_are_never_stored() -> None:
+    with flipped(1_000_000) as (damaged, store):
+        with pytest.raises(Transient, match=r"BadDigest|SHA256"):
+            damaged.create("small", [Flipping.MARK])
+        assert list(store.names("")) == []
+
+
+def md5(asked: Asked) -> str:
+    return f'"{md5_of(asked.body).hex()}"'
+
+
+def test_a_server_that_does_not_know_crc32_gets_md5s_from_then_on() -> None:
+    def taking(asked: Asked) -> Say:
+        return Say(200, b"", {"ETag": md5(asked)})
+
+    with scripted(taking, taking, taking) as script:
+        store = script.store(config_kwargs=UNSIGNED["config_kwargs"])
+        for name in "ab":
+            store.write(name, [b"x"])
+        first, second = script.asked
+    assert "content-md5" not in first.headers, "its tag was compared"
+    assert second.headers["content-md5"] == b64encode(md5_of(b"x")).decode()
+
+
+def test_a_server_that_says_nothing_of_what_it_has_stored_is_sent_it_again_with_an_md5() -> None:
+    with scripted(Say(200, b"", {"ETag": '"opaque"'}), Say(200, b"", {"ETag": '"opaque"'})) as script:
+        script.store(config_kwargs=UNSIGNED["config_kwargs"]).write("a", [b"x"])
+        assert [a.headers.get("content-md5") for a in script.asked] == [None, b64encode(md5_of(b"x")).decode()]
+
+
+def test_a_put_whose_answer_is_lost_has_succeeded_only_if_its_bytes_are_there() -> None:
+    def there(body: bytes) -> Say:
+        return Say(200, body, {"ETag": f'"{md5_of(body).hex()}"'})
+
+    for body, is_ours in [(b"mine", True), (b"their", False)]:
+        with scripted(
+            Say(404), error(404, "NoSuchKey"), error(500, "InternalError"), error(412, "PreconditionFailed"), there(body)
+        ) as script:
+            if is_ours:
+                script.store().create("a", [b"mine"])
+            else:
+                with pytest.raises(Exists) as caught:
+                    script.store().create("a", [b"mine"])
+                assert caught.value.is_same is False
+
+
+def test_what_is_there_is_compared_by_what_can_be_compared() -> None:
+    good = md5_of(DATA).hex()
+    assert Found(10, f'"{good}"', "").is_whole(DATA) is True
+    assert Found(10, f'"{"0" * 32}"', "").is_whole(DATA) is False
+    assert Found(9, f'"{good}"', "").is_whole(DATA) is False
+    assert Found(10, "", header(crc_of(DATA))).is_whole(DATA) is None, "a CRC32 is no proof"
+    assert Found(10, f'"{good}"', header(1)).is_whole(DATA) is False
+
+
+def test_a_file_of_parts_is_compared_by_its_tag() -> None:
+    sums = [Sum(len(p), crc_of(p), md5_of(p).hex()) for p in (b"abc", b"de")]
+    tag = whole_tag(each.tag for each in sums)
+    assert Found(5, f'"{tag}"', "").is_made_of(sums) is True
+    assert Found(5, '"0-2"', "").is_made_of(sums) is None, "parts may have been cut otherwise"
+    assert Found(6, f'"{tag}"', "").is_made_of(sums) is False
+    assert Found(5, "", header(whole_crc(sums))).is_made_of(sums) is None
+    assert Found(5, "", header(whole_crc(sums))).may_be(sums)
+    assert not Found(5, "", "").may_be(sums)
