@@ -2,9 +2,10 @@
 
 Honest, and different: plain (no extensions), reorder (what came last is answered first), short (READ brings 1,000 bytes at most),
 replaces (rename replaces), unsynced (no fsync of directories), limits=N (READ and WRITE may have so many bytes).
-In trouble: full (no WRITE succeeds, and statvfs says why), denied (no file is opened to be written), lose=KIND=MARKER (the first request of that kind is done, but not answered, and the
+In trouble: full (no WRITE succeeds, and statvfs says why), denied (no file is opened to be written), unreadable (no
+directory but the first is listed), lose=KIND=MARKER (the first request of that kind is done, but not answered, and the
 connection ends; the file MARKER tells that it was).
-Lying: huge, more, empty, strange, names, modeless, endless, chatty, silent, old.
+Lying: huge, more, empty, strange, names, modeless, endless, bottomless, chatty, silent, old.
 """
 
 # ruff: noqa: PTH104, PTH112, PTH116, PTH118, PTH119, PTH208  paths are bytes here
@@ -15,6 +16,7 @@ import os
 import select
 import struct
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,7 +98,9 @@ def cut(body: bytes) -> tuple[int, bytes]:
 
 def listed(body: bytes) -> tuple[int, bytes]:
     handle, (path, _) = b"%d" % next(HANDLES), take(body)
-    names = [os.path.join(path, name) for name in os.listdir(path)]
+    if "unreadable" in FAULTS and handle != b"0":
+        return status(3)
+    names = [path] if "bottomless" in FAULTS else [os.path.join(path, name) for name in os.listdir(path)]
     LISTINGS[handle] = names
     return HANDLE, text(handle)
 
@@ -107,6 +111,9 @@ def entries(body: bytes) -> tuple[int, bytes]:
     if "endless" in FAULTS:
         more = b"".join(text(b"n%d" % next(HANDLES)) + text(b"") + attributes(os.lstat("/dev/null")) for _ in range(2000))
         return NAME, struct.pack(">I", 2000) + more
+    if "bottomless" in FAULTS:
+        LISTINGS[handle] = []
+        return (NAME, struct.pack(">I", 1) + text(b"a") + text(b"") + attributes(os.lstat("/"))) if names else status(1)
     if not names:
         return status(1)
     out = [(os.path.basename(path), os.lstat(path)) for path in names]
@@ -211,7 +218,7 @@ def is_lost(kind: int) -> bool:
 
 def main() -> None:
     if "silent" in FAULTS:
-        received(1 << 40)
+        time.sleep(60)
     if "chatty" in FAULTS:
         send(b"Welcome to this machine!\n")
     received(9)

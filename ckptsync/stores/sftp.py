@@ -12,7 +12,6 @@ as a local path and for who has it as ``sftp://``.
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ckptsync.errors import Corrupt, Exists
@@ -51,7 +50,6 @@ class SftpStore:
         self._files = ServerFiles(self._sessions)
         self._ways = Ways(self._files)
         self._parts = Parts(limits.threads, limits.memory)
-        self._ended = weakref.finalize(self, self._sessions.close)
 
     def has_root(self) -> bool:
         """Whether the directory is there."""

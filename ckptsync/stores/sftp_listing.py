@@ -16,9 +16,11 @@ from ckptsync.stores.sftp_wire import Attributes, Code, Fields, Kind, Refused, t
 
 AT_ONCE = 32  # directories that are listed together: on a distant server waiting is what listing costs
 MOST = 1_000_000  # files of one directory
+DEEPEST = 200  # a server could make them up for ever
 _REMAINS = re.compile(r"\.nfs[0-9a-f]{8,}")  # a deleted file that some NFS client still has open
 
-Listing = list[tuple[str, Attributes | None]]  # directories with a slash and None: the slash makes them sort as whole paths do
+_Found = tuple[str, Attributes | None]  # directories with a slash and None: the slash makes them sort as whole paths do
+Listing = list[_Found]
 
 
 def walk(files: ServerFiles, prefix: str) -> Iterator[Entry]:
@@ -29,7 +31,7 @@ def walk(files: ServerFiles, prefix: str) -> Iterator[Entry]:
 
 def listings(files: ServerFiles, prefixes: Sequence[str]) -> list[Listing]:
     """What is in each of these directories; nothing where there is none."""
-    return files.sessions.on(lambda session: _listings(session, files, prefixes))
+    return files.sessions.on(lambda session: _Directories(session, files, prefixes).read())
 
 
 def _walk(files: ServerFiles, prefix: str, listing: Listing) -> Iterator[Entry]:
@@ -41,6 +43,8 @@ def _walk(files: ServerFiles, prefix: str, listing: Listing) -> Iterator[Entry]:
             if not is_unfinished(key):
                 yield Entry(prefix + key, found.size, float(found.mtime))
             continue
+        if prefix.count("/") >= DEEPEST:
+            raise StoreError(f"{files.place.host}:{files.told(prefix)}: directories {DEEPEST} deep")
         if key not in known:
             several = below[:AT_ONCE]
             known = dict(zip(several, listings(files, [prefix + k for k in several]), strict=True))
@@ -48,57 +52,56 @@ def _walk(files: ServerFiles, prefix: str, listing: Listing) -> Iterator[Entry]:
         yield from _walk(files, prefix + key, known.pop(key))
 
 
-def _listings(session: Session, files: ServerFiles, prefixes: Sequence[str]) -> list[Listing]:
-    found: list[Listing] = [[] for _ in prefixes]
-    handles: dict[int, bytes] = {}
-    for n, reply in enumerate(session.ask(*(Request(Kind.OPENDIR, text(files.path(prefix[:-1]))) for prefix in prefixes))):
-        if (handle := _opened(session, files, prefixes[n], reply)) is not None:
-            handles[n] = handle
-    reading = dict(handles)
-    while reading:
-        for n in list(_read_on(session, files, reading, prefixes, found)):
-            del reading[n]
-    session.ask(*(Request(Kind.CLOSE, text(handle)) for handle in handles.values()))
-    return found
+class _Directories:
+    """Several that are read at once, with one request for each under way, since servers may not like two."""
+
+    def __init__(self, session: Session, files: ServerFiles, prefixes: Sequence[str]) -> None:
+        self._session, self._files, self._prefixes = session, files, prefixes
+        self._found: list[Listing] = [[] for _ in prefixes]
+        self._seen = [0] * len(prefixes)
+
+    def read(self) -> list[Listing]:
+        """What is in each of them."""
+        replies = self._session.ask(*(Request(Kind.OPENDIR, text(self._files.path(prefix[:-1]))) for prefix in self._prefixes))
+        opened = {n: handle for n, reply in enumerate(replies) if (handle := self._opened(n, reply)) is not None}
+        reading = dict(opened)
+        while reading:
+            replies = self._session.ask(*(Request(Kind.READDIR, text(handle)) for handle in reading.values()))
+            reading = {n: opened[n] for n, reply in zip(reading, replies, strict=True) if self._is_more(n, reply)}
+        self._session.ask(*(Request(Kind.CLOSE, text(handle)) for handle in opened.values()))
+        return self._found
+
+    def _opened(self, n: int, reply: Reply) -> bytes | None:
+        """A handle, unless the directory was deleted since it was listed."""
+        try:
+            return self._session.parsed(lambda: reply.fields(Kind.HANDLE).text())
+        except Refused as e:
+            if e.code != Code.NO_SUCH_FILE:
+                raise self._refused(n, e) from e
+            return None
+
+    def _is_more(self, n: int, reply: Reply) -> bool:
+        """Whether there may be more in it."""
+        try:
+            more = self._session.parsed(lambda: list(_entries(reply.fields(Kind.NAME))))
+        except Refused as e:
+            if e.code != Code.EOF:
+                raise self._refused(n, e) from e
+            return False
+        self._found[n] += filter(None, more)
+        self._seen[n] += len(more)
+        if self._seen[n] > MOST:
+            raise StoreError(
+                f"{self._files.place.host}:{self._files.told(self._prefixes[n])}: more than {MOST} files in one directory"
+            )
+        return bool(more)
+
+    def _refused(self, n: int, e: Refused) -> StoreError:
+        return refused(self._files.place, self._files.told(self._prefixes[n][:-1]), e)
 
 
-def _read_on(
-    session: Session, files: ServerFiles, reading: dict[int, bytes], prefixes: Sequence[str], found: list[Listing]
-) -> Iterator[int]:
-    """Read some more of each directory, one request for each, since servers may not like two; those that are at their end."""
-    replies = session.ask(*(Request(Kind.READDIR, text(handle)) for handle in reading.values()))
-    for n, reply in zip(list(reading), replies, strict=True):
-        more = _more(session, files, prefixes[n], reply)
-        if more is None:
-            yield n
-        elif len(found[n]) > MOST:
-            raise StoreError(f"{files.place.host}:{files.told(prefixes[n])}: more than {MOST} files in one directory")
-        else:
-            found[n] += more
-
-
-def _opened(session: Session, files: ServerFiles, prefix: str, reply: Reply) -> bytes | None:
-    """The handle of a directory, unless it was deleted since it was listed."""
-    try:
-        return session.parsed(lambda: reply.fields(Kind.HANDLE).text())
-    except Refused as e:
-        if e.code != Code.NO_SUCH_FILE:
-            raise refused(files.place, files.told(prefix[:-1]), e) from e
-        return None
-
-
-def _more(session: Session, files: ServerFiles, prefix: str, reply: Reply) -> Listing | None:
-    """Some entries, or none at the end."""
-    try:
-        return session.parsed(lambda: list(_entries(reply.fields(Kind.NAME))))
-    except Refused as e:
-        if e.code != Code.EOF:
-            raise refused(files.place, files.told(prefix[:-1]), e) from e
-        return None
-
-
-def _entries(fields: Fields) -> Iterator[tuple[str, Attributes | None]]:
-    """Directories and regular files of an answer to READDIR; what a server calls them is anything."""
+def _entries(fields: Fields) -> Iterator[_Found | None]:
+    """Directories and regular files of an answer to READDIR, None for what is left out; what a server calls them is anything."""
     for _ in range(fields.u32()):
         name = _plain(fields.text())
         fields.text()  # as `ls -l` would print it
@@ -107,6 +110,8 @@ def _entries(fields: Fields) -> Iterator[tuple[str, Attributes | None]]:
             yield name + "/", None
         elif name and found.is_file and not _REMAINS.fullmatch(name):
             yield name, found
+        else:
+            yield None
 
 
 def _plain(name: bytes) -> str:

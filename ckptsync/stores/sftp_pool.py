@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -14,6 +15,7 @@ from ckptsync.stores.sftp_place import Place
 from ckptsync.stores.sftp_session import Session
 
 T = TypeVar("T")
+_LEFT_ALONE: list[Session] = []  # a parent's connections: to end them here would be to end them there
 
 
 class Sessions:
@@ -26,6 +28,7 @@ class Sessions:
         self._idle: list[Session] = []
         self._lock = threading.Lock()
         self._process = os.getpid()
+        weakref.finalize(self, _close, self._idle)
 
     def on(self, step: Callable[[Session], T]) -> T:
         """What ``step`` gives; it is taken again, on another connection, while it fails transiently: it must be safe to take twice."""
@@ -39,9 +42,7 @@ class Sessions:
     def close(self) -> None:
         """End the connections that nobody uses."""
         with self._lock:
-            idle, self._idle = self._idle, []
-        for session in idle:
-            session.close()
+            _close(self._idle)
 
     @contextlib.contextmanager
     def _session(self) -> Iterator[Session]:
@@ -58,10 +59,17 @@ class Sessions:
     def _kept(self) -> Session | None:
         with self._lock:
             if self._process != os.getpid():  # we are a fork: these connections are our parent's
-                self._process, self._idle = os.getpid(), []
+                self._process = os.getpid()
+                _LEFT_ALONE.extend(self._idle)
+                self._idle.clear()
             while self._idle:
                 session = self._idle.pop()
                 if session.is_usable:
                     return session
                 session.close()
         return None
+
+
+def _close(sessions: list[Session]) -> None:
+    while sessions:
+        sessions.pop().close()

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from ckptsync.errors import StoreError, Transient
+from ckptsync.stores.limits import Limits
+from ckptsync.stores.sftp_pool import Sessions
+from ckptsync.stores.sftp_session import PIECE, Session
+from ckptsync.stores.sftp_wire import Flag, Kind, Refused, opening, text
+from tests.sftp_stores import AT_ONCE, SOON, place_of
+
+CONTENT = random.Random(1).randbytes(3_000_001)
+
+
+def opened(session: Session, path: Path, flags: int = Flag.READ) -> bytes:
+    return session.answer(Kind.OPEN, opening(bytes(path), flags), Kind.HANDLE).text()
+
+
+@pytest.mark.parametrize(
+    "faults", [(), ("plain",), ("reorder",), ("short",), ("limits=100000",), ("limits=1",), ("limits=999999999999",)]
+)
+def test_bytes_come_back_as_they_went_in_whatever_the_server_is_like(tmp_path: Path, faults: tuple[str, ...]) -> None:
+    session = Session(place_of(tmp_path, *faults), SOON)
+    content = CONTENT[: 200_000 if "short" in faults else None]
+    session.write(opened(session, tmp_path / "a", Flag.WRITE | Flag.CREATE), 7, memoryview(content))
+    out = bytearray(len(content) + 100)
+    assert session.read_into(opened(session, tmp_path / "a"), 0, memoryview(out)) == len(content) + 7
+    assert bytes(out[7 : len(content) + 7]) == content
+    assert session.is_usable
+    session.close()
+    assert not session.is_usable
+
+
+@pytest.mark.parametrize(
+    ("fault", "size"), [("limits=100000", 100_000), ("limits=1", 32 << 10), ("limits=999999999999", PIECE), ("plain", 32 << 10)]
+)
+def test_requests_are_as_large_as_the_server_says_within_reason(tmp_path: Path, fault: str, size: int) -> None:
+    session = Session(place_of(tmp_path, fault), SOON)
+    assert session.read_size == session.write_size == size
+    session.close()
+
+
+def test_every_piece_is_paced_and_small(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    class Pace:
+        def take(self, count: int) -> None:
+            asked.append(count)
+
+    session = Session(place_of(tmp_path, "limits=999999999"), Limits(pace=Pace()))
+    session.write(opened(session, tmp_path / "a", Flag.WRITE | Flag.CREATE), 0, memoryview(CONTENT))
+    assert sum(asked) == len(CONTENT)
+    session.read_into(opened(session, tmp_path / "a"), 0, memoryview(bytearray(len(CONTENT))))
+    assert sum(asked) == 2 * len(CONTENT)
+    assert max(asked) <= 256 << 10
+    session.close()
+
+
+@pytest.mark.parametrize("fault", ["huge", "more", "empty", "strange", "modeless"])
+def test_a_lying_server_is_believed_nothing_and_asked_no_more(tmp_path: Path, fault: str) -> None:
+    (tmp_path / "a").write_bytes(b"x" * 100_000)
+    sessions, out = Sessions(place_of(tmp_path, fault), AT_ONCE), memoryview(bytearray(50_000))
+
+    def step(session: Session) -> None:
+        handle = opened(session, tmp_path / "a")
+        answer = session.answer(Kind.FSTAT, text(handle), Kind.ATTRS)
+        session.parsed(answer.attributes)
+        session.read_into(handle, 0, out)
+
+    with pytest.raises(StoreError, match="the answer is no SFTP") as caught:
+        sessions.on(step)
+    assert not isinstance(caught.value, Transient)
+    assert sessions._idle == []
+
+
+@pytest.mark.parametrize(("fault", "text"), [("chatty", "it begins with b'Welco'"), ("old", "version 2 is offered")])
+def test_what_is_no_sftp_of_version_3_is_said_to_be_none(tmp_path: Path, fault: str, text: str) -> None:
+    with pytest.raises(StoreError, match=text):
+        Session(place_of(tmp_path, fault), AT_ONCE)
+
+
+def test_a_server_that_says_nothing_is_given_up(tmp_path: Path) -> None:
+    with pytest.raises(Transient, match="not a byte came for 0 s"):
+        Session(place_of(tmp_path, "silent"), Limits(stall=0.2))
+
+
+def test_after_a_refusal_the_session_goes_on(tmp_path: Path) -> None:
+    session = Session(place_of(tmp_path, "full"), SOON)
+    with pytest.raises(Refused, match="status 2"):
+        opened(session, tmp_path / "not there")
+    handle = opened(session, tmp_path / "a", Flag.WRITE | Flag.CREATE)
+    with pytest.raises(Refused, match="status 4"):
+        session.write(handle, 0, memoryview(CONTENT))
+    assert session.is_usable
+    assert session.answer(Kind.LSTAT, b"\0\0\0\1/", Kind.ATTRS).attributes().is_directory
+    session.close()

@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from ckptsync.errors import Exists, StoreError, Transient
+from ckptsync.stores.contract import About
+from ckptsync.stores.parts import Part
+from ckptsync.stores.sftp_commit import claim, replace
+from ckptsync.stores.sftp_files import ServerFiles
+from ckptsync.stores.sftp_upload import SftpTarget, left_behind, token
+from ckptsync.stores.sftp_ways import Ways
+from tests.sftp_stores import files_of, over_ssh, served
+
+ABOUT = About(8, "node:/a:8:1")
+
+
+def target(files: ServerFiles, about: About = ABOUT, name: str = "run/a") -> SftpTarget:
+    return SftpTarget(files, Ways(files), name, about, partial(claim, files, name))
+
+
+def part(number: int, start: int, data: bytes) -> Part:
+    return Part(number, start, memoryview(data))
+
+
+def unfinished(path: Path) -> list[str]:
+    return [p.name for p in (path / "run").iterdir() if p.name.endswith(".part")]
+
+
+def test_a_later_writer_goes_on_with_what_is_there_and_believes_none_of_it(tmp_path: Path) -> None:
+    target(files_of(tmp_path)).begin().put(part(1, 0, b"good"))
+    (old,) = unfinished(tmp_path)
+    later = target(files_of(tmp_path)).begin()
+    assert unfinished(tmp_path) != [old]
+    assert later.is_there(part(1, 0, b"good"))
+    assert not later.is_there(part(1, 0, b"bad!"))
+    assert not later.is_there(part(2, 4, b"more"))
+    later.put(part(2, 4, b"more"))
+    later.commit(8)
+    assert (tmp_path / "run/a").read_bytes() == b"goodmore"
+    assert unfinished(tmp_path) == []
+
+
+def test_a_hole_is_not_there_and_large_parts_are_compared_to_their_end(tmp_path: Path) -> None:
+    data = bytes(range(1, 201)) * 20_000
+    first = target(files_of(tmp_path)).begin()
+    first.put(part(2, len(data), data[:-1] + b"\0"))
+    later = target(files_of(tmp_path)).begin()
+    assert not later.is_there(part(1, 0, data))
+    assert not later.is_there(part(2, len(data), data))
+    assert later.is_there(part(2, len(data), data[:-1] + b"\0"))
+
+
+def test_the_writer_whose_file_was_taken_over_gives_up_and_harms_nothing(tmp_path: Path) -> None:
+    first = target(files_of(tmp_path)).begin()
+    first.put(part(1, 0, b"good"))
+    second = target(files_of(tmp_path)).begin()
+    for deed in (lambda: first.put(part(2, 4, b"more")), lambda: first.is_there(part(1, 0, b"good")), lambda: first.commit(8)):
+        if deed is not None and first.left == 0:
+            with pytest.raises(Transient, match="run/a: another writer of the same file has taken over"):
+                first.put(part(2, 4, b"more"))
+    first.abandon()
+    second.put(part(2, 4, b"more"))
+    second.commit(8)
+    assert (tmp_path / "run/a").read_bytes() == b"goodmore"
+    with pytest.raises(Transient):
+        first.commit(8)
+
+
+def test_another_origin_or_none_continues_nothing(tmp_path: Path) -> None:
+    target(files_of(tmp_path)).begin().put(part(1, 0, b"good"))
+    for about in (About(8, "node:/a:8:2"), About(8)):
+        assert not target(files_of(tmp_path), about).begin().is_there(part(1, 0, b"good"))
+    assert len(unfinished(tmp_path)) == 3
+    assert token("a", About(8)) != token("a", About(8))
+    assert token("a", ABOUT) == token("a", ABOUT) != token("b", ABOUT)
+    assert left_behind(files_of(tmp_path), "run/a", About(8)) == []
+
+
+def test_what_is_longer_than_the_content_is_cut_and_what_is_shorter_refused(tmp_path: Path) -> None:
+    upload = target(files_of(tmp_path)).begin()
+    upload.put(part(1, 0, b"0123456789"))
+    with pytest.raises(StoreError, match="has 10 bytes where 11 were written"):
+        upload.commit(11)
+    upload.commit(8)
+    assert (tmp_path / "run/a").read_bytes() == b"01234567"
+
+
+def test_further_leftovers_go_with_the_commit(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    for n, data in enumerate([b"go", b"goodmo", b"g"]):
+        (tmp_path / f"run/.ckptsync-{token('run/a', ABOUT)}-{n}.part").write_bytes(data)
+    upload = target(files_of(tmp_path)).begin()
+    assert upload.left == 6
+    upload.put(part(1, 0, b"goodmore"))
+    upload.commit(8)
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["a"]
+
+
+def test_a_lost_answer_to_taking_over_loses_nothing(tmp_path: Path) -> None:
+    target(files_of(tmp_path)).begin().put(part(1, 0, b"good"))
+    upload = target(files_of(tmp_path, f"lose=18={tmp_path / 'marker'}")).begin()
+    assert upload.is_there(part(1, 0, b"good"))
+
+
+@pytest.mark.parametrize("kind", [3, 4, 6, 7, 14, 17, 18, 200])
+@pytest.mark.parametrize("way", ["write", "create"])
+def test_any_answer_may_be_lost(tmp_path: Path, kind: int, way: str) -> None:
+    store, root = None, tmp_path / "store"
+    root.mkdir()
+    store = served(root, f"lose={kind}={tmp_path / 'marker'}")
+    getattr(store, way)("run/a", [b"small"])
+    assert (root / "run/a").read_bytes() == b"small"
+    assert [p.name for p in (root / "run").iterdir()] == ["a"]
+    assert (tmp_path / "marker").exists() or (kind, way) in {(18, "write"), (7, "write")}
+
+
+def test_a_source_that_fails_leaves_no_file_behind(tmp_path: Path) -> None:
+    def dying() -> Iterator[bytes]:
+        yield bytes(40 << 20)
+        raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        over_ssh(tmp_path).write("run/a", dying(), About(50 << 20, "here"))
+    assert unfinished(tmp_path) == []
+
+
+def test_a_name_taken_meanwhile_is_told_and_nothing_left(tmp_path: Path) -> None:
+    upload = target(files_of(tmp_path)).begin()
+    upload.put(part(1, 0, b"goodmore"))
+    (tmp_path / "run/a").write_bytes(b"first")
+    with pytest.raises(Exists):
+        upload.commit(8)
+    files = files_of(tmp_path)
+    SftpTarget(files, Ways(files), "run/a", ABOUT, partial(replace, files, "run/a")).put_whole(memoryview(b"repaired"))
+    assert (tmp_path / "run/a").read_bytes() == b"repaired"
