@@ -100,6 +100,8 @@ IMPURE_OURS = frozenset(
         *("stores.posix", "stores.posix_commit", "stores.posix_draft", "stores.posix_ways"),
         *("stores.sftp", "stores.sftp_files", "stores.sftp_link", "stores.sftp_pool", "stores.sftp_session", "stores.sftp_upload"),
         *("stores.trees", "stores.pieces"),
+        *("stores.s3", "stores.s3_access", "stores.s3_bucket", "stores.s3_orphans", "stores.s3_put", "stores.s3_targets"),
+        *("stores.s3_upload", "stores.s3_wire"),
         *("stores.ahead", "stores.generic", "stores.pace", "stores.retry"),
     )
 )
