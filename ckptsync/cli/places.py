@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ckptsync.config import reach
 from ckptsync.config.loading import from_environment, load
-from ckptsync.config.reach import limits
 from ckptsync.config.settings import bandwidth
 from ckptsync.config.units import show_size
 from ckptsync.errors import ConfigError
@@ -32,7 +32,8 @@ def asked_store(args: argparse.Namespace) -> Store:
         raise ConfigError(f"{args.url}: a store and a configuration are given", hint="give one of them")
     access = reached(args)
     if args.config:
-        return open_store(load(Path(args.config)).store.url, access.options, access.limits)
+        named = load(Path(args.config)).store.url
+        return open_store(named, reach.options_for(named, access.options), access.limits)
     url = args.url or os.environ.get("CKPTSYNC_STORE")
     if not url:
         raise ConfigError("no store is named", hint="give its URL, a configuration with -c, or set CKPTSYNC_STORE")
@@ -48,12 +49,12 @@ def reached(args: argparse.Namespace) -> Access:
         options, asked = from_environment()
     if getattr(args, "bandwidth", None):
         asked = replace(asked, bandwidth=_bandwidth(args.bandwidth))
-    return Access(options, limits(asked))
+    return Access(options, reach.limits(asked))
 
 
 def options_for(url: str, access: Access) -> Mapping[str, object]:
     """Options of the environment are for stores elsewhere, and no error where a path is named."""
-    return access.options if isinstance(located(url), Remote) else {}
+    return reach.options_for(url, access.options) if isinstance(located(url), Remote) else {}
 
 
 def _bandwidth(text: str) -> Timetable | None:

@@ -1,10 +1,20 @@
-"""From what is configured of a store's limits to what stores are given."""
+"""From what is configured of stores to what stores are given."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from ckptsync.config.values import LimitsConfig
 from ckptsync.stores.limits import Limits, Pace, Unlimited
 from ckptsync.stores.pace import Paces
+from ckptsync.stores.trees import Access
+from ckptsync.stores.urls import Remote, located
+
+
+def options_for(url: str, options: Mapping[str, object]) -> Mapping[str, object]:
+    """Those of the place's own kind, where they are given for several (``{"s3": {…}, "sftp": {…}}``); a path gets all, and refuses any."""
+    place = located(url)
+    return Access(options).options_of(place) if isinstance(place, Remote) else options
 
 
 def limits(config: LimitsConfig) -> Limits:

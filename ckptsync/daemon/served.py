@@ -9,7 +9,7 @@ import contextlib
 from dataclasses import replace
 from pathlib import Path
 
-from ckptsync.config.reach import limits
+from ckptsync.config.reach import limits, options_for
 from ckptsync.config.runs import output_directories
 from ckptsync.config.values import Config
 from ckptsync.errors import StoreError
@@ -40,7 +40,7 @@ def opened(config: Config) -> Store:
                     f"{url}: was a store when {run.path} was last served, and is none now",
                     hint=f"{_where(url)}  If that store was given up, delete {run.path}/{OURS}/{MARK}",
                 )
-    return create_store(url, config.store.options, limits(config.limits))
+    return create_store(url, options_for(url, config.store.options), limits(config.limits))
 
 
 def remember(spool: Path, url: str) -> None:
@@ -75,6 +75,6 @@ def _where(url: str) -> str:
 def _is_there(config: Config) -> bool:
     url = config.store.url
     try:
-        return is_store(url, config.store.options, replace(limits(config.limits), patience=0.0))
+        return is_store(url, options_for(url, config.store.options), replace(limits(config.limits), patience=0.0))
     except OSError as e:
         raise StoreError(f"{url}: {e.strerror}", hint="is the file system mounted, and may this user read it?") from e

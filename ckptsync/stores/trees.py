@@ -32,7 +32,7 @@ _OF_OTHERS = 8 << 20  # bytes kept of what is not merged: configuration, headers
 class Access:
     """How remote places are reached; each is opened once."""
 
-    options: Mapping[str, object] = field(default_factory=dict)
+    options: Mapping[str, object] = field(default_factory=dict, repr=False)
     limits: Limits = field(default_factory=Limits)
     _opened: dict[str, Store] = field(default_factory=dict, compare=False)
 
