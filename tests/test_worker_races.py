@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import CkptsyncError, Incomplete
-from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
 from ckptsync.worker.push import push_now
 from tests.dying import Crash, Dying
 from tests.interleaved import raced
-from tests.test_worker_push import kept, lay, manifests
+from tests.test_worker_push import Interrupted, kept, lay, manifests
 
 SAME = {node: {f"s{node}": node.encode(), "x": b"one"} for node in "abc"}
 OTHER = {"a": {"sa": b"a", "x": b"A!"}, "b": {"sb": b"b", "x": b"B?"}, "c": {"sc": b"c", "x": b"B?"}}
@@ -116,6 +116,29 @@ def test_other_bytes_end_with_their_owner_whoever_comes_first(tmp_path: Path, or
         push_now(its[node], store, node)
     assert kept(store) == {PLACE: OTHER}
     assert {k.manifest.n for k in manifests(store)} == {0}
+
+
+def test_who_binds_a_name_while_it_is_taken_over_has_his_copy_made_by_who_takes_it(tmp_path: Path) -> None:
+    for nth in range(12):
+        store, its = MemoryStore(), sources(tmp_path / str(nth), OTHER)
+        push_now(its["b"], store, "b")
+        push_now(its["a"], Interrupted(store, nth, lambda s=store, i=its: push_now(i["c"], s, "c")), "a")  # type: ignore[misc]
+        assert kept(store)[PLACE]["a"] == OTHER["a"]  # nobody needs to look again: the others may be gone
+
+
+def test_a_name_that_is_being_taken_over_is_left_alone_and_ours_lies_beside(tmp_path: Path) -> None:
+    store, its = MemoryStore(), sources(tmp_path, OTHER)
+
+    def meddle() -> None:
+        push_now(its["c"], store, "c")
+        store.write(f"run/.ckptsync/{PLACE}/sending/a", [b"sending"])
+        store.write(f"run/{PLACE}/x", [OTHER["a"]["x"]])
+
+    push_now(its["b"], Interrupted(store, 4, meddle), "b", "run", threads=1)
+    assert read_all(store, f"run/{PLACE}/x") == OTHER["a"]["x"]
+    assert read_all(store, f"run/.ckptsync/{PLACE}/files/b/x") == OTHER["b"]["x"]
+    push_now(its["a"], store, "a")
+    assert kept(store) == {PLACE: OTHER}
 
 
 def until_done(source: Path, store: Store, node: str) -> None:

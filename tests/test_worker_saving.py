@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,22 @@ def test_what_was_taken_is_taken_once_while_it_stays_the_same(tmp_path: Path) ->
     save(seen(tmp_path), desk(store, memory))
     assert next(iter(memory.taken.values())) is not first
     assert len(kept(store)) == 2
+
+
+def test_digests_of_files_that_changed_are_forgotten_though_no_time_says_so(tmp_path: Path) -> None:
+    store, memory = MemoryStore(), Memory()
+    meta = lay(tmp_path, ONE) / "m" / "meta.txt"
+
+    def strike(count: int) -> None:
+        if count == len(ONE["trainer_state.json"]):  # the largest, and so the last
+            meta.write_bytes(b"ATEM")
+            os.utime(meta, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    before, its = meta.stat(), desk(store, memory)
+    with pytest.raises(Incomplete):
+        save(seen(tmp_path), replace(its, road=replace(its.road, passed=strike, threads=1)))
+    assert save(seen(tmp_path), its).phase == "sent"
+    assert kept(store) == {"checkpoint-4": {"n0": ONE | {"m/meta.txt": b"ATEM"}}}
 
 
 def test_the_wait_is_remembered_from_look_to_look(tmp_path: Path) -> None:

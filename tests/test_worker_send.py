@@ -78,6 +78,15 @@ def test_what_a_killed_try_has_finished_is_neither_sent_nor_read_back_where_the_
     assert kept(store) == {"checkpoint-4": {"n0": ONE}}
 
 
+def test_what_another_manifest_vouches_for_is_neither_sent_nor_read_back(tmp_path: Path) -> None:
+    store = Comparing()
+    taken(tmp_path, store, ONE)()
+    times = {e.name: e.mtime for e in store.names("run/checkpoint-4/")}
+    assert taken(tmp_path, store, ONE, "n1")().files == 0
+    assert (store.read, {e.name: e.mtime for e in store.names("run/checkpoint-4/")}) == (set(), times)
+    assert kept(store) == {"checkpoint-4": {"n0": ONE, "n1": ONE}}
+
+
 def test_litter_that_the_store_has_compared_is_replaced(tmp_path: Path) -> None:
     store = Comparing()
     store.write("run/checkpoint-4/x", [b"Z"])
