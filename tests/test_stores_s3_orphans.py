@@ -45,7 +45,7 @@ def listed(*numbers: int, ago: float = 0, following: str = "") -> Say:
 
 
 def orphan(*stored: Stored, kind: str = "") -> Orphan:
-    return Orphan(Begun("k", "u", 0.0, "", kind), stored, 0.0)
+    return Orphan(Begun("k", "u", 0.0, "CRC32" if kind else "", kind), stored, 0.0)
 
 
 def test_pages_of_uploads_and_of_parts_are_followed() -> None:
@@ -79,6 +79,7 @@ def test_an_upload_agrees_by_what_it_has() -> None:
     assert orphan(Stored(1, 3, TAG, 0, "")).agrees(PART, 9) is None
     assert orphan(good, Stored(10, 3, TAG, 0, "")).agrees(PART, 9) is False, "another file's"
     assert orphan(good, kind="COMPOSITE").agrees(PART, 9) is False
+    assert orphan(good, kind="FULL_OBJECT").agrees(PART, 9) is True
     assert orphan(Stored(2, 3, '"0"', 0, ""), good).agrees(PART, 9) is True, "some servers list what was replaced, too"
 
 

@@ -5,10 +5,15 @@ from __future__ import annotations
 import contextlib
 import http.client
 import os
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -176,6 +181,42 @@ def test_a_body_in_chunks_is_read_too() -> None:
     assert asked(mine, server.place).body == b"abcde"
     assert asked(mine, server.place, out=out).count == 5
     assert bytes(out) == b"abcde"
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="nothing here makes certificates")
+def test_tls_is_spoken_with_whom_the_bundle_names_and_nobody_else(tmp_path: Path) -> None:
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    subprocess.run([*command, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+
+    def spoken(connection: socket.socket, number: int) -> None:
+        with contextlib.suppress(ssl.SSLError), context.wrap_socket(connection, server_side=True) as tls:
+            echoing(tls, number)
+
+    server = Server(spoken)
+    place = Place(is_tls=True, host=server.place.host.replace("127.0.0.1", "localhost"), root="/b/", region="r")
+    trusting = Wire(Limits(), ssl.create_default_context(cafile=cert), "", 5.0)
+    for _ in range(2):
+        assert asked(trusting, place, b"x" * (1 << 20)).body == b"ok"
+    assert server.connections == 1
+    with pytest.raises(ssl.SSLCertVerificationError):
+        asked(Wire(Limits(), ssl.create_default_context(), "", 5.0), place)
+
+
+def test_a_proxy_is_asked_for_the_whole_url_and_told_who_asks() -> None:
+    heard: list[bytes] = []
+
+    def proxy(connection: socket.socket, _number: int) -> None:
+        heard.append(request(connection))
+        connection.sendall(OK)
+
+    address = Server(proxy).place.host
+    place = Place(is_tls=False, host="s3.example:80", root="/b/", region="r")
+    assert asked(Wire(Limits(), None, f"http://me:p%40ss@{address}", 5.0), place).body == b"ok"
+    assert heard[0].startswith(b"GET http://s3.example:80/b/k HTTP/1.1")
+    assert b"Proxy-Authorization: Basic " + b64encode(b"me:p@ss") in heard[0]
 
 
 def test_a_child_process_does_not_use_its_parents_connections() -> None:

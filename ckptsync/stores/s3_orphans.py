@@ -35,7 +35,10 @@ class Orphan:
 
         ``most``: parts that the file has; with others beyond them it is another file's.
         """
-        if any(each.number > most for each in self.stored) or self.begun.kind == "COMPOSITE":
+        is_composite = (
+            self.begun.algorithm == "CRC32" and self.begun.kind != "FULL_OBJECT"
+        )  # whose completion needs what we do not keep
+        if is_composite or any(each.number > most for each in self.stored):
             return False
         there = [each for each in self.stored if each.number == part.number]
         return any(is_same(each, part) for each in there) if there else None
@@ -53,7 +56,8 @@ def is_same(stored: Stored, part: Part) -> bool:
 def orphans(sender: Sender, key: str) -> list[Orphan]:
     """Those of one key; none, and a warning, if nobody may list them: then nothing is continued."""
     try:
-        found = [begun for begun, _ in _begun(sender, key) if begun.key == key and begun.algorithm in ("", "CRC32")]
+        known = ("", "CRC32" if sender.takes_crc else "CRC64NVME")  # the latter is AWS's own, where none was asked for
+        found = [begun for begun, _ in _begun(sender, key) if begun.key == key and begun.algorithm in known]
         return [orphan for begun in found if (orphan := _looked_at(sender, begun)) is not None]
     except Transient:
         raise

@@ -66,9 +66,12 @@ def _remote(url: str, scheme: str, rest: str) -> Remote:
 
 
 def _has_password(scheme: str, rest: str) -> bool:
-    """A bucket has no colon in its name, but for access points; a secret of Amazon's may have a slash."""
+    """A bucket has no colon in its name, but for access points, a host only one before its port: a secret may have a slash, and end there."""
     first = re.split(r"[/?#]", rest, maxsplit=1)[0]
-    return ":" in first and not first.startswith("arn:") if scheme in S3 else ":" in first.rpartition("@")[0]
+    if scheme in S3:
+        return ":" in first and not first.startswith("arn:")
+    user, _, host = first.rpartition("@")
+    return ":" in user or not re.fullmatch(r"(\[[^\]]*\]|[^:]*)(:\d*)?", host)
 
 
 def _path_of_file_url(url: str, rest: str) -> Path:
