@@ -59,7 +59,7 @@ def test_a_store_that_may_not_be_written_to(store: Path) -> None:
 
 def test_a_place_where_no_store_can_be_made(tmp_path: Path) -> None:
     with forbidden(tmp_path, 0o555):
-        said = refused("push", FSDP / "node0", tmp_path / "s", code=2, names=[tmp_path / "s", "permission denied"])
+        said = refused("push", FSDP / "node0", tmp_path / "s", code=4, names=[tmp_path / "s", "permission denied"])
     assert "hint: " in said
 
 

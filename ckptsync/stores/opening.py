@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,16 +11,18 @@ from typing import Protocol, runtime_checkable
 
 import msgspec
 
-from ckptsync.errors import ConfigError, Corrupt, Exists, NotFound, Unsupported
+from ckptsync.errors import ConfigError, Corrupt, Exists, NotFound, StoreError, Unsupported
 from ckptsync.records.names import STORE_FILE
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.limits import Limits, Unlimited
+from ckptsync.stores.oserrors import HINTS
 from ckptsync.stores.pace import Paced
 from ckptsync.stores.posix import PosixStore
 from ckptsync.stores.retry import Persistence, Retrying
 from ckptsync.stores.urls import Remote, located
 
 FORMAT = 1
+_NO_PATH = frozenset({errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG})
 _ABSENT = "a worker or `ckptsync push` makes a store; is the path right, is the file system mounted?"
 
 
@@ -137,7 +140,9 @@ def _make_directories(url: str, path: Path) -> None:
             _sync(there / made)
     except OSError as e:
         why = f"{url}: no store can be made here: {(e.strerror or str(e)).lower()}"
-        raise ConfigError(why, hint="is the path right, is there room, may the user that ckptsync runs as write there?") from e
+        if e.errno in _NO_PATH:
+            raise ConfigError(why, hint="is the path right?") from e
+        raise StoreError(why, hint=HINTS.get(e.errno or 0, "look at that disk, then try again")) from e
 
 
 def _sync(path: Path) -> None:
