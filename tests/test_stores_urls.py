@@ -16,6 +16,7 @@ from ckptsync.stores.urls import Remote, located, path_of
         ("sftp://me@host:2222//srv/store", Remote("sftp", "me@host:2222//srv/store")),
         ("s3://arn:aws:s3:eu-west-1:1:accesspoint/mine/runs", Remote("s3", "arn:aws:s3:eu-west-1:1:accesspoint/mine/runs")),
         ("ssh://host/srv", Remote("sftp", "host/srv")),
+        ("sftp://me@[::1]:22/srv", Remote("sftp", "me@[::1]:22/srv")),
         ("gs://bucket/a b", Remote("gs", "bucket/a b")),
         ("file:///srv/my%20store", Path("/srv/my store")),
         ("/srv/s3:x", Path("/srv/s3:x")),
@@ -38,7 +39,13 @@ def test_what_names_no_place_is_refused(url: str) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["s3://AKIA:hunter2@bucket/x", "s3://AKIA:hunter2/more@bucket/x", "sftp://me:hunter2@host/srv", "webdav://me:hunter2@host/srv"],
+    [
+        "s3://AKIA:hunter2@bucket/x",
+        "s3://AKIA:hunter2/more@bucket/x",
+        "sftp://me:hunter2@host/srv",
+        "webdav://me:hunter2@host/srv",
+        "webdav://me:hunter2/more@host/srv",
+    ],
 )
 def test_a_password_is_refused_and_not_repeated(url: str) -> None:
     with pytest.raises(ConfigError, match="a password in it") as caught:
