@@ -1,0 +1,207 @@
+"""One fault at a time, at every request of an upload in parts and of each small operation: it succeeds all the same, and what is there is whole."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ckptsync.errors import Exists
+from ckptsync.stores.contract import About, Store, read_all
+from ckptsync.stores.limits import Limits
+from ckptsync.stores.opening import bare
+from ckptsync.stores.s3 import S3Store
+from tests.fault_proxy import HttpProxy, TcpProxy
+from tests.faults import CUT, DOWN, END, HEADLESS, STALL, UP, Answer, Break, Fault, Request, harmless, once
+from tests.sshd import sshd
+from tests.store_contract import names
+from tests.weed import weed
+
+LIMITS = Limits(threads=2, patience=20, stall=1.0)
+PART = 5 << 20  # the least that S3 takes
+BIG = random.Random(1).randbytes(2 * PART + 1000)
+ABOUT = About(len(BIG), "a node, a file, its time")
+LOST: Fault = Break(DOWN, CUT, HEADLESS)
+QUICK: list[Fault] = [Break(UP, CUT, HEADLESS), LOST, Answer(503, "SlowDown"), Answer(500, "InternalError", is_done=True)]
+ALL: list[Fault] = [
+    *QUICK,
+    Break(UP, CUT, 100),
+    Break(UP, CUT, PART - 1),
+    Break(UP, STALL, 100_000),
+    Break(DOWN, STALL, HEADLESS),
+    Break(DOWN, END, HEADLESS),
+    Break(DOWN, CUT, 10),
+    Break(DOWN, END, 10),
+    Answer(500, "InternalError"),
+]
+IN_200: list[Fault] = [Answer(200, "InternalError"), Answer(200, "InternalError", is_done=True)]
+
+
+@pytest.fixture(scope="module")
+def proxy() -> Iterator[HttpProxy]:
+    with closing(HttpProxy(("127.0.0.1", weed().port))) as proxy:
+        yield proxy
+
+
+@pytest.fixture(scope="module")
+def bucket() -> str:
+    return weed().bucket()
+
+
+@pytest.fixture
+def store(proxy: HttpProxy, bucket: str) -> Iterator[S3Store]:
+    store = bare(f"s3://{bucket}/some/where", weed().options(endpoint=f"http://127.0.0.1:{proxy.port}"), LIMITS)
+    assert isinstance(store, S3Store)
+    store.least = PART
+    yield store
+    proxy.plan = harmless
+
+
+def chunks(content: bytes) -> list[memoryview]:
+    return [memoryview(content)[at : at + (1 << 20)] for at in range(0, len(content), 1 << 20)]
+
+
+def requests_of(proxy: HttpProxy, step: Callable[[], object]) -> list[tuple[str, int]]:
+    """Each as its kind, and which of that kind it is."""
+    seen: list[Request] = []
+    proxy.plan = seen.append
+    step()
+    proxy.plan = harmless
+    kinds = [request.kind for request in seen]
+    return [(kind, kinds[: n + 1].count(kind)) for n, kind in enumerate(kinds)]
+
+
+def fresh() -> Iterator[str]:
+    return (f"run/{n}/file" for n in itertools.count())
+
+
+@pytest.mark.parametrize("how", ["create", "write"])
+def test_an_upload_in_parts_succeeds_whatever_breaks_once(store: S3Store, proxy: HttpProxy, how: str) -> None:
+    fresh_names = (f"{how}/{n}" for n in itertools.count())
+    put = store.create if how == "create" else store.write
+    kinds = requests_of(proxy, lambda: put(next(fresh_names), chunks(BIG), ABOUT))
+    assert kinds.count(("UploadPart", 3)) == 1
+    for kind, nth in kinds if how == "create" else [("CompleteMultipartUpload", 1)]:
+        faults = [LOST] if kind == "UploadPart" else QUICK
+        for fault in [
+            *(ALL if (kind, nth) == ("UploadPart", 2) else faults),
+            *(IN_200 if kind == "CompleteMultipartUpload" else []),
+        ]:
+            proxy.plan, name = once(kind, fault, nth), next(fresh_names)
+            put(name, chunks(BIG), ABOUT)
+            proxy.plan = harmless
+            assert read_all(store, name) == BIG, f"{fault} at {kind} {nth}"
+
+
+def test_no_answer_to_complete_that_is_lost_lets_another_content_be_taken_for_ours(store: S3Store, proxy: HttpProxy) -> None:
+    """Somebody else has the name before our first try, so that ours was never done."""
+    other = bytes(len(BIG))
+    for n, fault in enumerate([LOST, *IN_200, Answer(500, "InternalError"), Answer(500, "InternalError", is_done=True)]):
+        store.create(f"taken/{n}", chunks(other), About(len(other), "another"))
+        proxy.plan = once("CompleteMultipartUpload", fault)
+        with pytest.raises(Exists):
+            store.create(f"taken/{n}", chunks(BIG), ABOUT)
+        proxy.plan = harmless
+        assert read_all(store, f"taken/{n}") == other
+
+
+SMALL: dict[str, Callable[[Store, str], object]] = {
+    "create": lambda store, name: store.create(name, [b"new"]),
+    "write": lambda store, name: store.write(name, [b"new"]),
+    "size": lambda store, name: store.size(f"{name}.old"),
+    "read": lambda store, name: read_all(store, f"{name}.old"),
+    "names": lambda store, name: list(store.names("run/")),
+    "delete": lambda store, name: store.delete(f"{name}.old"),
+}
+
+
+@pytest.mark.parametrize("what", SMALL)
+def test_a_small_operation_succeeds_whatever_breaks_once(store: S3Store, proxy: HttpProxy, what: str) -> None:
+    fresh_names = (f"run/{what}-{n}" for n in itertools.count())
+
+    def prepared() -> str:
+        name = next(fresh_names)
+        store.write(f"{name}.old", [b"old"])
+        return name
+
+    first = prepared()
+    for kind, nth in requests_of(proxy, lambda: SMALL[what](store, first)):
+        for fault in ALL:
+            name = prepared()
+            before = names(store, "run/")
+            proxy.plan = once(kind, fault, nth)
+            found = SMALL[what](store, name)
+            proxy.plan = harmless
+            wanted = {"size": 3, "read": b"old"}.get(what)
+            assert wanted is None or found == wanted, f"{fault} at {kind} {nth}"
+            after = {"create": [*before, name], "write": [*before, name], "delete": [n for n in before if n != f"{name}.old"]}
+            assert names(store, "run/") == sorted(after.get(what, before)), f"{fault} at {kind} {nth}"
+            assert what not in ("create", "write") or read_all(store, name) == b"new"
+
+
+def test_a_create_whose_answer_was_lost_is_ours_and_never_somebody_elses(store: S3Store, proxy: HttpProxy) -> None:
+    for fault in (LOST, Break(DOWN, STALL, HEADLESS), Answer(500, "InternalError", is_done=True)):
+        proxy.plan = once("PutObject", fault)
+        store.delete("run/raced")
+        store.create("run/raced", [b"first"])
+        with pytest.raises(Exists):
+            store.create("run/raced", [b"other"])
+        assert read_all(store, "run/raced") == b"first"
+
+
+class Sftp:
+    """A store behind a proxy, each time a new one, with connections of its own."""
+
+    def __init__(self, home: Path, proxy: TcpProxy) -> None:
+        self.proxy, self.root, self._known = proxy, home / "root", home / "known_hosts"
+        self.root.mkdir()
+        self._known.write_text(sshd().known_hosts.read_text().replace(f":{sshd().port} ", f":{proxy.port} "))
+
+    def store(self) -> Store:
+        url = f"sftp://{sshd().user}@127.0.0.1:{self.proxy.port}{self.root}"
+        return bare(url, {**sshd().options, "known_hosts": str(self._known)}, replace(LIMITS, stall=4.0))
+
+    def passed(self, side: str, step: Callable[[Store], object]) -> int:
+        """Bytes of one connection that a step takes."""
+        self.proxy.forget()
+        step(self.store())
+        return self.proxy.bytes[side] // max(1, self.proxy.requests["connection"])
+
+
+@pytest.fixture
+def sftp(tmp_path: Path) -> Iterator[Sftp]:
+    with closing(TcpProxy(("127.0.0.1", sshd().port))) as proxy:
+        yield Sftp(tmp_path, proxy)
+
+
+@pytest.mark.parametrize("side", [UP, DOWN])
+def test_a_connection_cut_anywhere_in_a_small_create_is_made_again(sftp: Sftp, side: str) -> None:
+    total = sftp.passed(side, lambda store: store.create("run/first", [b"new"]))
+    for after in range(0, total, max(1, total // 16)):
+        sftp.proxy.plan, name = once("connection", Break(side, CUT, after)), f"run/{side}/{after}"
+        store = sftp.store()
+        store.create(name, [b"new"])
+        assert read_all(store, name) == b"new", after
+    assert len(sftp.proxy.faults) >= 16
+    assert list(sftp.root.rglob("*.part")) == []
+
+
+@pytest.mark.parametrize("side", [UP, DOWN])
+def test_a_connection_cut_anywhere_in_an_upload_in_parts_is_made_again(sftp: Sftp, side: str) -> None:
+    content = random.Random(2).randbytes((32 << 20) + 1000)
+
+    def put(store: Store, name: str) -> None:
+        store.create(name, chunks(content), About(len(content), "origin"))
+
+    total = sftp.passed(side, lambda store: put(store, "run/first"))
+    for n in range(6):
+        sftp.proxy.plan, name = once("connection", Break(side, CUT, total * n // 6 + 5_000), 1 + n % 2), f"run/{side}/{n}"
+        store = sftp.store()
+        put(store, name)
+        assert read_all(store, name) == content, n
+    assert list(sftp.root.rglob("*.part")) == []
