@@ -38,7 +38,7 @@ class SftpStore:
     """
 
     late = 0.0
-    is_exclusive = True  # filexfer-02, 6.5: "It is an error if there already exists a file with the name specified by newpath."
+    is_exclusive = True  # as OpenSSH's is, and the draft wants (6.5); where a server's rename replaces, `create` only looks first
 
     def __init__(
         self, remote: Remote, options: Mapping[str, object], limits: Limits | None = None, command: Sequence[str] = ()

@@ -18,6 +18,7 @@ from ckptsync.stores.sftp_session import Reply, Request, Session
 from ckptsync.stores.sftp_wire import Attributes, Code, Flag, Kind, Refused, opening, text
 
 FSYNC = "fsync@openssh.com"
+_KEPT = 10_000
 TRUSTED_S = 30.0  # for so long a name that was seen to be a regular file is one
 
 
@@ -33,11 +34,11 @@ class ServerFiles:
 
     def path(self, name: str = "") -> bytes:
         """As the server knows it."""
-        return (f"{self._root}/{name}" if name else self._root or "/").encode()
+        return (f"{self._root}/{name}" if name else self._root or "/").encode("utf-8", "surrogateescape")
 
     def told(self, name: str) -> str:
         """As errors tell it."""
-        return self.path(name).decode()
+        return self.path(name).decode("utf-8", "backslashreplace")
 
     def found(self, name: str) -> Attributes | None:
         """What the server says of a regular file; nothing of links, and of what lies behind them."""
@@ -45,6 +46,8 @@ class ServerFiles:
         *parents, last = self.sessions.on(lambda s: self.lstat(s, [*way, name]))
         if last is None or not last.is_file or not all(p and p.is_directory for p in parents):
             return None
+        if len(self._seen) > _KEPT:
+            self._seen.clear()
         self._seen[name] = time.monotonic()
         return last
 
