@@ -18,7 +18,9 @@ from ckptsync.stores.opening import create_store
 from ckptsync.worker.push import push_now
 from tests.dying import Crash, Dying
 from tests.interleaved import raced
+from tests.sshd import sshd
 from tests.test_worker_push import Interrupted, kept, lay, manifests
+from tests.test_worker_sources import in_a_bucket, in_memory, on_disk
 
 SAME = {node: {f"s{node}": node.encode(), "x": b"one"} for node in "abc"}
 OTHER = {"a": {"sa": b"a", "x": b"A!"}, "b": {"sb": b"b", "x": b"B?"}, "c": {"sc": b"c", "x": b"B?"}}
@@ -152,7 +154,12 @@ def until_done(source: Path, store: Store, node: str) -> None:
     raise AssertionError(f"{node} was never done")
 
 
-@pytest.mark.parametrize("made", [lambda _: MemoryStore(), lambda path: create_store(str(path / "store"))], ids=["memory", "posix"])
+def over_ssh(path: Path) -> Store:
+    server = sshd()
+    return create_store(server.url(path / "store"), server.options)
+
+
+@pytest.mark.parametrize("made", [in_memory, on_disk, in_a_bucket, over_ssh])
 def test_threads_that_race_for_real_end_where_they_belong(tmp_path: Path, made: Callable[[Path], Store]) -> None:
     its = sources(tmp_path, OTHER)
     store = made(tmp_path)
