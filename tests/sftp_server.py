@@ -5,10 +5,10 @@ replaces (rename replaces), unsynced (no fsync of directories), limits=N (READ a
 In trouble: full (no WRITE succeeds, and statvfs says why), denied (no file is opened to be written), unreadable (no
 directory but the first is listed), lose=KIND=MARKER (the first request of that kind is done, but not answered, and the
 connection ends; the file MARKER tells that it was).
-Lying: huge, more, empty, strange, names, modeless, endless, bottomless, chatty, silent, old.
+log=FILE tells what changes something, or makes it durable.  Lying: huge, more, empty, strange, names, modeless, endless, bottomless, chatty, silent, old.
 """
 
-# ruff: noqa: PTH104, PTH112, PTH116, PTH118, PTH119, PTH208  paths are bytes here
+# ruff: noqa: PTH104, PTH112, PTH116, PTH118, PTH115, PTH119, PTH123, PTH208  paths are bytes here
 
 from __future__ import annotations
 
@@ -177,7 +177,19 @@ ACTS: dict[int, Callable[[bytes], tuple[int, bytes]]] = {
 }
 
 
+def log(kind: int, body: bytes) -> None:
+    said = {6: "write", 13: "remove", 14: "mkdir", 18: "rename", EXTENDED: take(body)[0].decode().partition("@")[0]}.get(kind, "")
+    subject = os.path.basename(take(body)[0]).decode("utf-8", "replace") if kind in (13, 14) else ""
+    if said == "fsync":
+        subject = os.path.basename(os.readlink(f"/proc/self/fd/{FILES[take(take(body)[1])[0]]}"))
+    if said:
+        with open(VALUES["log"], "a") as file:
+            file.write(f"{said} {'part' if subject.endswith('.part') else subject}".strip() + "\n")
+
+
 def answer(kind: int, body: bytes) -> tuple[int, bytes]:
+    if "log" in VALUES:
+        log(kind, body)
     try:
         return ACTS[kind](body)
     except (FileNotFoundError, NotADirectoryError):

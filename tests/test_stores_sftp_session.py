@@ -34,6 +34,17 @@ def test_bytes_come_back_as_they_went_in_whatever_the_server_is_like(tmp_path: P
     assert not session.is_usable
 
 
+@pytest.mark.parametrize("fault", ["plain", "reorder", "short"])
+def test_where_a_file_ends_is_told_however_much_is_asked_for(tmp_path: Path, fault: str) -> None:
+    (tmp_path / "a").write_bytes(CONTENT[:40_000])
+    session, out = Session(place_of(tmp_path, fault), SOON), bytearray(1 << 20)
+    handle = opened(session, tmp_path / "a")
+    assert session.read_into(handle, 0, memoryview(out)) == 40_000
+    assert bytes(out[:40_000]) == CONTENT[:40_000]
+    assert session.read_into(handle, 50_000, memoryview(out)) == 0
+    session.close()
+
+
 @pytest.mark.parametrize(
     ("fault", "size"), [("limits=100000", 100_000), ("limits=1", 32 << 10), ("limits=999999999999", PIECE), ("plain", 32 << 10)]
 )

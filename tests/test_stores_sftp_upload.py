@@ -116,6 +116,20 @@ def test_any_answer_may_be_lost(tmp_path: Path, kind: int, way: str) -> None:
     assert (tmp_path / "marker").exists() or (kind, way) in {(18, "write"), (7, "write")}
 
 
+@pytest.mark.parametrize(("way", "rename"), [("write", "posix-rename"), ("create", "rename")])
+@pytest.mark.parametrize("size", [5, 20 << 20])
+def test_bytes_are_durable_before_the_name_and_names_before_it_is_acknowledged(
+    tmp_path: Path, way: str, rename: str, size: int
+) -> None:
+    root = tmp_path / "store"
+    root.mkdir()
+    store = served(root, f"log={tmp_path / 'log'}", "limits=100000")
+    getattr(store, way)("run/deep/a", [bytes(size)], About(size, "here"))
+    steps = [step for step in (tmp_path / "log").read_text().splitlines() if step not in ("write", "limits")]
+    assert steps.pop(1) == "fsync store"  # whether directories can be synced
+    assert steps == ["mkdir run", "fsync store", "mkdir deep", "fsync run", "fsync part", rename, "fsync deep"]
+
+
 def test_a_source_that_fails_leaves_no_file_behind(tmp_path: Path) -> None:
     def dying() -> Iterator[bytes]:
         yield bytes(40 << 20)
