@@ -218,6 +218,32 @@ def test_a_server_that_gives_opaque_tags_is_told_them_and_the_sum_of_the_whole()
         assert last.headers["x-amz-checksum-crc32"] == "zmitJg==", "of 0123456789abc"
 
 
+@pytest.mark.parametrize(
+    "theirs", [Say(200, b"", {"ETag": '"other-2"', "Content-Length": "13"}), Say(200, b"x", {"ETag": '"0-1"'})]
+)
+def test_somebody_elses_file_is_not_taken_for_ours_when_an_answer_was_lost(theirs: Say) -> None:
+    lost = error(500, "InternalError"), error(404, "NoSuchUpload")
+    with scripted(begun, stored, stored, *lost, theirs) as script, pytest.raises(Transient, match="NoSuchUpload"):
+        completed(script.store())
+    with scripted(Say(404), error(404, "NoSuchKey"), begun, stored, stored, *lost, theirs) as script:
+        store = script.store()
+        store.least = 10
+        with pytest.raises(Exists) as caught:
+            store.create("model", [b"0123456789", b"abc"], About(13))
+    assert not caught.value.is_same
+
+
+def test_a_file_with_our_checksum_is_ours_when_an_answer_was_lost() -> None:
+    ours = Say(
+        200,
+        b"",
+        {"ETag": '"kms-2"', "Content-Length": "13", "x-amz-checksum-crc32": "zmitJg==", "x-amz-checksum-type": "FULL_OBJECT"},
+    )
+    with scripted(begun, stored, stored, error(500, "InternalError"), error(404, "NoSuchUpload"), ours) as script:
+        completed(script.store())
+        assert len(script.asked) == 6
+
+
 def test_parts_that_are_no_longer_ours_fail_the_write_for_now() -> None:
     with scripted(begun, stored, stored, error(400, "InvalidPart")) as script, pytest.raises(Transient) as caught:
         completed(script.store())

@@ -44,7 +44,7 @@ _OURS = frozenset(
 )
 _S3FS_ONLY = frozenset(  # what s3fs has for its own caches and event loop
     "default_block_size default_fill_cache default_cache_type version_aware cache_regions max_concurrency fixed_upload_size local_expiry_check".split()  # noqa: SIM905
-    + "use_listings_cache listings_expiry_time max_paths skip_instance_cache asynchronous loop session protocol".split()  # noqa: SIM905
+    + "use_listings_cache listings_expiry_time max_paths retries skip_instance_cache asynchronous loop session protocol".split()  # noqa: SIM905
 )
 _NOT_GIVEN = frozenset(
     {"Bucket", "Key", "Body", "ContentLength", "ContentMD5", "IfMatch", "IfNoneMatch", "Range", "UploadId", "PartNumber"}
