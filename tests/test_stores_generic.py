@@ -135,7 +135,8 @@ def test_it_says_once_that_nothing_is_continued(url: str, caplog: pytest.LogCapt
     with caplog.at_level(logging.INFO):
         store = create_store(url)
         store.write("a", [b"x"])
-    assert [record.message for record in caplog.records] == [f"{url}: {NOTE}"]
+        read_all(GenericStore(remote(url)), "a")
+    assert [record.message for record in caplog.records] == [f"{url}: {NOTE}"], "and not to who reads"
     assert not store.is_exclusive
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 from ckptsync.cli.arguments import parser
 from ckptsync.errors import CkptsyncError, StoreError
+from ckptsync.stores import ending
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
@@ -23,6 +25,7 @@ _ALGEBRA = "OPENBLAS_NUM_THREADS"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code.  Anything but an operator's error escapes with its traceback (and exits 1)."""
     args = parser().parse_args(argv)
+    logging.basicConfig(format="ckptsync: %(message)s")  # a service says later how it wants to have it
     return bounded(lambda: int(_imported(args.command).run(args)), as_json=args.json)
 
 
@@ -75,16 +78,22 @@ def _say(error: CkptsyncError, *, as_json: bool) -> int:
 
 @contextlib.contextmanager
 def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM unwinds the stack as ^C does, so that unfinished output is removed."""
+    """SIGTERM unwinds the stack as ^C does, so that unfinished output is removed; with either nothing is tried again."""
+    ending.begin()
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def unwind(number: int, _frame: object) -> None:
-        raise SystemExit(128 + number)
+        ending.announce()
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
-    before = signal.signal(signal.SIGTERM, unwind)
+    numbers = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else ^C is not for us, as in the background
+        numbers.append(signal.SIGINT)
+    before = {number: signal.signal(number, unwind) for number in numbers}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

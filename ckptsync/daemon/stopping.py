@@ -9,6 +9,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ckptsync.stores import ending
+
 
 class Stopping:
     """Set once, by a signal or by a tick that failed for good.  A pipe, since a signal handler may take no lock."""
@@ -21,6 +23,7 @@ class Stopping:
     def ask(self, code: int = 0) -> None:
         """Ask for a stop; the first one that is not 0 decides the exit code."""
         self.asked, self.code = True, self.code or code
+        ending.announce()
         os.write(self._writer, b"!")
 
     def wait(self, seconds: float) -> bool:
@@ -46,6 +49,7 @@ class Stopping:
 def stopping() -> Iterator[Stopping]:
     """Signals are taken over within the block, in the main thread."""
     stop = Stopping()
+    ending.begin()
     before = {number: signal.signal(number, stop.on_signal) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
     try:
         yield stop

@@ -40,7 +40,7 @@ class GenericStore:
         self._own = threading.local()
         self._shared, self._root = _opened(remote, self._options)
         self._way = way_of(remote.scheme, self._shared)
-        log.warning("%s: %s", self.url, NOTE)
+        self._has_said = False
 
     def names(self, prefix: str) -> Iterator[Entry]:
         """As the contract says."""
@@ -102,6 +102,9 @@ class GenericStore:
 
     def _put(self, name: str, chunks: Iterable[Chunk], about: About, last: Callable[[], None], *, replaces: bool) -> None:
         """``last`` is the last look before the name is given."""
+        if not self._has_said:
+            self._has_said = True
+            log.warning("%s: %s", self.url, NOTE)
         total = 0
 
         def counted() -> Iterator[memoryview]:

@@ -61,4 +61,4 @@ def _status(e: Exception) -> int | None:
 
 def _said(e: Exception) -> str:
     """The operating system's words, or the name of the class alone."""
-    return e.strerror.lower() if isinstance(e, OSError) and isinstance(e.strerror, str) else type(e).__name__
+    return e.strerror.lower() if isinstance(e, OSError) and isinstance(e.strerror, str) else f"failed with {type(e).__name__}"

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from ckptsync.errors import Transient
-from ckptsync.stores import signs
+from ckptsync.stores import ending, signs
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
 
 T = TypeVar("T")
@@ -33,10 +33,10 @@ class Persistence:
         patience: float,
         *,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], None] | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
-        self._patience, self._clock, self._sleep, self._chance = patience, clock, sleep, chance
+        self._patience, self._clock, self._sleep, self._chance = patience, clock, sleep or _pause, chance
         self._lock = threading.Lock()
         self._failing = 0  # operations that have failed and are being tried again
 
@@ -52,16 +52,18 @@ class Persistence:
         wait = self._wait(last, 1, since)
         self._say_failing(last)
         try:
-            result = self._again(fn, wait, since)
+            result = self._again(fn, last, wait, since)
         except BaseException:
             self._forget()
             raise
         self._say_works(since)
         return result
 
-    def _again(self, fn: Callable[[], T], wait: float, since: float) -> T:
+    def _again(self, fn: Callable[[], T], last: Transient, wait: float, since: float) -> T:
         for tries in itertools.count(2):
             self._sleep(wait)
+            if ending.is_near():
+                raise _given_up(last, tries - 1, self._clock() - since)
             try:
                 return fn()
             except Transient as e:
@@ -74,7 +76,7 @@ class Persistence:
         signs.give()
         spent = self._clock() - since
         left = self._patience - spent
-        if left <= 0 or last.after > left:
+        if left <= 0 or last.after > left or ending.is_near():
             raise _given_up(last, tries, spent)
         return min(left, max(last.after, self._chance() * min(CAP, FIRST * 2.0 ** min(tries - 1, 32))))
 
@@ -93,6 +95,13 @@ class Persistence:
         with self._lock:
             self._failing -= 1
             return self._failing
+
+
+def _pause(seconds: float) -> None:
+    """Sleep, but not into the end of the process."""
+    until = time.monotonic() + seconds
+    while not ending.is_near() and (left := until - time.monotonic()) > 0:
+        time.sleep(min(left, 0.25))
 
 
 def _given_up(e: Transient, tries: int, seconds: float) -> Transient:

@@ -1,0 +1,28 @@
+"""Whether this process is about to end: then nothing is tried again, so that threads which wait for a store hold it up no longer.
+
+A plain flag, since signal handlers may take no lock.
+"""
+
+from __future__ import annotations
+
+_is_near = False
+
+
+def announce() -> None:
+    """It is: from now on what fails has failed."""
+    _set(near=True)
+
+
+def begin() -> None:
+    """It is not (any more): another command begins."""
+    _set(near=False)
+
+
+def is_near() -> bool:
+    """Whether it was announced."""
+    return _is_near
+
+
+def _set(*, near: bool) -> None:
+    global _is_near  # noqa: PLW0603 - of the whole process
+    _is_near = near
