@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.formats import safetensors, torch_legacy, torch_pickle, torch_zip
-from ckptsync.formats.joining import Within
+from ckptsync.formats.joining import Within, join
 from ckptsync.layouts import dcp, dcp_safetensors, peft, per_rank, rank_files, refused, universal, whole, whole_bin, zero
 from ckptsync.layouts.rank_names import ranks
 from ckptsync.layouts.shapes_proof import Outside
-from ckptsync.model import Demands, Extent, Files, Tensor, read, read_whole
+from ckptsync.model import Demands, Extent, Files, Tensor, expect, read, read_whole
 
 
 class Layout(Protocol):
@@ -58,6 +58,7 @@ LAYOUTS: dict[str, Layout] = {  # preferred first: whole weights win over shards
 # they read each once, and name what is missing.
 LOOK_THEMSELVES = frozenset({"zero", "universal"})
 
+_LOOK = 128 << 10  # bytes at the beginning and the end of a file that mostly tell what is in it
 _WHOLE = ("whole", "peft", "bin")
 _TRAINED = frozenset({"trainer_state.json", peft.CONFIG, whole.INDEX})
 _RNG = re.compile(r"(rng_state_|random_states_)\d+(\.pth|\.pkl)")
@@ -140,9 +141,21 @@ def tensors(files: Files, source: Source, outside: Outside | None = None) -> tup
     if source.layout == dcp_safetensors.NAME:
         return dcp_safetensors.tensors(files, source.root, outside or Outside())
     layout = LAYOUTS[source.layout]
+    expect(files, _told_of_themselves(files, source))
     if source.layout not in LOOK_THEMSELVES:
         require(files, layout.demands(files, source.root))
     return layout.tensors(files, source.root)
+
+
+def _told_of_themselves(files: Files, source: Source) -> Iterator[Extent]:
+    """Where the containers of a source say what is in them: all that is read before its tensors are known, unless it is long."""
+    for name, size in files.sizes().items():
+        if not name.startswith(join(source.root, "")):
+            continue
+        if name.endswith((".pt", ".pth", ".bin")):
+            yield Extent(name, max(0, size - _LOOK), min(size, _LOOK))
+        if name.endswith((".pt", ".pth", ".bin", ".safetensors")) and size > _LOOK:
+            yield Extent(name, 0, _LOOK)
 
 
 def around(files: Files, source: Source) -> tuple[Files, ...]:
