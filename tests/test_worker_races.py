@@ -23,7 +23,7 @@ from tests.test_worker_push import Interrupted, kept, lay, manifests
 from tests.test_worker_sources import in_a_bucket, in_memory, on_disk
 
 SAME = {node: {f"s{node}": node.encode(), "x": b"one"} for node in "abc"}
-OTHER = {"a": {"sa": b"a", "x": b"A!"}, "b": {"sb": b"b", "x": b"B?"}, "c": {"sc": b"c", "x": b"B?"}}
+OTHER = {node: {f"s{node}": node.encode(), "x": b"B?" if node == "c" else f"{node.upper()}?".encode()} for node in "abc"}
 PLACE = "checkpoint-4"
 
 

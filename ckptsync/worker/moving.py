@@ -5,12 +5,14 @@ Nothing is deleted here, since a worker may not be allowed to: what is of no use
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from ckptsync.records import saves
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.names import file_name
 from ckptsync.stores.contract import About
+from ckptsync.worker.announcing import announced
 from ckptsync.worker.content import is_stored
 from ckptsync.worker.deciding import Parcel, contested, displaced, missing, returned
 from ckptsync.worker.hold import Hold
@@ -18,42 +20,51 @@ from ckptsync.worker.send import Road, create_record, make_room, put
 
 
 def tidy(node: str, place: str, hold: Hold, road: Road, copies: Mapping[str, int]) -> str:
-    """See that a stored save lies where all manifests that are known now say; the place it is in afterwards."""
-    home = saves.better_place(node, place, road.known())
-    if home != place:
-        _move(node, place, home, hold, road)
-    there = _live_in(home, road)
+    """See that a stored save lies where all manifests that are known now say; the place it is in afterwards.
+
+    Plain names are not touched while another node sends, who may be about to take them: the next look finds it still to be done.
+    """
+    known = road.known()
+    home = saves.better_place(node, place, known)
+    if home != place or _to_take_back(node, _live_in(place, known), road, copies):
+        with announced(road.store, node, known[0].manifest.run, known[0].manifest.checkpoint, road.passed) as passed:
+            place = _put_right(node, place, hold, replace(road, passed=passed), copies)
+    there = _live_in(place, road.known())
     for parcel in displaced(node, there, copies):
         put(parcel, hold, road, _places_of(parcel.entry, there))
-    _take_back(node, home, hold, road, copies)
+    return place
+
+
+def _put_right(node: str, place: str, hold: Hold, road: Road, copies: Mapping[str, int]) -> str:
+    """Once we have said that we send, either we see that another does, or he sees us."""
+    if road.is_contended():
+        return place
+    known = (
+        road.known()
+    )  # now: who has ended meanwhile has his manifest among them, and what he displaced is no copy to be taken back
+    home = saves.better_place(node, place, known)
+    if home != place:
+        _move(node, place, home, hold, road)
+    there = _live_in(home, road.known())
+    for parcel, copy in _to_take_back(node, there, road, copies):
+        if not is_stored(road.store, parcel.name, parcel.entry, road.passed):
+            put(parcel, hold, road, [copy, *_places_of(parcel.entry, there)])
+        if copies.get(copy) == parcel.entry.size:
+            _spend(copy, parcel.entry, road)
     return home
 
 
-def _take_back(node: str, place: str, hold: Hold, road: Road, copies: Mapping[str, int]) -> None:
-    """See that plain names of ours have our bytes, where they may have others'.
+def _to_take_back(node: str, there: Sequence[Manifest], road: Road, copies: Mapping[str, int]) -> list[tuple[Parcel, str]]:
+    """Files whose plain names are ours, and may hold others' bytes; with names of copies.
 
-    Not while another node sends: a copy may be one that it has made to take the plain name.  Once it has ended, its manifest says so.
+    Where names cannot be claimed, two that created one at once have both been told that it was theirs.
     """
-    there = _live_in(place, road)
-    # where names cannot be claimed, two that created one at once have both been told that it was theirs
-    is_due = returned(node, there, copies) or (not road.store.is_exclusive and contested(node, there))
-    if not is_due or road.is_contended():
-        return
-    there = _live_in(place, road)
-    for parcel, copy in returned(node, there, copies):
-        _restore(parcel, hold, road, [copy])
-        _spend(copy, parcel.entry, road)
-    for parcel in () if road.store.is_exclusive else contested(node, there):
-        _restore(parcel, hold, road, _places_of(parcel.entry, there))
+    doubtful = () if road.store.is_exclusive else contested(node, there)
+    return [*returned(node, there, copies), *((parcel, "") for parcel in doubtful)]
 
 
-def _live_in(place: str, road: Road) -> list[Manifest]:
-    return [k.manifest for k in saves.live(road.known()) if k.manifest.place == place]
-
-
-def _restore(parcel: Parcel, hold: Hold, road: Road, elsewhere: Iterable[str]) -> None:
-    if not is_stored(road.store, parcel.name, parcel.entry, road.passed):
-        put(parcel, hold, road, elsewhere)
+def _live_in(place: str, known: Iterable[saves.Known]) -> list[Manifest]:
+    return [k.manifest for k in saves.live(known) if k.manifest.place == place]
 
 
 def _move(node: str, place: str, home: str, hold: Hold, road: Road) -> None:

@@ -197,8 +197,11 @@ class _Delivery:
             return True
         if parcel.is_shared:
             return self._put_first(planned, parcel)
+        is_there = is_stored(store, parcel.name, parcel.entry, self.road.passed)
+        if parcel.moves and not is_there and self.road.is_contended():
+            return False  # who sends now may be about to take the same name from the same node
         make_room(parcel, self.road)
-        if not is_stored(store, parcel.name, parcel.entry, self.road.passed):
+        if not is_there:
             self._replace(planned, parcel)
         return True
 
