@@ -8,7 +8,7 @@ import pytest
 
 import ckptsync
 from ckptsync.cli.main import main
-from ckptsync.cli.push import counting
+from ckptsync.cli.push import counting, notes
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.worker.push import push_now
 
@@ -80,3 +80,10 @@ def test_a_push_reads_each_file_once_and_tells_of_each_byte_once(tmp_path: Path)
         push_now(FSDP / "node0", MemoryStore(), "n0", "run", told.append)
     assert sum(told) == 2 * sum(p.stat().st_size for p in (FSDP / "node0").rglob("*") if p.is_file())
     assert min(told) > 0
+
+
+@pytest.mark.parametrize(
+    ("url", "count"), [("memory://x", 1), ("webdav://x", 1), ("s3://b/x", 0), ("sftp://h/x", 0), ("/mnt/x", 0)]
+)
+def test_a_store_that_continues_nothing_is_said_to_be_one(url: str, count: int) -> None:
+    assert len(notes(url)) == count

@@ -15,11 +15,14 @@ from ckptsync.cli.progress import Progress, shown, silent
 from ckptsync.config.units import show_size
 from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.records.names import checked_node
+from ckptsync.stores.generic import NOTE
 from ckptsync.stores.opening import create_store
-from ckptsync.stores.urls import located
+from ckptsync.stores.urls import Remote, located
 from ckptsync.worker import result
 from ckptsync.worker.options import checked_run
 from ckptsync.worker.push import push_now, to_push
+
+CONTINUED = frozenset({"s3", "sftp"})  # kinds of stores elsewhere in which a write that was interrupted goes on where it was
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,6 +64,12 @@ def counting(progress: Progress, total: int) -> Callable[[int], None]:
     return passed
 
 
+def notes(url: str) -> list[str]:
+    """What is to be known of stores of this kind."""
+    place = located(url)
+    return [NOTE] if isinstance(place, Remote) and place.scheme not in CONTINUED else []
+
+
 def _planned(run: str, checkpoint: str, sizes: list[int]) -> dict[str, Any]:
     return {
         "run": run,
@@ -79,7 +88,7 @@ def _described(one: result.Progress) -> dict[str, Any]:
 
 def _say(args: argparse.Namespace, found: list[dict[str, Any]]) -> None:
     if args.json:
-        output.print_json({"store": args.url, "dry_run": args.dry_run, "checkpoints": found})
+        output.print_json({"store": args.url, "dry_run": args.dry_run, "checkpoints": found, "notes": notes(args.url)})
         return
     for one in found:
         where = f" as {one['place']}" if one["place"] not in ("", one["checkpoint"]) else ""
