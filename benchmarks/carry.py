@@ -1,6 +1,6 @@
 """What has no command of its own: files to a server and back through a library.  ``python -m benchmarks.carry HOW up|down DIRECTORY URL``.
 
-HOW is ``push`` (up only: what `ckptsync push` does, with options that it is not given on a command line), ``store`` (our store alone: no scan, no manifest, no digest), ``fetch`` (down only: what `ckptsync push` has sent, each file's digest
+HOW is ``store`` (our store alone: no scan, no manifest, no digest), ``fetch`` (down only: what `ckptsync push` has sent, each file's digest
 compared with its manifest's), ``boto3`` (upload_file and download_file, eight files at once) or ``s3fs`` (put and get).
 """
 
@@ -9,6 +9,7 @@ compared with its manifest's), ``boto3`` (upload_file and download_file, eight f
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,17 +25,16 @@ LARGE_AT_ONCE, AHEAD = 3, 3
 
 def main() -> None:
     """Carry, and say nothing."""
-    how, direction, directory, url, *rest = sys.argv[1:]
-    options = json.loads(rest[0]) if rest else {}
-    {"store": _store, "fetch": _fetch, "push": _push, "boto3": _boto3, "s3fs": _s3fs}[how](direction, Path(directory), url, options)
+    how, direction, directory, url = sys.argv[1:]
+    {"store": _store, "fetch": _fetch, "boto3": _boto3, "s3fs": _s3fs}[how](direction, Path(directory), url)
 
 
-def _store(direction: str, directory: Path, url: str, options: dict[str, Any]) -> None:
+def _store(direction: str, directory: Path, url: str) -> None:
     from ckptsync.stores.ahead import fetch
     from ckptsync.stores.contract import About
     from ckptsync.stores.opening import bare
 
-    there = bare(url, options)
+    there = bare(url, _options())
     if direction == "down":
         directory.mkdir()
         here = bare(str(directory))
@@ -50,14 +50,7 @@ def _store(direction: str, directory: Path, url: str, options: dict[str, Any]) -
     _each((path for path in sorted(directory.rglob("*")) if path.is_file()), send)
 
 
-def _push(_direction: str, directory: Path, url: str, options: dict[str, Any]) -> None:
-    from ckptsync.stores.opening import create_store
-    from ckptsync.worker.push import push_now
-
-    push_now(directory, create_store(url, options), "bench", "run")
-
-
-def _fetch(_direction: str, directory: Path, url: str, options: dict[str, Any]) -> None:
+def _fetch(_direction: str, directory: Path, url: str) -> None:
     from ckptsync.records.coding import decode_any
     from ckptsync.records.manifest import FileEntry, Manifest
     from ckptsync.records.names import file_name, parse_record_name
@@ -65,7 +58,7 @@ def _fetch(_direction: str, directory: Path, url: str, options: dict[str, Any]) 
     from ckptsync.stores.contract import read_all
     from ckptsync.stores.opening import bare, open_store
 
-    there = open_store(url, options)
+    there = open_store(url, _options())
     directory.mkdir()
     here = bare(str(directory))
     parsed = {e.name: found for e in there.names("") if (found := parse_record_name(e.name)) and found.kind == "manifest"}
@@ -80,7 +73,7 @@ def _fetch(_direction: str, directory: Path, url: str, options: dict[str, Any]) 
     _each([f for f in files if f[1].size > SMALL], bring, LARGE_AT_ONCE)
 
 
-def _boto3(direction: str, directory: Path, url: str, _options: dict[str, Any]) -> None:
+def _boto3(direction: str, directory: Path, url: str) -> None:
     import boto3  # type: ignore[import-not-found,unused-ignore]
 
     client = boto3.client("s3")
@@ -101,7 +94,7 @@ def _boto3(direction: str, directory: Path, url: str, _options: dict[str, Any]) 
     _each(names, get)
 
 
-def _s3fs(direction: str, directory: Path, url: str, _options: dict[str, Any]) -> None:
+def _s3fs(direction: str, directory: Path, url: str) -> None:
     import s3fs
 
     there = s3fs.S3FileSystem()
@@ -109,6 +102,12 @@ def _s3fs(direction: str, directory: Path, url: str, _options: dict[str, Any]) -
         there.put(f"{directory}/", f"{url.removeprefix('s3://')}/", recursive=True)
     else:
         there.get(f"{url.removeprefix('s3://')}/", f"{directory}/", recursive=True)
+
+
+def _options() -> dict[str, Any]:
+    """As the commands take them."""
+    options: dict[str, Any] = json.loads(os.environ.get("CKPTSYNC_STORAGE_OPTIONS", "{}"))
+    return options
 
 
 def _chunks(path: Path) -> Iterable[memoryview]:

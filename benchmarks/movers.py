@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 from collections.abc import Callable
@@ -42,25 +41,19 @@ def found(program: str) -> str | None:
     return shutil.which(program, path=str(Path(sys.executable).parent)) or shutil.which(program)
 
 
-def _carry(how: str, direction: str, directory: Path, url: str, *options: str) -> list[str]:
-    return [sys.executable, "-m", "benchmarks.carry", how, direction, str(directory), url, *options]
-
-
-def _options(place: Place) -> list[str]:
-    return [json.dumps(dict(place.options))] if place.options else []
+def _carry(how: str, direction: str, directory: Path, url: str) -> list[str]:
+    return [sys.executable, "-m", "benchmarks.carry", how, direction, str(directory), url]
 
 
 def _pushed(directory: Path, place: Place) -> list[str]:
-    if place.options:
-        return _carry("push", "up", directory, place.url, *_options(place))
     return [sys.executable, "-m", "ckptsync", "push", str(directory), place.url, "--run", RUN, "--node", "bench"]
 
 
-CKPTSYNC = Mover("ckptsync", _pushed, lambda d, p: _carry("fetch", "down", d, p.url, *_options(p)))
+CKPTSYNC = Mover("ckptsync", _pushed, lambda d, p: _carry("fetch", "down", d, p.url))
 STORE = Mover(
     "ckptsync's store alone",
-    lambda d, p: _carry("store", "up", d, p.url, *_options(p)),
-    lambda d, p: _carry("store", "down", d, p.url, *_options(p)),
+    lambda d, p: _carry("store", "up", d, p.url),
+    lambda d, p: _carry("store", "down", d, p.url),
 )
 S5CMD = Mover(
     "s5cmd",

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,7 @@ Digests = Mapping[str, str]
 class Place:
     """Somewhere to put files.
 
-    ``environment`` has what every client needs, ``options`` are ours in addition, ``ssh`` is the others' command; ``files`` is the directory
-    behind it, where there is one.
+    ``environment`` has what clients need, ``ssh`` is the command of those that take one; ``files`` is the directory behind it, where there is one.
     """
 
     url: str
@@ -36,7 +35,6 @@ class Place:
     environment: Mapping[str, str]
     files: Path | None = None
     ssh: tuple[str, ...] = ()
-    options: Mapping[str, object] = field(default_factory=dict)
 
     def below(self, name: str) -> str:
         """The URL of a name."""
@@ -100,11 +98,13 @@ def sftp(folder: Path) -> Iterator[Any]:
             f"  UserKnownHostsFile {server.known_hosts}\n  StrictHostKeyChecking yes\n"
         )
 
+        environment = {"CKPTSYNC_STORAGE_OPTIONS": json.dumps(dict(server.options))}
+
         def fresh() -> Place:
             files = folder / f"served-{secrets.token_hex(6)}"
             files.mkdir()
             assert server._process  # noqa: SLF001
-            return Place(server.url(files), server._process.pid, {}, files, ("ssh", "-F", str(config)), server.options)  # noqa: SLF001
+            return Place(server.url(files), server._process.pid, environment, files, ("ssh", "-F", str(config)))  # noqa: SLF001
 
         yield fresh
     finally:
