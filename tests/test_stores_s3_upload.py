@@ -182,6 +182,7 @@ def test_a_name_that_is_taken_meanwhile_is_not_replaced(bucket: str) -> None:
         yield from chunks()
         weed().client().put_object(Bucket=bucket, Key="run/model", Body=b"theirs")
 
+    killed(bucket, 1)
     with pytest.raises(Exists) as caught:
         opened(bucket).create("model", overtaken(), ABOUT)
     assert caught.value.is_same is False
