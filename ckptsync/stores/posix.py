@@ -86,17 +86,15 @@ class PosixStore:
 
     def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         """As the contract says."""
-        self._publish(_checked(name), announced(chunks, about), about.origin, replace)
+        self._publish(_checked(name), chunks, about, replace)
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         """As the contract says."""
         with contextlib.suppress(NotFound), self._reading(_checked(name)):
             beneath.stat_file(self.root, name)  # no more than a look, as nothing is believed of an absence here
-            self._ways.settle(
-                name.split("/")[:-1]
-            )  # else what is said to be there could be gone after a power cut: its writer may be dead
+            self._ways.settle(name.split("/")[:-1])  # its writer may be dead: else a power cut could take what we say is there
             raise Exists(f"{name}: already there")
-        self._publish(name, announced(chunks, about), about.origin, claim)
+        self._publish(name, chunks, about, claim)
 
     def delete(self, name: str) -> None:
         """As the contract says.  Directories that this leaves empty go too: trainers take a directory for a checkpoint."""
@@ -109,13 +107,13 @@ class PosixStore:
         with self._told.about(name):
             self._ways.after_delete(name.split("/")[:-1])
 
-    def _publish(self, name: str, chunks: Iterable[Chunk], origin: str, commit: _Commit) -> None:
+    def _publish(self, name: str, chunks: Iterable[Chunk], about: About, commit: _Commit) -> None:
         *way, last = name.split("/")
         with self._told.about(name):
-            draft = self._begin(way, last, origin)
+            draft = self._begin(way, last, about.origin)
         try:
             try:
-                self._write_out(name, draft, chunks)
+                self._write_out(name, draft, announced(chunks, about))
                 with self._told.about(name):
                     commit(draft.at, draft.part, last, draft.close())
             except BaseException as e:
