@@ -45,7 +45,8 @@ class S3Store:
         self._bucket = Bucket(access, self._limits)
         self._sender = Sender(self._bucket, Persistence(self._limits.patience))
         self._conditions = Conditions(self.url, held=True if self._bucket.is_aws else None)
-        self.is_exclusive = self._bucket.is_aws  # elsewhere it has to be seen first
+        # elsewhere a server may refuse a name that is there, and yet let two create it that end at one moment (SeaweedFS 4 does, with multipart uploads)
+        self.is_exclusive = self._bucket.is_aws
         self._lock = threading.Lock()
         self._pool: tuple[int, Parts] | None = None
         self._is_swept = False
@@ -87,10 +88,7 @@ class S3Store:
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         """As the contract says."""
         key = self._key(name)
-        try:
-            self._parts().send(Creating(self._sender, key, self._goal(about), self._conditions), chunks, about, self.least)
-        finally:
-            self.is_exclusive = self._conditions.held is True
+        self._parts().send(Creating(self._sender, key, self._goal(about), self._conditions), chunks, about, self.least)
 
     def delete(self, name: str) -> None:
         """As the contract says."""
