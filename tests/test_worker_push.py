@@ -224,6 +224,15 @@ def test_a_name_that_another_node_is_sending_waits_and_the_rest_does_not(tmp_pat
     assert kept(store) == {"checkpoint-4": {"n0": ONE, "n1": TWO}}
 
 
+@pytest.mark.parametrize("is_exclusive", [True, False])
+def test_where_names_cannot_be_claimed_it_says_that_another_look_is_needed(tmp_path: Path, *, is_exclusive: bool) -> None:
+    store = MemoryStore()
+    store.is_exclusive = is_exclusive
+    store.write("run/.ckptsync/checkpoint-4/sending/n1", [b"sending"])
+    (told,) = push_now(lay(tmp_path / "run", ONE), store, "n0")
+    assert [("push again" in note) for note in told.notes] == [True] * (not is_exclusive)
+
+
 def test_what_changes_while_it_is_sent_is_never_committed(tmp_path: Path) -> None:
     for strike in range(1, len(ONE)):  # one of them is empty
         store, calls = MemoryStore(), itertools.count(1)

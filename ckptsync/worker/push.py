@@ -27,6 +27,7 @@ from ckptsync.worker.settle import Rule, Sighting, judge
 from ckptsync.worker.take import Passed, nothing, take
 
 NOW = Rule(quiet=0, unmarked=0, doubtful=0)
+UNCLAIMED = "another node is sending files of this checkpoint, and this store may let two nodes write one name at once: push again when that node is done"
 
 
 def to_push(directory: Path) -> tuple[str, tuple[Spot, ...]]:
@@ -122,7 +123,9 @@ class _Pusher:
                 f"{seen.spot.path}: another node is writing {sent.waiting[0]}", hint="push it again when that node is done"
             )
         place = tidy(self.node, sent.place, seen.hold, road, self._read().copies)
-        return sent_progress(seen, taken, replace(sent, place=place))
+        progress = sent_progress(seen, taken, replace(sent, place=place))
+        is_doubtful = not self.store.is_exclusive and road.is_contended()
+        return replace(progress, notes=(*progress.notes, UNCLAIMED)) if is_doubtful else progress
 
     def _read(self) -> Known:
         self.known = read_known(self.store, self.run, self.known)
