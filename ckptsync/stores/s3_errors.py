@@ -59,6 +59,7 @@ _PERMANENT = {
     "InvalidObjectState": "restore it from the archive first",
     "EntityTooLarge": "this server takes no parts of that size",
 }
+_NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"})
 
 
 class Gone(StoreError):
@@ -98,7 +99,7 @@ def sorted_error(what: str, operation: str, status: int, fault: Fault, headers: 
     if code in _PERMANENT or status == 507:
         return StoreError(text, hint=_PERMANENT.get(code, _PERMANENT["InsufficientStorage"]))
     if code in _TRANSIENT or status >= 500 or status in (408, 429):
-        return Transient(text, hint="the server is not well, or busy", after=_after(headers))
+        return Transient(text, hint="the server is not well, busy, or its disk is full: its log says", after=_after(headers))
     if status == 403:
         action = ACTIONS.get(operation, operation)
         return StoreError(
@@ -112,6 +113,8 @@ def lost(what: str, host: str, e: Exception, *, has_answered: bool) -> CkptsyncE
     if isinstance(e, ssl.SSLCertVerificationError):
         hint = "AWS_CA_BUNDLE, or client_kwargs: verify, names the certificates to trust"
         return ConfigError(f"{what}: {host} is not trusted: {e.verify_message}", hint=hint)
+    if isinstance(e, ssl.SSLError) and e.reason in _NO_TLS and not has_answered:
+        return ConfigError(f"{what}: {host} does not speak TLS", hint="correct endpoint_url: its scheme, or its port")
     if isinstance(e, socket.gaierror) and e.errno == socket.EAI_NONAME and not has_answered:
         return ConfigError(f"{what}: no host is called {host}", hint="correct endpoint_url, or the region")
     if isinstance(e, TimeoutError):
