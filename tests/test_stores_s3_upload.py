@@ -197,6 +197,13 @@ def test_a_source_that_changes_leaves_no_upload(bucket: str) -> None:
     assert uploads(bucket) == 0
 
 
+def test_an_upload_that_another_process_began_is_not_taken_from_it(bucket: str) -> None:
+    killed(bucket, 1)
+    with pytest.raises(Incomplete):
+        opened(bucket).create("model", chunks(CONTENT[: 2 * PART]), ABOUT)
+    assert uploads(bucket) == 1
+
+
 def begun(_asked: Asked) -> Say:
     return Say(200, b"<R><UploadId>u1</UploadId></R>", {"x-amz-checksum-type": "FULL_OBJECT"})
 
