@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from ckptsync.errors import Incomplete
+from ckptsync.stores.contract import About, read_all
+from ckptsync.stores.posix import PosixStore
 from ckptsync.stores.posix_draft import Draft, Filled, begun, is_unfinished
 
 CONTENT = random.Random(1).randbytes(3_000_000)
@@ -126,4 +129,39 @@ def test_removing_makes_room(at: int, tmp_path: Path) -> None:
     draft.remove()
     draft.remove()
     draft.release()
+    assert list(tmp_path.iterdir()) == []
+
+
+def shared(store: PosixStore, there: bytes, content: bytes, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Bytes that were written for ``content`` where the file system has given the new file the bytes ``there``."""
+    written: list[int] = []
+    write = os.write
+
+    def share(fd: int) -> None:
+        os.pwrite(fd, there, 0)
+        monkeypatch.setattr(os, "write", lambda fd, data: [written.append(write(fd, data)), written[-1]][1])
+
+    store.write("a", [content[:70_000], content[70_000:]], About(len(content), share=share))
+    monkeypatch.undo()
+    assert read_all(store, "a") == content
+    return sum(written)
+
+
+def test_what_is_shared_is_compared_and_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = PosixStore(str(tmp_path))
+    tail = len(CONTENT) % 4096
+    assert shared(store, CONTENT, CONTENT, monkeypatch) == tail
+    assert shared(store, CONTENT + b"what has come since", CONTENT, monkeypatch) == tail
+    assert shared(store, CONTENT[:8192], CONTENT, monkeypatch) == len(CONTENT) - 8192
+    assert shared(store, b"", CONTENT, monkeypatch) == len(CONTENT)
+    assert shared(store, bytes(len(CONTENT)), CONTENT, monkeypatch) == len(CONTENT), "other bytes"
+
+
+def test_a_share_that_fails_is_no_write(tmp_path: Path) -> None:
+    def share(_: int) -> None:
+        raise Incomplete("the source is gone")
+
+    store = PosixStore(str(tmp_path))
+    with pytest.raises(Incomplete, match="gone"):
+        store.write("a", [CONTENT], About(len(CONTENT), share=share))
     assert list(tmp_path.iterdir()) == []

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ckptsync.errors import Incomplete, StoreError
@@ -28,10 +28,14 @@ class About:
     ``size``: bytes in all; chunks that bring more or fewer are refused, and nothing appears.  ``origin``: says where the bytes come from, in
     words of which nobody else's are the same unless his bytes are (a node, a file, its size and mtime).  A write that was killed is continued by
     the next one of the same name and origin, which sends what is missing; without an origin nothing is continued.
+
+    ``share``: given a new and empty file of this machine, lets it have the content without a byte being written, where their file system can,
+    and brings the chunks out of it when they are asked for next.  So they are what is committed, and a store compares them all the same.
     """
 
     size: int | None = None
     origin: str = ""
+    share: Callable[[int], None] | None = field(default=None, compare=False)
 
 
 UNKNOWN = About()

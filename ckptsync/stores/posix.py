@@ -32,6 +32,7 @@ from ckptsync.stores.posix_ways import Ways
 
 T = TypeVar("T")
 TRUSTED_S = 30.0  # after so long an open file is opened by its name again: somebody may have replaced it
+SHARED = 256 << 10  # bytes of a file below which asking costs more than writing
 _TRIES = 8  # each lost to another process that deleted the same empty directory in between
 _Commit = Callable[[int, str, str, os.stat_result], None]
 
@@ -113,6 +114,8 @@ class PosixStore:
             draft = self._begin(way, last, about.origin)
         try:
             try:
+                if about.share and not draft.left and (about.size or 0) >= SHARED:
+                    draft.share(about.share)
                 self._write_out(name, draft, announced(chunks, about))
                 with self._told.about(name):
                     commit(draft.at, draft.part, last, draft.close())

@@ -6,6 +6,8 @@ were not the bytes that they should be: then nothing appears.
 
 from __future__ import annotations
 
+import fcntl
+import os
 from collections.abc import Callable, Iterable, Iterator
 
 from blake3 import blake3
@@ -17,20 +19,23 @@ from ckptsync.stores.contract import About, Store
 from ckptsync.worker.hold import Held
 from ckptsync.worker.take import CHUNK, Changed, Passed, chunks, nothing, unread
 
+_FICLONE = 0x40049409  # linux/fs.h, ioctl_ficlone(2)
+
 
 class Source:
     """A file of this node.  ``entry`` has its digest from the end of the first whole pass on, if it had none before."""
 
     def __init__(self, held: Held, node: str, entry: FileEntry | None = None, passed: Passed = nothing) -> None:
         self.entry = entry or unread(held.stat)
-        self.about = About(held.stat.size, _origin(node, held.stat.path, held.stat.size, held.stat.mtime))
+        self.about = About(held.stat.size, _origin(node, held.stat.path, held.stat.size, held.stat.mtime), self._share)
         self._held, self._passed = held, passed
+        self._clone: int | None = None
         self._told = self.entry.size if self.entry.digest else 0
 
     def __iter__(self) -> Iterator[memoryview]:
         if self._told:
             self._tell(-self._told)
-        stream = chunks(self._held, self._tell)
+        stream = self._stream()
         yield from checked(stream, self.entry, self._held.stat.path) if self.entry.digest else self._digested(stream)
 
     def digested(self) -> FileEntry:
@@ -39,6 +44,25 @@ class Source:
             for _ in self:
                 pass
         return self.entry
+
+    def _stream(self) -> Iterator[memoryview]:
+        clone, self._clone = self._clone, None
+        try:
+            yield from chunks(self._held, self._tell, clone)
+        finally:
+            if clone is not None:
+                os.close(clone)
+
+    def _share(self, fd: int) -> None:
+        """As `About` says.  The copy is of one moment, before which and after which the file is looked at: so it is the file of that look."""
+        source = self._held.open()
+        try:
+            fcntl.ioctl(fd, _FICLONE, source)
+        except OSError:
+            return  # another file system than the store's, or one whose files share nothing: it is read and written
+        finally:
+            os.close(source)
+        self._clone = os.dup(fd)
 
     def _digested(self, stream: Iterable[memoryview]) -> Iterator[memoryview]:
         digester = Digester(self._held.stat.size)

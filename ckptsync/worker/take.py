@@ -82,14 +82,17 @@ def unchanged(hold: Hold) -> None:
             os.close(fd)
 
 
-def chunks(held: Held, passed: Passed) -> Iterator[memoryview]:
-    """A file's bytes, a chunk at a time in one buffer that is used again; raises Changed if it is not the file looked at."""
+def chunks(held: Held, passed: Passed, clone: int | None = None) -> Iterator[memoryview]:
+    """A file's bytes, a chunk at a time in one buffer that is used again; raises Changed if it is not the file looked at.
+
+    They are read out of the descriptor ``clone``, if there is one: a copy that was made of the file before.
+    """
     buffer = memoryview(bytearray(min(CHUNK, max(1, held.stat.size))))
     fd = held.open()
     try:
         _same(held.stat, look(fd, held.stat.path))
         left = held.stat.size  # a file that grows is read no further than it was when it was looked at
-        while left and (count := _read(fd, buffer[:left], held)):
+        while left and (count := _read(fd if clone is None else clone, buffer[:left], held.stat.size - left, held)):
             left -= count
             yield buffer[:count]
             passed(count)
@@ -99,9 +102,9 @@ def chunks(held: Held, passed: Passed) -> Iterator[memoryview]:
         os.close(fd)
 
 
-def _read(fd: int, into: memoryview, held: Held) -> int:
+def _read(fd: int, into: memoryview, start: int, held: Held) -> int:
     try:
-        return os.readv(fd, [into])
+        return os.preadv(fd, [into], start)
     except OSError as e:
         if e.errno == errno.ESTALE:
             raise Changed(f"{held.stat.path}: deleted while it was read") from e
