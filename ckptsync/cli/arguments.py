@@ -123,15 +123,22 @@ def _merge(commands: Any) -> None:
         "Several SRC\noverlay: shards of one checkpoint that were left on several nodes.",
     )
     command.add_argument(
-        "sources", metavar="SRC", nargs="+", help="a checkpoint, its inner shard directory, or a DeepSpeed save directory"
+        "sources",
+        metavar="SRC",
+        nargs="+",
+        help="a checkpoint, its inner shard directory, or a DeepSpeed save directory; a path or a URL",
     )
-    command.add_argument("destination", metavar="DST", help="a new directory: it appears whole or not at all")
+    command.add_argument(
+        "destination",
+        metavar="DST",
+        help="a new directory, which appears whole or not at all; or a URL, where a merge that was killed is gone on with",
+    )
     _merging(command)
     command.add_argument(
         "--jobs",
         metavar="N",
         type=int,
-        help="threads that read, cast and digest; 1: none but the program's own (default: a core each, at most 8)",
+        help="threads that read, cast and digest; 1: none but the program's own (default: a core each, at most 8; 6 from a URL)",
     )
     command.add_argument(
         "--statistics", action="store_true", help="of each tensor written: extremes, norm, NaNs, infinities, zeros"
