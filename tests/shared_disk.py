@@ -82,4 +82,4 @@ def test_a_source_that_changes_while_it_is_read_is_not_stored(home: Path) -> Non
 def test_nothing_is_left_open_and_so_locked(home: Path) -> None:
     store_it(home)
     there = [os.path.realpath(fd) for fd in Path("/proc/self/fd").iterdir()]
-    assert not [path for path in there if path.startswith(str(home)) and not Path(path).is_dir()]
+    assert not [path for path in there if path.startswith(str(home)) and Path(path).is_file()]

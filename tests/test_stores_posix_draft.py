@@ -137,9 +137,13 @@ def shared(store: PosixStore, there: bytes, content: bytes, monkeypatch: pytest.
     written: list[int] = []
     write = os.write
 
+    def counted(fd: int, data: memoryview) -> int:
+        written.append(write(fd, data))
+        return written[-1]
+
     def share(fd: int) -> None:
         os.pwrite(fd, there, 0)
-        monkeypatch.setattr(os, "write", lambda fd, data: [written.append(write(fd, data)), written[-1]][1])
+        monkeypatch.setattr(os, "write", counted)
 
     store.write("a", [content[:70_000], content[70_000:]], About(len(content), share=share))
     monkeypatch.undo()
