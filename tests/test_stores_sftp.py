@@ -216,3 +216,21 @@ def test_a_connection_that_died_while_nobody_used_it_is_not_used(tmp_path: Path)
     session._link._process.kill()
     session._link._process.wait()
     assert store.size("a") == 1
+
+
+def test_the_sshd_config_that_is_recommended_serves_a_store_and_no_shell(tmp_path: Path) -> None:
+    lines = (Path(__file__).parent.parent / "configs" / "sshd-store.conf").read_text().splitlines(keepends=True)
+    roots = ("ChrootDirectory", "AuthorizedKeysFile")  # which must be root's, as all above them
+    mine = "".join(line for line in lines if not line.strip().startswith(roots)).replace("User ckptsync", f"User {sshd().user}")
+    with another_sshd(mine) as server:
+        create_store(server.url(tmp_path / "store"), server.options).write("run/a", [b"x"])
+        command = SftpStore(remote(server.url(tmp_path)), server.options)._sessions.place.command
+        shell = subprocess.run(
+            [*command[: command.index("-s")], "127.0.0.1", "id"],
+            capture_output=True,
+            check=False,
+            timeout=20,
+            stdin=subprocess.DEVNULL,
+        )
+    assert b"uid" not in shell.stdout
+    assert (tmp_path / "store/run/a").stat().st_mode & 0o777 == 0o640
