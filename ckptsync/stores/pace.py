@@ -49,7 +49,6 @@ class Paces:
         rate = self._timetable.rate(wall.tm_wday, wall.tm_hour, wall.tm_min)
         passed, self._since = now - self._since, now
         if rate is None:
-            self._saved = 0.0
             return 0.0
         self._saved = min(self._saved + passed * rate, max(BURST * rate, count))
         if self._saved < count - _CLOSE:
