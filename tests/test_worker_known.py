@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 from ckptsync.digest import digest
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.model import Demands
@@ -79,3 +81,17 @@ def test_a_record_that_somebody_touched_is_read_again() -> None:
     known = read_known(store, "run", Known())
     store.write(manifest, [b"{}"])
     assert manifest in read_known(store, "run", known).broken
+
+
+def test_records_are_fetched_many_at_once() -> None:
+    meeting = threading.Barrier(8, timeout=20)
+
+    class Slow(MemoryStore):
+        def read_into(self, name: str, start: int, out: memoryview) -> None:
+            meeting.wait()
+            super().read_into(name, start, out)
+
+    store = Slow()
+    for n in range(16):
+        store.write(f"run/.ckptsync/c-1/report-{n}-0123456789abcdef.json", [b"{}"])
+    assert len(read_known(store, "run", Known()).broken) == 16

@@ -10,14 +10,16 @@ from ckptsync.errors import CkptsyncError, Corrupt, NotFound, Unsupported
 from ckptsync.records import saves
 from ckptsync.records.coding import Record, decode_any, is_made_anew
 from ckptsync.records.manifest import Manifest
-from ckptsync.records.names import OURS, parse_record_name
+from ckptsync.records.names import OURS, RecordName, parse_record_name
 from ckptsync.records.report import Report
 from ckptsync.records.seal import Seal
 from ckptsync.records.state import Records
 from ckptsync.records.tombstone import Tombstone
-from ckptsync.stores.contract import Store, read_all
+from ckptsync.stores.contract import Entry, Store, read_all
+from ckptsync.worker.together import Together
 
 R = TypeVar("R", Manifest, Seal, Report, Tombstone)
+AT_ONCE = 16  # records that are fetched: each costs round trips, and no bandwidth
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +64,33 @@ class Known:
 
 def read_known(store: Store, run: str, before: Known) -> Known:
     """The records of a run as they are now; ``before`` saves fetching those again that nobody has touched.  Raises StoreError."""
-    records: dict[str, Record] = {}
-    broken: dict[str, CkptsyncError] = {}
     entries = tuple(store.names(f"{run}/{OURS}/"))
-    for entry in entries:
-        parsed = parse_record_name(entry.name)
-        if parsed is None or parsed.run != run:
-            continue
-        try:
-            is_read = (before.times.get(entry.name), before.copies.get(entry.name)) == (entry.mtime, entry.size)
-            records[entry.name] = (is_read and before.records.get(entry.name)) or decode_any(parsed, read_all(store, entry.name))
-        except NotFound:
-            continue  # gc was quicker
-        except (Corrupt, Unsupported) as e:
-            broken[entry.name] = e
+    named = [(e, parsed) for e in entries if (parsed := parse_record_name(e.name)) is not None and parsed.run == run]
+    records = {e.name: before.records[e.name] for e, _ in named if _is_read(e, before)}
+    fresh = [(e, parsed) for e, parsed in named if e.name not in records]
+    fetched = Together(AT_ONCE).each(lambda one: _fetched(store, one[1]), fresh)
+    found = {e.name: its for (e, _), its in zip(fresh, fetched, strict=True)}
+    records |= {name: its for name, its in found.items() if its is not None and not isinstance(its, CkptsyncError)}
+    broken = {name: its for name, its in found.items() if isinstance(its, CkptsyncError)}
     grouped: dict[str, dict[str, Record]] = {}
     for name, record in records.items():
         grouped.setdefault(record.place.partition("~")[0], {})[name] = record
     return Known(records, broken, {e.name: e.mtime for e in entries}, {e.name: e.size for e in entries}, grouped)
+
+
+def _is_read(entry: Entry, before: Known) -> bool:
+    is_same = (before.times.get(entry.name), before.copies.get(entry.name)) == (entry.mtime, entry.size)
+    return is_same and entry.name in before.records
+
+
+def _fetched(store: Store, name: RecordName) -> Record | CkptsyncError | None:
+    """``None`` if it is gone: gc was quicker."""
+    try:
+        return decode_any(name, read_all(store, str(name)))
+    except NotFound:
+        return None
+    except (Corrupt, Unsupported) as e:
+        return e
 
 
 def _only(records: Mapping[str, Record], kind: type[R]) -> dict[str, R]:
