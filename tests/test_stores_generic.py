@@ -155,6 +155,20 @@ def test_what_is_not_finished_leaves_nothing_behind(tmp_path: Path, chunks: list
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
 
 
+def test_who_was_first_while_a_file_was_sent_is_seen_before_its_name_is_given(tmp_path: Path) -> None:
+    store, rival = (GenericStore(remote(f"local://{tmp_path}")) for _ in range(2))
+
+    def slow() -> Iterator[bytes]:
+        yield b"mine, "
+        rival.write("run/a", [b"theirs"])
+        yield b"too late"
+
+    with pytest.raises(Exists):
+        store.create("run/a", slow())
+    assert read_all(store, "run/a") == b"theirs"
+    assert [p.name for p in tmp_path.rglob("*") if p.is_file()] == ["a"]
+
+
 def test_a_killed_write_is_not_listed_nor_can_be_named(tmp_path: Path) -> None:
     store = GenericStore(remote(f"local://{tmp_path}"))
     (tmp_path / ".ckptsync/unfinished").mkdir(parents=True)
