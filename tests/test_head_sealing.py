@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from ckptsync.merge.plan import Options
 from ckptsync.records.report import Finding
 from ckptsync.records.state import Snapshot
 from ckptsync.records.tombstone import Tombstone
+from ckptsync.stores.contract import UNKNOWN, About, Chunk
 from ckptsync.stores.memory import MemoryStore
 from tests.filled import DEMO, FIRST, SECOND, contents, flip, put, report_on, send, two_nodes
 from tests.test_head_consolidate import BASE, CONFIG, MODEL, SHARD, VECTORS, seals
@@ -237,3 +239,27 @@ def test_an_adapter_out_of_shards_is_sealed_mended_and_completed_as_one(tmp_path
     complain(store, ADAPTER)
     assert tick(store, found, 0.0).made[0].files == ("adapter_model.safetensors",)
     assert contents(store)[ADAPTER] == before
+
+
+class Told(MemoryStore):
+    """A store that keeps what it was told of each content beforehand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: dict[str, About] = {}
+
+    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        self.told[name] = about
+        super().write(name, chunks, about)
+
+
+def test_an_upload_of_a_model_can_be_continued_by_a_head_that_makes_the_same_and_by_no_other() -> None:
+    def told(options: HeadOptions) -> About:
+        store = Told()
+        two_nodes(store)
+        tick(store, options, 0.0)
+        assert store.told[MODEL].size == store.size(MODEL)
+        return store.told[MODEL]
+
+    assert told(BASE).origin == told(BASE).origin
+    assert told(BASE).origin != told(replace(BASE, merge=Options("bf16"))).origin

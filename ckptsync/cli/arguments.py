@@ -138,7 +138,7 @@ def _merge(commands: Any) -> None:
         "--jobs",
         metavar="N",
         type=int,
-        help="threads that read, cast and digest; 1: none but the program's own (default: a core each, at most 8; 6 from a URL)",
+        help="threads that read, cast and digest; 1: none but the program's own (default: a core each, at most 8; 4 from a URL)",
     )
     command.add_argument(
         "--statistics", action="store_true", help="of each tensor written: extremes, norm, NaNs, infinities, zeros"

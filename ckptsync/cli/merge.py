@@ -29,7 +29,7 @@ from ckptsync.stores.urls import Remote, located
 
 PARTS = 64 << 20  # bytes of parts in flight to a store, beside what is being read and made
 MOST_JOBS = 8  # more than a disk takes in
-FAR_JOBS = 6  # they mostly wait for a store: so many keep a network busy, within 300 MB for all there is
+FAR_JOBS = 4  # they mostly wait for a store: so many keep a network busy, within 300 MB for all there is
 
 
 def run(args: argparse.Namespace) -> int:

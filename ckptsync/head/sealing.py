@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from blake3 import blake3
 
+from ckptsync.digest import digest
 from ckptsync.errors import Corrupt, Exists, Incomplete, NotFound
 from ckptsync.head.checked import CheckedFiles
 from ckptsync.merge import output
@@ -22,7 +23,8 @@ from ckptsync.records.coding import encode, record_name
 from ckptsync.records.names import consolidated_prefix
 from ckptsync.records.seal import Seal, SealedFile
 from ckptsync.records.state import Snapshot
-from ckptsync.stores.contract import Store, read_all
+from ckptsync.stores.contract import UNKNOWN, About, Store, read_all
+from ckptsync.stores.pieces import fetched
 from ckptsync.stores.tree import StoreFiles
 
 PIECE = 4 << 20
@@ -53,7 +55,7 @@ class Made:
 def source_files(store: Store, snapshot: Snapshot) -> CheckedFiles:
     """A checkpoint's own files, each byte checked as it is read."""
     there = snapshot.present()
-    return CheckedFiles(StoreFiles(store, there), {path: snapshot.files[path][0].entry for path in there})
+    return CheckedFiles(fetched(StoreFiles(store, there), store), {path: snapshot.files[path][0].entry for path in there})
 
 
 def consolidate(store: Store, snapshot: Snapshot, options: Options, origins: Sequence[Origin]) -> Made:
@@ -61,7 +63,8 @@ def consolidate(store: Store, snapshot: Snapshot, options: Options, origins: Seq
     files = source_files(store, snapshot)
     job = prepare(files, options, [o.files for o in origins])
     prefix = consolidated_prefix(snapshot.run, snapshot.place)
-    merged = carry_out(job, files, lambda name, chunks: store.write(prefix + name, chunks))
+    abouts = _abouts(snapshot, options, job)
+    merged = carry_out(job, files, lambda name, chunks: store.write(prefix + name, chunks, abouts.get(name, UNKNOWN)))
     seal = Seal(
         run=snapshot.run,
         checkpoint=snapshot.checkpoint,
@@ -80,6 +83,13 @@ def consolidate(store: Store, snapshot: Snapshot, options: Options, origins: Seq
         tensors=merged.tensors,
     )
     return _sealed(store, seal, merged.files, merged.notes)
+
+
+def _abouts(snapshot: Snapshot, options: Options, job: Job) -> dict[str, About]:
+    """What is known of each file of weights: its size, and what it is made of, so that a head that was killed goes on with an upload."""
+    told = [*(k.name for k in snapshot.manifests), repr(options), job.source, str(FORMAT)]
+    origin = digest("\n".join(told).encode())
+    return {plan.name: About(plan.size, f"seal {origin} {plan.name}") for plan in job.plans}
 
 
 def mend(store: Store, snapshot: Snapshot, suspects: Sequence[str], origins: Sequence[Origin]) -> Made | None:

@@ -17,7 +17,7 @@ from ckptsync.model import Extent, Files
 from ckptsync.stores.posix import PosixStore
 from ckptsync.stores.tree import LocalFiles
 
-MEMORY = 48 << 20  # bytes that are kept
+MEMORY = 40 << 20  # bytes that are kept
 LARGE = 3 << 20  # of a read that is a request of its own, into the reader's memory
 NEAR = 128 << 10  # bytes between two ranges that cost less than another request
 BEFORE, AROUND = 64 << 10, 256 << 10  # of a read of which nothing is known: formats look at ends, then a little before them
