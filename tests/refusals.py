@@ -19,7 +19,7 @@ _DROP = 24  # PR_CAPBSET_DROP: prctl(2)
 def refused(
     *arguments: str | Path, code: int, names: Iterable[str | Path], secrets: Iterable[str] = (), within: float = 30.0, **env: str
 ) -> str:
-    """What ``ckptsync`` said: one line that names all of ``names``, and at most a hint; its exit code is ``code``.
+    """What ``ckptsync`` said: one line that names all of ``names``, and at most a hint, after others that it is trying again; its exit code is ``code``.
 
     No secret is in it, nor a traceback, and it ends ``within`` seconds.
     """
@@ -27,15 +27,16 @@ def refused(
     done = run(arguments, env)
     said = f"{done.args} after {time.monotonic() - begun:.1f} s: {done.returncode}\n{done.stdout}\n{done.stderr}"
     errors = [line for line in done.stderr.splitlines() if line.startswith("ckptsync: error: ")]
-    others = [line for line in done.stderr.splitlines() if line not in errors]
+    hints = [line for line in done.stderr.splitlines() if line.startswith("ckptsync: hint: ")]
+    others = [line for line in done.stderr.splitlines() if line not in errors + hints]
     assert done.returncode == code, said
     assert len(errors) == 1, said
-    assert all(line.startswith("ckptsync: hint: ") for line in others), said
-    assert len(others) <= 1, said
+    assert len(hints) <= 1, said
+    assert all("trying again for up to" in line for line in others), said
     assert all(str(name) in errors[0] for name in names), said
     assert not any(secret in done.stdout + done.stderr for secret in secrets), said
     assert time.monotonic() - begun < within, said
-    return "\n".join([*errors, *others])
+    return "\n".join([*errors, *hints])
 
 
 def run(arguments: Iterable[str | Path], env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:

@@ -72,7 +72,7 @@ class Bucket:
 
     def ask(self, ask: Ask, out: memoryview | None = None) -> Answer:
         """What the server says, if it is no error; with ``out``, the body of a ranged read goes there.  Raises as `s3_errors` says."""
-        place, keys, what = self._place, self.access.keys(), self.url(ask.key)
+        place, keys, what = self._place, self.access.keys(), self.url(ask.key or dict(ask.query).get("prefix", "").rstrip("/"))
         try:
             answer = self._wire.exchange(place, self._sending(ask, place, keys), out)
         except (OSError, http.client.HTTPException) as e:

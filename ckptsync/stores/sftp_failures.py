@@ -94,13 +94,13 @@ def _its_words(e: Refused) -> str:
 
 def _changed_key(place: Place) -> ConfigError:
     return ConfigError(
-        f"{place.host}{_port(place)}: its host key is not the one in {place.known_hosts}: another machine answers, or it was installed anew",
+        f"{place.url}: the host's key is not the one in {place.known_hosts}: another machine answers, or it was installed anew",
         hint=f"if it was: ssh-keygen -R '{_as_known(place)}' -f {place.known_hosts}, then {_keyscan(place)}",
     )
 
 
 def _unknown_key(place: Place) -> ConfigError:
-    return ConfigError(f"{place.host}{_port(place)}: its host key is not in {place.known_hosts}", hint=_keyscan(place))
+    return ConfigError(f"{place.url}: the host's key is not in {place.known_hosts}", hint=_keyscan(place))
 
 
 def _keyscan(place: Place) -> str:
@@ -124,10 +124,6 @@ def _keys_hint(place: Place) -> str:
 
 def _who(place: Place) -> str:
     return place.user or "this user"
-
-
-def _port(place: Place) -> str:
-    return f":{place.port}" if place.port else ""
 
 
 def _because(said: str) -> str:

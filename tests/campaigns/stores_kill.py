@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
 import random
 import signal
@@ -18,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -47,9 +48,9 @@ class Campaign:
 
     def trap(self, every: int, first: int = 0) -> None:
         """Kill at one changing system call in ``every``."""
-        with tempfile.NamedTemporaryFile() as log, _process(self._work.prepare(self._there)) as process:
+        with tempfile.NamedTemporaryFile() as log, _process(self._work.prepare(self._there), self._environment()) as process:
             process.communicate(timeout=PATIENCE)  # once without strace, so that all is compiled
-            found = traps(self._work.prepare(self._there), self._work.mark, Path(log.name))
+            found = traps(self._work.prepare(self._there), self._work.mark, Path(log.name), self._environment())
         self.tally["system calls"] = len(found)
         for trap in found[first::every]:
             self._try(str(trap), trap.before(), lambda process: process.wait(PATIENCE))
@@ -68,7 +69,7 @@ class Campaign:
     def _try(self, how: str, before: Sequence[str], end: Callable[[subprocess.Popen[str]], object]) -> None:
         command = self._work.prepare(self._there)
         had = self._there.kept()
-        with _process([*before, *command]) as process:
+        with _process([*before, *command], self._environment()) as process:
             end(process)
             out, err = process.communicate(timeout=PATIENCE)
         lines = out.splitlines()
@@ -97,16 +98,22 @@ class Campaign:
         litter = [f"left behind: {name}, {size} bytes" for name, size in left.items() if size > self._there.litter]
         return [*wrong, *self._work.violations(self._there, names), *litter]
 
+    def _environment(self) -> Mapping[str, str]:
+        """What the command line is told of the place."""
+        options = json.dumps({self._there.kind: dict(self._there.options)}) if self._there.options else "{}"
+        limits = {"CKPTSYNC_LIMITS_THREADS": str(THREADS), "CKPTSYNC_LIMITS_PATIENCE": "20s"}
+        return {**CLEAN, "CKPTSYNC_STORAGE_OPTIONS": options, **limits}
+
     def _allowed(self) -> int:
         each, connection = self._there.extra
         return self._there.part * THREADS + int(each * self._work.size) + 8 * connection
 
 
 @contextlib.contextmanager
-def _process(command: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+def _process(command: Sequence[str], env: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
     pipe = subprocess.PIPE
     with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=CLEAN, start_new_session=True
+        command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True, env=env, start_new_session=True
     ) as process:
         try:
             yield process

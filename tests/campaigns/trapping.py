@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,16 +43,17 @@ def can_trap() -> bool:
     return subprocess.run(["strace", "-f", "-o", "/dev/null", "true"], capture_output=True, check=False).returncode == 0
 
 
-def traps(command: Sequence[str], mark: str, log: Path) -> list[Trap]:
+def traps(command: Sequence[str], mark: str, log: Path, env: Mapping[str, str]) -> list[Trap]:
     """Run the command to its end; a trap for each changing call that a thread does after one has named ``mark``."""
     listened = ["-e", f"trace={','.join(CHANGING + _NAMING)}"]
     words = ["strace", "-f", "-b", "execve", "-qq", "-s", "4096", "-o", str(log), *listened, *command]
-    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, env=env, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    return _after(log.read_text(errors="replace").splitlines(), mark)
+    return after(log.read_text(errors="replace").splitlines(), mark)
 
 
-def _after(lines: Sequence[str], mark: str) -> list[Trap]:
+def after(lines: Sequence[str], mark: str) -> list[Trap]:
+    """The traps that a trace (strace's, with -f) holds behind the mark."""
     seen: Counter[tuple[str, str]] = Counter()
     found: dict[Trap, None] = {}
     touched: set[str] = set()  # descriptors with which something was changed

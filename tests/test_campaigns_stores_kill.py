@@ -1,0 +1,68 @@
+"""The campaign that kills writers, in short: `make kill-stores` is the long one."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.campaigns.stores_kill import KINDS, OLD, SMALL, Campaign
+from tests.campaigns.stores_places import place
+from tests.campaigns.stores_work import Pushing, Work, Writing
+from tests.campaigns.trapping import CHANGING, Trap, after, can_trap
+
+NEEDS_STRACE = pytest.mark.skipif(not can_trap(), reason="strace is not installed, or may not trace")
+
+
+@NEEDS_STRACE
+@pytest.mark.parametrize(("kind", "every"), [("posix", 7), ("s3", 13), ("sftp", 18)])
+def test_a_writer_that_is_killed_at_a_system_call_leaves_only_whole_files(tmp_path: Path, kind: str, every: int) -> None:
+    with place(kind, tmp_path) as there:
+        campaign = Campaign(there, Writing(tmp_path, SMALL, OLD))
+        campaign.trap(every, first=every // 2)
+    assert campaign.wrong == []
+    assert campaign.tally["kills"] >= 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_push_that_is_killed_at_any_moment_is_finished_by_the_next(tmp_path: Path, kind: str) -> None:
+    with place(kind, tmp_path) as there:
+        campaign = Campaign(there, Pushing(tmp_path, 20 << 20, seed=1))
+        campaign.moments(2, random.Random(1))
+    assert campaign.wrong == []
+    assert campaign.tally["kills"] == 2
+
+
+def test_a_campaign_sees_what_is_lost_torn_or_too_much(tmp_path: Path) -> None:
+    work: Work = Writing(tmp_path, SMALL, OLD)
+    with place("posix", tmp_path) as there:
+        work.prepare(there)
+        assert work.violations(there, set()) == []
+        assert work.violations(there, {"run/deep/b"}) == ["run/deep/b: lost, although it was acknowledged, or there before"]
+        root = Path(there.url)
+        (root / "run" / "deep").mkdir()
+        (root / "run" / "deep" / "b").write_bytes(SMALL[1].content()[:-1])
+        assert work.violations(there, set()) == ["run/deep/b: 4999 bytes that nobody wrote, 4999 are listed"]
+        (root / "run" / "deep" / "b").rename(root / "run" / "x")
+        assert work.violations(there, set()) == ["run/x: nobody wrote that"]
+        (root / "run" / "x").unlink()
+        assert work.violations(there, {OLD.name}) == ["run/a: 70000 bytes that nobody wrote, 70000 are listed"]
+        (root / "run" / "a").unlink()
+        assert work.violations(there, set()) == ["run/a: lost, although it was acknowledged, or there before"]
+        assert work.finish(there) == {file.name for file in SMALL}
+
+
+def test_traps_are_the_changing_calls_behind_the_mark_counted_for_each_thread() -> None:
+    trace = """\
+7 write(1, "x"..., 1) = 1
+7 access("/mark", F_OK) = -1 ENOENT
+7 openat(AT_FDCWD, "/a", O_RDONLY) = 3
+7 close(3) = 0
+7 openat(AT_FDCWD, "/b", O_WRONLY|O_CREAT, 0666) = 3
+8 write(4, "y", 1 <unfinished ...>
+7 write(3, "z", 1) = 1
+8 <... write resumed>) = 1
+7 close(3) = 0"""
+    assert after(trace.splitlines(), "/mark") == [Trap("openat", 2), Trap("write", 1), Trap("write", 2), Trap("close", 2)]
+    assert {"write", "fsync", "renameat2", "sendto"} <= set(CHANGING)

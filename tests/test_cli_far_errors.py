@@ -1,0 +1,236 @@
+"""What the public command says where S3 or SFTP refuses: one line that names the store and the path, one that says what helps, no secret."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ckptsync.stores.opening import create_store
+from ckptsync.worker.push import push_now
+from tests.fault_proxy import HttpProxy
+from tests.faults import DOWN, HEADLESS, STALL, Answer, Break, always
+from tests.refusals import refused
+from tests.sshd import sshd
+from tests.test_cli_store_errors import FSDP
+from tests.weed import weed
+
+READING = ("ls", "status", "verify", "inspect")
+HINT = "ckptsync: hint: "
+CHECKPOINT = "demo/checkpoint-4"
+SECRET = "s3cr3t" + secrets.token_hex(16)
+IMPATIENT = {"CKPTSYNC_LIMITS_PATIENCE": "1s", "CKPTSYNC_LIMITS_STALL": "1s"}
+
+
+def given(scheme: str, options: Mapping[str, object]) -> dict[str, str]:
+    return {"CKPTSYNC_STORAGE_OPTIONS": json.dumps({scheme: dict(options)}), **IMPATIENT}
+
+
+def words(command: str, url: str, out: Path) -> list[str]:
+    """Each command, so that it has to ask the store at ``url``."""
+    if command == "push":
+        return ["push", str(FSDP / "node0"), url, "--run", "demo", "--node", "n0"]
+    return ["merge", f"{url}/{CHECKPOINT}", str(out)] if command == "merge" else [command, url]
+
+
+@pytest.fixture(scope="module")
+def bucket() -> str:
+    """With a store of half a checkpoint at ``/store``."""
+    bucket = weed().bucket()
+    push_now(FSDP / "node0", create_store(f"s3://{bucket}/store", weed().options()), "n0", "demo")
+    return bucket
+
+
+@pytest.mark.parametrize("command", [*READING, "merge", "push"])
+def test_a_bucket_that_is_not_there(command: str, tmp_path: Path) -> None:
+    absent = f"absent-{secrets.token_hex(4)}"
+    said = refused(
+        *words(command, f"s3://{absent}/store", tmp_path / "out"),
+        code=2,
+        names=[f"s3://{absent}/store", "NoSuchBucket"],
+        secrets=[weed().options()["secret"]],
+        **given("s3", weed().options()),
+    )
+    assert f"{HINT}make the bucket, or correct its name" in said
+
+
+@pytest.mark.parametrize("command", [*READING, "merge"])
+def test_an_identity_that_may_not_read(bucket: str, command: str, tmp_path: Path) -> None:
+    blind = weed().identity({"Action": ["s3:PutObject"], "Resource": [f"arn:aws:s3:::{bucket}/*"]})
+    said = refused(
+        *words(command, f"s3://{bucket}/store", tmp_path / "out"),
+        code=4,
+        names=[f"s3://{bucket}/store", "permission denied"],
+        secrets=[blind["secret"]],
+        **given("s3", blind),
+    )
+    assert f"{HINT}the credentials need s3:" in said
+
+
+def test_an_identity_that_may_not_write(bucket: str, tmp_path: Path) -> None:
+    reader = weed().identity(
+        {"Action": ["s3:GetObject", "s3:ListBucket"], "Resource": [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]}
+    )
+    for url in (f"s3://{bucket}/store", f"s3://{bucket}/another"):
+        said = refused(*words("push", url, tmp_path), code=4, names=[url, "permission denied"], **given("s3", reader))
+        assert f"{HINT}the credentials need s3:PutObject here" in said
+
+
+@pytest.mark.parametrize("command", ["ls", "push"])
+@pytest.mark.parametrize(("option", "hint"), [("key", "correct the key"), ("secret", "correct the secret")])
+def test_wrong_credentials(bucket: str, tmp_path: Path, command: str, option: str, hint: str) -> None:
+    options = {**weed().options(), option: SECRET}
+    said = refused(
+        *words(command, f"s3://{bucket}/store", tmp_path),
+        code=2,
+        names=[f"s3://{bucket}/store"],
+        secrets=[SECRET],
+        **given("s3", options),
+    )
+    assert HINT + hint in said
+
+
+def test_no_credentials_at_all(bucket: str, tmp_path: Path) -> None:
+    options = {"endpoint_url": weed().endpoint, "client_kwargs": {"region_name": "us-east-1"}}
+    nowhere = {"HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": "/dev/null"}
+    said = refused("ls", f"s3://{bucket}/store", code=2, names=[bucket], **given("s3", options), **nowhere)
+    assert HINT in said
+
+
+@pytest.mark.parametrize("command", ["ls", "push", "verify"])
+def test_a_server_that_is_down(bucket: str, tmp_path: Path, command: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    said = refused(
+        *words(command, f"s3://{bucket}/store", tmp_path),
+        code=4,
+        names=[f"s3://{bucket}/store", f"127.0.0.1:{port} refuses connections"],
+        within=15,
+        **given("s3", weed().options(endpoint=f"http://127.0.0.1:{port}")),
+    )
+    assert f"{HINT}is the server running, and endpoint_url right?" in said
+
+
+def test_a_server_that_speaks_no_tls(bucket: str) -> None:
+    options = weed().options(endpoint=weed().endpoint.replace("http:", "https:"))
+    said = refused("ls", f"s3://{bucket}/store", code=2, names=[f"s3://{bucket}/store", "TLS"], **given("s3", options))
+    assert f"{HINT}correct endpoint_url" in said
+
+
+@pytest.mark.parametrize("fault", [Break(DOWN, STALL, HEADLESS), Answer(503, "SlowDown"), Answer(500, "InternalError")])
+@pytest.mark.parametrize("command", ["ls", "push"])
+def test_a_server_that_is_not_well_is_not_asked_for_ever(bucket: str, tmp_path: Path, command: str, fault: Break | Answer) -> None:
+    with closing(HttpProxy(("127.0.0.1", weed().port), always("", fault))) as proxy:
+        options = weed().options(endpoint=f"http://127.0.0.1:{proxy.port}")
+        said = refused(
+            *words(command, f"s3://{bucket}/store", tmp_path),
+            code=4,
+            names=[f"s3://{bucket}/store"],
+            within=15,
+            **given("s3", options),
+        )
+    assert "given up after" in said
+    assert 1 < proxy.requests.total() < 30
+
+
+@pytest.fixture
+def strange_tls(tmp_path: Path) -> Iterator[str]:
+    """A server whose certificate nobody has signed but itself."""
+    if not shutil.which("openssl"):
+        pytest.skip("openssl is not installed")
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-subj", "/CN=localhost"]
+    subprocess.run([*made, "-addext", "subjectAltName=DNS:localhost"], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    with socket.create_server(("localhost", 0)) as server:
+        threading.Thread(target=_greets, args=(server, context), daemon=True).start()
+        yield f"https://localhost:{server.getsockname()[1]}"
+        server.shutdown(socket.SHUT_RDWR)
+
+
+def _greets(server: socket.socket, context: ssl.SSLContext) -> None:
+    while True:
+        try:
+            one, _ = server.accept()
+        except OSError:
+            return  # closed
+        try:
+            context.wrap_socket(one, server_side=True).close()
+        except OSError:
+            one.close()
+
+
+def test_a_certificate_that_nobody_vouches_for(bucket: str, strange_tls: str) -> None:
+    said = refused(
+        "ls", f"s3://{bucket}/store", code=2, names=[bucket, "not trusted"], **given("s3", weed().options(endpoint=strange_tls))
+    )
+    assert "AWS_CA_BUNDLE" in said
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A store of half a checkpoint, that a server may show."""
+    push_now(FSDP / "node0", create_store(str(tmp_path / "store")), "n0", "demo")
+    return tmp_path / "store"
+
+
+@pytest.mark.parametrize("command", [*READING, "merge", "push"])
+def test_a_host_whose_key_is_not_known(root: Path, tmp_path: Path, command: str) -> None:
+    (tmp_path / "known").write_text("")
+    options = {**sshd().options, "known_hosts": str(tmp_path / "known")}
+    url = sshd().url(root)
+    said = refused(*words(command, url, tmp_path / "out"), code=2, names=[url, "key"], **given("sftp", options))
+    assert "ssh-keyscan" in said
+    assert (tmp_path / "known").read_text() == "", "learnt without being told"
+
+
+def test_a_host_whose_key_has_changed(root: Path, tmp_path: Path) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True)
+    other = (tmp_path / "other.pub").read_text().split()[:2]
+    (tmp_path / "known").write_text(f"[127.0.0.1]:{sshd().port} {' '.join(other)}\n")
+    options = {**sshd().options, "known_hosts": str(tmp_path / "known")}
+    said = refused("ls", sshd().url(root), code=2, names=[sshd().url(root), "key"], **given("sftp", options))
+    assert HINT in said
+
+
+def test_a_user_whom_the_server_lets_not_in(root: Path, tmp_path: Path) -> None:
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True)
+    options = {**sshd().options, "key_filename": str(tmp_path / "other")}
+    said = refused("push", FSDP / "node0", sshd().url(root), code=2, names=[sshd().url(root)], **given("sftp", options))
+    assert HINT in said
+
+
+@pytest.mark.parametrize("command", ["ls", "push"])
+def test_an_ssh_server_that_is_down(root: Path, tmp_path: Path, command: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    url = sshd().url(root).replace(f":{sshd().port}/", f":{port}/")
+    said = refused(*words(command, url, tmp_path), code=4, names=[url, "refused"], within=15, **given("sftp", sshd().options))
+    assert HINT in said
+
+
+@pytest.mark.parametrize("command", [*READING, "merge"])
+def test_a_directory_that_is_not_on_the_server(tmp_path: Path, command: str) -> None:
+    url = sshd().url(tmp_path / "absent")
+    said = refused(*words(command, url, tmp_path / "out"), code=2, names=[url], **given("sftp", sshd().options))
+    assert HINT in said
+
+
+def test_a_port_with_something_else_behind_it(root: Path) -> None:
+    url = sshd().url(root).replace(f":{sshd().port}/", f":{weed().port}/")
+    assert HINT in refused("ls", url, code=4, names=[url], within=15, **given("sftp", sshd().options))
+
+
+def test_a_password_in_a_url_is_refused_and_not_repeated(root: Path) -> None:
+    url = sshd().url(root).replace("@", f":{SECRET}@")
+    refused("ls", url, code=2, names=["password"], secrets=[SECRET], **given("sftp", sshd().options))
