@@ -13,7 +13,7 @@ from ckptsync.fleet import heartbeat
 from ckptsync.fleet.heartbeat import Heartbeat
 from ckptsync.stores.contract import Store
 
-MOST = 1000  # entries of the queue that a heartbeat tells; other nodes ask it who is sending what
+MOST = 1000  # entries of the queue that a heartbeat tells
 
 log = logging.getLogger(__name__)
 
