@@ -82,7 +82,9 @@ class Access:
         self.place = self._placed(self._client)
         config = self._client.meta.config
         self.connect_timeout = float(config.connect_timeout)
-        self.knows_checksums: bool = config.request_checksum_calculation != "when_required"
+        self.knows_checksums: bool = (
+            getattr(config, "request_checksum_calculation", "") != "when_required"
+        )  # botocore before 1.36 has none
         signs = (config.s3 or {}).get("payload_signing_enabled")
         self.signs_payload = (
             bool(signs) if signs is not None else not self.place.is_tls
