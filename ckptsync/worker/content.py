@@ -58,11 +58,12 @@ class Source:
         source = self._held.open()
         try:
             fcntl.ioctl(fd, _FICLONE, source)
+            # not a copy of the descriptor: the store reads behind us to compare, and reading ahead is told apart by open files
+            self._clone = os.open(f"/proc/self/fd/{fd}", os.O_RDONLY)
         except OSError:
             return  # another file system than the store's, or one whose files share nothing: it is read and written
         finally:
             os.close(source)
-        self._clone = os.dup(fd)
 
     def _digested(self, stream: Iterable[memoryview]) -> Iterator[memoryview]:
         digester = Digester(self._held.stat.size)
