@@ -17,14 +17,19 @@ _DROP = 24  # PR_CAPBSET_DROP: prctl(2)
 
 
 def refused(
-    *arguments: str | Path, code: int, names: Iterable[str | Path], secrets: Iterable[str] = (), within: float = 30.0, **env: str
+    *arguments: str | Path,
+    code: int,
+    names: Iterable[str | Path],
+    secrets: Iterable[str] = (),
+    within: float = 30.0,
+    env: Mapping[str, str] | None = None,
 ) -> str:
     """What ``ckptsync`` said: one line that names all of ``names``, and at most a hint, after others that it is trying again; its exit code is ``code``.
 
     No secret is in it, nor a traceback, and it ends ``within`` seconds.
     """
     begun = time.monotonic()
-    done = run(arguments, env)
+    done = run(arguments, env or {})
     said = f"{done.args} after {time.monotonic() - begun:.1f} s: {done.returncode}\n{done.stdout}\n{done.stderr}"
     errors = [line for line in done.stderr.splitlines() if line.startswith("ckptsync: error: ")]
     hints = [line for line in done.stderr.splitlines() if line.startswith("ckptsync: hint: ")]

@@ -58,7 +58,7 @@ def test_a_bucket_that_is_not_there(command: str, tmp_path: Path) -> None:
         code=2,
         names=[f"s3://{absent}/store", "NoSuchBucket"],
         secrets=[weed().options()["secret"]],
-        **given("s3", weed().options()),
+        env=given("s3", weed().options()),
     )
     assert f"{HINT}make the bucket, or correct its name" in said
 
@@ -71,7 +71,7 @@ def test_an_identity_that_may_not_read(bucket: str, command: str, tmp_path: Path
         code=4,
         names=[f"s3://{bucket}/store", "permission denied"],
         secrets=[blind["secret"]],
-        **given("s3", blind),
+        env=given("s3", blind),
     )
     assert f"{HINT}the credentials need s3:" in said
 
@@ -81,7 +81,7 @@ def test_an_identity_that_may_not_write(bucket: str, tmp_path: Path) -> None:
         {"Action": ["s3:GetObject", "s3:ListBucket"], "Resource": [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]}
     )
     for url in (f"s3://{bucket}/store", f"s3://{bucket}/another"):
-        said = refused(*words("push", url, tmp_path), code=4, names=[url, "permission denied"], **given("s3", reader))
+        said = refused(*words("push", url, tmp_path), code=4, names=[url, "permission denied"], env=given("s3", reader))
         assert f"{HINT}the credentials need s3:PutObject here" in said
 
 
@@ -94,7 +94,7 @@ def test_wrong_credentials(bucket: str, tmp_path: Path, command: str, option: st
         code=2,
         names=[f"s3://{bucket}/store"],
         secrets=[SECRET],
-        **given("s3", options),
+        env=given("s3", options),
     )
     assert HINT + hint in said
 
@@ -102,7 +102,7 @@ def test_wrong_credentials(bucket: str, tmp_path: Path, command: str, option: st
 def test_no_credentials_at_all(bucket: str, tmp_path: Path) -> None:
     options = {"endpoint_url": weed().endpoint, "client_kwargs": {"region_name": "us-east-1"}}
     nowhere = {"HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true", "AWS_CONFIG_FILE": "/dev/null"}
-    said = refused("ls", f"s3://{bucket}/store", code=2, names=[bucket], **given("s3", options), **nowhere)
+    said = refused("ls", f"s3://{bucket}/store", code=2, names=[bucket], env={**given("s3", options), **nowhere})
     assert HINT in said
 
 
@@ -115,14 +115,14 @@ def test_a_server_that_is_down(bucket: str, tmp_path: Path, command: str) -> Non
         code=4,
         names=[f"s3://{bucket}/store", f"127.0.0.1:{port} refuses connections"],
         within=15,
-        **given("s3", weed().options(endpoint=f"http://127.0.0.1:{port}")),
+        env=given("s3", weed().options(endpoint=f"http://127.0.0.1:{port}")),
     )
     assert f"{HINT}is the server running, and endpoint_url right?" in said
 
 
 def test_a_server_that_speaks_no_tls(bucket: str) -> None:
     options = weed().options(endpoint=weed().endpoint.replace("http:", "https:"))
-    said = refused("ls", f"s3://{bucket}/store", code=2, names=[f"s3://{bucket}/store", "TLS"], **given("s3", options))
+    said = refused("ls", f"s3://{bucket}/store", code=2, names=[f"s3://{bucket}/store", "TLS"], env=given("s3", options))
     assert f"{HINT}correct endpoint_url" in said
 
 
@@ -136,7 +136,7 @@ def test_a_server_that_is_not_well_is_not_asked_for_ever(bucket: str, tmp_path: 
             code=4,
             names=[f"s3://{bucket}/store"],
             within=15,
-            **given("s3", options),
+            env=given("s3", options),
         )
     assert "given up after" in said
     assert 1 < proxy.requests.total() < 30
@@ -148,7 +148,20 @@ def strange_tls(tmp_path: Path) -> Iterator[str]:
     if not shutil.which("openssl"):
         pytest.skip("openssl is not installed")
     key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
-    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-out", cert, "-subj", "/CN=localhost"]
+    made: list[str | Path] = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-keyout",
+        key,
+        "-out",
+        cert,
+        "-subj",
+        "/CN=localhost",
+    ]
     subprocess.run([*made, "-addext", "subjectAltName=DNS:localhost"], check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(cert, key)
@@ -172,7 +185,7 @@ def _greets(server: socket.socket, context: ssl.SSLContext) -> None:
 
 def test_a_certificate_that_nobody_vouches_for(bucket: str, strange_tls: str) -> None:
     said = refused(
-        "ls", f"s3://{bucket}/store", code=2, names=[bucket, "not trusted"], **given("s3", weed().options(endpoint=strange_tls))
+        "ls", f"s3://{bucket}/store", code=2, names=[bucket, "not trusted"], env=given("s3", weed().options(endpoint=strange_tls))
     )
     assert "AWS_CA_BUNDLE" in said
 
@@ -189,7 +202,7 @@ def test_a_host_whose_key_is_not_known(root: Path, tmp_path: Path, command: str)
     (tmp_path / "known").write_text("")
     options = {**sshd().options, "known_hosts": str(tmp_path / "known")}
     url = sshd().url(root)
-    said = refused(*words(command, url, tmp_path / "out"), code=2, names=[url, "key"], **given("sftp", options))
+    said = refused(*words(command, url, tmp_path / "out"), code=2, names=[url, "key"], env=given("sftp", options))
     assert "ssh-keyscan" in said
     assert (tmp_path / "known").read_text() == "", "learnt without being told"
 
@@ -199,14 +212,14 @@ def test_a_host_whose_key_has_changed(root: Path, tmp_path: Path) -> None:
     other = (tmp_path / "other.pub").read_text().split()[:2]
     (tmp_path / "known").write_text(f"[127.0.0.1]:{sshd().port} {' '.join(other)}\n")
     options = {**sshd().options, "known_hosts": str(tmp_path / "known")}
-    said = refused("ls", sshd().url(root), code=2, names=[sshd().url(root), "key"], **given("sftp", options))
+    said = refused("ls", sshd().url(root), code=2, names=[sshd().url(root), "key"], env=given("sftp", options))
     assert HINT in said
 
 
 def test_a_user_whom_the_server_lets_not_in(root: Path, tmp_path: Path) -> None:
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "other"], check=True)
     options = {**sshd().options, "key_filename": str(tmp_path / "other")}
-    said = refused("push", FSDP / "node0", sshd().url(root), code=2, names=[sshd().url(root)], **given("sftp", options))
+    said = refused("push", FSDP / "node0", sshd().url(root), code=2, names=[sshd().url(root)], env=given("sftp", options))
     assert HINT in said
 
 
@@ -215,22 +228,22 @@ def test_an_ssh_server_that_is_down(root: Path, tmp_path: Path, command: str) ->
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     url = sshd().url(root).replace(f":{sshd().port}/", f":{port}/")
-    said = refused(*words(command, url, tmp_path), code=4, names=[url, "refused"], within=15, **given("sftp", sshd().options))
+    said = refused(*words(command, url, tmp_path), code=4, names=[url, "refused"], within=15, env=given("sftp", sshd().options))
     assert HINT in said
 
 
 @pytest.mark.parametrize("command", [*READING, "merge"])
 def test_a_directory_that_is_not_on_the_server(tmp_path: Path, command: str) -> None:
     url = sshd().url(tmp_path / "absent")
-    said = refused(*words(command, url, tmp_path / "out"), code=2, names=[url], **given("sftp", sshd().options))
+    said = refused(*words(command, url, tmp_path / "out"), code=2, names=[url], env=given("sftp", sshd().options))
     assert HINT in said
 
 
 def test_a_port_with_something_else_behind_it(root: Path) -> None:
     url = sshd().url(root).replace(f":{sshd().port}/", f":{weed().port}/")
-    assert HINT in refused("ls", url, code=4, names=[url], within=15, **given("sftp", sshd().options))
+    assert HINT in refused("ls", url, code=4, names=[url], within=15, env=given("sftp", sshd().options))
 
 
 def test_a_password_in_a_url_is_refused_and_not_repeated(root: Path) -> None:
     url = sshd().url(root).replace("@", f":{SECRET}@")
-    refused("ls", url, code=2, names=["password"], secrets=[SECRET], **given("sftp", sshd().options))
+    refused("ls", url, code=2, names=["password"], secrets=[SECRET], env=given("sftp", sshd().options))
