@@ -5,7 +5,7 @@ replaces (rename replaces), unsynced (no fsync of directories), limits=N (READ a
 In trouble: full (no WRITE succeeds, and statvfs says why), denied (no file is opened to be written), unreadable (no
 directory but the first is listed), lose=KIND=MARKER (the first request of that kind is done, but not answered, and the
 connection ends; the file MARKER tells that it was).
-log=FILE tells what changes something, or makes it durable.  Lying: huge, more, empty, strange, names, modeless, endless, bottomless, chatty, silent, old.
+log=FILE tells what changes something, or makes it durable.  Lying: huge, vast, more, empty, strange, names, modeless, endless, bottomless, chatty, silent, old.
 """
 
 # ruff: noqa: PTH104, PTH112, PTH116, PTH118, PTH115, PTH119, PTH123, PTH208  paths are bytes here
@@ -244,6 +244,8 @@ def main() -> None:
         for number, asked, (kind, body) in reversed(answers):
             if is_lost(asked):
                 return
+            if "vast" in FAULTS:
+                send(struct.pack(">I", 1 << 30))
             send(text(bytes([kind]) + struct.pack(">I", number + ("strange" in FAULTS)) + body))
 
 

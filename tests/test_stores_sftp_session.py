@@ -70,7 +70,7 @@ def test_every_piece_is_paced_and_small(tmp_path: Path) -> None:
     session.close()
 
 
-@pytest.mark.parametrize("fault", ["huge", "more", "empty", "strange", "modeless"])
+@pytest.mark.parametrize("fault", ["huge", "vast", "more", "empty", "strange", "modeless"])
 def test_a_lying_server_is_believed_nothing_and_asked_no_more(tmp_path: Path, fault: str) -> None:
     (tmp_path / "a").write_bytes(b"x" * 100_000)
     sessions, out = Sessions(place_of(tmp_path, fault), AT_ONCE), memoryview(bytearray(50_000))
