@@ -10,7 +10,7 @@ from email.message import Message
 import pytest
 
 from ckptsync.errors import CkptsyncError, ConfigError, Exists, NotFound, StoreError, Transient
-from ckptsync.stores.s3_errors import Gone, Mismatch, NoSuchRange, Unable, lost, sorted_error
+from ckptsync.stores.s3_errors import Denied, Gone, Mismatch, NoSuchRange, Unable, lost, sorted_error
 from ckptsync.stores.s3_xml import Fault
 
 WHAT = "s3://bucket/key"
@@ -36,8 +36,8 @@ def headers(**given: str) -> Message:
         (409, "OperationAborted", Transient),
         (400, "InvalidPart", Mismatch),
         (416, "InvalidRange", NoSuchRange),
-        (403, "AccessDenied", StoreError),
-        (403, "", StoreError),
+        (403, "AccessDenied", Denied),
+        (403, "", Denied),
         (403, "InvalidAccessKeyId", ConfigError),
         (403, "SignatureDoesNotMatch", ConfigError),
         (400, "ExpiredToken", StoreError),

@@ -19,7 +19,7 @@ from ckptsync.stores.parts import MOST, PART, Parts, part_size
 from ckptsync.stores.retry import Persistence
 from ckptsync.stores.s3_access import Access
 from ckptsync.stores.s3_bucket import Ask, Bucket
-from ckptsync.stores.s3_errors import NoSuchRange
+from ckptsync.stores.s3_errors import Denied, NoSuchRange
 from ckptsync.stores.s3_orphans import sweep
 from ckptsync.stores.s3_put import Sender
 from ckptsync.stores.s3_targets import Conditions, Creating, Goal, Writing
@@ -60,6 +60,8 @@ class S3Store:
         """As the contract says."""
         try:
             answer = self._sender.head(self._key(name))
+        except Denied as e:
+            raise self._absent(name) or e from e
         except NotFound as e:
             raise NotFound(f"{name}: not in {self.url}") from e
         return int(answer.headers.get("Content-Length") or 0)
@@ -139,6 +141,8 @@ class S3Store:
         ask = Ask("GetObject", self._key(name), headers={"Range": f"bytes={start}-{start + len(out) - 1}"})
         try:
             answer = self._bucket.ask(ask, out)
+        except Denied as e:
+            raise self._absent(name) or e from e
         except NotFound as e:
             raise NotFound(f"{name}: not in {self.url}") from e
         except NoSuchRange as e:
@@ -152,6 +156,17 @@ class S3Store:
         if whole is not None and whole < start + len(out):
             raise self._too_short(name, whole, start, out)
         return answer.count
+
+    def _absent(self, name: str) -> NotFound | None:
+        """The error, if a listing has no such name; what may not be read is another matter.
+
+        S3 says 404 only to who may list the whole bucket, 403 to others (docs.aws.amazon.com/AmazonS3/latest/API/API_HeadObject.html, "Permissions").
+        """
+        try:
+            first = next(self._listed(self._key(name)), None)  # in order: a name comes before those that begin with it
+        except Denied:
+            return None
+        return None if first and first.name == name else NotFound(f"{name}: not in {self.url}")
 
     def _too_short(self, name: str, size: int, start: int, out: memoryview) -> Corrupt:
         return Corrupt(f"{name}: ends at byte {size}, {len(out)} bytes from {start} wanted")

@@ -74,6 +74,10 @@ class NoSuchRange(StoreError):
     """A file ends before the range that was asked for."""
 
 
+class Denied(StoreError):
+    """These credentials may not."""
+
+
 class Unable(StoreError):
     """The server does not know what it was asked for."""
 
@@ -102,7 +106,7 @@ def sorted_error(what: str, operation: str, status: int, fault: Fault, headers: 
         return Transient(text, hint="the server is not well, busy, or its disk is full: its log says", after=_after(headers))
     if status == 403:
         action = ACTIONS.get(operation, operation)
-        return StoreError(
+        return Denied(
             f"{what}: permission denied: {_said(status, code, fault.message)}", hint=f"the credentials need {action} here"
         )
     return StoreError(text, hint="is this an S3 server, and the endpoint right?" if not fault.code else "")
