@@ -179,6 +179,12 @@ def test_a_killed_write_is_not_listed_nor_can_be_named(tmp_path: Path) -> None:
             call(".ckptsync/unfinished/00.part")
 
 
+def test_listings_are_not_remembered(url: str) -> None:
+    cache = GenericStore(remote(url))._shared.dircache
+    cache["/run"] = [{"name": "/run/deleted since", "size": 1, "type": "file"}]
+    assert "/run" not in cache
+
+
 def test_links_are_no_names(tmp_path: Path) -> None:
     store = GenericStore(remote(f"local://{tmp_path}/s"))
     store.write("a", [b"x"])
