@@ -192,9 +192,12 @@ def at_random(root: str, seed: str) -> None:
     def step(depth: int) -> None:
         one, name, size = writers[depth % 2], dice.choice(names), dice.choice([0, 10, 9000])
         between = partial(step, depth + 1) if depth < 1 and dice.random() < 0.4 else lambda: None
-        kind = dice.randrange(4)
+        kind = dice.randrange(5)
         if kind == 0:
             one.delete(name)
+        elif kind == 4:
+            one.killed(name, size, "us")
+            one.write(name, size, origin="us", between=between)
         elif kind == 1:
             one.create(name, size, between=between)
         else:
