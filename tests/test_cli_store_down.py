@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-
 from ckptsync.stores.opening import bare
 from tests.campaigns.cluster import Service
 from tests.test_cli_store_errors import FSDP
