@@ -25,6 +25,8 @@ from ckptsync.verify.tick import tick as verify
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.push import push_now
 from ckptsync.worker.tick import Worker
+from tests.fault_proxy import HttpProxy
+from tests.faults import UP, Answer, Request
 from tests.policies import CONFIGS, Asked, Recorder, Statement, actions, is_allowed, policy, refused, without
 from tests.weed import weed
 
@@ -56,13 +58,13 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
     with closing(Recorder(address)) as by_worker, closing(Recorder(address)) as by_head:
         worker = store_of(bucket, "policy-worker", by_worker, create_store)
         out = tmp_path_factory.mktemp("fsdp2")
-        work(worker, out)
+        work(worker, out, by_worker)
         head = store_of(bucket, "policy-head", by_head, open_store)
-        reports = [lead(head, 0.0)]
+        reports = [lead(head, 0.0, by_head)]
         flip(bucket, f"store/{SHARD}")
-        reports.append(lead(head, WEEK))
+        reports.append(lead(head, WEEK, by_head))
         repair(worker, out)
-        reports.append(lead(head, 2 * WEEK))
+        reports.append(lead(head, 2 * WEEK, by_head))
         return Story(bucket, by_worker.asked, by_head.asked, reports)
 
 
@@ -71,7 +73,7 @@ def store_of(bucket: str, name: str, recorder: Recorder, opened: Callable[..., S
     return opened(f"s3://{bucket}/store", {**options, "endpoint_url": f"http://127.0.0.1:{recorder.port}"})
 
 
-def work(store: Store, out: Path) -> None:
+def work(store: Store, out: Path, recorder: Recorder) -> None:
     """What a worker does in its life: beat, send, be killed in a large file and go on with it, give one up whose source changed."""
     heartbeat.write(store, Heartbeat("n0", "i", "m", 1, "b", 0.0, ("worker",), "0"))
     assert heartbeat.read(store, "n0", ("worker",))
@@ -79,35 +81,38 @@ def work(store: Store, out: Path) -> None:
     worker = worker_on(store, out)
     assert not [f for now in (0.0, 10.0, 60.0, 600.0) for f in worker.tick(now).failures]
     push_now(DATA / "node1", store, "node1", "fsdp2")
-    large(store, "fsdp2/checkpoint-9/large")
+    large(store, "fsdp2/checkpoint-9/large", recorder)
 
 
 def worker_on(store: Store, out: Path) -> Worker:
     return Worker(WorkerOptions("n0", (RunDir("fsdp2", out),)), store)
 
 
-def large(store: Store, name: str) -> None:
+def large(store: Store, name: str, recorder: Recorder) -> None:
     with pytest.raises(Gone):
-        store.write(name, dying(17, Gone), About(20 << 20, "n0:large"))
+        store.write(name, dying(17, Gone, recorder), About(20 << 20, "n0:large"))
     with pytest.raises(NotFound):
         store.size(name)
     store.write(name, [PIECE] * 20, About(20 << 20, "n0:large"))
     with pytest.raises(ValueError, match="changed"):
-        store.write(f"{name}2", dying(17, lambda: ValueError("changed")), About(20 << 20, "n0:large2"))
+        store.write(f"{name}2", dying(17, lambda: ValueError("changed"), recorder), About(20 << 20, "n0:large2"))
 
 
-def dying(count: int, error: Callable[[], BaseException]) -> Iterator[memoryview]:
+def dying(count: int, error: Callable[[], BaseException], recorder: Recorder) -> Iterator[memoryview]:
+    """Not before the server has the first part."""
+    sent = recorder.bytes[UP]
     for _ in range(count):
         yield PIECE
+    assert recorder.passed(sent + (16 << 20), 30)
     raise error()
 
 
-def lead(store: Store, later: float) -> str:
+def lead(store: Store, later: float, recorder: Recorder) -> str:
     """What a head does with it; the verdict."""
     heartbeat.write(store, Heartbeat("head", "i", "m", 1, "b", 0.0, ("head",), "0"))
     assert not consolidate(store, HeadOptions(), later).failed
     if not later:
-        large(store, "fsdp2/consolidated/checkpoint-9/large")
+        large(store, "fsdp2/consolidated/checkpoint-9/large", recorder)
     result = verify(store, Schedule(), time.time() + later)
     assert result.report
     return result.report.verdict
@@ -223,3 +228,19 @@ def test_every_file_has_a_place_in_the_documents() -> None:
     for path in CONFIGS.glob("s3-*.json"):
         json.loads(path.read_text())
         assert path.name in told
+
+
+def test_what_is_not_there_is_told_from_what_may_not_be_read(story: Story) -> None:
+    """S3 says 403 of a missing key to who may list a prefix only; SeaweedFS says 404, so the proxy has to."""
+
+    def forbid(request: Request) -> Answer | None:
+        return Answer(403, "AccessDenied") if request.kind in ("HeadObject", "GetObject") else None
+
+    options = weed().identity(*policy("policy-worker", story.bucket, "store"))
+    with closing(HttpProxy(("127.0.0.1", weed().port), forbid)) as proxy:
+        store = bare(f"s3://{story.bucket}/store", {**options, "endpoint_url": f"http://127.0.0.1:{proxy.port}"})
+        for name, error in ((SHARD[:-1], "not in"), (SHARD, "denied")):
+            with pytest.raises(NotFound if error == "not in" else StoreError, match=error):
+                store.size(name)
+            with pytest.raises(NotFound if error == "not in" else StoreError, match=error):
+                store.read_into(name, 0, memoryview(bytearray(1)))
