@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
-from ckptsync.stores.contract import Store
+from ckptsync.errors import Corrupt, StoreError
+from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.s3 import S3Store
 from ckptsync.stores.urls import Remote
+from tests.s3_script import Say, scripted
 from tests.store_contract import StoreContract
 from tests.weed import weed
 
@@ -28,3 +33,43 @@ def again(place: Remote) -> Store:
 
 class TestS3(StoreContract):
     pass
+
+
+def test_a_file_that_became_shorter_is_corrupt_whatever_of_it_comes(store: Store) -> None:
+    store.write("a", [b"0123456789"])
+    out = bytearray(11)
+    with pytest.raises(Corrupt, match="a: ends at byte 10, 11 bytes from 0 wanted"):
+        store.read_into("a", 0, memoryview(out))
+
+
+def test_a_listing_of_many_pages_is_whole(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = sorted(f"{a}/{b}{c}" for a in "ab" for b in ("", "x/") for c in range(5))
+    for name in wanted:
+        store.write(name, [b"x"])
+    monkeypatch.setattr("ckptsync.stores.s3.PAGE", 3)
+    assert [e.name for e in store.names("")] == wanted
+    assert [e.name for e in store.names("a/")] == [n for n in wanted if n.startswith("a/")]
+
+
+def test_keys_that_no_file_could_have_and_those_of_others_are_no_names() -> None:
+    keys = ["pre/dir/", "pre/a/../../b", "pre/ba\\ck", "pre//x", "elsewhere/y", "pre", "pre/good"]
+    page = "".join(f"<Contents><Key>{key}</Key><Size>1</Size></Contents>" for key in keys)
+    with scripted(Say(200, f"<R>{page}</R>".encode())) as script:
+        assert [e.name for e in script.store().names("")] == ["good"]
+
+
+def test_many_threads_and_a_child_process_share_a_store(store: Store, again: Store) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda n: store.create(f"t/{n}", [b"%d" % n]), range(40)))
+    pid = os.fork()
+    if not pid:
+        store.create("child", [b"c" * 100])
+        os._exit(0 if read_all(store, "t/7") == b"7" else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert len(list(again.names(""))) == 41
+    assert read_all(store, "child") == b"c" * 100
+
+
+def test_a_key_that_is_too_long_for_s3_is_refused_by_name(store: Store) -> None:
+    with pytest.raises(StoreError, match="at most 1024"):
+        store.write("/".join(["n" * 200] * 6), [b"x"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
 
 from ckptsync.errors import Exists
@@ -23,10 +21,11 @@ def put(asked: Asked) -> Say:
 
 def test_a_server_that_refuses_the_second_time_is_not_yet_exclusive() -> None:
     store = S3Store(Remote("s3", weed().bucket()), weed().options())
-    for _ in range(2):
-        with contextlib.suppress(Exists):
-            store.create("a", [b"x"])
-        assert not store.is_exclusive
+    store.create("a", [b"x"])
+    with pytest.raises(Exists) as caught:
+        store.create("a", [b"x"])
+    assert caught.value.is_same, "the same bytes are somebody else's all the same"
+    assert not store.is_exclusive
     assert read_all(store, "a") == b"x"
 
 
