@@ -48,17 +48,22 @@ def main() -> None:
     args = _arguments().parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     settings = {key: value for key, value in vars(args).items() if key in ("one", "many", "small", "sftp", "merge", "rounds")}
+    args.json.parent.mkdir(parents=True, exist_ok=True)
     results = []
+    for contest in _all(args):  # each is written at once: a run of an hour may be ended
+        results.append(asdict(contest))
+        told = {"settings": settings, "file_system": file_system(args.work.resolve()), "contests": results}
+        args.json.write_text(json.dumps(told, indent=1))
+
+
+def _all(args: argparse.Namespace) -> Iterator[Contest]:
     for over in ("s3", "sftp"):
         with tempfile.TemporaryDirectory(dir=args.work, prefix="transfer-") as name, _server(over, Path(name)) as fresh:
             for case in _cases(args):
                 if case.over == over:
-                    results += [asdict(contest) for contest in _contests(case, fresh, Path(name), args)]
+                    yield from _contests(case, fresh, Path(name), args)
             if over == "s3" and args.merge and args.only in MERGE:
-                results.append(asdict(_merge(fresh, Path(name), args)))
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    told = {"settings": settings, "file_system": file_system(args.work.resolve()), "contests": results}
-    args.json.write_text(json.dumps(told, indent=1))
+                yield _merge(fresh, Path(name), args)
 
 
 def _arguments() -> argparse.ArgumentParser:
