@@ -140,8 +140,11 @@ def _is_it(held: Held, entry: FileEntry, road: Road) -> bool:
 def create_record(store: Store, manifest: Manifest) -> None:
     """Write a manifest; it may be there already."""
     data = coding.encode(manifest)
+    name = coding.record_name(manifest, data)
     try:
-        store.create(coding.record_name(manifest, data), [data], About(len(data)))
+        store.create(
+            name, [data], About(len(data), name)
+        )  # the name is of these bytes alone: what a killed try left is gone on with
     except Exists:  # named by its own bytes: it is this very record
         return
 
