@@ -1,6 +1,6 @@
 """A small SFTP server on standard input and output, with faults that OpenSSH's has not: ``python tests/sftp_server.py FAULT…``.
 
-Honest, and different: plain (no extensions), reorder (what came last is answered first), short (READ brings 1,000 bytes at most),
+Honest, and different: plain (no extensions), reorder (what came last is answered first), short (READ brings 20,000 bytes at most),
 replaces (rename replaces), unsynced (no fsync of directories), limits=N (READ and WRITE may have so many bytes).
 In trouble: full (no WRITE succeeds, and statvfs says why), denied (no file is opened to be written), unreadable (no
 directory but the first is listed), lose=KIND=MARKER (the first request of that kind is done, but not answered, and the
@@ -72,7 +72,7 @@ def closed(body: bytes) -> tuple[int, bytes]:
 def read(body: bytes) -> tuple[int, bytes]:
     handle, rest = take(body)
     start, size = struct.unpack(">QI", rest)
-    found = os.pread(FILES[handle], min(size, 1000) if "short" in FAULTS else size, start)
+    found = os.pread(FILES[handle], min(size, 20_000) if "short" in FAULTS else size, start)
     if "huge" in FAULTS:
         return DATA, struct.pack(">I", 1 << 31) + found
     if "more" in FAULTS:

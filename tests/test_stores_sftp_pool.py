@@ -76,6 +76,7 @@ def test_a_step_that_is_broken_off_takes_its_connection_with_it(tmp_path: Path) 
     assert sessions._idle == []
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # of Python 3.12 and later, where the tests' runner has threads
 def test_a_fork_uses_no_connection_of_its_parent(tmp_path: Path) -> None:
     sessions = Sessions(place_of(tmp_path), SOON)
     sessions.on(lambda s: s.answer(Kind.LSTAT, text(b"/"), Kind.ATTRS))
