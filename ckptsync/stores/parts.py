@@ -6,6 +6,7 @@ them again at the server.  What they are there (an S3 multipart upload, ranges o
 
 from __future__ import annotations
 
+import mmap
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -229,20 +230,28 @@ def _changed(found: int, wanted: int) -> Incomplete:
     )
 
 
+Room = bytearray | mmap.mmap
+
+
+def _room(size: int) -> Room:
+    """Large buffers are the system's own memory: of what several threads let go of, malloc keeps a lot."""
+    return mmap.mmap(-1, size) if size >= MIB else bytearray(size)
+
+
 class _Memory:
     """Buffers, of at most ``budget`` bytes together; a single one may be larger."""
 
     def __init__(self, budget: int) -> None:
         self._budget = budget
         self._changed = threading.Condition()
-        self._taken: dict[int, bytearray] = {}
-        self._free: list[bytearray] = []
+        self._taken: dict[int, Room] = {}
+        self._free: list[Room] = []
 
     def take(self, size: int) -> memoryview:
         """Wait until there is room."""
         with self._changed:
             self._changed.wait_for(lambda: not self._taken or self._held() + size <= self._budget)
-            buffer = self._reused(size) or bytearray(size)
+            buffer = self._reused(size) or _room(size)
             self._taken[id(buffer)] = buffer
             return memoryview(buffer)
 
@@ -256,9 +265,9 @@ class _Memory:
     def _held(self) -> int:
         return sum(map(len, self._taken.values()))
 
-    def _reused(self, size: int) -> bytearray | None:
+    def _reused(self, size: int) -> Room | None:
         """One that was used for a part of this size; those of other sizes are let go of, so that memory stays within the budget."""
-        fitting: Callable[[bytearray], bool] = lambda b: len(b) == size  # noqa: E731
+        fitting: Callable[[Room], bool] = lambda b: len(b) == size  # noqa: E731
         found = next(filter(fitting, self._free), None)
         self._free = [b for b in self._free if b is not found and fitting(b)]
         return found
