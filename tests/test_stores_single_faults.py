@@ -17,7 +17,7 @@ from ckptsync.stores.limits import Limits
 from ckptsync.stores.opening import bare
 from ckptsync.stores.s3 import S3Store
 from tests.fault_proxy import HttpProxy, TcpProxy
-from tests.faults import CUT, DOWN, END, HEADLESS, STALL, UP, Answer, Break, Fault, Request, harmless, once
+from tests.faults import CUT, DOWN, END, HEADLESS, STALL, UP, Answer, Break, Fault, Plan, Request, harmless, once
 from tests.sshd import sshd
 from tests.store_contract import names
 from tests.weed import weed
@@ -98,16 +98,26 @@ def test_an_upload_in_parts_succeeds_whatever_breaks_once(store: S3Store, proxy:
             assert read_all(store, name) == BIG, f"{fault} at {kind} {nth}"
 
 
-def test_no_answer_to_complete_that_is_lost_lets_another_content_be_taken_for_ours(store: S3Store, proxy: HttpProxy) -> None:
-    """Somebody else has the name before our first try, so that ours was never done."""
-    other = bytes(len(BIG))
-    for n, fault in enumerate([LOST, *IN_200, Answer(500, "InternalError"), Answer(500, "InternalError", is_done=True)]):
-        store.create(f"taken/{n}", chunks(other), About(len(other), "another"))
-        proxy.plan = once("CompleteMultipartUpload", fault)
+@pytest.mark.parametrize(("content", "kind"), [(BIG, "CompleteMultipartUpload"), (b"ours", "PutObject")], ids=["parts", "whole"])
+def test_no_answer_that_is_lost_lets_another_content_be_taken_for_ours(
+    store: S3Store, proxy: HttpProxy, content: bytes, kind: str
+) -> None:
+    """Somebody else takes the name at the last moment; both contents are of one size."""
+    other, direct = bytes(len(content)), bare(store.url, weed().options())
+    for n, fault in enumerate([*QUICK, *(IN_200 if content == BIG else [])]):
+        name, broken = f"taken/{kind}-{n}", once(kind, fault)
+
+        def overtaken(request: Request, name: str = name, broken: Plan = broken) -> Fault | None:
+            if found := broken(request):
+                direct.create(name, chunks(other))
+            return found
+
+        proxy.plan = overtaken
         with pytest.raises(Exists):
-            store.create(f"taken/{n}", chunks(BIG), ABOUT)
+            store.create(name, chunks(content), About(len(content), "a node, a file, its time"))
         proxy.plan = harmless
-        assert read_all(store, f"taken/{n}") == other
+        assert proxy.faults[-1] == (kind, fault), "else it was refused before"
+        assert read_all(store, name) == other
 
 
 SMALL: dict[str, Callable[[Store, str], object]] = {
