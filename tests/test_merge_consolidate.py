@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptsync.errors import Corrupt, StoreError
-from ckptsync.merge import consolidate as module
 from ckptsync.merge import units
 from ckptsync.merge.consolidate import Chunk, carry_out, consolidate
 from ckptsync.merge.copying import Work
