@@ -2,8 +2,8 @@
 # make test     what CI runs: format, lint, types, tests.  Installs torch: for its small CPU build, where there is one,
 #               PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test
 # make campaign kill processes of a small cluster at any moment, a hundred times and more if asked: CAMPAIGN="--rounds 20 --seed 7"
-# make kill-stores   kill writers to a directory, S3 and SFTP at every system call with which they change something, and at 200 moments: half an
-#               hour (strace, sshd are needed): KILL="--stores s3 --every 2 --moments 50 --seed 7"
+# make kill-stores   kill writers to a directory, S3 and SFTP at every system call with which they change something, and at 200 moments: two
+#               hours (strace, sshd are needed): KILL="--stores s3 --calls 50 --moments 50 --seed 7"
 # make crash-states   cut the power at every moment of a store's work, in a simulation (strace is needed): CRASH="--states 5000 --random 100"
 # make damage   damage every vector in every way, and see that nothing goes unseen: DAMAGE="--flips 400 --only zero3"
 # make lint     format, lint, types       make format   put the format right

@@ -16,13 +16,13 @@ NEEDS_STRACE = pytest.mark.skipif(not can_trap(), reason="strace is not installe
 
 
 @NEEDS_STRACE
-@pytest.mark.parametrize(("kind", "every"), [("posix", 7), ("s3", 13), ("sftp", 18)])
-def test_a_writer_that_is_killed_at_a_system_call_leaves_only_whole_files(tmp_path: Path, kind: str, every: int) -> None:
+@pytest.mark.parametrize(("kind", "most"), [("posix", 6), ("s3", 3), ("sftp", 3)])
+def test_a_writer_that_is_killed_at_a_system_call_leaves_only_whole_files(tmp_path: Path, kind: str, most: int) -> None:
     with place(kind, tmp_path) as there:
         campaign = Campaign(there, Writing(tmp_path, SMALL, OLD))
-        campaign.trap(every, first=every // 2)
+        campaign.trap(most)
     assert campaign.wrong == []
-    assert campaign.tally["kills"] >= 3
+    assert campaign.tally["kills"] >= most - 2
 
 
 @pytest.mark.parametrize("kind", KINDS)

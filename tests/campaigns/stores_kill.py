@@ -46,13 +46,14 @@ class Campaign:
         self.again = 0
         self.wrong: list[str] = []
 
-    def trap(self, every: int, first: int = 0) -> None:
-        """Kill at one changing system call in ``every``."""
+    def trap(self, most: int) -> None:
+        """Kill at each changing system call, or at ``most`` that are spread over all of them."""
         with tempfile.NamedTemporaryFile() as log, _process(self._work.prepare(self._there), self._environment()) as process:
             process.communicate(timeout=PATIENCE)  # once without strace, so that all is compiled
             found = traps(self._work.prepare(self._there), self._work.mark, Path(log.name), self._environment())
         self.tally["system calls"] = len(found)
-        for trap in found[first::every]:
+        every = -(-len(found) // most)
+        for trap in found[every // 2 :: every]:
             self._try(str(trap), trap.before(), lambda process: process.wait(PATIENCE))
 
     def moments(self, count: int, dice: random.Random) -> None:
@@ -127,13 +128,13 @@ def large(part: int, seed: int) -> list[File]:
     return [File("run/big", "create", seed, PARTS * part + part // 3), File(OLD.name, "write", seed + 1, 1000)]
 
 
-def campaigns(there: Place, home: Path, *, every: int, moments: int, seed: int) -> Iterator[Campaign]:
-    """Each of them after it has run.  ``every``: 0 is no system call."""
+def campaigns(there: Place, home: Path, *, calls: int, moments: int, seed: int) -> Iterator[Campaign]:
+    """Each of them after it has run.  ``calls``: of each kind of work; 0 is none."""
     small, big = Writing(home, SMALL, OLD), Writing(home, large(there.part, seed), OLD)
-    pushing = Pushing(home, PARTS * there.part, seed)
-    for work in (small, pushing) if every and can_trap() else ():
+    pushing = Pushing(home / "big", PARTS * there.part, seed)
+    for work in (small, Pushing(home / "small", there.part + there.part // 4, seed)) if calls and can_trap() else ():
         found = Campaign(there, work)
-        found.trap(every)
+        found.trap(calls)
         yield found
     for work in (big, pushing) if moments else ():
         found = Campaign(there, work)
@@ -148,7 +149,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for kind in args.stores:
         with tempfile.TemporaryDirectory(prefix="ckptsync-kill-") as home, place(kind, Path(home)) as there:
             begun = time.monotonic()
-            for one in campaigns(there, Path(home), every=args.every, moments=args.moments, seed=args.seed):
+            for one in campaigns(there, Path(home), calls=args.calls, moments=args.moments, seed=args.seed):
                 took, begun = time.monotonic() - begun, time.monotonic()
                 counted = ", ".join(f"{count} {what}" for what, count in one.tally.items())
                 print(f"{kind}: {counted}; at most {one.again} bytes sent again; {took:.0f} s", flush=True)
@@ -161,7 +162,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--stores", nargs="+", choices=KINDS, default=KINDS)
-    parser.add_argument("--every", type=int, default=1, help="kill at each system call (1), at every second one (2), at none (0)")
+    parser.add_argument("--calls", type=int, default=100_000, help="at most so many system calls of each kind of work; 0: none")
     parser.add_argument("--moments", type=int, default=200, help="at which large writes are killed, and as many pushes")
     parser.add_argument("--seed", type=int, default=1)
     return parser
