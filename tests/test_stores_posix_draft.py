@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.errors import Incomplete
+from ckptsync.errors import Exists, Incomplete
 from ckptsync.stores.contract import About, read_all
 from ckptsync.stores.posix import PosixStore
-from ckptsync.stores.posix_draft import Draft, Filled, begun, is_unfinished
+from ckptsync.stores.posix_draft import Draft, Filled, begun, is_unfinished, part_of
 
 CONTENT = random.Random(1).randbytes(3_000_000)
 
@@ -169,3 +169,21 @@ def test_a_share_that_fails_is_no_write(tmp_path: Path) -> None:
     with pytest.raises(Incomplete, match="gone"):
         store.write("a", [CONTENT], About(len(CONTENT), share=share))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_who_finds_a_file_already_made_takes_its_dead_writers_second_name_away_and_nothing_else(tmp_path: Path) -> None:
+    store, about = PosixStore(str(tmp_path)), About(len(CONTENT), "node/a/1")
+    store.create("a", [CONTENT], about)
+    second, unrelated = tmp_path / part_of("a", about.origin), tmp_path / part_of("a", "another")
+    os.link(tmp_path / "a", second)
+    unrelated.write_bytes(b"somebody's")
+    with pytest.raises(Exists):
+        store.create("a", [CONTENT], about)
+    assert not second.exists()
+    second.write_bytes(b"of another file")
+    for origin in (about.origin, "another"):
+        with pytest.raises(Exists):
+            store.create("a", [CONTENT], About(len(CONTENT), origin))
+    assert second.exists()
+    assert unrelated.exists()
+    assert read_all(store, "a") == CONTENT

@@ -27,7 +27,7 @@ from ckptsync.stores.mounts import Mount, mount_of
 from ckptsync.stores.openfiles import OpenFile, OpenFiles
 from ckptsync.stores.oserrors import HINTS, Telling
 from ckptsync.stores.posix_commit import claim, replace, sync_directory
-from ckptsync.stores.posix_draft import Draft, Filled, begun, is_unfinished
+from ckptsync.stores.posix_draft import Draft, Filled, begun, clear, is_unfinished
 from ckptsync.stores.posix_ways import Ways
 
 T = TypeVar("T")
@@ -94,6 +94,9 @@ class PosixStore:
         with contextlib.suppress(NotFound), self._reading(_checked(name)):
             beneath.stat_file(self.root, name)  # no more than a look, as nothing is believed of an absence here
             self._ways.settle(name.split("/")[:-1])  # its writer may be dead: else a power cut could take what we say is there
+            if about.origin:
+                with beneath.parent_of(self.root, name) as (at, last):
+                    clear(at, last, about.origin)
             raise Exists(f"{name}: already there")
         self._publish(name, chunks, about, claim)
 

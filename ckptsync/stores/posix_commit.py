@@ -6,6 +6,7 @@ that there is nothing to rename, or that the name is taken.  So the file itself 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
@@ -36,7 +37,8 @@ def claim(at: int, part: str, last: str, made: os.stat_result) -> None:
             raise
         rename_if_free(at, part, last)
         return
-    os.unlink(part, dir_fd=at)
+    with contextlib.suppress(FileNotFoundError):  # who came for the same, and saw that it is there, may have cleared up
+        os.unlink(part, dir_fd=at)
 
 
 def rename_if_free(at: int, part: str, last: str) -> None:

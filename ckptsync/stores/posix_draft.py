@@ -114,6 +114,15 @@ def part_of(name: str, origin: str) -> str:
     return f".ckptsync-{blake3(os.fsencode(name) + bytes(1) + os.fsencode(origin)).hexdigest(16)}.part"
 
 
+def clear(at: int, last: str, origin: str) -> None:
+    """Remove the second name of a file whose writer was killed right after it had given it ``last``: it would keep the room for ever.  Raises OSError."""
+    part = part_of(last, origin)
+    with contextlib.suppress(FileNotFoundError):
+        left, named = (os.stat(one, dir_fd=at, follow_symlinks=False) for one in (part, last))
+        if os.path.samestat(left, named):
+            os.unlink(part, dir_fd=at)
+
+
 def _continued(at: int, part: str) -> Draft | None:
     """``None`` where somebody else has it now, or where there are no locks to tell."""
     try:

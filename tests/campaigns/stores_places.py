@@ -55,7 +55,7 @@ class Place(Protocol):
 class Directory:
     """A local directory."""
 
-    kind, part, extra, litter = "posix", 1 << 20, (0.0, 0), 4 << 10
+    kind, part, extra, litter = "posix", 1 << 20, (0.0, 0), 64 << 10  # a record's: nobody writes that again
     options: Mapping[str, object] = {}
 
     def __init__(self, home: Path) -> None:
