@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ckptsync.errors import Exists, NotFound
@@ -24,6 +25,7 @@ class Turns:
         self._running: set[str] = set()
         self._waiting: set[str] = set()
         self._next = ""
+        self._one_at_a_time: defaultdict[str, threading.Lock] = defaultdict(threading.Lock)
 
     def run(self, work: Mapping[str, Callable[[], object]]) -> dict[str, object]:
         """What each gave, or the exception that it raised."""
@@ -47,8 +49,8 @@ class Turns:
         return outcomes
 
     def take(self, name: str) -> None:
-        """Wait for a turn of ``name``."""
-        with self._changed:
+        """Wait for a turn of ``name``; of its threads one at a time."""
+        with self._one_at_a_time[name], self._changed:
             if name not in self._running:
                 return
             self._waiting.add(name)
