@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from ckptsync.stores.contract import About
-from ckptsync.stores.posix import PosixStore
+from ckptsync.stores.posix.store import PosixStore
 from ckptsync.walk import walk
 from ckptsync.worker.content import Source
 from ckptsync.worker.hold import Held

@@ -35,7 +35,7 @@ def ours(at: dict[str, Any], threads: int = 4) -> tuple[Move, Move]:
 
     from ckptsync.stores.contract import About
     from ckptsync.stores.limits import Limits
-    from ckptsync.stores.sftp import SftpStore
+    from ckptsync.stores.sftp.store import SftpStore
     from ckptsync.stores.urls import located
 
     place: Any = located(at["url"])

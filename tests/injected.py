@@ -18,8 +18,8 @@ from typing import Any
 from ckptsync.errors import CkptsyncError
 from ckptsync.stores.contract import About, Store, read_all
 from ckptsync.stores.mounts import Mount
-from ckptsync.stores.posix import PosixStore
-from ckptsync.stores.posix_draft import part_of
+from ckptsync.stores.posix.draft import part_of
+from ckptsync.stores.posix.store import PosixStore
 
 NEW, OTHER = b"n" * 5000, b"o" * 3000
 CALLS: dict[str, Callable[[Store], object]] = {

@@ -76,7 +76,7 @@ PURE = (
     *(f"head.{m}" for m in ("catalogue", "checked", "deciding")),
     *(f"verify.{m}" for m in ("bits", "due", "expected", "findings", "naming", "ranges", "structure", "survey")),
     "daemon.phases",
-    *(f"stores.{m}" for m in ("generic_errors", "generic_times", "timetable")),
+    *(f"stores.{m}" for m in ("generic.errors", "generic.times", "timetable")),
 )
 NOT_PURE: Mapping[str, str] = {
     "formats.unpacking": "several threads read one stream: a lock keeps its decompressor",
@@ -97,12 +97,19 @@ IMPURE_OURS = frozenset(
     f"ckptsync.{m}"
     for m in (
         *("stores.beneath", "stores.mounts", "stores.opening", "stores.openfiles", "stores.writing", "watch"),
-        *("stores.posix", "stores.posix_commit", "stores.posix_draft", "stores.posix_ways"),
-        *("stores.sftp", "stores.sftp_files", "stores.sftp_link", "stores.sftp_pool", "stores.sftp_session", "stores.sftp_upload"),
+        *("stores.posix.store", "stores.posix.commit", "stores.posix.draft", "stores.posix.ways"),
+        *(
+            "stores.sftp.store",
+            "stores.sftp.files",
+            "stores.sftp.link",
+            "stores.sftp.pool",
+            "stores.sftp.session",
+            "stores.sftp.upload",
+        ),
         *("stores.trees", "stores.pieces"),
-        *("stores.s3", "stores.s3_access", "stores.s3_bucket", "stores.s3_orphans", "stores.s3_put", "stores.s3_targets"),
-        *("stores.s3_upload", "stores.s3_wire"),
-        *("stores.ahead", "stores.generic", "stores.pace", "stores.retry"),
+        *("stores.s3.store", "stores.s3.access", "stores.s3.bucket", "stores.s3.orphans", "stores.s3.put", "stores.s3.targets"),
+        *("stores.s3.upload", "stores.s3.wire"),
+        *("stores.ahead", "stores.generic.store", "stores.pace", "stores.retry"),
     )
 )
 IMPURE_CALLS = frozenset({"open", "print", "input", "breakpoint"})

@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.s3 import S3Store
+from ckptsync.stores.s3.store import S3Store
 from ckptsync.stores.urls import Remote
 
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.sftp import SftpStore
-from ckptsync.stores.sftp_files import ServerFiles
-from ckptsync.stores.sftp_place import Place, placed
-from ckptsync.stores.sftp_pool import Sessions
+from ckptsync.stores.sftp.files import ServerFiles
+from ckptsync.stores.sftp.place import Place, placed
+from ckptsync.stores.sftp.pool import Sessions
+from ckptsync.stores.sftp.store import SftpStore
 from ckptsync.stores.urls import Remote
 from tests.sshd import sshd
 

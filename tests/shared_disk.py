@@ -12,7 +12,7 @@ import pytest
 
 from ckptsync.errors import Incomplete
 from ckptsync.stores.contract import read_all
-from ckptsync.stores.posix import PosixStore
+from ckptsync.stores.posix.store import PosixStore
 from ckptsync.walk import walk
 from ckptsync.worker.content import Source
 from ckptsync.worker.hold import Held

@@ -12,7 +12,7 @@ import pytest
 
 from ckptsync.errors import StoreError
 from ckptsync.stores.contract import About, Chunk, Store, read_all
-from ckptsync.stores.posix import PosixStore
+from ckptsync.stores.posix.store import PosixStore
 from tests.store_contract import StoreContract, names
 
 SIZE = 64 << 20

@@ -11,7 +11,7 @@ from ckptsync.daemon.identity import heartbeat
 from ckptsync.daemon.stopping import Stopping
 from ckptsync.fleet.heartbeat import read, write
 from ckptsync.stores.contract import Store
-from ckptsync.stores.posix import PosixStore
+from ckptsync.stores.posix.store import PosixStore
 
 MINE = heartbeat("n0", ("worker",))
 

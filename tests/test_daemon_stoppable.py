@@ -9,7 +9,7 @@ from ckptsync.daemon.stoppable import Stoppable
 from ckptsync.errors import StoreError
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.stores.posix import PosixStore
+from ckptsync.stores.posix.store import PosixStore
 from tests.store_contract import StoreContract
 
 

@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from ckptsync.config.settings import SETTINGS
-from ckptsync.stores.s3_access import Access
-from ckptsync.stores.sftp_place import KNOWN
+from ckptsync.stores.s3.access import Access
+from ckptsync.stores.sftp.place import KNOWN
 from ckptsync.stores.urls import Remote, located
 
 TEXT = (Path(__file__).parent.parent / "docs" / "s3.md").read_text()

@@ -9,7 +9,7 @@ from ckptsync.errors import ConfigError, Corrupt, StoreError
 from ckptsync.fleet import heartbeat
 from ckptsync.fleet.heartbeat import Heartbeat
 from ckptsync.stores.contract import Entry, Store
-from ckptsync.stores.posix import PosixStore
+from ckptsync.stores.posix.store import PosixStore
 
 FIRST = Heartbeat("n0", "aa", "boot", 1, "100", 1000.0, ("worker",), "0")
 SECOND = replace(FIRST, instance="bb", pid=2, started=2000.0)

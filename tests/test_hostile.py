@@ -16,7 +16,7 @@ from ckptsync.errors import CkptsyncError, Corrupt, Incomplete
 from ckptsync.layouts import table
 from ckptsync.records.names import STORE_FILE
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.stores.posix import PosixStore
+from ckptsync.stores.posix.store import PosixStore
 from ckptsync.verify.loading import limits, load
 from ckptsync.verify.survey import survey
 from ckptsync.verify.target import target, verify

@@ -109,15 +109,15 @@ BAD = {
     "the network in a record": ("records.names", "import socket"),
     "an open file in a format": ("layouts.peft", "open('x')"),
     "printing in a plan": ("merge.tile", "print('x')"),
-    "a real directory in policy": ("worker.settle", "from ckptsync.stores.posix import PosixStore"),
+    "a real directory in policy": ("worker.settle", "from ckptsync.stores.posix.store import PosixStore"),
 }
 GOOD = {
     "a downward import": ("merge.plan", "from ckptsync.formats.dtypes import size\nfrom ckptsync.model import Extent"),
-    "an import within the room": ("stores.posix", "from ckptsync.stores import beneath"),
+    "an import within the room": ("stores.posix.store", "from ckptsync.stores import beneath"),
     "the version": ("cli.main", "from ckptsync import __version__"),
     "torch in the verifier's child": ("verify.child", "import torch\ntorch.load(f, weights_only=True)"),
     "torch in a hook": ("hooks.hf", "import torch"),
-    "fsspec in a store": ("stores.s3", "import fsspec"),
+    "fsspec in a store": ("stores.s3.store", "import fsspec"),
     "a clock in a role that does": ("worker.tick", "import time\ntime.time()"),
     "parsing a URL": ("records.names", "from urllib.parse import quote"),
     "the installed version": ("config.values", "from importlib.metadata import version"),

@@ -10,7 +10,7 @@ from ckptsync.errors import Corrupt, NotFound, Transient
 from ckptsync.stores.ahead import ahead, fetch
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, read_all
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.stores.posix import PosixStore
+from ckptsync.stores.posix.store import PosixStore
 
 CONTENT = bytes(range(251)) * 20
 

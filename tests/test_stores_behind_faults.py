@@ -17,7 +17,7 @@ import pytest
 from ckptsync.stores.contract import Store
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.opening import bare
-from ckptsync.stores.s3 import S3Store
+from ckptsync.stores.s3.store import S3Store
 from tests.fault_proxy import HttpProxy, TcpProxy
 from tests.faults import CUT, DOWN, END, HEADLESS, STALL, TRICKLE, UP, Answer, Break, Fault, Plan, Request, often
 from tests.sshd import sshd

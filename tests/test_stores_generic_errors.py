@@ -5,7 +5,7 @@ import errno
 import pytest
 
 from ckptsync.errors import NotFound, StoreError, Transient
-from ckptsync.stores.generic_errors import sorted_error
+from ckptsync.stores.generic.errors import sorted_error
 
 
 class HTTPError(Exception):

@@ -4,7 +4,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from ckptsync.stores.generic_times import changed
+from ckptsync.stores.generic.times import changed
 
 AT = 1_700_000_000.0  # 2023-11-14 22:13:20 UTC
 

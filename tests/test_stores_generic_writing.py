@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from ckptsync.errors import Exists, StoreError
-from ckptsync.stores.generic_errors import sorted_error
-from ckptsync.stores.generic_writing import Job, way_of
+from ckptsync.stores.generic.errors import sorted_error
+from ckptsync.stores.generic.writing import Job, way_of
 
 pytest.importorskip("fsspec")
 

@@ -11,7 +11,7 @@ from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.limits import Unlimited
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.pace import ASK, Paced, Paces
-from ckptsync.stores.posix import PosixStore
+from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.timetable import parse
 from tests.store_contract import StoreContract
 

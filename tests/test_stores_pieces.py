@@ -15,7 +15,7 @@ from ckptsync.errors import StoreError
 from ckptsync.model import Extent, read
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.pieces import AROUND, LARGE, MOST, NEAR, Pieces, fetched, foreseen, is_near
-from ckptsync.stores.posix import PosixStore
+from ckptsync.stores.posix.store import PosixStore
 
 MIB = 1 << 20
 

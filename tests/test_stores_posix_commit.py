@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ckptsync.stores import posix_commit
+from ckptsync.stores.posix import commit as posix_commit
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 
 from ckptsync.errors import Exists, Incomplete
 from ckptsync.stores.contract import About, read_all
-from ckptsync.stores.posix import PosixStore
-from ckptsync.stores.posix_draft import Draft, Filled, begun, is_unfinished, part_of
+from ckptsync.stores.posix.draft import Draft, Filled, begun, is_unfinished, part_of
+from ckptsync.stores.posix.store import PosixStore
 
 CONTENT = random.Random(1).randbytes(3_000_000)
 

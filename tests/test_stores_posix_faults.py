@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from ckptsync.errors import Exists, StoreError
-from ckptsync.stores import posix_commit
 from ckptsync.stores.contract import read_all
-from ckptsync.stores.posix import PosixStore
-from ckptsync.stores.posix_draft import is_unfinished
+from ckptsync.stores.posix import commit as posix_commit
+from ckptsync.stores.posix.draft import is_unfinished
+from ckptsync.stores.posix.store import PosixStore
 from tests.store_contract import dies_after, names
 
 
@@ -49,7 +49,7 @@ import os, subprocess, sys
 from pathlib import Path
 from ckptsync.errors import StoreError
 from ckptsync.stores.contract import read_all
-from ckptsync.stores.posix import PosixStore
+from ckptsync.stores.posix.store import PosixStore
 
 store = PosixStore(sys.argv[1])
 
@@ -74,7 +74,7 @@ def test_a_writer_killed_in_the_middle_leaves_the_old_file_and_no_name(store: Po
     store.write("run/a", [b"old"])
     program = (
         "import os, signal, sys\n"
-        "from ckptsync.stores.posix import PosixStore\n"
+        "from ckptsync.stores.posix.store import PosixStore\n"
         "def chunks():\n"
         "    yield b'half'\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
@@ -187,7 +187,7 @@ def test_a_directory_without_permission_is_no_empty_one(store: PosixStore) -> No
     store.write("run/a", [b"x"])
     program = (
         "import os, sys\n"
-        "from ckptsync.stores.posix import PosixStore\n"
+        "from ckptsync.stores.posix.store import PosixStore\n"
         "from ckptsync.errors import NotFound, StoreError\n"
         "os.chdir(sys.argv[1])\n"
         "if os.getuid() == 0: os.setgid(65534); os.setuid(65534)\n"
@@ -206,7 +206,7 @@ def test_a_directory_without_permission_is_no_empty_one(store: PosixStore) -> No
 def test_writers_outlive_deleters_of_the_directories_they_write_to(store: PosixStore) -> None:
     other = PosixStore(store.root)
     program = (
-        "import sys\nfrom ckptsync.stores.posix import PosixStore\nstore = PosixStore(sys.argv[1])\n"
+        "import sys\nfrom ckptsync.stores.posix.store import PosixStore\nstore = PosixStore(sys.argv[1])\n"
         "for n in range(300):\n    store.write('a/b/c/theirs', [b'x'])\n    store.delete('a/b/c/theirs')\n"
     )
     deleter = subprocess.Popen([sys.executable, "-c", program, store.root])

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ckptsync.stores.contract import read_all
-from ckptsync.stores.posix import PosixStore
-from ckptsync.stores.posix_draft import is_unfinished
+from ckptsync.stores.posix.draft import is_unfinished
+from ckptsync.stores.posix.store import PosixStore
 from tests.campaigns.crash_trace import can_trace
 from tests.injected import CALLS, NEW, OTHER, Outcome, injected
 

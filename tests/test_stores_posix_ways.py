@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.stores.posix_ways import MOST, Ways
+from ckptsync.stores.posix.ways import MOST, Ways
 
 
 @pytest.fixture

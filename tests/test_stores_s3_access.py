@@ -12,8 +12,8 @@ import pytest
 from fsspec.config import conf
 
 from ckptsync.errors import ConfigError, Unsupported
-from ckptsync.stores.s3_access import Access, Place
-from ckptsync.stores.s3_signing import Keys
+from ckptsync.stores.s3.access import Access, Place
+from ckptsync.stores.s3.signing import Keys
 from ckptsync.stores.urls import Remote
 
 MINE = {"key": "AKID", "secret": "verysecret"}

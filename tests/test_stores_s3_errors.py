@@ -10,8 +10,8 @@ from email.message import Message
 import pytest
 
 from ckptsync.errors import CkptsyncError, ConfigError, Exists, NotFound, StoreError, Transient
-from ckptsync.stores.s3_errors import Denied, Gone, Mismatch, NoSuchRange, Unable, lost, sorted_error
-from ckptsync.stores.s3_xml import Fault
+from ckptsync.stores.s3.errors import Denied, Gone, Mismatch, NoSuchRange, Unable, lost, sorted_error
+from ckptsync.stores.s3.xml import Fault
 
 WHAT = "s3://bucket/key"
 

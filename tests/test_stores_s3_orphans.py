@@ -10,10 +10,10 @@ import pytest
 from ckptsync.errors import StoreError
 from ckptsync.stores.contract import About
 from ckptsync.stores.parts import Part
-from ckptsync.stores.s3 import S3Store
-from ckptsync.stores.s3_orphans import Orphan, is_same, orphans, sweep
-from ckptsync.stores.s3_sums import crc_of, header, md5_of
-from ckptsync.stores.s3_xml import Begun, Stored
+from ckptsync.stores.s3.orphans import Orphan, is_same, orphans, sweep
+from ckptsync.stores.s3.store import S3Store
+from ckptsync.stores.s3.sums import crc_of, header, md5_of
+from ckptsync.stores.s3.xml import Begun, Stored
 from tests.s3_script import Say, error, scripted
 
 NOW = time.time()

@@ -13,9 +13,9 @@ import pytest
 from ckptsync.errors import Exists, Transient
 from ckptsync.stores.contract import About, read_all
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.s3 import S3Store
-from ckptsync.stores.s3_put import Found
-from ckptsync.stores.s3_sums import Sum, crc_of, header, md5_of, whole_crc, whole_tag
+from ckptsync.stores.s3.put import Found
+from ckptsync.stores.s3.store import S3Store
+from ckptsync.stores.s3.sums import Sum, crc_of, header, md5_of, whole_crc, whole_tag
 from ckptsync.stores.urls import Remote
 from tests.s3_script import Asked, Say, error, scripted
 from tests.weed import weed

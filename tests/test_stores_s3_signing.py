@@ -13,7 +13,7 @@ from botocore.credentials import Credentials
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsync.stores.s3_signing import UNSIGNED, Keys, Signable, encoded, query_string, signed
+from ckptsync.stores.s3.signing import UNSIGNED, Keys, Signable, encoded, query_string, signed
 
 WHEN = 1795257755.0
 EMPTY = hashlib.sha256(b"").hexdigest()

@@ -3,7 +3,7 @@ from __future__ import annotations
 import hashlib
 import zlib
 
-from ckptsync.stores.s3_sums import Sum, crc_of, header, is_md5, md5_of, plain, whole_crc, whole_tag
+from ckptsync.stores.s3.sums import Sum, crc_of, header, is_md5, md5_of, plain, whole_crc, whole_tag
 
 
 def test_the_crc_of_parts_is_that_of_the_whole() -> None:

@@ -6,8 +6,8 @@ import pytest
 
 from ckptsync.errors import Exists
 from ckptsync.stores.contract import read_all
-from ckptsync.stores.s3 import S3Store
-from ckptsync.stores.s3_sums import md5_of
+from ckptsync.stores.s3.store import S3Store
+from ckptsync.stores.s3.sums import md5_of
 from ckptsync.stores.urls import Remote
 from tests.s3_script import Asked, Say, error, scripted
 from tests.weed import weed

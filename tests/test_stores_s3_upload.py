@@ -14,7 +14,7 @@ import pytest
 from ckptsync.errors import Exists, Incomplete, StoreError, Transient
 from ckptsync.stores.contract import About, read_all
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.s3 import S3Store
+from ckptsync.stores.s3.store import S3Store
 from ckptsync.stores.urls import Remote
 from tests.fault_proxy import HttpProxy
 from tests.faults import CUT, DOWN, HEADLESS, Answer, Break, once

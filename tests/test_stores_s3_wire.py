@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from ckptsync.stores.limits import Limits, Unlimited
-from ckptsync.stores.s3_access import Place
-from ckptsync.stores.s3_wire import PIECE, Answer, Sending, Wire
+from ckptsync.stores.s3.access import Place
+from ckptsync.stores.s3.wire import PIECE, Answer, Sending, Wire
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 

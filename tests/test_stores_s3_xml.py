@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ckptsync.errors import Transient
-from ckptsync.stores.s3_xml import Begun, Fault, Object, Stored, completion, fault, objects, parts, seconds, text, tree, uploads
+from ckptsync.stores.s3.xml import Begun, Fault, Object, Stored, completion, fault, objects, parts, seconds, text, tree, uploads
 
 NS = 'xmlns="http://s3.amazonaws.com/doc/2006-03-01/"'
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import Exists, StoreError, Transient
-from ckptsync.stores.sftp_commit import claim, replace
-from ckptsync.stores.sftp_files import ServerFiles
+from ckptsync.stores.sftp.commit import claim, replace
+from ckptsync.stores.sftp.files import ServerFiles
 from tests.sftp_stores import files_of
 
 Commit = Callable[[ServerFiles, str, str, int], None]

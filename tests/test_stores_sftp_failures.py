@@ -7,9 +7,9 @@ import pytest
 
 from ckptsync.errors import ConfigError, StoreError, Transient
 from ckptsync.stores.opening import bare
-from ckptsync.stores.sftp_failures import refused, what_ssh_said
-from ckptsync.stores.sftp_place import placed
-from ckptsync.stores.sftp_wire import Code, Refused
+from ckptsync.stores.sftp.failures import refused, what_ssh_said
+from ckptsync.stores.sftp.place import placed
+from ckptsync.stores.sftp.wire import Code, Refused
 from tests.sftp_stores import AT_ONCE, over_ssh, remote
 from tests.sshd import another_sshd, sshd
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import ConfigError, NotFound, StoreError
-from ckptsync.stores.sftp_files import ServerFiles
-from ckptsync.stores.sftp_pool import Sessions
+from ckptsync.stores.sftp.files import ServerFiles
+from ckptsync.stores.sftp.pool import Sessions
 from tests.sftp_stores import SOON, files_of, over_ssh, place_of
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import ConfigError, Transient
-from ckptsync.stores.sftp_link import Link
+from ckptsync.stores.sftp.link import Link
 from tests.sftp_stores import place_of
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import StoreError
-from ckptsync.stores import sftp_listing
 from ckptsync.stores.contract import Entry
-from ckptsync.stores.posix import PosixStore
-from ckptsync.stores.sftp_listing import AT_ONCE, listings, walk
+from ckptsync.stores.posix.store import PosixStore
+from ckptsync.stores.sftp import listing as sftp_listing
+from ckptsync.stores.sftp.listing import AT_ONCE, listings, walk
 from tests.sftp_stores import files_of
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import ConfigError
-from ckptsync.stores.sftp_place import ALWAYS, placed
+from ckptsync.stores.sftp.place import ALWAYS, placed
 from tests.sftp_stores import remote
 from tests.sshd import wanted
 

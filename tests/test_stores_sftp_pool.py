@@ -9,9 +9,9 @@ import pytest
 
 from ckptsync.errors import Transient
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.sftp_pool import Sessions
-from ckptsync.stores.sftp_session import Session
-from ckptsync.stores.sftp_wire import Kind, Refused, text
+from ckptsync.stores.sftp.pool import Sessions
+from ckptsync.stores.sftp.session import Session
+from ckptsync.stores.sftp.wire import Kind, Refused, text
 from tests.sftp_stores import AT_ONCE, SOON, place_of
 
 

@@ -7,9 +7,9 @@ import pytest
 
 from ckptsync.errors import StoreError, Transient
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.sftp_pool import Sessions
-from ckptsync.stores.sftp_session import PIECE, Session
-from ckptsync.stores.sftp_wire import Flag, Kind, Refused, opening, text
+from ckptsync.stores.sftp.pool import Sessions
+from ckptsync.stores.sftp.session import PIECE, Session
+from ckptsync.stores.sftp.wire import Flag, Kind, Refused, opening, text
 from tests.sftp_stores import AT_ONCE, SOON, place_of
 
 CONTENT = random.Random(1).randbytes(3_000_001)

@@ -6,8 +6,8 @@ import pytest
 
 from ckptsync.errors import StoreError, Transient
 from ckptsync.stores.contract import About
-from ckptsync.stores.sftp_space import why
-from ckptsync.stores.sftp_wire import Code, Refused
+from ckptsync.stores.sftp.space import why
+from ckptsync.stores.sftp.wire import Code, Refused
 from tests.sftp_stores import files_of, served
 
 

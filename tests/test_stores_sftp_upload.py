@@ -9,10 +9,10 @@ import pytest
 from ckptsync.errors import Exists, StoreError, Transient
 from ckptsync.stores.contract import About
 from ckptsync.stores.parts import Part
-from ckptsync.stores.sftp_commit import claim, replace
-from ckptsync.stores.sftp_files import ServerFiles
-from ckptsync.stores.sftp_upload import SftpTarget, left_behind, token
-from ckptsync.stores.sftp_ways import Ways
+from ckptsync.stores.sftp.commit import claim, replace
+from ckptsync.stores.sftp.files import ServerFiles
+from ckptsync.stores.sftp.upload import SftpTarget, left_behind, token
+from ckptsync.stores.sftp.ways import Ways
 from tests.sftp_stores import files_of, over_ssh, served
 
 ABOUT = About(8, "node:/a:8:1")

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import StoreError
-from ckptsync.stores.sftp_session import Session
-from ckptsync.stores.sftp_ways import Ways
-from ckptsync.stores.sftp_wire import Code, Kind, Refused, text
+from ckptsync.stores.sftp.session import Session
+from ckptsync.stores.sftp.ways import Ways
+from ckptsync.stores.sftp.wire import Code, Kind, Refused, text
 from tests.sftp_stores import files_of
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsync.stores.sftp_wire import Attributes, Fields, Flag, Kind, Malformed, cut_to, head, opening, reading, text
+from ckptsync.stores.sftp.wire import Attributes, Fields, Flag, Kind, Malformed, cut_to, head, opening, reading, text
 
 
 def test_requests_are_as_the_draft_has_them() -> None:

@@ -15,7 +15,7 @@ from ckptsync.errors import Exists
 from ckptsync.stores.contract import About, Store, read_all
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.opening import bare
-from ckptsync.stores.s3 import S3Store
+from ckptsync.stores.s3.store import S3Store
 from tests.fault_proxy import HttpProxy, TcpProxy
 from tests.faults import CUT, DOWN, END, HEADLESS, STALL, UP, Answer, Break, Fault, Plan, Request, harmless, once
 from tests.sshd import sshd

@@ -12,7 +12,7 @@ from ckptsync.errors import ConfigError, Unsupported
 from ckptsync.records.coding import encode
 from ckptsync.records.names import STORE_FILE
 from ckptsync.records.report import Report
-from ckptsync.stores.posix import PosixStore
+from ckptsync.stores.posix.store import PosixStore
 from ckptsync.verify.target import InStore, Plain, target, verify
 from tests.plain_files import MemoryFiles
 from tests.verified import PLACE, RUN, WHOLE, arrive, damage, flip, manifest, seal

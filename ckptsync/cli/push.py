@@ -15,7 +15,7 @@ from ckptsync.cli.progress import Progress, shown, silent
 from ckptsync.config.units import show_size
 from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.records.names import checked_node
-from ckptsync.stores.generic import NOTE
+from ckptsync.stores.generic.store import NOTE
 from ckptsync.stores.opening import create_store
 from ckptsync.stores.urls import Remote, located
 from ckptsync.worker import result

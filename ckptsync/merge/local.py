@@ -17,7 +17,7 @@ from ckptsync.merge.dated import check_dates
 from ckptsync.merge.looking import Asked, Prepared, check_apart, look
 from ckptsync.merge.one_save import Judge, check_unchanged
 from ckptsync.merge.plan import Options
-from ckptsync.stores.posix import PosixStore
+from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.trees import Access
 
 

@@ -17,7 +17,7 @@ from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.limits import Limits, Unlimited
 from ckptsync.stores.oserrors import HINTS
 from ckptsync.stores.pace import Paced
-from ckptsync.stores.posix import PosixStore
+from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.retry import Persistence, Retrying
 from ckptsync.stores.urls import Remote, located
 
@@ -117,14 +117,14 @@ def _local(place: Path, witness: str, limits: Limits) -> Store:
 def _remote(place: Remote, options: Mapping[str, object], limits: Limits) -> Store:
     """Imported where used: each kind brings a library of its own."""
     if place.scheme == "s3":
-        from ckptsync.stores.s3 import S3Store  # noqa: PLC0415
+        from ckptsync.stores.s3.store import S3Store  # noqa: PLC0415
 
         return S3Store(place, options, limits)
     if place.scheme == "sftp":
-        from ckptsync.stores.sftp import SftpStore  # noqa: PLC0415
+        from ckptsync.stores.sftp.store import SftpStore  # noqa: PLC0415
 
         return SftpStore(place, options, limits)
-    from ckptsync.stores.generic import GenericStore  # noqa: PLC0415
+    from ckptsync.stores.generic.store import GenericStore  # noqa: PLC0415
 
     return Retrying(GenericStore(place, options, limits), Persistence(limits.patience))
 

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from ckptsync.model import Extent, Files
-from ckptsync.stores.posix import PosixStore
+from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.tree import LocalFiles
 
 MEMORY = 40 << 20  # bytes that are kept

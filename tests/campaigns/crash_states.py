@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptsync.stores.posix_draft import is_unfinished
+from ckptsync.stores.posix.draft import is_unfinished
 from tests.campaigns.crash_trace import Data, Names, Step, Sync, can_trace, traced
 from tests.campaigns.crash_work import CONTENDED, WORKS
 from tests.campaigns.promises import Promises

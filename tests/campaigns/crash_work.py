@@ -20,7 +20,7 @@ from typing import Any
 
 from ckptsync.errors import Exists
 from ckptsync.stores.contract import About, read_all
-from ckptsync.stores.posix import PosixStore
+from ckptsync.stores.posix.store import PosixStore
 
 LARGE = (300 << 10) + 5  # written past the cache, where there is a disk; its last bytes through it
 

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ckptsync.errors import Exists, StoreError
-from ckptsync.stores.sftp_failures import refused
-from ckptsync.stores.sftp_files import ServerFiles
-from ckptsync.stores.sftp_session import Session
-from ckptsync.stores.sftp_upload import taken_over
-from ckptsync.stores.sftp_wire import Kind, Refused, text
+from ckptsync.stores.sftp.failures import refused
+from ckptsync.stores.sftp.files import ServerFiles
+from ckptsync.stores.sftp.session import Session
+from ckptsync.stores.sftp.upload import taken_over
+from ckptsync.stores.sftp.wire import Kind, Refused, text
 
 RENAME_OVER = "posix-rename@openssh.com"
 

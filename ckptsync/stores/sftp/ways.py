@@ -6,9 +6,9 @@ import threading
 from collections.abc import Callable
 
 from ckptsync.errors import StoreError
-from ckptsync.stores.sftp_files import ServerFiles
-from ckptsync.stores.sftp_session import Session
-from ckptsync.stores.sftp_wire import Code, Refused
+from ckptsync.stores.sftp.files import ServerFiles
+from ckptsync.stores.sftp.session import Session
+from ckptsync.stores.sftp.wire import Code, Refused
 
 _TRIES = 8  # each lost to another process that deleted the same empty directory in between
 

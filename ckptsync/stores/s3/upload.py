@@ -22,12 +22,12 @@ import threading
 
 from ckptsync.errors import Exists, StoreError, Transient
 from ckptsync.stores.parts import Part
-from ckptsync.stores.s3_bucket import Ask
-from ckptsync.stores.s3_errors import Gone, Mismatch, Unable
-from ckptsync.stores.s3_orphans import GIVEN_UP, HOUR, Orphan, is_same, remove
-from ckptsync.stores.s3_put import Found, Sender
-from ckptsync.stores.s3_sums import CRC, Sum, crc_of, header, whole_crc
-from ckptsync.stores.s3_xml import completion, fault, text, tree
+from ckptsync.stores.s3.bucket import Ask
+from ckptsync.stores.s3.errors import Gone, Mismatch, Unable
+from ckptsync.stores.s3.orphans import GIVEN_UP, HOUR, Orphan, is_same, remove
+from ckptsync.stores.s3.put import Found, Sender
+from ckptsync.stores.s3.sums import CRC, Sum, crc_of, header, whole_crc
+from ckptsync.stores.s3.xml import completion, fault, text, tree
 
 _COMPLETE = 2.0  # times the usual silence: a server may have to copy all parts, and AWS sends spaces meanwhile
 

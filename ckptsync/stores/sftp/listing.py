@@ -8,11 +8,11 @@ from collections.abc import Iterator, Sequence
 from ckptsync.errors import Corrupt, StoreError
 from ckptsync.paths import checked_path
 from ckptsync.stores.contract import Entry
-from ckptsync.stores.posix_draft import is_unfinished
-from ckptsync.stores.sftp_failures import refused
-from ckptsync.stores.sftp_files import ServerFiles
-from ckptsync.stores.sftp_session import Reply, Request, Session
-from ckptsync.stores.sftp_wire import Attributes, Code, Fields, Kind, Refused, text
+from ckptsync.stores.posix.draft import is_unfinished
+from ckptsync.stores.sftp.failures import refused
+from ckptsync.stores.sftp.files import ServerFiles
+from ckptsync.stores.sftp.session import Reply, Request, Session
+from ckptsync.stores.sftp.wire import Attributes, Code, Fields, Kind, Refused, text
 
 AT_ONCE = 32  # directories that are listed together: on a distant server waiting is what listing costs
 MOST = 1_000_000  # files of one directory

@@ -1,12 +1,12 @@
 """A store in a directory of another machine, over SSH.
 
-OpenSSH's client connects, and knows all about keys, agents, jump hosts and ciphers; SFTP, version 3, is spoken here (`sftp_session`).  The directory is as
+OpenSSH's client connects, and knows all about keys, agents, jump hosts and ciphers; SFTP, version 3, is spoken here (`sftp.session`).  The directory is as
 a `PosixStore` on that machine sees it: the same names, the same temporary names that are never listed.  So it is one store, for who has it
 as a local path and for who has it as ``sftp://``.
 
-``sftp_place``: URL and options.  ``sftp_link``, ``sftp_wire``, ``sftp_session``, ``sftp_pool``: bytes, packets, requests, connections.
-``sftp_failures``, ``sftp_space``: what refusals mean.  ``sftp_files``, ``sftp_listing``, ``sftp_ways``: files and directories.  ``sftp_upload``,
-``sftp_commit``: writing.
+``sftp.place``: URL and options.  ``sftp.link``, ``sftp.wire``, ``sftp.session``, ``sftp.pool``: bytes, packets, requests, connections.
+``sftp.failures``, ``sftp.space``: what refusals mean.  ``sftp.files``, ``sftp.listing``, ``sftp.ways``: files and directories.  ``sftp.upload``,
+``sftp.commit``: writing.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from ckptsync.paths import checked_path
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, checked_prefix
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.parts import PART, Parts
-from ckptsync.stores.posix_draft import is_unfinished
-from ckptsync.stores.sftp_commit import claim, replace
-from ckptsync.stores.sftp_files import ServerFiles
-from ckptsync.stores.sftp_listing import walk
-from ckptsync.stores.sftp_place import placed
-from ckptsync.stores.sftp_pool import Sessions
-from ckptsync.stores.sftp_upload import Publish, SftpTarget, left_behind
-from ckptsync.stores.sftp_ways import Ways
+from ckptsync.stores.posix.draft import is_unfinished
+from ckptsync.stores.sftp.commit import claim, replace
+from ckptsync.stores.sftp.files import ServerFiles
+from ckptsync.stores.sftp.listing import walk
+from ckptsync.stores.sftp.place import placed
+from ckptsync.stores.sftp.pool import Sessions
+from ckptsync.stores.sftp.upload import Publish, SftpTarget, left_behind
+from ckptsync.stores.sftp.ways import Ways
 from ckptsync.stores.urls import Remote
 
 

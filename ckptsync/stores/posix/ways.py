@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from ckptsync.stores import beneath
 from ckptsync.stores.openfiles import OpenFile
-from ckptsync.stores.posix_commit import sync_directory
+from ckptsync.stores.posix.commit import sync_directory
 
 MOST = 64
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY

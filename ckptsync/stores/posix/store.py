@@ -1,7 +1,7 @@
 """A store in a directory: a local disk, or NFS.
 
-Writing: a new file under a temporary name in the same directory (`posix_draft`), its bytes, fsync, close, then one step that gives it its
-name (`posix_commit`: rename replaces, link refuses), then fsync of the directory (`posix_ways` has seen to those above).  Killed anywhere,
+Writing: a new file under a temporary name in the same directory (`posix.draft`), its bytes, fsync, close, then one step that gives it its
+name (`posix.commit`: rename replaces, link refuses), then fsync of the directory (`posix.ways` has seen to those above).  Killed anywhere,
 there is the old file or the new one, and at most a temporary one, which is never listed.  Recommended reading: sqlite.org/atomiccommit.html;
 tests/campaigns/crash_states.py takes each fsync away and sees what is lost.
 
@@ -26,9 +26,9 @@ from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, announced, ch
 from ckptsync.stores.mounts import Mount, mount_of
 from ckptsync.stores.openfiles import OpenFile, OpenFiles
 from ckptsync.stores.oserrors import HINTS, Telling
-from ckptsync.stores.posix_commit import claim, replace, sync_directory
-from ckptsync.stores.posix_draft import Draft, Filled, begun, clear, is_unfinished
-from ckptsync.stores.posix_ways import Ways
+from ckptsync.stores.posix.commit import claim, replace, sync_directory
+from ckptsync.stores.posix.draft import Draft, Filled, begun, clear, is_unfinished
+from ckptsync.stores.posix.ways import Ways
 
 T = TypeVar("T")
 TRUSTED_S = 30.0  # after so long an open file is opened by its name again: somebody may have replaced it

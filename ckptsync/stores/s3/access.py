@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 from ckptsync.errors import ConfigError, Corrupt, Transient, Unsupported
 from ckptsync.paths import checked_path
-from ckptsync.stores.s3_signing import Keys
+from ckptsync.stores.s3.signing import Keys
 from ckptsync.stores.urls import Remote
 
 try:

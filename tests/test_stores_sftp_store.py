@@ -13,8 +13,8 @@ from ckptsync.errors import ConfigError, Corrupt, Exists, NotFound, StoreError, 
 from ckptsync.records.names import STORE_FILE
 from ckptsync.stores.contract import About, Store, read_all
 from ckptsync.stores.opening import create_store, is_store, open_store
-from ckptsync.stores.posix import PosixStore
-from ckptsync.stores.sftp import SftpStore
+from ckptsync.stores.posix.store import PosixStore
+from ckptsync.stores.sftp.store import SftpStore
 from tests.sftp_stores import AT_ONCE, SOON, cut_after, over_ssh, remote, served
 from tests.sshd import another_sshd, sshd
 from tests.store_contract import StoreContract, names
@@ -142,7 +142,7 @@ def test_a_killed_writer_is_continued_and_sends_again_no_more_than_was_in_flight
     writing = f"""
 from ckptsync.stores.contract import About
 from tests.sftp_stores import remote
-from ckptsync.stores.sftp import SftpStore
+from ckptsync.stores.sftp.store import SftpStore
 SftpStore(remote({server.url(tmp_path)!r}), {dict(server.options)!r}).create("run/a", (b"%08d" % n * 131072 for n in range(160)), About({size}, "origin"))
 """
     process = subprocess.Popen([sys.executable, "-c", writing], cwd=Path(__file__).parent.parent)

@@ -6,10 +6,10 @@ import errno
 
 from ckptsync.errors import StoreError
 from ckptsync.stores.oserrors import HINTS
-from ckptsync.stores.sftp_failures import refused
-from ckptsync.stores.sftp_files import ServerFiles
-from ckptsync.stores.sftp_session import Session
-from ckptsync.stores.sftp_wire import Code, Kind, Refused, text
+from ckptsync.stores.sftp.failures import refused
+from ckptsync.stores.sftp.files import ServerFiles
+from ckptsync.stores.sftp.session import Session
+from ckptsync.stores.sftp.wire import Code, Kind, Refused, text
 
 STATVFS = "statvfs@openssh.com"
 _READ_ONLY = 0x1

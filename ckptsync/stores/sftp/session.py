@@ -13,10 +13,10 @@ from typing import TypeVar
 
 from ckptsync.errors import StoreError
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.sftp_failures import not_sftp
-from ckptsync.stores.sftp_link import Link
-from ckptsync.stores.sftp_place import Place
-from ckptsync.stores.sftp_wire import MOST, VERSION, Code, Fields, Kind, Malformed, Refused, head, reading, text
+from ckptsync.stores.sftp.failures import not_sftp
+from ckptsync.stores.sftp.link import Link
+from ckptsync.stores.sftp.place import Place
+from ckptsync.stores.sftp.wire import MOST, VERSION, Code, Fields, Kind, Malformed, Refused, head, reading, text
 
 T = TypeVar("T")
 WINDOW = 64  # requests that are on their way at once

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 from ckptsync.errors import ConfigError, NotFound, StoreError
 from ckptsync.records.names import STORE_FILE
-from ckptsync.stores.sftp_failures import refused, told_of
-from ckptsync.stores.sftp_pool import Sessions
-from ckptsync.stores.sftp_session import Reply, Request, Session
-from ckptsync.stores.sftp_wire import Attributes, Code, Flag, Kind, Refused, opening, text
+from ckptsync.stores.sftp.failures import refused, told_of
+from ckptsync.stores.sftp.pool import Sessions
+from ckptsync.stores.sftp.session import Reply, Request, Session
+from ckptsync.stores.sftp.wire import Attributes, Code, Flag, Kind, Refused, opening, text
 
 FSYNC = "fsync@openssh.com"
 _KEPT = 10_000

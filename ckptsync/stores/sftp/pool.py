@@ -11,8 +11,8 @@ from typing import TypeVar
 
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.retry import Persistence
-from ckptsync.stores.sftp_place import Place
-from ckptsync.stores.sftp_session import Session
+from ckptsync.stores.sftp.place import Place
+from ckptsync.stores.sftp.session import Session
 
 T = TypeVar("T")
 _LEFT_ALONE: list[Session] = []  # a parent's connections: to end them here would be to end them there

@@ -10,7 +10,7 @@ import pytest
 
 from ckptsync.errors import ConfigError, Corrupt, Exists, NotFound, StoreError
 from ckptsync.stores.contract import About, Chunk, Store, read_all
-from ckptsync.stores.generic import NOTE, GenericStore
+from ckptsync.stores.generic.store import NOTE, GenericStore
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.opening import create_store, open_store
 from ckptsync.stores.retry import Persistence, Retrying

@@ -12,8 +12,8 @@ import time
 from collections.abc import Sequence
 
 from ckptsync.errors import ConfigError, StoreError, Transient
-from ckptsync.stores.sftp_failures import what_ssh_said
-from ckptsync.stores.sftp_place import Place
+from ckptsync.stores.sftp.failures import what_ssh_said
+from ckptsync.stores.sftp.place import Place
 
 _PIPE = 1 << 20  # fewer, larger turns between ssh and us; Linux gives this much to any user
 _HEARD = 8 << 10  # of what ssh says, the last
@@ -130,7 +130,7 @@ class Link:
 def _started(command: Sequence[str]) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "LC_ALL": "C", "SSH_ASKPASS_REQUIRE": "never"}
     try:
-        return subprocess.Popen(  # noqa: S603 (every word of it is made in sftp_place)
+        return subprocess.Popen(  # noqa: S603 (every word of it is made in `sftp.place`)
             command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -14,7 +14,7 @@ import time
 from email.message import Message
 
 from ckptsync.errors import CkptsyncError, ConfigError, Exists, NotFound, StoreError, Transient
-from ckptsync.stores.s3_xml import Fault
+from ckptsync.stores.s3.xml import Fault
 
 ACTIONS = {
     "PutObject": "s3:PutObject",

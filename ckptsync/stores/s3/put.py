@@ -9,10 +9,10 @@ from typing import TypeVar
 
 from ckptsync.errors import NotFound, StoreError, Transient
 from ckptsync.stores.retry import Persistence
-from ckptsync.stores.s3_bucket import Ask, Bucket, Query
-from ckptsync.stores.s3_errors import NoSuchRange
-from ckptsync.stores.s3_sums import CRC, Sum, crc_of, header, is_md5, md5_of, plain, whole_crc, whole_tag
-from ckptsync.stores.s3_wire import Answer
+from ckptsync.stores.s3.bucket import Ask, Bucket, Query
+from ckptsync.stores.s3.errors import NoSuchRange
+from ckptsync.stores.s3.sums import CRC, Sum, crc_of, header, is_md5, md5_of, plain, whole_crc, whole_tag
+from ckptsync.stores.s3.wire import Answer
 
 T = TypeVar("T")
 NEW = {"If-None-Match": "*"}

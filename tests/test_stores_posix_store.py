@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import Corrupt, NotFound, StoreError
-from ckptsync.stores import posix
 from ckptsync.stores.contract import Store, read_all
-from ckptsync.stores.posix import PosixStore
+from ckptsync.stores.posix import store as posix
+from ckptsync.stores.posix.store import PosixStore
 from tests.store_contract import StoreContract, names
 
 

@@ -17,11 +17,11 @@ from xml.etree.ElementTree import Element
 from ckptsync import __version__
 from ckptsync.errors import CkptsyncError, Transient
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.s3_access import Access, Place
-from ckptsync.stores.s3_errors import lost, sorted_error
-from ckptsync.stores.s3_signing import UNSIGNED, Keys, Signable, encoded, query_string, signed
-from ckptsync.stores.s3_wire import Answer, Sending, Wire
-from ckptsync.stores.s3_xml import Fault, fault, tree
+from ckptsync.stores.s3.access import Access, Place
+from ckptsync.stores.s3.errors import lost, sorted_error
+from ckptsync.stores.s3.signing import UNSIGNED, Keys, Signable, encoded, query_string, signed
+from ckptsync.stores.s3.wire import Answer, Sending, Wire
+from ckptsync.stores.s3.xml import Fault, fault, tree
 
 Query = Sequence[tuple[str, str]]
 _EMPTY = hashlib.sha256(b"").hexdigest()
@@ -41,7 +41,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request.  ``operation``: S3's name of it; ``key``: whole, or "" for the bucket itself; ``patience`` as in `s3_wire.Sending`."""
+    """One request.  ``operation``: S3's name of it; ``key``: whole, or "" for the bucket itself; ``patience`` as in `s3.wire.Sending`."""
 
     operation: str
     key: str = ""
@@ -71,7 +71,7 @@ class Bucket:
         return f"s3://{self.access.bucket}/{key}" if key else f"s3://{self.access.bucket}"
 
     def ask(self, ask: Ask, out: memoryview | None = None) -> Answer:
-        """What the server says, if it is no error; with ``out``, the body of a ranged read goes there.  Raises as `s3_errors` says."""
+        """What the server says, if it is no error; with ``out``, the body of a ranged read goes there.  Raises as `s3.errors` says."""
         place, keys, what = self._place, self.access.keys(), self.url(ask.key or dict(ask.query).get("prefix", "").rstrip("/"))
         try:
             answer = self._wire.exchange(place, self._sending(ask, place, keys), out)

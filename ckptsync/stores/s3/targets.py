@@ -13,12 +13,12 @@ from dataclasses import dataclass
 
 from ckptsync.errors import Exists, StoreError
 from ckptsync.stores.parts import Part, Upload
-from ckptsync.stores.s3_bucket import Ask
-from ckptsync.stores.s3_errors import Unable
-from ckptsync.stores.s3_orphans import Orphan, orphans
-from ckptsync.stores.s3_put import NEW, Found, Sender
-from ckptsync.stores.s3_sums import Sum, crc_of, md5_of
-from ckptsync.stores.s3_upload import Multipart
+from ckptsync.stores.s3.bucket import Ask
+from ckptsync.stores.s3.errors import Unable
+from ckptsync.stores.s3.orphans import Orphan, orphans
+from ckptsync.stores.s3.put import NEW, Found, Sender
+from ckptsync.stores.s3.sums import Sum, crc_of, md5_of
+from ckptsync.stores.s3.upload import Multipart
 
 _BYTES = {"Content-Type": "application/octet-stream"}
 _CHEAP = 64 << 10  # bytes that are sent sooner than it is asked whether they are there

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.s3_access import Place
+from ckptsync.stores.s3.access import Place
 
 PIECE = 256 << 10
 TRICKLE = 64 << 10

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from ckptsync.errors import NotFound, StoreError, Transient
 from ckptsync.records.names import STORE_FILE
 from ckptsync.stores.parts import Part
-from ckptsync.stores.s3_bucket import Ask
-from ckptsync.stores.s3_errors import Gone
-from ckptsync.stores.s3_put import Sender
-from ckptsync.stores.s3_sums import crc_of, header, is_md5, md5_of, plain
-from ckptsync.stores.s3_xml import Begun, Stored, is_truncated, parts, text, uploads
+from ckptsync.stores.s3.bucket import Ask
+from ckptsync.stores.s3.errors import Gone
+from ckptsync.stores.s3.put import Sender
+from ckptsync.stores.s3.sums import crc_of, header, is_md5, md5_of, plain
+from ckptsync.stores.s3.xml import Begun, Stored, is_truncated, parts, text, uploads
 
 HOUR = 3600.0
 GIVEN_UP = 24 * HOUR  # without a new part: nobody is at work on it, and this name is being written anew

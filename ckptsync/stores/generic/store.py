@@ -1,6 +1,6 @@
 """A store at any URL that fsspec knows: ``gs://``, ``az://``, ``webdav://``, ``smb://``, ``hdfs://``, …
 
-What fsspec offers is what can be promised: a write is whole or not at all (see `generic_writing`), but one that was killed begins again, and `create`
+What fsspec offers is what can be promised: a write is whole or not at all (see `generic.writing`), but one that was killed begins again, and `create`
 looks before it writes, which another writer may do at the same moment.  Listings are never taken from fsspec's caches.
 """
 
@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 from ckptsync.errors import ConfigError, Corrupt, Exists, NotFound, StoreError, Transient
 from ckptsync.paths import checked_path
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, announced, checked_prefix
-from ckptsync.stores.generic_errors import sorted_error
-from ckptsync.stores.generic_times import changed
-from ckptsync.stores.generic_writing import UNFINISHED, Job, way_of
+from ckptsync.stores.generic.errors import sorted_error
+from ckptsync.stores.generic.times import changed
+from ckptsync.stores.generic.writing import UNFINISHED, Job, way_of
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.pace import slowly, taken
 from ckptsync.stores.urls import Remote

@@ -9,7 +9,7 @@ import pytest
 
 from ckptsync.errors import Corrupt, StoreError
 from ckptsync.stores.contract import Store, read_all
-from ckptsync.stores.s3 import S3Store
+from ckptsync.stores.s3.store import S3Store
 from ckptsync.stores.urls import Remote
 from tests.s3_script import Say, scripted
 from tests.store_contract import StoreContract
@@ -46,7 +46,7 @@ def test_a_listing_of_many_pages_is_whole(store: Store, monkeypatch: pytest.Monk
     wanted = sorted(f"{a}/{b}{c}" for a in "ab" for b in ("", "x/") for c in range(5))
     for name in wanted:
         store.write(name, [b"x"])
-    monkeypatch.setattr("ckptsync.stores.s3.PAGE", 3)
+    monkeypatch.setattr("ckptsync.stores.s3.store.PAGE", 3)
     assert [e.name for e in store.names("")] == wanted
     assert [e.name for e in store.names("a/")] == [n for n in wanted if n.startswith("a/")]
 

@@ -20,19 +20,19 @@ from typing import TypeVar
 from ckptsync.errors import StoreError, Transient
 from ckptsync.stores.contract import About
 from ckptsync.stores.parts import Part
-from ckptsync.stores.sftp_files import FSYNC, ServerFiles, close
-from ckptsync.stores.sftp_listing import listings
-from ckptsync.stores.sftp_session import Session
-from ckptsync.stores.sftp_space import why
-from ckptsync.stores.sftp_ways import Ways
-from ckptsync.stores.sftp_wire import Code, Flag, Kind, Refused, cut_to, opening, text
+from ckptsync.stores.sftp.files import FSYNC, ServerFiles, close
+from ckptsync.stores.sftp.listing import listings
+from ckptsync.stores.sftp.session import Session
+from ckptsync.stores.sftp.space import why
+from ckptsync.stores.sftp.ways import Ways
+from ckptsync.stores.sftp.wire import Code, Flag, Kind, Refused, cut_to, opening, text
 
 _T = TypeVar("_T")
 _NEW = Flag.WRITE | Flag.CREATE | Flag.TRUNCATE
 _STEP = 1 << 20  # bytes that are read back at once, to be compared
 _FIRST = 64 << 10  # of a part: where it was never written, so much tells
 
-Publish = Callable[[str, int], None]  # from a temporary name and the size to the file's name; see `sftp_commit`
+Publish = Callable[[str, int], None]  # from a temporary name and the size to the file's name; see `sftp.commit`
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """A store in an S3 bucket, on AWS or a compatible server: ``s3://bucket/prefix``.
 
-Reading, writing and listing are ours, over one connection a thread (`s3_wire`); where the bucket is and who we are is botocore's to say (`s3_access`).
-Files of more than one part are multipart uploads, which the next try finds again (`s3_upload`).
+Reading, writing and listing are ours, over one connection a thread (`s3.wire`); where the bucket is and who we are is botocore's to say (`s3.access`).
+Files of more than one part are multipart uploads, which the next try finds again (`s3.upload`).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, checked_prefi
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.parts import MOST, PART, Parts, part_size
 from ckptsync.stores.retry import Persistence
-from ckptsync.stores.s3_access import Access
-from ckptsync.stores.s3_bucket import Ask, Bucket
-from ckptsync.stores.s3_errors import Denied, NoSuchRange
-from ckptsync.stores.s3_orphans import sweep
-from ckptsync.stores.s3_put import Sender
-from ckptsync.stores.s3_targets import Conditions, Creating, Goal, Writing
-from ckptsync.stores.s3_wire import Answer
-from ckptsync.stores.s3_xml import is_truncated, objects, text
+from ckptsync.stores.s3.access import Access
+from ckptsync.stores.s3.bucket import Ask, Bucket
+from ckptsync.stores.s3.errors import Denied, NoSuchRange
+from ckptsync.stores.s3.orphans import sweep
+from ckptsync.stores.s3.put import Sender
+from ckptsync.stores.s3.targets import Conditions, Creating, Goal, Writing
+from ckptsync.stores.s3.wire import Answer
+from ckptsync.stores.s3.xml import is_truncated, objects, text
 from ckptsync.stores.urls import Remote
 
 PAGE = 1000  # keys of a listing, at most: S3's own limit

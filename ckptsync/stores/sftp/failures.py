@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterator
 
 from ckptsync.errors import ConfigError, StoreError, Transient
-from ckptsync.stores.sftp_place import Place
-from ckptsync.stores.sftp_wire import Code, Malformed, Refused
+from ckptsync.stores.sftp.place import Place
+from ckptsync.stores.sftp.wire import Code, Malformed, Refused
 
 _LINE = 300
 _CHANGED = re.compile(r"IDENTIFICATION HAS CHANGED|Offending \S+ key|REVOKED HOST KEY|HOST KEY.*REVOKED", re.IGNORECASE)

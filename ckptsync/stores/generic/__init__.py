@@ -1,0 +1,1 @@
+"""Stores of every other kind that fsspec knows."""

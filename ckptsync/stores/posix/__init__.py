@@ -1,0 +1,1 @@
+"""Stores in a directory: a local disk, or NFS."""
