@@ -235,7 +235,7 @@ Room = bytearray | mmap.mmap
 
 def _room(size: int) -> Room:
     """Large buffers are the system's own memory: of what several threads let go of, malloc keeps a lot."""
-    return mmap.mmap(-1, size) if size >= MIB else bytearray(size)
+    return mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) if size >= MIB else bytearray(size)
 
 
 class _Memory:
