@@ -32,7 +32,7 @@ def page(*uploads: tuple[str, str, float], following: str = "") -> Say:
         f"<Upload><Key>{k}</Key><UploadId>{u}</UploadId><Initiated>{moment(ago)}</Initiated></Upload>" for k, u, ago in uploads
     )
     more = f"<IsTruncated>true</IsTruncated><NextKeyMarker>{following}</NextKeyMarker><NextUploadIdMarker>m</NextUploadIdMarker>"
-    return Say(200, f"<R>{more if following else ''}{body}</R>".encode(), DATE)
+    return Say(200, f"<ListMultipartUploadsResult>{more if following else ''}{body}</ListMultipartUploadsResult>".encode(), DATE)
 
 
 def listed(*numbers: int, ago: float = 0, following: str = "") -> Say:
@@ -41,7 +41,7 @@ def listed(*numbers: int, ago: float = 0, following: str = "") -> Say:
         for n in numbers
     )
     more = f"<IsTruncated>true</IsTruncated><NextPartNumberMarker>{following}</NextPartNumberMarker>" if following else ""
-    return Say(200, f"<R>{more}{body}</R>".encode(), DATE)
+    return Say(200, f"<ListPartsResult>{more}{body}</ListPartsResult>".encode(), DATE)
 
 
 def orphan(*stored: Stored, kind: str = "") -> Orphan:
@@ -103,7 +103,10 @@ def test_only_what_was_given_up_below_one_of_our_stores_is_removed() -> None:
 
 
 def test_a_sweep_that_fails_stops_no_write(caplog: pytest.LogCaptureFixture) -> None:
-    begun, done = Say(200, b"<R><UploadId>u</UploadId></R>"), Say(200, b"<R/>")
+    begun, done = (
+        Say(200, b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>"),
+        Say(200, b"<CompleteMultipartUploadResult/>"),
+    )
     stored = [Say(200, b"", {"ETag": '"t"'})] * 2
     with scripted(error(403, "AccessDenied"), error(403, "AccessDenied"), page(), begun, *stored, done) as script:
         store: S3Store = script.store()

@@ -54,7 +54,7 @@ def test_a_listing_of_many_pages_is_whole(store: Store, monkeypatch: pytest.Monk
 def test_keys_that_no_file_could_have_and_those_of_others_are_no_names() -> None:
     keys = ["pre/dir/", "pre/a/../../b", "pre/ba\\ck", "pre//x", "elsewhere/y", "pre", "pre/good"]
     page = "".join(f"<Contents><Key>{key}</Key><Size>1</Size></Contents>" for key in keys)
-    with scripted(Say(200, f"<R>{page}</R>".encode())) as script:
+    with scripted(Say(200, f"<ListBucketResult>{page}</ListBucketResult>".encode())) as script:
         assert [e.name for e in script.store().names("")] == ["good"]
 
 

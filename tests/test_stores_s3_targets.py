@@ -52,8 +52,10 @@ def test_a_server_that_refuses_conditions_is_written_without() -> None:
 
 
 def test_a_large_file_for_a_server_that_refuses_conditions_is_completed_without() -> None:
-    begun = Say(200, b"<R><UploadId>u</UploadId></R>")
-    with scripted(*ABSENT, begun, put, put, error(501, "NotImplemented"), Say(404), Say(200, b"<R/>")) as script:
+    begun = Say(200, b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>")
+    with scripted(
+        *ABSENT, begun, put, put, error(501, "NotImplemented"), Say(404), Say(200, b"<CompleteMultipartUploadResult/>")
+    ) as script:
         store = script.store()
         store.least = 10
         store.create("a", [b"0123456789abc"])

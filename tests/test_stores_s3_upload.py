@@ -205,7 +205,11 @@ def test_an_upload_that_another_process_began_is_not_taken_from_it(bucket: str) 
 
 
 def begun(_asked: Asked) -> Say:
-    return Say(200, b"<R><UploadId>u1</UploadId></R>", {"x-amz-checksum-type": "FULL_OBJECT"})
+    return Say(
+        200,
+        b"<InitiateMultipartUploadResult><UploadId>u1</UploadId></InitiateMultipartUploadResult>",
+        {"x-amz-checksum-type": "FULL_OBJECT"},
+    )
 
 
 def stored(asked: Asked) -> Say:
@@ -218,7 +222,9 @@ def completed(store: S3Store) -> None:
 
 
 def test_a_server_that_gives_opaque_tags_is_told_them_and_the_sum_of_the_whole() -> None:
-    with scripted(begun, stored, stored, Say(200, b"<R><ETag>x</ETag></R>")) as script:
+    with scripted(
+        begun, stored, stored, Say(200, b"<CompleteMultipartUploadResult><ETag>x</ETag></CompleteMultipartUploadResult>")
+    ) as script:
         completed(script.store())
         last = script.asked[-1]
         assert last.body.count(b'<ETag>"opaque"</ETag>') == 2
@@ -258,7 +264,17 @@ def test_parts_that_are_no_longer_ours_fail_the_write_for_now() -> None:
     assert "another writer" in caught.value.hint
 
 
+@pytest.mark.parametrize("page", [b"", b"  ", b"<html><body>please log in</body></html>"])
+def test_a_completion_that_nobody_has_confirmed_is_looked_into(page: bytes) -> None:
+    says = (begun, stored, stored, Say(200, page), error(404, "NoSuchUpload"), Say(404), error(404, "NoSuchKey"))
+    with scripted(*says) as script, pytest.raises(Transient):
+        completed(script.store())
+
+
 def test_a_server_that_puts_other_bytes_together_is_not_believed() -> None:
-    say = Say(200, b"<R><ChecksumCRC32>AAAAAA==</ChecksumCRC32><ChecksumType>FULL_OBJECT</ChecksumType></R>")
+    say = Say(
+        200,
+        b"<CompleteMultipartUploadResult><ChecksumCRC32>AAAAAA==</ChecksumCRC32><ChecksumType>FULL_OBJECT</ChecksumType></CompleteMultipartUploadResult>",
+    )
     with scripted(begun, stored, stored, say) as script, pytest.raises(StoreError, match="other bytes"):
         completed(script.store())

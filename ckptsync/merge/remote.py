@@ -156,6 +156,9 @@ def _begun(store: Store, prepared: Prepared) -> _Record:
         raise ConfigError(f"{store.url}: an unfinished merge of other sources, or with other options", hint=hint)
     if strangers := names - {RECORD} - _outputs(prepared):
         raise ConfigError(f"{store.url}: {min(strangers)} is not of the merge that has begun here", hint=hint)
+    if found.ended and not _outputs(prepared) <= names:
+        found = msgspec.structs.replace(found, ended=False)  # the record could not be deleted then; something is missing now
+        _write(store, found)
     return found
 
 

@@ -201,8 +201,8 @@ class Pieces:
 
     def _fetch(self, name: str, piece: _Piece) -> None:
         """An error is raised to whoever waits for the piece, and whoever wants it next asks again."""
-        held = self._room(piece.end - piece.start)
         try:
+            held = self._room(piece.end - piece.start)
             self._files.read_into(name, piece.start, held)
         except BaseException as e:  # noqa: BLE001  whatever it is, it is raised where the bytes are wanted
             with self._lock:

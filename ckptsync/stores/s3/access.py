@@ -168,6 +168,10 @@ class Access:
         with _told(self.url):
             request = _prepared(client, self.bucket)
         url, authorization = urlsplit(request.url), request.headers.get("Authorization", "")
+        if "@" in url.netloc:
+            raise ConfigError(
+                f"{self.url}: endpoint_url has a user or a password in it, which are no credentials for S3", hint="take them out"
+            )
         authorization = authorization.decode() if isinstance(authorization, bytes) else authorization
         scope = re.search(r"Credential=[^,]*/([^/,]+)/[^/,]+/aws4_request", authorization)
         return Place(url.scheme == "https", url.netloc, url.path.removesuffix("K"), region or (scope[1] if scope else ""))

@@ -86,16 +86,21 @@ class Bucket:
         error = sorted_error(what, ask.operation, answer.status if answer.status >= 300 else 500, found, answer.headers)
         raise self._learned(answer, found, place, keys, error)
 
-    def tree(self, ask: Ask, answer: Answer) -> Element:
-        """An answer in XML."""
-        return tree(answer.body, self.url(ask.key))
+    def tree(self, ask: Ask, answer: Answer, wanted: str) -> Element:
+        """An answer in XML whose root is ``wanted``; raises Transient."""
+        return tree(answer.body, self.url(ask.key), wanted)
 
     def server_time(self, answer: Answer) -> float:
         """The server's clock when it answered; ours if it does not say."""
         return _date(answer) or time.time()
 
     def _sending(self, ask: Ask, place: Place, keys: Keys | None) -> Sending:
-        headers = {"User-Agent": f"ckptsync/{__version__}", **self.access.headers(ask.operation), **(ask.headers or {})}
+        headers = {
+            "User-Agent": f"ckptsync/{__version__}",
+            "Accept-Encoding": "identity",
+            **self.access.headers(ask.operation),
+            **(ask.headers or {}),
+        }
         method = next((m for start, m in _METHODS.items() if ask.operation.startswith(start)), "GET")
         if ask.body or method in ("PUT", "POST"):
             headers["Content-Length"] = str(len(ask.body))
@@ -145,6 +150,7 @@ class Bucket:
             if (
                 answer.status == 307
                 and target.netloc
+                and "@" not in target.netloc
                 and target.netloc != place.host
                 and (target.scheme == "https") == place.is_tls
             ):

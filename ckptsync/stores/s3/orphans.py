@@ -13,7 +13,7 @@ from ckptsync.stores.s3.bucket import Ask
 from ckptsync.stores.s3.errors import Gone
 from ckptsync.stores.s3.put import Sender
 from ckptsync.stores.s3.sums import crc_of, header, is_md5, md5_of, plain
-from ckptsync.stores.s3.xml import Begun, Stored, is_truncated, parts, text, uploads
+from ckptsync.stores.s3.xml import Begun, Stored, next_page, parts, text, uploads
 
 HOUR = 3600.0
 GIVEN_UP = 24 * HOUR  # without a new part: nobody is at work on it, and this name is being written anew
@@ -97,13 +97,17 @@ def _begun(sender: Sender, prefix: str) -> Iterator[tuple[Begun, float]]:
     while True:
         asked = Ask("ListMultipartUploads", query=tuple(query.items()))
         answer = sender.ask(asked)
-        root = sender.bucket.tree(asked, answer)
+        root = sender.bucket.tree(asked, answer, "ListMultipartUploadsResult")
         now = sender.bucket.server_time(answer)
         yield from ((begun, now) for begun in uploads(root))
-        marker = text(root, "NextKeyMarker")
-        if not is_truncated(root) or not marker:
+        upload = text(root, "NextUploadIdMarker")
+        before = f"{query.get('key-marker')} {query.get('upload-id-marker')}"
+        marker = next_page(root, "NextKeyMarker", "", sender.bucket.url(prefix))
+        if not marker:
             return
-        query |= {"key-marker": marker, "upload-id-marker": text(root, "NextUploadIdMarker")}
+        if f"{marker} {upload}" == before:
+            raise StoreError(f"{sender.bucket.url(prefix)}: the server lists the same unfinished uploads again and again")
+        query |= {"key-marker": marker, "upload-id-marker": upload}
 
 
 def _looked_at(sender: Sender, begun: Begun) -> Orphan | None:
@@ -116,10 +120,10 @@ def _looked_at(sender: Sender, begun: Begun) -> Orphan | None:
             answer = sender.ask(asked)
         except (Gone, NotFound):
             return None
-        root = sender.bucket.tree(asked, answer)
+        root = sender.bucket.tree(asked, answer, "ListPartsResult")
         found += parts(root)
-        marker = text(root, "NextPartNumberMarker")
-        if not is_truncated(root) or not marker:
+        marker = next_page(root, "NextPartNumberMarker", query.get("part-number-marker", ""), sender.bucket.url(begun.key))
+        if not marker:
             last = max([begun.since, *(each.mtime for each in found)])
             return Orphan(begun, tuple(found), sender.bucket.server_time(answer) - last)
         query["part-number-marker"] = marker

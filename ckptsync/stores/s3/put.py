@@ -70,14 +70,23 @@ class Sender:
         """Send once, and be sure that the server has checked what has arrived."""
         crc = crc_of(data)
         if self._takes_crc:
-            answer = self.bucket.ask(Ask(operation, key, query, {**headers, CRC: header(crc)}, data))
+            answer = self._sent(Ask(operation, key, query, {**headers, CRC: header(crc)}, data))
             if answer.headers.get(CRC) == header(crc) or self.bucket.access.signs_payload or not data:
-                return Sum(len(data), crc, answer.headers.get("ETag", ""))
+                return Sum(len(data), crc, answer.headers["ETag"])
             self._takes_crc = False
             if plain(answer.headers.get("ETag", "")) == md5_of(data).hex():
                 return Sum(len(data), crc, answer.headers["ETag"])
-        answer = self.bucket.ask(Ask(operation, key, query, {**headers, "Content-MD5": b64encode(md5_of(data)).decode()}, data))
-        return Sum(len(data), crc, answer.headers.get("ETag", ""))
+        answer = self._sent(Ask(operation, key, query, {**headers, "Content-MD5": b64encode(md5_of(data)).decode()}, data))
+        return Sum(len(data), crc, answer.headers["ETag"])
+
+    def _sent(self, ask: Ask) -> Answer:
+        answer = self.bucket.ask(ask)
+        if not answer.headers.get("ETag"):
+            raise Transient(
+                f"{self.bucket.url(ask.key)}: the server's answer has no ETag",
+                hint="is this an S3 server? a proxy may have answered",
+            )
+        return answer
 
     def head(self, key: str, headers: dict[str, str] | None = None) -> Answer:
         """Of what is there; raises NotFound.

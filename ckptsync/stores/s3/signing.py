@@ -75,7 +75,7 @@ def _canonical(request: Signable, headers: Mapping[str, str]) -> tuple[str, str]
 
 
 def _is_signed(name: str) -> bool:
-    return name.startswith("x-amz-") or name in ("host", "content-md5", "content-type", "range", "if-none-match")
+    return name.startswith("x-amz-") or name in ("host", "content-md5", "content-type", "range", "if-match", "if-none-match")
 
 
 @lru_cache(8)

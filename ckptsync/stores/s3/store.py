@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from ckptsync.errors import Corrupt, NotFound, StoreError, Transient
+from ckptsync.errors import Corrupt, Exists, NotFound, StoreError, Transient
 from ckptsync.paths import checked_path
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, checked_prefix
 from ckptsync.stores.limits import Limits
@@ -24,7 +24,7 @@ from ckptsync.stores.s3.orphans import sweep
 from ckptsync.stores.s3.put import Sender
 from ckptsync.stores.s3.targets import Conditions, Creating, Goal, Writing
 from ckptsync.stores.s3.wire import Answer
-from ckptsync.stores.s3.xml import is_truncated, objects, text
+from ckptsync.stores.s3.xml import next_page, objects
 from ckptsync.stores.urls import Remote
 
 PAGE = 1000  # keys of a listing, at most: S3's own limit
@@ -64,7 +64,11 @@ class S3Store:
             raise self._absent(name) or e from e
         except NotFound as e:
             raise NotFound(f"{name}: not in {self.url}") from e
-        return int(answer.headers.get("Content-Length") or 0)
+        size = answer.headers.get("Content-Length", "")
+        if not size.isdigit():
+            hint = "is this an S3 server, and the endpoint right?"
+            raise StoreError(f"{self.url}/{name}: the server does not say how long it is", hint=hint)
+        return int(size)
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         """As the contract says."""
@@ -72,11 +76,16 @@ class S3Store:
         if not out.nbytes:
             self.size(name)
             return
-        done = 0
+        done, tag = 0, ""
 
         def once() -> None:
-            nonlocal done
-            done += self._read_some(name, start + done, view[done:])
+            nonlocal done, tag
+            try:
+                answer = self._read_some(name, start + done, view[done:], {"If-Match": tag} if done and tag else {})
+            except Exists as e:  # 412: it was replaced since it was begun
+                done = 0
+                raise Transient(f"{self.url}/{name}: replaced while it was read") from e
+            done, tag = done + answer.count, answer.headers.get("ETag", "")
             if done < len(view):
                 raise Transient(f"{self.url}/{name}: {done} of {len(view)} bytes came")
 
@@ -127,18 +136,19 @@ class S3Store:
         query = {"list-type": "2", "prefix": prefix, "max-keys": str(PAGE), "encoding-type": "url"}
         while True:
             asked = Ask("ListObjectsV2", query=tuple(query.items()))
-            root = self._bucket.tree(asked, self._sender.ask(asked))
+            root = self._bucket.tree(asked, self._sender.ask(asked), "ListBucketResult")
             for each in objects(root):
                 name = each.key.removeprefix(self._prefix)
                 if each.key.startswith(prefix) and _is_name(name):
                     yield Entry(name, each.size, each.mtime)
-            token = text(root, "NextContinuationToken")
-            if not is_truncated(root) or not token:
+            token = next_page(root, "NextContinuationToken", query.get("continuation-token", ""), self.url)
+            if not token:
                 return
             query["continuation-token"] = token
 
-    def _read_some(self, name: str, start: int, out: memoryview) -> int:
-        ask = Ask("GetObject", self._key(name), headers={"Range": f"bytes={start}-{start + len(out) - 1}"})
+    def _read_some(self, name: str, start: int, out: memoryview, condition: Mapping[str, str]) -> Answer:
+        headers = {"Range": f"bytes={start}-{start + len(out) - 1}", **condition}
+        ask = Ask("GetObject", self._key(name), headers=headers)
         try:
             answer = self._bucket.ask(ask, out)
         except Denied as e:
@@ -147,15 +157,15 @@ class S3Store:
             raise NotFound(f"{name}: not in {self.url}") from e
         except NoSuchRange as e:
             raise self._too_short(name, self.size(name), start, out) from e
-        if answer.status == 200 and start:
+        if answer.status == 200 and start and "Content-Range" not in answer.headers:
             raise StoreError(f"{self.url}/{name}: the server ignores ranges", hint="is a proxy in between?")
         given = answer.headers.get("Content-Range", f"bytes {start}-")
-        if answer.status == 206 and not given.startswith(f"bytes {start}-"):
+        if not given.startswith(f"bytes {start}-"):
             raise Transient(f"{self.url}/{name}: bytes from {start} wanted, the server sent {given}", hint="is a proxy in between?")
         whole = _whole_size(answer)
         if whole is not None and whole < start + len(out):
             raise self._too_short(name, whole, start, out)
-        return answer.count
+        return answer
 
     def _absent(self, name: str) -> NotFound | None:
         """The error, if a listing has no such name; what may not be read is another matter.
@@ -181,8 +191,7 @@ def _is_name(name: str) -> bool:
 
 
 def _whole_size(answer: Answer) -> int | None:
-    """Of a file of which a range was asked for: ``bytes 0-9/10``."""
-    if answer.status == 200:
-        return int(answer.headers.get("Content-Length") or 0)
-    size = answer.headers.get("Content-Range", "").rpartition("/")[2]
+    """Of a file of which a range was asked for: ``bytes 0-9/10``; None if the server does not say."""
+    told = answer.headers.get("Content-Range", "").rpartition("/")[2]
+    size = answer.headers.get("Content-Length", "") if answer.status == 200 and not told else told
     return int(size) if size.isdigit() else None

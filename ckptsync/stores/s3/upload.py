@@ -18,16 +18,17 @@ When the answer to CompleteMultipartUpload is lost
 
 from __future__ import annotations
 
+import contextlib
 import threading
 
 from ckptsync.errors import Exists, StoreError, Transient
 from ckptsync.stores.parts import Part
 from ckptsync.stores.s3.bucket import Ask
-from ckptsync.stores.s3.errors import Gone, Mismatch, Unable
+from ckptsync.stores.s3.errors import Denied, Gone, Mismatch, Unable
 from ckptsync.stores.s3.orphans import GIVEN_UP, HOUR, Orphan, is_same, remove
 from ckptsync.stores.s3.put import Found, Sender
 from ckptsync.stores.s3.sums import CRC, Sum, crc_of, header, whole_crc
-from ckptsync.stores.s3.xml import completion, fault, text, tree
+from ckptsync.stores.s3.xml import completion, text, tree
 
 _COMPLETE = 2.0  # times the usual silence: a server may have to copy all parts, and AWS sends spaces meanwhile
 
@@ -78,7 +79,11 @@ class Multipart:
         def once() -> bytes:
             nonlocal tries
             tries += 1
-            return self._sender.bucket.ask(ask).body
+            body = self._sender.bucket.ask(ask).body
+            tree(
+                body, self._sender.bucket.url(self._key), "CompleteMultipartUploadResult"
+            )  # not so: was it done? the next try tells
+            return body
 
         try:
             self._check(self._sender.keep_trying(once), sums)
@@ -110,7 +115,8 @@ class Multipart:
             verdicts = [(orphan, orphan.agrees(part, self._most)) for orphan in self._left]
             for orphan, agrees in verdicts:
                 if agrees is False and orphan.idle > GIVEN_UP:
-                    remove(self._sender, self._key, orphan.begun.id)
+                    with contextlib.suppress(Denied):  # it hinders nothing, and the bucket's lifecycle rule may remove it
+                        remove(self._sender, self._key, orphan.begun.id)
             same = [orphan for orphan, agrees in verdicts if agrees]
             maybe = [o for o, agrees in verdicts if agrees is None and (o.stored or o.idle > HOUR)]
             self._taken = next(iter([*same, *maybe]), None)
@@ -124,14 +130,13 @@ class Multipart:
         if self._sender.takes_crc:
             headers |= {"x-amz-checksum-algorithm": "CRC32", "x-amz-checksum-type": "FULL_OBJECT"}
         answer = self._sender.ask(Ask("CreateMultipartUpload", self._key, [("uploads", "")], headers))
-        self._id = text(tree(answer.body, self._sender.bucket.url(self._key)), "UploadId")
+        root = tree(answer.body, self._sender.bucket.url(self._key), "InitiateMultipartUploadResult")
+        self._id = text(root, "UploadId")
         self._is_ours = True
         self._has_crc = answer.headers.get("x-amz-checksum-type") == "FULL_OBJECT"
 
     def _check(self, body: bytes, sums: list[Sum]) -> None:
         """What the server has put together, where it says so."""
-        if fault(body).code or not body.strip():
-            return
         root = tree(body, self._sender.bucket.url(self._key))
         crc = text(root, "ChecksumCRC32")
         if crc and text(root, "ChecksumType") == "FULL_OBJECT" and crc != header(whole_crc(sums)):

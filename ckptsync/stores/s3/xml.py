@@ -12,7 +12,7 @@ from urllib.parse import unquote_plus
 from xml.etree.ElementTree import Element, ParseError, fromstring
 from xml.sax.saxutils import escape
 
-from ckptsync.errors import Transient
+from ckptsync.errors import StoreError, Transient
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,11 @@ class Stored:
     crc: str
 
 
-def tree(body: bytes, what: str) -> Element:
-    """The root element; raises Transient for what is no XML, or might be an attack on the parser (a document type)."""
+def tree(body: bytes, what: str, wanted: str = "") -> Element:
+    """The root element; raises Transient for what is no XML, is no ``wanted``, or might be an attack on the parser (a document type).
+
+    A proxy's page is XML, too, sometimes; and of what is not there it says nothing.
+    """
     if b"<!DOCTYPE" in body[:1024]:
         raise _no_xml(what, "it has a document type")
     try:
@@ -65,11 +68,13 @@ def tree(body: bytes, what: str) -> Element:
         raise _no_xml(what, str(e)) from e
     for each in root.iter():
         each.tag = each.tag.rpartition("}")[2]
+    if wanted and root.tag != wanted:
+        raise _no_xml(what, f"{wanted} wanted, {root.tag[:40]} got")
     return root
 
 
 def _no_xml(what: str, why: str) -> Transient:
-    return Transient(f"{what}: the server's answer is no XML: {why}", hint="is this an S3 server? a proxy may have answered")
+    return Transient(f"{what}: the server's answer is not S3's: {why}", hint="is this an S3 server? a proxy may have answered")
 
 
 def fault(body: bytes) -> Fault:
@@ -109,9 +114,17 @@ def parts(root: Element) -> Iterator[Stored]:
         yield Stored(int(text(each, "PartNumber")), int(text(each, "Size")), text(each, "ETag"), mtime, text(each, "ChecksumCRC32"))
 
 
-def is_truncated(root: Element) -> bool:
-    """Whether another page follows."""
-    return text(root, "IsTruncated") == "true"
+def next_page(root: Element, marker: str, asked: str, what: str) -> str:
+    """Where the next page begins, by the element ``marker``; nothing if there is none.  ``asked``: where this one did.
+
+    Raises StoreError where a page follows and cannot be asked for: what is on it must not be taken to be absent.
+    """
+    if text(root, "IsTruncated") != "true":
+        return ""
+    found = text(root, marker)
+    if not found or found == asked:
+        raise StoreError(f"{what}: the server's listing goes on, and does not say where: {marker} is missing or the same again")
+    return found
 
 
 def completion(parts: Iterable[tuple[int, str]]) -> bytes:
