@@ -34,6 +34,7 @@ SMALL ?= 2000
 SFTP ?= 1
 MERGE ?= 2
 WORK ?= /dev/shm
+TOOLS ?=
 CAMPAIGN ?=
 DAMAGE ?=
 CRASH ?=
@@ -68,7 +69,7 @@ bench: $(BENCH_VENV)/.installed
 	mv docs/benchmarks.md.new docs/benchmarks.md
 
 bench-transfer: $(TRANSFER_VENV)/.installed $(BENCH_VENV)/.installed
-	$(TRANSFER_VENV)/bin/python -m benchmarks.transfer --one $(ONE) --many $(MANY) --small $(SMALL) --sftp $(SFTP) --merge $(MERGE) --generator $(BENCH_VENV)/bin/python --rounds $(ROUNDS) --work $(WORK)
+	$(TRANSFER_VENV)/bin/python -m benchmarks.transfer --one $(ONE) --many $(MANY) --small $(SMALL) --sftp $(SFTP) --merge $(MERGE) --generator $(BENCH_VENV)/bin/python --rounds $(ROUNDS) --work $(WORK) --tools '$(TOOLS)'
 	$(TRANSFER_VENV)/bin/python -m benchmarks.transfer_report build/bench/transfer.json > docs/benchmarks-transfer.md.new
 	mv docs/benchmarks-transfer.md.new docs/benchmarks-transfer.md
 

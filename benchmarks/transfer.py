@@ -47,7 +47,9 @@ def main() -> None:
     """Run the comparisons that are asked for, and write what came of them."""
     args = _arguments().parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
-    settings = {key: value for key, value in vars(args).items() if key in ("one", "many", "small", "sftp", "merge", "rounds")}
+    settings = {
+        key: value for key, value in vars(args).items() if key in ("one", "many", "small", "sftp", "merge", "rounds", "tools")
+    }
     args.json.parent.mkdir(parents=True, exist_ok=True)
     results = []
     for contest in _all(args):  # each is written at once: a run of an hour may be ended
