@@ -193,6 +193,19 @@ def test_what_somebody_else_finished_first_leaves_nothing_behind(tmp_path: Path)
     assert inside(tmp_path) == ["a"]
 
 
+def test_a_name_that_a_killed_writer_left_is_durable_before_it_is_said_to_be_there(tmp_path: Path) -> None:
+    root, log = tmp_path / "store", tmp_path / "log"
+    (root / "run" / "deep").mkdir(parents=True)
+    store = served(root, f"log={log}")
+    for name in ("a", "b"):  # each made by another writer, after the last one was settled
+        (root / "run/deep" / name).write_bytes(b"its writer was killed between rename and fsync")
+        with pytest.raises(Exists):
+            store.create(f"run/deep/{name}", [b"x"])
+    steps = [step for step in log.read_text().splitlines() if step != "limits"]
+    assert steps.pop(0) == "fsync store"  # whether directories can be synced
+    assert steps == ["fsync store", "fsync run", "fsync deep", "fsync deep"]
+
+
 def _interrupted(n: int) -> bytes:
     if n == 30:
         raise KeyboardInterrupt

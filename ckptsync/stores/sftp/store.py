@@ -85,6 +85,7 @@ class SftpStore:
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         """As the contract says."""
         if self._files.found(_checked(name)):
+            self._ways.settle(name.rpartition("/")[0])  # its writer may be dead: else a power cut could take what we say is there
             self._clear(name, about)
             raise Exists(f"{name}: already there")
         self._send(name, chunks, about, functools.partial(claim, self._files, name))

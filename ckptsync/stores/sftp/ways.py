@@ -35,6 +35,20 @@ class Ways:
             return
         raise StoreError(f"{self._files.told(directory)}: deleted by somebody else {_TRIES} times while it was made")
 
+    def settle(self, directory: str) -> None:
+        """What was done to the names in a directory that is there is durable, whoever did it, as is the directory itself.
+
+        It is synced each time, since another writer may have added a name a moment ago.  Those above are not: who makes a directory again syncs
+        its name before there is a file in it.
+        """
+        with self._lock:
+            doubtful = [path for path in _parents(directory) if path not in self._there]
+        for path in doubtful:
+            self._files.sync_directory(path.rpartition("/")[0])
+            with self._lock:
+                self._there.add(path)
+        self._files.sync_directory(directory)
+
     def forget(self, directory: str) -> None:
         """It, or one above it, may be gone."""
         with self._lock:
