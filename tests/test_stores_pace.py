@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from ckptsync.errors import StoreError
+from ckptsync.stores import ending, signs
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.limits import Unlimited
 from ckptsync.stores.memory import MemoryStore
@@ -16,6 +19,13 @@ from ckptsync.stores.timetable import parse
 from tests.store_contract import StoreContract
 
 
+@pytest.fixture(autouse=True)
+def life() -> Iterator[None]:
+    ending.begin()
+    yield
+    ending.begin()
+
+
 class Clock:
     """Time that passes only where somebody sleeps; the week begins at 0 s, on Monday."""
 
@@ -23,7 +33,7 @@ class Clock:
         self.now = now
 
     def sleep(self, seconds: float) -> None:
-        assert seconds <= 1.0, "else a new rate is felt late"
+        assert seconds <= 0.25, "else a new rate, or the end, is felt late"
         self.now += seconds
 
     def wall(self) -> time.struct_time:
@@ -160,6 +170,35 @@ def test_an_interrupt_leaves_the_line_to_others() -> None:
         paces.take(10_000)
     paces._sleep = clock.sleep
     paces.take(10_000)
+
+
+class Ending(Clock):
+    """The process is told to end while somebody sleeps."""
+
+    def sleep(self, seconds: float) -> None:
+        super().sleep(seconds)
+        ending.announce()
+
+
+def test_when_the_end_is_near_nobody_waits_any_longer() -> None:
+    clock = Ending()
+    paces = clock.paces("1000B/s")
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(paces.take, 1 << 20) for _ in range(3)]
+        for ended in waiting:
+            with pytest.raises(StoreError, match="ended while it waited for its bandwidth"):
+                ended.result(10)
+    assert clock.now <= 0.25
+
+
+def test_who_waits_for_many_bytes_gives_signs_of_life_and_a_heartbeat_gives_none() -> None:
+    clock = Clock()
+    paces, before = clock.paces("1000B/s"), signs.given()
+    paces.take(signs.LEAST)
+    assert signs.given() - before >= clock.now
+    before = signs.given()
+    paces.take(1000)
+    assert signs.given() == before
 
 
 def test_bytes_in_both_directions_are_asked_for_in_small_pieces() -> None:

@@ -8,7 +8,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
-from ckptsync.stores import signs
+from ckptsync.errors import StoreError
+from ckptsync.stores import ending, signs
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
 from ckptsync.stores.limits import Pace
 from ckptsync.stores.timetable import Timetable
@@ -16,7 +17,7 @@ from ckptsync.stores.timetable import Timetable
 ASK = 256 << 10  # bytes asked for at a time
 BURST = 0.25  # seconds of the rate that may have been saved up
 _CLOSE = 0.001  # of a byte: sums of floats are not exact
-_STEP = 1.0  # seconds after which the timetable is looked at again
+_STEP = 0.25  # seconds after which the timetable is looked at again, and whether the process is about to end
 
 
 class Paces:
@@ -36,12 +37,14 @@ class Paces:
         self._saved, self._since = 0.0, clock()  # bytes that may go, as of when
 
     def take(self, count: int) -> None:
-        """Wait until ``count`` bytes may go."""
+        """Wait until ``count`` bytes may go; raises StoreError where the process is about to end before they may."""
         with self._turn():
             while (wait := self._missing(count)) > 0:
+                if ending.is_near():
+                    raise StoreError("the transfer ended while it waited for its bandwidth", hint="start it again")
+                _live(count)
                 self._sleep(min(wait, _STEP))
-        if count >= signs.LEAST:
-            signs.give()
+        _live(count)
 
     def _missing(self, count: int) -> float:
         """Seconds until ``count`` bytes are saved up at the present rate; 0 takes them.  Only whoever's turn it is calls this."""
@@ -70,6 +73,12 @@ class Paces:
             with self._moved:
                 self._line.remove(ticket)
                 self._moved.notify_all()
+
+
+def _live(count: int) -> None:
+    """A sign of life, also of who waits for long: only so is a small bandwidth told from a thread that hangs."""
+    if count >= signs.LEAST:
+        signs.give()
 
 
 class Paced:
