@@ -110,8 +110,9 @@ CASES = [(made, after) for made in (in_memory, on_disk) for after in (MIDWAY, RE
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_source_that(tmp_path: Path, made: Callable[[Path], Store], change: Callable[[Path], None], after: int) -> None:
     store, source = made(tmp_path), lay(tmp_path / "out", BEFORE)
-    with pytest.raises(Incomplete):
+    with pytest.raises(Incomplete) as caught:
         pushed(source, store, lambda: change(source / "shard"), after)
+    assert ("push a later" if change in (vanishes, vanishes_with_its_directory) else "push it again") in caught.value.hint.lower()
     assert manifests(store) == []
     if source.exists():
         push_now(source, store, "n0", "run")

@@ -16,7 +16,7 @@ from ckptsync.digest import Digester, digest
 from ckptsync.errors import Corrupt, NotFound
 from ckptsync.records.manifest import FileEntry
 from ckptsync.stores.contract import About, Store
-from ckptsync.worker.hold import Held
+from ckptsync.worker.hold import AGAIN, Held
 from ckptsync.worker.take import CHUNK, Changed, Passed, chunks, nothing, unread
 
 _FICLONE = 0x40049409  # linux/fs.h, ioctl_ficlone(2)
@@ -108,7 +108,7 @@ def checked(stream: Iterable[memoryview], entry: FileEntry, name: str) -> Iterat
         size += len(chunk)
         yield chunk
     if (size, found.hexdigest()) != (entry.size, entry.digest):
-        raise Changed(f"{name}: these are not the bytes that were taken", hint="it is taken again when it is quiet")
+        raise Changed(f"{name}: these are not the bytes that were taken", hint=AGAIN)
 
 
 def stored_chunks(store: Store, name: str, size: int, passed: Passed = nothing) -> Iterator[memoryview]:

@@ -12,6 +12,9 @@ from ckptsync.scan import Family, Found
 from ckptsync.spool import Pin
 from ckptsync.walk import Stat, open_file
 
+AGAIN = "push it again when the trainer has finished; a daemon does so by itself"
+LATER = "has the trainer removed it?  Push a later checkpoint; a daemon pins what it takes before it goes"
+
 
 @dataclass(frozen=True, slots=True)
 class Held:
@@ -23,7 +26,10 @@ class Held:
 
     def open(self) -> int:
         """A descriptor; raises Incomplete if it is gone."""
-        return open_file(self.root, self.stat.path)
+        try:
+            return open_file(self.root, self.stat.path)
+        except Incomplete as e:
+            raise Incomplete(str(e), hint=LATER) from e
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from ckptsync.walk import walk
 from ckptsync.worker import deciding
 from ckptsync.worker.content import Source
 from ckptsync.worker.evidence import gather
-from ckptsync.worker.hold import Held, Hold
+from ckptsync.worker.hold import AGAIN, Held, Hold
 from ckptsync.worker.known import Known
 from ckptsync.worker.looking import Seen
 from ckptsync.worker.moving import tidy
@@ -141,7 +141,7 @@ def hardened(seen: Seen) -> Seen:
     if {p: h.stat.size for p, h in pinned.items() if p in seen.hold.held} != {
         f.path: f.size for f in seen.hold.stats if seen.hold.held[f.path].is_pinned
     }:
-        raise Incomplete(f"{seen.spot.name}: its pin changed", hint="it is taken again when it is quiet")
+        raise Incomplete(f"{seen.spot.name}: its pin changed", hint=AGAIN)
     return replace(seen, hold=replace(seen.hold, held=dict(seen.hold.held) | pinned))
 
 

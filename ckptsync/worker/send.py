@@ -21,7 +21,7 @@ from ckptsync.worker import deciding
 from ckptsync.worker.announcing import announced
 from ckptsync.worker.content import Guarded, Source, Stored, is_stored
 from ckptsync.worker.deciding import Parcel, missing, stored
-from ckptsync.worker.hold import Held, Hold
+from ckptsync.worker.hold import AGAIN, Held, Hold
 from ckptsync.worker.take import Passed, nothing, unchanged
 from ckptsync.worker.together import Together
 
@@ -250,7 +250,7 @@ class _Delivery:
     def _held(self, entry: FileEntry) -> Source:
         held = self.hold.held.get(entry.path)
         if held is None:
-            raise Incomplete(f"{entry.path}: no longer held", hint="it is taken again when it is quiet")
+            raise Incomplete(f"{entry.path}: no longer held", hint=AGAIN)
         return Source(held, self.road.node, entry, self.road.passed)
 
     def _learned(self, entry: FileEntry) -> FileEntry:

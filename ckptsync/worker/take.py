@@ -17,7 +17,7 @@ from ckptsync.model import Demands
 from ckptsync.paths import checked_path
 from ckptsync.records.manifest import FileEntry
 from ckptsync.walk import Stat, look
-from ckptsync.worker.hold import Held, Hold
+from ckptsync.worker.hold import AGAIN, LATER, Held, Hold
 
 CHUNK = 4 << 20
 Passed = Callable[[int], None]
@@ -107,7 +107,7 @@ def _read(fd: int, into: memoryview, start: int, held: Held) -> int:
         return os.preadv(fd, [into], start)
     except OSError as e:
         if e.errno == errno.ESTALE:
-            raise Changed(f"{held.stat.path}: deleted while it was read") from e
+            raise Changed(f"{held.stat.path}: deleted while it was read", hint=LATER) from e
         raise StoreError(f"{held.root}/{held.stat.path}: {e.strerror}", hint="look at the disk that the trainer writes to") from e
 
 
@@ -121,4 +121,4 @@ def _asked(hold: Hold) -> tuple[Demands, tuple[str, ...], tuple[str, ...]]:
 
 def _same(before: Stat, after: Stat) -> None:
     if before.was_touched(after):
-        raise Changed(f"{before.path}: changed while it was read", hint="it is taken again when it is quiet")
+        raise Changed(f"{before.path}: changed while it was read", hint=AGAIN)
