@@ -59,6 +59,8 @@ def test_limits_and_options_come_from_the_environment_or_the_configuration_and_t
     assert "lab" not in repr(of_file)
     with pytest.raises(ConfigError, match="--bandwidth: '50' is not a bandwidth"):
         reached(Namespace(bandwidth="50"))
+    with pytest.raises(ConfigError, match="--bandwidth: an empty bandwidth: a rate such as"):
+        reached(Namespace(bandwidth=""))
 
 
 def test_options_of_the_environment_do_not_trouble_a_path(

@@ -47,7 +47,7 @@ def reached(args: argparse.Namespace) -> Access:
         options, asked = config.store.options, config.limits
     else:
         options, asked = from_environment()
-    if getattr(args, "bandwidth", None):
+    if getattr(args, "bandwidth", None) is not None:
         asked = replace(asked, bandwidth=_bandwidth(args.bandwidth))
     return Access(options, reach.limits(asked))
 
