@@ -12,7 +12,10 @@ from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
 
 
 class Stoppable:
-    """As the store it is around, until ``is_stopping``: from then on writes raise StoreError, and what they had written is removed."""
+    """As the store it is around, until ``is_stopping``: from then on writes raise StoreError.
+
+    What they had written is removed, or kept to be continued where the store can do that (`About.origin`).
+    """
 
     def __init__(self, store: Store, is_stopping: Callable[[], bool]) -> None:
         self._store, self._is_stopping = store, is_stopping

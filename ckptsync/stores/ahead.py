@@ -11,8 +11,8 @@ from blake3 import blake3
 
 from ckptsync.errors import Corrupt
 from ckptsync.stores.contract import About, Store
-from ckptsync.stores.copying import PIECE
 
+PIECE = 8 << 20
 DEPTH = 4
 
 
