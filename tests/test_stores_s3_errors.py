@@ -5,7 +5,6 @@ from __future__ import annotations
 import http.client
 import socket
 import ssl
-from email.message import Message
 
 import pytest
 
@@ -16,11 +15,8 @@ from ckptsync.stores.s3.xml import Fault
 WHAT = "s3://bucket/key"
 
 
-def headers(**given: str) -> Message:
-    message = Message()
-    for name, value in given.items():
-        message[name.replace("_", "-")] = value
-    return message
+def headers(**given: str) -> dict[str, str]:
+    return {name.replace("_", "-"): value for name, value in given.items()}
 
 
 @pytest.mark.parametrize(

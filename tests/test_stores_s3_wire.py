@@ -20,7 +20,9 @@ import pytest
 
 from ckptsync.stores.limits import Limits, Unlimited
 from ckptsync.stores.s3.access import Place
-from ckptsync.stores.s3.wire import PIECE, Answer, Sending, Wire
+from ckptsync.stores.s3.flow import PIECE
+from ckptsync.stores.s3.sinks import Into
+from ckptsync.stores.s3.wire import Answer, Sending, Wire
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
@@ -78,7 +80,8 @@ def wire(stall: float = 5.0, **limits: Any) -> Wire:
 
 def asked(wire: Wire, place: Place, body: bytes = b"", out: memoryview | None = None) -> Answer:
     headers = {"Host": place.host, **({"Content-Length": str(len(body))} if body else {})}
-    return wire.exchange(place, Sending("PUT" if body else "GET", "/b/k", headers, body), out)
+    begin = None if out is None else lambda _status, _headers: Into(out)
+    return wire.exchange(place, Sending("PUT" if body else "GET", "/b/k", headers, body), begin)
 
 
 def test_a_connection_is_used_again_until_the_server_ends_it() -> None:

@@ -20,7 +20,7 @@ from ckptsync.stores.limits import Limits
 from ckptsync.stores.s3.access import Access, Place
 from ckptsync.stores.s3.errors import lost, sorted_error
 from ckptsync.stores.s3.signing import UNSIGNED, Keys, Signable, encoded, query_string, signed
-from ckptsync.stores.s3.wire import Answer, Sending, Wire
+from ckptsync.stores.s3.wire import Answer, Begin, Sending, Wire
 from ckptsync.stores.s3.xml import Fault, fault, tree
 
 Query = Sequence[tuple[str, str]]
@@ -70,11 +70,11 @@ class Bucket:
         """How a key is called in messages."""
         return f"s3://{self.access.bucket}/{key}" if key else f"s3://{self.access.bucket}"
 
-    def ask(self, ask: Ask, out: memoryview | None = None) -> Answer:
-        """What the server says, if it is no error; with ``out``, the body of a ranged read goes there.  Raises as `s3.errors` says."""
+    def ask(self, ask: Ask, begin: Begin | None = None) -> Answer:
+        """What the server says, if it is no error; the body of a ranged read goes where ``begin`` says.  Raises as `s3.errors` says."""
         place, keys, what = self._place, self.access.keys(), self.url(ask.key or dict(ask.query).get("prefix", "").rstrip("/"))
         try:
-            answer = self._wire.exchange(place, self._sending(ask, place, keys), out)
+            answer = self._wire.exchange(place, self._sending(ask, place, keys), begin)
         except (OSError, http.client.HTTPException) as e:
             raise lost(what, place.host, e, has_answered=self._has_answered) from e
         self._has_answered = True

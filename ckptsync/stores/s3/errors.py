@@ -11,7 +11,7 @@ import http.client
 import socket
 import ssl
 import time
-from email.message import Message
+from collections.abc import Mapping
 
 from ckptsync.errors import CkptsyncError, ConfigError, Exists, NotFound, StoreError, Transient
 from ckptsync.stores.s3.xml import Fault
@@ -82,7 +82,7 @@ class Unable(StoreError):
     """The server does not know what it was asked for."""
 
 
-def sorted_error(what: str, operation: str, status: int, fault: Fault, headers: Message) -> CkptsyncError:
+def sorted_error(what: str, operation: str, status: int, fault: Fault, headers: Mapping[str, str]) -> CkptsyncError:
     """The error for an answer that is none: ``what`` is the thing's URL."""
     code = fault.code or {404: "NoSuchKey", 412: "PreconditionFailed", 403: "AccessDenied"}.get(status, "")
     text = f"{what}: {_said(status, code, fault.message)}"
@@ -135,7 +135,7 @@ def _said(status: int, code: str, message: str) -> str:
     return f"the server says {status} {code}".rstrip() + (f": {said}" if said else "")
 
 
-def _after(headers: Message) -> float:
+def _after(headers: Mapping[str, str]) -> float:
     """Seconds that the server asks for (RFC 9110, section 10.2.3), a number or a date."""
     asked = headers.get("Retry-After", "").strip()
     if asked.isdigit():

@@ -54,7 +54,7 @@ def signed(request: Signable, keys: Keys | None, region: str, when: float) -> di
     headers = {**request.headers, "Host": request.host}
     if keys is None:
         return headers
-    stamp = datetime.fromtimestamp(when, timezone.utc).strftime("%Y%m%dT%H%M%SZ")
+    stamp = _stamp(int(when))
     headers |= {"X-Amz-Date": stamp, "X-Amz-Content-SHA256": request.payload}
     if keys.token:
         headers["X-Amz-Security-Token"] = keys.token
@@ -68,14 +68,19 @@ def signed(request: Signable, keys: Keys | None, region: str, when: float) -> di
 
 def _canonical(request: Signable, headers: Mapping[str, str]) -> tuple[str, str]:
     """The names of the signed headers, and the text whose digest is signed."""
-    signed_ones = {k.lower(): " ".join(v.split()) for k, v in headers.items() if _is_signed(k.lower())}
-    names = ";".join(sorted(signed_ones))
-    lines = [f"{name}:{signed_ones[name]}" for name in sorted(signed_ones)]
+    chosen = sorted((name, " ".join(v.split())) for k, v in headers.items() if _is_signed(name := k.lower()))
+    names = ";".join(name for name, _ in chosen)
+    lines = [f"{name}:{value}" for name, value in chosen]
     return names, "\n".join([request.method, request.path, query_string(request.query), *lines, "", names, request.payload])
 
 
 def _is_signed(name: str) -> bool:
     return name.startswith("x-amz-") or name in ("host", "content-md5", "content-type", "range", "if-match", "if-none-match")
+
+
+@lru_cache(2)
+def _stamp(when: int) -> str:
+    return datetime.fromtimestamp(when, timezone.utc).strftime("%Y%m%dT%H%M%SZ")
 
 
 @lru_cache(8)

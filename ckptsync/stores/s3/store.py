@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ckptsync.errors import Corrupt, Exists, NotFound, StoreError, Transient
@@ -22,6 +22,7 @@ from ckptsync.stores.s3.bucket import Ask, Bucket
 from ckptsync.stores.s3.errors import Denied, NoSuchRange
 from ckptsync.stores.s3.orphans import sweep
 from ckptsync.stores.s3.put import Sender
+from ckptsync.stores.s3.sinks import Into, Refused, Sink, Through
 from ckptsync.stores.s3.targets import Conditions, Creating, Goal, Writing
 from ckptsync.stores.s3.wire import Answer
 from ckptsync.stores.s3.xml import next_page, objects
@@ -72,22 +73,34 @@ class S3Store:
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         """As the contract says."""
-        view = out.cast("B") if out.nbytes else out
-        if not out.nbytes:
+        if out.nbytes:
+            self._read(name, start, Into(out.cast("B")))
+        else:
             self.size(name)
-            return
-        done, tag = 0, ""
+
+    def pour(self, name: str, start: int, size: int, buffer: memoryview, take: Callable[[memoryview], None]) -> None:
+        """As `stores.pouring.Pours` says."""
+        try:
+            if size:
+                self._read(name, start, Through(size, buffer, take))
+        except Refused as e:
+            raise e.error from e.error.__cause__
+
+    def _read(self, name: str, start: int, sink: Sink) -> None:
+        """Bytes from ``start`` on into ``sink``; what broke off goes on where it ended, if it is still the same file."""
+        tag = ""
 
         def once() -> None:
-            nonlocal done, tag
+            nonlocal tag
             try:
-                answer = self._read_some(name, start + done, view[done:], {"If-Match": tag} if done and tag else {})
+                answer = self._read_some(name, start, sink, {"If-Match": tag} if sink.done and tag else {})
             except Exists as e:  # 412: it was replaced since it was begun
-                done = 0
+                if not sink.restart():
+                    raise StoreError(f"{self.url}/{name}: replaced while it was read", hint="try again") from e
                 raise Transient(f"{self.url}/{name}: replaced while it was read") from e
-            done, tag = done + answer.count, answer.headers.get("ETag", "")
-            if done < len(view):
-                raise Transient(f"{self.url}/{name}: {done} of {len(view)} bytes came")
+            tag = answer.headers.get("ETag", "")
+            if sink.done < sink.size:  # it broke off
+                raise Transient(f"{self.url}/{name}: {sink.done} of {sink.size} bytes came")
 
         self._sender.keep_trying(once)
 
@@ -146,26 +159,34 @@ class S3Store:
                 return
             query["continuation-token"] = token
 
-    def _read_some(self, name: str, start: int, out: memoryview, condition: Mapping[str, str]) -> Answer:
-        headers = {"Range": f"bytes={start}-{start + len(out) - 1}", **condition}
-        ask = Ask("GetObject", self._key(name), headers=headers)
+    def _read_some(self, name: str, at: int, sink: Sink, condition: Mapping[str, str]) -> Answer:
+        start, end = at + sink.done, at + sink.size
+        ask = Ask("GetObject", self._key(name), headers={"Range": f"bytes={start}-{end - 1}", **condition})
+
+        def begin(status: int, headers: Mapping[str, str]) -> Sink:
+            self._check_range(name, (start, end), status, headers)
+            return sink
+
         try:
-            answer = self._bucket.ask(ask, out)
+            return self._bucket.ask(ask, begin)
         except Denied as e:
             raise self._absent(name) or e from e
         except NotFound as e:
             raise NotFound(f"{name}: not in {self.url}") from e
         except NoSuchRange as e:
-            raise self._too_short(name, self.size(name), start, out) from e
-        if answer.status == 200 and start and "Content-Range" not in answer.headers:
+            raise self._too_short(name, self.size(name), start, end) from e
+
+    def _check_range(self, name: str, wanted: tuple[int, int], status: int, headers: Mapping[str, str]) -> None:
+        """Before the first byte is believed."""
+        start, end = wanted
+        if status == 200 and start and "Content-Range" not in headers:
             raise StoreError(f"{self.url}/{name}: the server ignores ranges", hint="is a proxy in between?")
-        given = answer.headers.get("Content-Range", f"bytes {start}-")
+        given = headers.get("Content-Range", f"bytes {start}-")
         if not given.startswith(f"bytes {start}-"):
             raise Transient(f"{self.url}/{name}: bytes from {start} wanted, the server sent {given}", hint="is a proxy in between?")
-        whole = _whole_size(answer)
-        if whole is not None and whole < start + len(out):
-            raise self._too_short(name, whole, start, out)
-        return answer
+        whole = _whole_size(status, headers)
+        if whole is not None and whole < end:
+            raise self._too_short(name, whole, start, end)
 
     def _absent(self, name: str) -> NotFound | None:
         """The error, if a listing has no such name; what may not be read is another matter.
@@ -178,8 +199,8 @@ class S3Store:
             return None
         return None if first and first.name == name else NotFound(f"{name}: not in {self.url}")
 
-    def _too_short(self, name: str, size: int, start: int, out: memoryview) -> Corrupt:
-        return Corrupt(f"{name}: ends at byte {size}, {len(out)} bytes from {start} wanted")
+    def _too_short(self, name: str, size: int, start: int, end: int) -> Corrupt:
+        return Corrupt(f"{name}: ends at byte {size}, {end - start} bytes from {start} wanted")
 
 
 def _is_name(name: str) -> bool:
@@ -190,8 +211,8 @@ def _is_name(name: str) -> bool:
         return False  # the question was whether it is refused
 
 
-def _whole_size(answer: Answer) -> int | None:
+def _whole_size(status: int, headers: Mapping[str, str]) -> int | None:
     """Of a file of which a range was asked for: ``bytes 0-9/10``; None if the server does not say."""
-    told = answer.headers.get("Content-Range", "").rpartition("/")[2]
-    size = answer.headers.get("Content-Length", "") if answer.status == 200 and not told else told
+    told = headers.get("Content-Range", "").rpartition("/")[2]
+    size = headers.get("Content-Length", "") if status == 200 and not told else told
     return int(size) if size.isdigit() else None

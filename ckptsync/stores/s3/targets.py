@@ -17,6 +17,7 @@ from ckptsync.stores.s3.bucket import Ask
 from ckptsync.stores.s3.errors import Unable
 from ckptsync.stores.s3.orphans import Orphan, orphans
 from ckptsync.stores.s3.put import NEW, Found, Sender
+from ckptsync.stores.s3.sinks import Into
 from ckptsync.stores.s3.sums import Sum, crc_of, md5_of
 from ckptsync.stores.s3.upload import Multipart
 
@@ -144,7 +145,10 @@ class Creating(Writing):
         out = memoryview(bytearray(len(data)))
         try:
             ask = Ask("GetObject", self._key, headers={"Range": f"bytes=0-{len(data)}"})
-            return self._sender.keep_trying(lambda: self._sender.bucket.ask(ask, out)).count == len(data) and out == data
+            return (
+                self._sender.keep_trying(lambda: self._sender.bucket.ask(ask, lambda *_: Into(out))).count == len(data)
+                and out == data
+            )
         except StoreError:
             return None
 
