@@ -19,8 +19,6 @@ from typing import Any
 from benchmarks.movers import HERE
 
 AT_ONCE = 8
-SMALL = 1 << 20  # bytes; of larger files as many are brought at once as keep memory below 128 MiB
-LARGE_AT_ONCE, AHEAD = 3, 3
 
 
 def main() -> None:
@@ -30,18 +28,17 @@ def main() -> None:
 
 
 def _store(direction: str, directory: Path, url: str) -> None:
-    from ckptsync.stores.ahead import fetch
+    from ckptsync.stores.arrival import Wanted
+    from ckptsync.stores.bringing import bring
     from ckptsync.stores.contract import About
     from ckptsync.stores.opening import bare
+    from ckptsync.stores.posix.store import PosixStore
 
     there = bare(url, _options())
     if direction == "down":
         directory.mkdir()
-        here = bare(str(directory))
-        entries = list(there.names(f"{HERE}/"))
-        bring = lambda e: fetch(there, e.name, here, e.name.removeprefix(f"{HERE}/"), size=e.size, depth=AHEAD)  # noqa: E731
-        _each([e for e in entries if e.size <= SMALL], bring)
-        _each([e for e in entries if e.size > SMALL], bring, LARGE_AT_ONCE)
+        wanted = [Wanted(e.name, e.name.removeprefix(f"{HERE}/"), e.size, None) for e in there.names(f"{HERE}/")]
+        bring(there, PosixStore(str(directory)), wanted)
         return
 
     def send(path: Path) -> None:
@@ -51,26 +48,26 @@ def _store(direction: str, directory: Path, url: str) -> None:
 
 
 def _fetch(_direction: str, directory: Path, url: str) -> None:
+    from ckptsync.digest import FileDigest
     from ckptsync.records.coding import decode_any
     from ckptsync.records.manifest import FileEntry, Manifest
     from ckptsync.records.names import file_name, parse_record_name
-    from ckptsync.stores.ahead import fetch
+    from ckptsync.stores.arrival import Wanted
+    from ckptsync.stores.bringing import bring
     from ckptsync.stores.contract import read_all
-    from ckptsync.stores.opening import bare, open_store
+    from ckptsync.stores.opening import open_store
+    from ckptsync.stores.posix.store import PosixStore
 
     there = open_store(url, _options())
     directory.mkdir()
-    here = bare(str(directory))
     parsed = {e.name: found for e in there.names("") if (found := parse_record_name(e.name)) and found.kind == "manifest"}
     manifests = [decode_any(found, read_all(there, name)) for name, found in parsed.items()]
-    files = [(file_name(m.run, m.place, f.path), f) for m in manifests if isinstance(m, Manifest) for f in m.files]
 
-    def bring(stored: tuple[str, FileEntry]) -> None:
-        name, file = stored
-        fetch(there, name, here, file.path, size=file.size, digest=file.digest, depth=AHEAD)
+    def wanted(m: Manifest, f: FileEntry) -> Wanted:
+        digest = FileDigest(f.size, f.digest, f.block_size, f.blocks)
+        return Wanted(file_name(m.run, m.place, f.path), f.path, f.size, digest)
 
-    _each([f for f in files if f[1].size <= SMALL], bring)
-    _each([f for f in files if f[1].size > SMALL], bring, LARGE_AT_ONCE)
+    bring(there, PosixStore(str(directory)), [wanted(m, f) for m in manifests if isinstance(m, Manifest) for f in m.files])
 
 
 def _boto3(direction: str, directory: Path, url: str) -> None:
@@ -117,8 +114,8 @@ def _chunks(path: Path) -> Iterable[memoryview]:
             yield buffer[:count]
 
 
-def _each(items: Iterable[Any], do: Callable[[Any], None], at_once: int = AT_ONCE) -> None:
-    with ThreadPoolExecutor(at_once) as pool:
+def _each(items: Iterable[Any], do: Callable[[Any], None]) -> None:
+    with ThreadPoolExecutor(AT_ONCE) as pool:
         for _ in pool.map(do, items):
             pass
 

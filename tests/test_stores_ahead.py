@@ -1,16 +1,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
 
 import pytest
 
-from ckptsync.digest import digest
-from ckptsync.errors import Corrupt, NotFound, Transient
-from ckptsync.stores.ahead import ahead, fetch
-from ckptsync.stores.contract import UNKNOWN, About, Chunk, read_all
-from ckptsync.stores.memory import MemoryStore
-from ckptsync.stores.posix.store import PosixStore
+from ckptsync.errors import Transient
+from ckptsync.stores.ahead import ahead
 
 CONTENT = bytes(range(251)) * 20
 
@@ -102,34 +97,3 @@ def test_closing_early_leaves_no_thread_and_begins_no_more_reads() -> None:
     pieces.close()
     assert not readers()
     assert len(source.begun) <= 5
-
-
-def test_fetching_brings_a_file_here_and_proves_it(tmp_path: str) -> None:
-    there, here = MemoryStore(), PosixStore(str(tmp_path))
-    there.write("run/a", [CONTENT])
-    fetch(there, "run/a", here, "b/a", digest=digest(CONTENT))
-    assert read_all(here, "b/a") == CONTENT
-
-
-def test_fetching_other_bytes_than_recorded_leaves_nothing(tmp_path: str) -> None:
-    there, here = MemoryStore(), PosixStore(str(tmp_path))
-    there.write("run/a", [CONTENT[:-1] + b"!"])
-    with pytest.raises(Corrupt, match="run/a: digest"):
-        fetch(there, "run/a", here, "a", digest=digest(CONTENT))
-    with pytest.raises(NotFound):
-        fetch(there, "run/b", here, "a")
-    assert list(here.names("")) == []
-    assert not readers()
-
-
-def test_a_target_that_fails_leaves_no_thread() -> None:
-    class Full(MemoryStore):
-        def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-            next(iter(chunks))
-            raise Transient("full")
-
-    there = MemoryStore()
-    there.write("a", [bytes(40 << 20)])
-    with pytest.raises(Transient, match="full"):
-        fetch(there, "a", Full(), "a")
-    assert not readers()

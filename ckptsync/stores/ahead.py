@@ -10,7 +10,6 @@ from typing import Protocol
 from blake3 import blake3
 
 from ckptsync.errors import Corrupt
-from ckptsync.stores.contract import About, Store
 
 PIECE = 8 << 20
 DEPTH = 4
@@ -54,19 +53,6 @@ def ahead(source: Reads, name: str, size: int, piece: int = PIECE, depth: int = 
                 break
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
-
-
-def fetch(source: Store, name: str, target: Store, under: str, *, size: int = 0, digest: str = "", depth: int = DEPTH) -> None:
-    """Write the stored file to ``target``, whole or not at all.  Raises NotFound, or Corrupt if a ``digest`` is given and it has another.
-
-    ``size``, where it is known together with the digest, saves asking for it: half the time of a small file.
-    """
-    size = size or source.size(name)
-    pieces = ahead(source, name, size, depth=depth)
-    try:
-        target.write(under, checked(pieces, name, digest) if digest else pieces, About(size))
-    finally:
-        pieces.close()
 
 
 def checked(chunks: Iterable[memoryview], name: str, digest: str) -> Iterator[memoryview]:

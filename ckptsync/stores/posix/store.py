@@ -28,6 +28,7 @@ from ckptsync.stores.openfiles import OpenFile, OpenFiles
 from ckptsync.stores.oserrors import HINTS, Telling
 from ckptsync.stores.posix.commit import claim, replace, sync_directory
 from ckptsync.stores.posix.draft import Draft, Filled, begun, clear, is_unfinished
+from ckptsync.stores.posix.placing import Placing
 from ckptsync.stores.posix.ways import Ways
 
 T = TypeVar("T")
@@ -99,6 +100,24 @@ class PosixStore:
                     clear(at, last, about.origin)
             raise Exists(f"{name}: already there")
         self._publish(name, chunks, about, claim)
+
+    def place(self, name: str, size: int, origin: str = "") -> Placing:
+        """As `write`, for who has the bytes in another order; ``origin`` as `About` has it."""
+        *way, last = _checked(name).split("/")
+        with self._told.about(name):
+            draft = self._begin(way, last, origin)
+
+        def commit(draft: Draft) -> None:
+            replace(draft.at, draft.part, last, draft.close())
+            self._files.forget(name)
+            sync_directory(draft.at)
+
+        try:
+            return Placing(name, size, draft, self._told, commit)
+        except BaseException:
+            draft.remove()
+            draft.release()
+            raise
 
     def delete(self, name: str) -> None:
         """As the contract says.  Directories that this leaves empty go too: trainers take a directory for a checkpoint."""

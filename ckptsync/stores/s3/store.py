@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from ckptsync.errors import Corrupt, Exists, NotFound, StoreError, Transient
+from ckptsync.model import Extent
 from ckptsync.paths import checked_path
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, checked_prefix
 from ckptsync.stores.limits import Limits
@@ -78,11 +79,11 @@ class S3Store:
         else:
             self.size(name)
 
-    def pour(self, name: str, start: int, size: int, buffer: memoryview, take: Callable[[memoryview], None]) -> None:
+    def pour(self, extent: Extent, buffer: memoryview, take: Callable[[memoryview], None]) -> None:
         """As `stores.pouring.Pours` says."""
         try:
-            if size:
-                self._read(name, start, Through(size, buffer, take))
+            if extent.size:
+                self._read(extent.file, extent.start, Through(extent.size, buffer, take))
         except Refused as e:
             raise e.error from e.error.__cause__
 

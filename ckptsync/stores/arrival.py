@@ -1,0 +1,119 @@
+"""One stored file on its way to a directory of this machine, in ranges that come in any order.
+
+Blocks that an earlier try has left, as their digests say, are not asked for again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from ckptsync.digest import FileDigest
+from ckptsync.errors import Corrupt
+from ckptsync.model import Extent
+from ckptsync.stores.ahead import Reads
+from ckptsync.stores.posix.placing import Placing
+from ckptsync.stores.posix.store import PosixStore
+from ckptsync.stores.pouring import pour
+from ckptsync.stores.proof import Proof, proof
+
+RANGE = 32 << 20  # bytes of a request: many small ones cost a server more
+Told = Callable[[int], object]
+"""Told of bytes that are here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The stored file ``name``, to be ``under`` in the directory.  Without a ``digest`` nothing is known of its bytes but how many they are."""
+
+    name: str
+    under: str
+    size: int
+    digest: FileDigest | None
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """Of whole blocks; a file without bytes has one, too."""
+        step = max(RANGE, self.digest.block_size if self.digest else 0)
+        return [(start, min(start + step, self.size)) for start in range(0, max(1, self.size), step)]
+
+
+class Arrival:
+    """Threads may bring its ranges at once.  Raises Corrupt, NotFound, StoreError."""
+
+    def __init__(self, source: Reads, target: PosixStore, wanted: Wanted) -> None:
+        self._source, self._target, self._wanted = source, target, wanted
+        self._left = len(wanted.ranges())
+        self._lock = threading.Lock()
+        self._placing: Placing | None = None
+
+    def bring(self, span: tuple[int, int], buffer: memoryview, told: Told) -> bool:
+        """One of `Wanted.ranges`, and whether it was the last one: then the file is there."""
+        placing, wanted = self._begun(), self._wanted
+        for start, end in _missing(placing, wanted, span, buffer) if placing.left else (span,):
+            way = _Way(placing, proof(wanted.name, wanted.digest, start, end), start, told)
+            pour(self._source, Extent(wanted.name, start, end - start), buffer, way.take)
+            way.proof.end()
+        placing.let_go(span[0], span[1] - span[0])
+        with self._lock:
+            self._left -= 1
+            is_last = not self._left
+        if is_last:
+            placing.commit()
+        return is_last
+
+    def give_up(self, error: BaseException) -> None:
+        """Leave what the next try can use, if there is sense in one."""
+        if self._placing:
+            self._placing.give_up(error)
+
+    def _begun(self) -> Placing:
+        with self._lock:
+            if self._placing is None:
+                digest = self._wanted.digest
+                self._placing = self._target.place(self._wanted.under, self._wanted.size, digest.digest if digest else "")
+            return self._placing
+
+
+class _Way:
+    """From the source to the file, past the proof."""
+
+    def __init__(self, placing: Placing, proof: Proof, start: int, told: Told) -> None:
+        self.proof = proof
+        self._placing, self._at, self._told = placing, start, told
+
+    def take(self, view: memoryview) -> None:
+        """The next bytes."""
+        self.proof.add(view)
+        self._placing.write_at(self._at, view)
+        self._at += len(view)
+        self._told(len(view))
+
+
+def _missing(placing: Placing, wanted: Wanted, span: tuple[int, int], buffer: memoryview) -> Iterator[tuple[int, int]]:
+    """Parts of a range, of whole blocks, that are not there yet."""
+    if wanted.digest is None:
+        yield span
+        return
+    first, size = span[0], wanted.digest.block_size
+    for start in range(*span, size):
+        end = min(start + size, span[1])
+        if _is_there(placing, wanted.name, wanted.digest, (start, end), buffer):
+            if first < start:
+                yield first, start
+            first = end
+    if first < span[1]:
+        yield first, span[1]
+
+
+def _is_there(placing: Placing, name: str, digest: FileDigest, block: tuple[int, int], buffer: memoryview) -> bool:
+    found = proof(name, digest, *block)
+    try:
+        for at in range(*block, len(buffer)):
+            piece = buffer[: min(len(buffer), block[1] - at)]
+            placing.read_at(at, piece)
+            found.add(piece)
+        found.end()
+    except Corrupt:
+        return False  # that was the question
+    return True

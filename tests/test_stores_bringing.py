@@ -1,0 +1,69 @@
+"""Many files by several threads: all of them are there, or the first error is raised and what is there is whole."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from ckptsync.digest import digest_stream
+from ckptsync.errors import Corrupt, NotFound
+from ckptsync.stores.arrival import RANGE, Wanted
+from ckptsync.stores.bringing import bring
+from ckptsync.stores.contract import Store, read_all
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.stores.opening import bare
+from ckptsync.stores.posix.store import PosixStore
+from tests.weed import weed
+
+CONTENTS = {f"d{n % 3}/f{n}": os.urandom(n * 1000) for n in range(20)} | {"large": os.urandom(RANGE + 12345)}
+
+
+def sent(store: Store) -> list[Wanted]:
+    for name, data in CONTENTS.items():
+        store.write(f"run/{name}", [data])
+    return [Wanted(f"run/{name}", name, len(data), digest_stream([data], len(data))) for name, data in CONTENTS.items()]
+
+
+def brought(target: PosixStore) -> dict[str, bytes]:
+    return {e.name: read_all(target, e.name) for e in target.names("")}
+
+
+def no_thread_is_left() -> bool:
+    return not [t for t in threading.enumerate() if t.name.startswith("ckptsync-bring")]
+
+
+@pytest.mark.parametrize("kind", ["memory", "s3"])
+@pytest.mark.parametrize("threads", [1, 5])
+def test_all_files_arrive(tmp_path: Path, kind: str, threads: int) -> None:
+    store: Store = MemoryStore() if kind == "memory" else bare(f"s3://{weed().bucket()}", weed().options())
+    target, told = PosixStore(str(tmp_path)), list[int]()
+    bring(store, target, sent(store), threads, told.append)
+    assert brought(target) == CONTENTS
+    assert sum(told) == sum(map(len, CONTENTS.values()))
+    assert no_thread_is_left()
+
+
+@pytest.mark.parametrize("name", ["d1/f7", "large"])
+def test_damage_is_told_and_only_whole_files_stay(tmp_path: Path, name: str) -> None:
+    store, target = MemoryStore(), PosixStore(str(tmp_path))
+    wanted = sent(store)
+    data = CONTENTS[name]
+    store.write(f"run/{name}", [data[:-1] + bytes([data[-1] ^ 1])])
+    with pytest.raises(Corrupt, match=f"run/{name}"):
+        bring(store, target, wanted, 3)
+    found = brought(target)
+    assert name not in found
+    assert found.items() <= CONTENTS.items()
+    assert not [p for p in tmp_path.rglob(".*") if p.is_file()]
+    assert no_thread_is_left()
+
+
+def test_what_is_not_there_is_told_and_nothing_else_is_begun(tmp_path: Path) -> None:
+    store, target = MemoryStore(), PosixStore(str(tmp_path))
+    wanted = sent(store)
+    with pytest.raises(NotFound, match="absent"):
+        bring(store, target, [Wanted("absent", "x", 10, None), *wanted], 1)
+    assert brought(target) == {}

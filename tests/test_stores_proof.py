@@ -1,0 +1,45 @@
+"""Bytes that stream by are those of a digest, or it is told which are not."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckptsync.digest import FileDigest, digest_stream
+from ckptsync.errors import Corrupt
+from ckptsync.stores.proof import proof
+
+CONTENT = bytes(range(251)) * 50  # four blocks, the last one shorter
+DIGEST = digest_stream([CONTENT], len(CONTENT))
+
+
+def prove(data: bytes, start: int, end: int, step: int, wanted: FileDigest | None = DIGEST) -> None:
+    found = proof("a", wanted, start, end)
+    for at in range(0, len(data), step):
+        found.add(memoryview(data)[at : at + step])
+    found.end()
+
+
+def changed(at: int) -> bytes:
+    return CONTENT[:at] + bytes([CONTENT[at] ^ 1]) + CONTENT[at + 1 :]
+
+
+@pytest.mark.parametrize("step", [1000, 4096, 5000, 20000])
+@pytest.mark.parametrize("span", [(0, 12550), (4096, 8192), (8192, 12550), (0, 8192)])
+def test_the_right_bytes_are_proven_in_whatever_pieces_they_come(span: tuple[int, int], step: int) -> None:
+    prove(CONTENT[slice(*span)], *span, step)
+
+
+@pytest.mark.parametrize("at", [0, 4095, 4096, 8191, 8192, 12549])
+def test_one_wrong_bit_is_found_in_the_whole_and_in_its_block(at: int) -> None:
+    with pytest.raises(Corrupt, match="a: digest"):
+        prove(changed(at), 0, len(CONTENT), 1000)
+    start, end = (0, 8192) if at < 8192 else (8192, 12550)
+    first = at // 4096 * 4096
+    with pytest.raises(Corrupt, match=f"a: bytes {first} to {min(first + 4096, 12550)} differ"):
+        prove(changed(at)[start:end], start, end, 1000)
+
+
+def test_bytes_of_which_nothing_is_known_are_taken_as_they_are() -> None:
+    prove(b"whatever", 0, 8, 3, None)
+    with pytest.raises(Corrupt):
+        prove(b"whatever", 0, len(CONTENT), 3)
