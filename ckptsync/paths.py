@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
 
 from ckptsync.errors import Corrupt
+
+_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*")  # what nearly all of them are
 
 
 def checked_path(path: str) -> str:
@@ -12,6 +15,8 @@ def checked_path(path: str) -> str:
 
     Names come from indexes, pickles, manifests and servers, and so from anyone.
     """
+    if len(path) < 256 and _PLAIN.fullmatch(path):
+        return path
     parts = path.split("/")
     if (
         not path

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ckptsync.errors import Corrupt, Incomplete, StoreError
@@ -42,6 +42,10 @@ class Hold:
     partial: tuple[Stat, ...] = ()
     others: tuple[str, ...] = ()
     gone: bool = False
+    _sizes: Mapping[str, int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_sizes", {path: h.stat.size for path, h in self.held.items()})  # asked for once a file
 
     @property
     def stats(self) -> tuple[Stat, ...]:
@@ -55,7 +59,7 @@ class Hold:
 
     def sizes(self) -> Mapping[str, int]:
         """As `ckptsync.model.Files` says: at the time of the look."""
-        return {path: h.stat.size for path, h in self.held.items()}
+        return self._sizes
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         """As `ckptsync.model.Files` says; StoreError where the disk refuses."""

@@ -25,14 +25,22 @@ class _TakenOver(Exception):
 
 def claim(files: ServerFiles, name: str, part: str, size: int) -> None:
     """Give ``part`` its name, unless the name is taken; raises Exists."""
+    _claim(files, name, part, size, was_asked=False)
 
+
+def claim_again(files: ServerFiles, name: str, part: str, size: int) -> None:
+    """The same where it was asked for before, and refused, or the answer was lost."""
+    _claim(files, name, part, size, was_asked=True)
+
+
+def _claim(files: ServerFiles, name: str, part: str, size: int, *, was_asked: bool) -> None:
     def rename(session: Session) -> None:
         if files.lstat(session, [name])[0] is not None:  # a server may replace what it should refuse to
             raise Exists(f"{name}: already there")
         _rename(session, files.path(part), files.path(name))
 
     try:
-        _done(files, name, part, size, rename)
+        _done(files, name, part, size, rename, asked=was_asked)
     except Exists:
         files.sync_directory(name.rpartition("/")[0])  # so that what is said to be there is still there after a power cut
         raise
@@ -61,9 +69,7 @@ def _rename(session: Session, old: bytes, new: bytes) -> None:
     session.answer(Kind.RENAME, text(old) + text(new))
 
 
-def _done(files: ServerFiles, name: str, part: str, size: int, rename: Callable[[Session], None]) -> None:
-    asked = False
-
+def _done(files: ServerFiles, name: str, part: str, size: int, rename: Callable[[Session], None], *, asked: bool = False) -> None:
     def step(session: Session) -> None:
         nonlocal asked
         was_asked, asked = asked, True

@@ -117,11 +117,15 @@ class ServerFiles:
 
     def sync_directory(self, name: str) -> None:
         """Names in it are durable, where the server can do that: it opens a directory as a file, and brings it to its disk, as OpenSSH does."""
-        if self._syncs_directories is None:
-            self._syncs_directories = self._can_sync_directories()
-        if self._syncs_directories:
+        if self.syncs_directories():
             with told_of(self.place, self.told(name)):
                 self._sync(self.path(name))
+
+    def syncs_directories(self) -> bool:
+        """Whether the server can do that; asked once."""
+        if self._syncs_directories is None:
+            self._syncs_directories = self._can_sync_directories()
+        return self._syncs_directories
 
     def is_directory(self, prefix: str) -> bool:
         """Whether it is one ("" or ending in "/"), and reached through no link."""

@@ -16,6 +16,8 @@ from ckptsync.stores.sftp.failures import what_ssh_said
 from ckptsync.stores.sftp.place import Place
 
 _PIPE = 1 << 20  # fewer, larger turns between ssh and us; Linux gives this much to any user
+_AHEAD = 64 << 10  # bytes that are taken out of the pipe before they are asked for: many small answers for one system call
+_VECTOR = 512  # buffers of one system call; Linux takes 1024
 _HEARD = 8 << 10  # of what ssh says, the last
 _DYING_S = 2.0
 
@@ -27,6 +29,8 @@ class Link:
         self.place, self.stall = place, stall
         self.is_broken = self.has_answered = False
         self._heard = b""
+        self._ahead = memoryview(bytearray(_AHEAD))
+        self._next = self._end = 0  # of what is in it
         self._process = _started(place.command)
         self._pipes = [p for p in (self._process.stdin, self._process.stdout, self._process.stderr) if p]
         self._to, self._from, self._said = (p.fileno() for p in self._pipes)
@@ -48,7 +52,7 @@ class Link:
         views = [memoryview(b) for b in buffers]
         while views:
             try:
-                count = os.writev(self._to, views)
+                count = os.writev(self._to, views[:_VECTOR])
             except BlockingIOError:
                 self._wait(self._to, select.POLLOUT, wait)
                 continue
@@ -61,17 +65,30 @@ class Link:
 
     def receive(self, out: memoryview, wait: float = 0.0) -> None:
         """Fill ``out``; ``wait`` are further seconds of patience."""
-        done = 0
-        while done < len(out):
+        done = min(len(out), self._end - self._next)
+        out[:done] = self._ahead[self._next : self._next + done]
+        self._next += done
+        while done < len(out):  # nothing is left of what was taken before
             try:
-                count = os.readv(self._from, [out[done:]])
+                count = os.readv(self._from, [out[done:], self._ahead])
             except BlockingIOError:
                 self._wait(self._from, select.POLLIN, wait)
                 continue
             if not count:
                 raise self._ended()
+            self._next, self._end = 0, max(0, count - (len(out) - done))
             done += count
         self.has_answered = True
+
+    def taken(self, size: int, wait: float = 0.0) -> bytes:
+        """The same for a few bytes, which mostly are there."""
+        start, end = self._next, self._next + size
+        if end <= self._end:
+            self._next = end
+            return bytes(self._ahead[start:end])
+        out = bytearray(size)
+        self.receive(memoryview(out), wait)
+        return bytes(out)
 
     def close(self) -> None:
         """End ssh, and wait for it."""

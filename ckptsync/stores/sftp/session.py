@@ -6,8 +6,9 @@ pipe can fill up with both sides waiting for the other.
 
 from __future__ import annotations
 
+import struct
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -24,15 +25,17 @@ PIECE = 255 << 10  # bytes of a READ or WRITE where the server says that it take
 _LEAST = 32 << 10  # what every server takes (filexfer-02, 3)
 _SLOW_S = 540.0  # further patience with a server that brings a file to its disk: ssh itself sees whether the network is dead
 _EXTENSIONS = 64
+_HEAD = struct.Struct(">IBI")
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``slow``: its answer may take minutes."""
+    """``slow``: its answer may take minutes.  ``data``: what a WRITE has behind its fields."""
 
     kind: Kind
     fields: bytes
     slow: bool = False
+    data: memoryview | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +44,11 @@ class Reply:
 
     kind: int
     body: bytes
+
+    @property
+    def code(self) -> int | None:
+        """Of a STATUS; nothing else has one.  Raises Malformed."""
+        return self._status()[0] if self.kind == Kind.STATUS else None
 
     def fields(self, wanted: Kind) -> Fields:
         """Raises Refused if the server said no, Malformed if it said anything else."""
@@ -89,7 +97,7 @@ class Session:
 
     def ask(self, *requests: Request) -> list[Reply]:
         """Answers in the order of the requests, all of which were on their way before the first answer was waited for."""
-        numbers = [self._send(r.kind, r.fields) for r in requests]
+        numbers = self._sent(requests)
         wait = _SLOW_S if any(r.slow for r in requests) else 0.0
         found: dict[int, Reply] = {}
         while len(found) < len(numbers):
@@ -150,18 +158,22 @@ class Session:
         """All of it; raises Refused."""
         refusal: Refused | None = None
         asked: set[int] = set()
-        for at, size in _pieces(len(data), self.write_size):
+        for request in self.writing(handle, start, data):
             if len(asked) >= WINDOW:
                 refusal = self._written(asked) or refusal
             if refusal:
                 break
-            self._pace.take(size)
-            fields = text(handle) + (start + at).to_bytes(8, "big") + size.to_bytes(4, "big")
-            asked.add(self._send(Kind.WRITE, fields, data[at : at + size]))
+            asked.update(self._sent([request]))
         while asked:
             refusal = self._written(asked) or refusal
         if refusal:
             raise refusal
+
+    def writing(self, handle: bytes, start: int, data: memoryview) -> Iterator[Request]:
+        """What `write` asks, for who asks for more at once."""
+        for at, size in _pieces(len(data), self.write_size):
+            fields = text(handle) + (start + at).to_bytes(8, "big") + size.to_bytes(4, "big")
+            yield Request(Kind.WRITE, fields, data=data[at : at + size])
 
     def _written(self, asked: set[int]) -> Refused | None:
         """What one of the answers says; it is asked no more."""
@@ -185,7 +197,7 @@ class Session:
 
     def _data(self, size: int, out: memoryview) -> int:
         """Bytes that came, straight into ``out``."""
-        count = int.from_bytes(self._received(4), "big") if size >= 4 else 0
+        count = int.from_bytes(self._link.taken(4), "big") if size >= 4 else 0
         if not 0 < count <= len(out) or size != 4 + count:
             raise self._malformed(f"{count} bytes in a packet of {size} came where up to {len(out)} were asked for")
         self._link.receive(out[:count])
@@ -200,14 +212,30 @@ class Session:
                 return e
         raise self._malformed("neither bytes nor a refusal came")
 
-    def _send(self, kind: Kind, fields: bytes, data: memoryview | None = None) -> int:
-        self._number = (self._number + 1) & 0xFFFFFFFF
-        self._unanswered += 1
-        if data is None:
-            self._link.send(head(kind, self._number, len(fields)) + fields)
-        else:
-            self._link.send(head(kind, self._number, len(fields) + len(data)) + fields, data)
-        return self._number
+    def _sent(self, requests: Sequence[Request]) -> dict[int, Request]:
+        """Each by its number, in their order.  Bytes of files go when they may, and the others not much later."""
+        numbers: dict[int, Request] = {}
+        buffers: list[bytes | memoryview] = []
+        waiting = 0
+        for request in requests:
+            self._number = (self._number + 1) & 0xFFFFFFFF
+            self._unanswered += 1
+            numbers[self._number] = request
+            size = len(request.data) if request.data is not None else 0
+            buffers.append(head(request.kind, self._number, len(request.fields) + size) + request.fields)
+            if request.data is not None:
+                self._pace.take(size)
+                buffers.append(request.data)
+                waiting += size
+            if waiting >= PIECE:
+                self._link.send(*buffers)
+                buffers, waiting = [], 0
+        self._link.send(*buffers)
+        return numbers
+
+    def _send(self, kind: Kind, fields: bytes) -> int:
+        (number,) = self._sent([Request(kind, fields)])
+        return number
 
     def _reply(self, wait: float = 0.0) -> tuple[int, Reply]:
         number, kind, size = self._head(wait)
@@ -215,20 +243,15 @@ class Session:
 
     def _head(self, wait: float = 0.0) -> tuple[int, int, int]:
         """Of the next answer: its request, its type, and how many bytes follow."""
-        found = self._received(9, wait)
-        size = int.from_bytes(found[:4], "big")
+        found = self._link.taken(9, wait)
+        size, kind, number = _HEAD.unpack(found)
         if not 5 <= size <= MOST + 1024:
-            raise self._malformed(f"a packet of {size} bytes came ({found[:9]!r})")
+            raise self._malformed(f"a packet of {size} bytes came ({found!r})")
         self._unanswered -= 1
-        return int.from_bytes(found[5:], "big"), found[4], size - 5
+        return number, kind, size - 5
 
     def _body(self, size: int) -> bytes:
-        return self._received(size)
-
-    def _received(self, size: int, wait: float = 0.0) -> bytes:
-        out = bytearray(size)
-        self._link.receive(memoryview(out), wait)
-        return bytes(out)
+        return self._link.taken(size)
 
     def _malformed(self, what: str) -> StoreError:
         self._is_malformed = True
@@ -237,7 +260,7 @@ class Session:
     def _hello(self) -> dict[str, bytes]:
         """Extensions and what the server says of each."""
         self._link.send(b"\0\0\0\5" + bytes([Kind.INIT]) + VERSION.to_bytes(4, "big"))
-        found = self._received(5)
+        found = self._link.taken(5)
         size = int.from_bytes(found[:4], "big")
         if not 5 <= size <= MOST or found[4] != Kind.VERSION:
             raise Malformed(f"it begins with {found!r}")

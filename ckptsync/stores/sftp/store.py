@@ -6,7 +6,7 @@ as a local path and for who has it as ``sftp://``.
 
 ``sftp.place``: URL and options.  ``sftp.link``, ``sftp.wire``, ``sftp.session``, ``sftp.pool``: bytes, packets, requests, connections.
 ``sftp.failures``, ``sftp.space``: what refusals mean.  ``sftp.files``, ``sftp.listing``, ``sftp.ways``: files and directories.  ``sftp.upload``,
-``sftp.commit``: writing.
+``sftp.commit``: writing; ``sftp.creating``, ``sftp.bundle``: small files, several at once.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from ckptsync.errors import Corrupt, Exists
 from ckptsync.paths import checked_path
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, checked_prefix
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.parts import PART, Parts
+from ckptsync.stores.parts import PART, SMALL, Parts
 from ckptsync.stores.posix.draft import is_unfinished
 from ckptsync.stores.sftp.commit import claim, replace
+from ckptsync.stores.sftp.creating import Creating, ToCreate
 from ckptsync.stores.sftp.files import ServerFiles
 from ckptsync.stores.sftp.listing import walk
 from ckptsync.stores.sftp.place import placed
@@ -49,6 +50,7 @@ class SftpStore:
         self._sessions = Sessions(place, limits)
         self._files = ServerFiles(self._sessions)
         self._ways = Ways(self._files)
+        self._creating = Creating(self._files, self._ways, limits.threads)
         self._parts = Parts(limits.threads, limits.memory)
 
     def has_root(self) -> bool:
@@ -84,10 +86,14 @@ class SftpStore:
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         """As the contract says."""
-        if self._files.found(_checked(name)):
-            self._ways.settle(name.rpartition("/")[0])  # its writer may be dead: else a power cut could take what we say is there
+        if about.size is not None and about.size <= SMALL:
+            self._parts.send(ToCreate(self._creating, _checked(name)), chunks, about)
+            return
+        try:
+            self._creating.refuse_taken(_checked(name))
+        except Exists:
             self._clear(name, about)
-            raise Exists(f"{name}: already there")
+            raise
         self._send(name, chunks, about, functools.partial(claim, self._files, name))
 
     def delete(self, name: str) -> None:

@@ -28,7 +28,7 @@ from ckptsync.stores.sftp.ways import Ways
 from ckptsync.stores.sftp.wire import Code, Flag, Kind, Refused, cut_to, opening, text
 
 _T = TypeVar("_T")
-_NEW = Flag.WRITE | Flag.CREATE | Flag.TRUNCATE
+NEW = Flag.WRITE | Flag.CREATE | Flag.TRUNCATE
 _STEP = 1 << 20  # bytes that are read back at once, to be compared
 _FIRST = 64 << 10  # of a part: where it was never written, so much tells
 
@@ -50,7 +50,7 @@ class SftpTarget:
         part = unfinished(self.name, secrets.token_hex(8))
 
         def step(session: Session) -> None:
-            handle = session.answer(Kind.OPEN, opening(self.files.path(part), _NEW), Kind.HANDLE).text()
+            handle = session.answer(Kind.OPEN, opening(self.files.path(part), NEW), Kind.HANDLE).text()
             try:
                 session.write(handle, 0, data)
                 sync(session, handle)
@@ -75,7 +75,7 @@ class SftpTarget:
         return SftpUpload(self, part)
 
     def _make(self, session: Session, part: str) -> None:
-        close(session, session.answer(Kind.OPEN, opening(self.files.path(part), _NEW), Kind.HANDLE).text())
+        close(session, session.answer(Kind.OPEN, opening(self.files.path(part), NEW), Kind.HANDLE).text())
 
     def _beside(self, step: Callable[[Session], None], needed: int) -> None:
         """Take a step that makes a file in the name's directory, which is made if it is not there."""

@@ -25,7 +25,7 @@ class Ways:
         """Take a step in a directory ("" is the root) which is made if it is not there; raises Refused as the step does, StoreError."""
         for _ in range(_TRIES):
             try:
-                self._make(directory)
+                self.make(directory)
                 self._files.sessions.on(step)
             except Refused as e:
                 if e.code != Code.NO_SUCH_FILE:
@@ -34,6 +34,21 @@ class Ways:
                 continue
             return
         raise StoreError(f"{self._files.told(directory)}: deleted by somebody else {_TRIES} times while it was made")
+
+    def make(self, directory: str) -> None:
+        """Make it ("" is the root), and those above it, unless they are known to be there; raises Refused, StoreError."""
+        wanted = ["", *_parents(directory)]
+        with self._lock:
+            missing = [path for path in wanted if path not in self._there]
+        for path in missing:
+            if path:
+                self._files.make_directory(
+                    path
+                )  # also where another writer made it a moment ago and may be killed before it is durable
+            else:
+                self._files.look()
+            with self._lock:
+                self._there.add(path)
 
     def settle(self, directory: str) -> None:
         """What was done to the names in a directory that is there is durable, whoever did it, as is the directory itself.
@@ -53,20 +68,6 @@ class Ways:
         """It, or one above it, may be gone."""
         with self._lock:
             self._there -= {"", *_parents(directory)}
-
-    def _make(self, directory: str) -> None:
-        wanted = ["", *_parents(directory)]
-        with self._lock:
-            missing = [path for path in wanted if path not in self._there]
-        for path in missing:
-            if path:
-                self._files.make_directory(
-                    path
-                )  # also where another writer made it a moment ago and may be killed before it is durable
-            else:
-                self._files.look()
-            with self._lock:
-                self._there.add(path)
 
 
 def _parents(directory: str) -> list[str]:
