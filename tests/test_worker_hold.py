@@ -9,7 +9,7 @@ import pytest
 
 from ckptsync.errors import Corrupt, Incomplete
 from ckptsync.scan import found, spots
-from ckptsync.spool import grow, open_pin, pins
+from ckptsync.spool.pins import grow, open_pin, pins
 from ckptsync.worker.hold import Hold, hold
 
 

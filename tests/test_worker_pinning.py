@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ckptsync.scan import Found
-from ckptsync.spool import Pin
+from ckptsync.spool.pins import Pin
 from ckptsync.walk import Stat
 from ckptsync.worker.pinning import Drop, Grow, Open, Trim, follow, give_way, spare
 

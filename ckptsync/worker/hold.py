@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ckptsync.errors import Corrupt, Incomplete, StoreError
 from ckptsync.scan import Family, Found
-from ckptsync.spool import Pin
+from ckptsync.spool.pins import Pin
 from ckptsync.walk import Stat, open_file
 
 AGAIN = "push it again when the trainer has finished; a daemon does so by itself"

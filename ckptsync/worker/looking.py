@@ -6,10 +6,11 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptsync import scan, spool
+from ckptsync import scan
 from ckptsync.errors import CkptsyncError
 from ckptsync.scan import Found, Spot
-from ckptsync.spool import Pin
+from ckptsync.spool import pins as spool
+from ckptsync.spool.pins import Pin
 from ckptsync.walk import Stat
 from ckptsync.worker.hold import Hold, hold
 from ckptsync.worker.options import RunDir

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from ckptsync.scan import Found
-from ckptsync.spool import Pin, compare
+from ckptsync.spool.pins import Pin, compare
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from ckptsync import __version__, spool
+from ckptsync import __version__
 from ckptsync.errors import Incomplete
 from ckptsync.model import Demands
 from ckptsync.records import saves
 from ckptsync.records.manifest import Manifest
+from ckptsync.spool import pins as spool
 from ckptsync.walk import walk
 from ckptsync.worker import deciding
 from ckptsync.worker.content import Source

@@ -6,11 +6,11 @@ import contextlib
 import time
 from collections.abc import Iterable, Sequence
 
-from ckptsync import spool
 from ckptsync.errors import CkptsyncError, Incomplete
 from ckptsync.records import saves
 from ckptsync.records.state import proof, seal_that_counts
-from ckptsync.spool import Pin
+from ckptsync.spool import pins as spool
+from ckptsync.spool.pins import Pin
 from ckptsync.stores.contract import Store
 from ckptsync.walk import Stat
 from ckptsync.worker import clock, deciding, repair, rivals

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import Incomplete
-from ckptsync.spool import Pin, claim, compare, drop, grow, harden, open_pin, pins, pulse, sweep, trim
+from ckptsync.spool.pins import Pin, claim, compare, drop, grow, harden, open_pin, pins, pulse, sweep, trim
 from ckptsync.walk import Stat, walk
 
 
