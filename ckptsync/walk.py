@@ -86,12 +86,17 @@ def look(fd: int, path: str) -> Stat:
 def open_file(root: Path, path: str) -> int:
     """A descriptor of a regular file below ``root``, with no link followed; raises Incomplete (gone) or ConfigError."""
     with opened_parent(root, path) as (parent, name):
-        try:
-            # not blocking: a pipe that took the file's place would wait for a writer for ever
-            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
-        except OSError as e:
-            _vanished_or_raise(e, f"{root}/{path}")
-            raise Incomplete(f"{root}/{path}: gone") from e
+        return open_in(parent, name, root, path)
+
+
+def open_in(parent: int, name: str, root: Path, path: str) -> int:
+    """The same in a directory that is open; ``root`` and ``path`` are for who reads the error."""
+    try:
+        # not blocking: a pipe that took the file's place would wait for a writer for ever
+        fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=parent)
+    except OSError as e:
+        _vanished_or_raise(e, f"{root}/{path}")
+        raise Incomplete(f"{root}/{path}: gone") from e
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise Incomplete(f"{root}/{path}: no longer a regular file")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import pytest
 from ckptsync.errors import Corrupt, Incomplete
 from ckptsync.scan import found, spots
 from ckptsync.spool.pins import grow, open_pin, pins
-from ckptsync.worker.hold import Hold, hold
+from ckptsync.walk import look
+from ckptsync.worker.hold import LATER, Hold, each_open, hold
 
 
 def held(tmp_path: Path) -> Hold:
@@ -42,3 +44,27 @@ def test_reading_past_the_end_or_what_is_not_there_is_an_error(tmp_path: Path) -
         both.read_into("a", 2, memoryview(bytearray(2)))
     with pytest.raises(Incomplete, match="not in"):
         both.read_into("c", 0, memoryview(bytearray(1)))
+
+
+def test_each_is_opened_where_it_is_and_closed_before_the_next(tmp_path: Path) -> None:
+    both = held(tmp_path)
+    (tmp_path / "checkpoint-4" / "sub").mkdir()
+    (tmp_path / "checkpoint-4" / "sub" / "c").write_text("c")
+    (spot,) = spots(tmp_path)
+    files = [*both.held.values(), *hold(found(spot), None, spot.family, spot.name).held.values()]
+    descriptors = len(os.listdir("/proc/self/fd"))
+    seen = [(look(fd, one.stat.path), len(os.listdir("/proc/self/fd"))) for one, fd in each_open(files)]
+    assert [stat for stat, _ in seen] == [one.stat for one in files]
+    assert {stat.path.count("/"): more - descriptors for stat, more in seen} == {0: 2, 1: 3}
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+
+
+def test_who_opens_each_is_told_which_one_is_gone(tmp_path: Path) -> None:
+    both = held(tmp_path)
+    (tmp_path / "checkpoint-4" / "b").unlink()
+    with pytest.raises(Incomplete, match="checkpoint-4/b: gone") as caught:
+        list(each_open(both.held.values()))
+    assert caught.value.hint == LATER
+    shutil.rmtree(tmp_path)
+    with pytest.raises(Incomplete, match="a: gone"):
+        list(each_open(both.held.values()))

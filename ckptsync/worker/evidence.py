@@ -17,7 +17,7 @@ from ckptsync.layouts import table
 from ckptsync.model import read_whole
 from ckptsync.scan import Spot
 from ckptsync.walk import Stat
-from ckptsync.worker.hold import Held, Hold
+from ckptsync.worker.hold import Held, Hold, each_open
 from ckptsync.worker.settle import TRAINER_STATE, Evidence, TrainerState
 
 # Where a refused lease means that somebody writes.  NFS and FUSE refuse leases for reasons of their own.
@@ -66,14 +66,14 @@ def writing(files: Iterable[Held]) -> tuple[str, ...] | None:
     A read lease is refused while a file is open for writing.  Where there are no leases, root looks at all processes.
     """
     types = _file_systems()
-    asked = [(h, _is_leased_for_writing(h) if types.get(h.stat.device) in _LEASE_FILE_SYSTEMS else None) for h in files]
-    unknown = [h.stat for h, answer in asked if answer is None]
+    several = [(h, types.get(h.stat.device) in _LEASE_FILE_SYSTEMS) for h in files]
+    asked = [(h, _is_leased_for_writing(fd)) for h, fd in each_open(h for h, has_leases in several if has_leases)]
+    unknown = [h.stat for h, has_leases in several if not has_leases] + [h.stat for h, answer in asked if answer is None]
     busy = [h.stat.path for h, answer in asked if answer] + _in_descriptors(unknown)
     return tuple(sorted(busy)) if busy or not unknown else None
 
 
-def _is_leased_for_writing(held: Held) -> bool | None:
-    fd = held.open()
+def _is_leased_for_writing(fd: int) -> bool | None:
     try:
         # the kernel tells a lease's holder of a writer by this signal; SIGIO, the default, would end the process
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
@@ -81,8 +81,6 @@ def _is_leased_for_writing(held: Held) -> bool | None:
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
     except OSError as e:
         return True if e.errno == errno.EAGAIN else None
-    finally:
-        os.close(fd)
     return False
 
 

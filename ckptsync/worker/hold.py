@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 
 from ckptsync.errors import Corrupt, Incomplete, StoreError
 from ckptsync.scan import Family, Found
 from ckptsync.spool.pins import Pin
-from ckptsync.walk import Stat, open_file
+from ckptsync.walk import Stat, open_file, open_in, opened_parent
 
 AGAIN = "push it again when the trainer has finished; a daemon does so by itself"
 LATER = "has the trainer removed it?  Push a later checkpoint; a daemon pins what it takes before it goes"
@@ -26,10 +28,8 @@ class Held:
 
     def open(self) -> int:
         """A descriptor; raises Incomplete if it is gone."""
-        try:
+        with _told_when_gone():
             return open_file(self.root, self.stat.path)
-        except Incomplete as e:
-            raise Incomplete(str(e), hint=LATER) from e
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,27 @@ def hold(found: Found | None, pin: Pin | None, family: Family, name: str) -> Hol
         held |= {f.path: Held(f, pin.root, is_pinned=True) for f in pin.files}
     is_gone = found is None or not (found.files or found.partial)
     return Hold(name, family, held, found.partial if found else (), found.others if found else (), is_gone)
+
+
+def each_open(files: Iterable[Held]) -> Iterator[tuple[Held, int]]:
+    """Each with a descriptor until the next is asked for; raises Incomplete if one is gone.  A directory is opened once for its files in a row."""
+    for (root, _), several in groupby(files, lambda held: (held.root, held.stat.path.rpartition("/")[0])):
+        row = list(several)
+        with _told_when_gone(), opened_parent(root, row[0].stat.path) as (parent, _):
+            for held in row:
+                fd = open_in(parent, held.stat.path.rpartition("/")[2], root, held.stat.path)
+                try:
+                    yield held, fd
+                finally:
+                    os.close(fd)
+
+
+@contextlib.contextmanager
+def _told_when_gone() -> Iterator[None]:
+    try:
+        yield
+    except Incomplete as e:
+        raise Incomplete(str(e), hint=LATER) from e
 
 
 def fill(fd: int, start: int, out: memoryview, name: str) -> None:

@@ -17,7 +17,7 @@ from ckptsync.model import Demands
 from ckptsync.paths import checked_path
 from ckptsync.records.manifest import FileEntry
 from ckptsync.walk import Stat, look
-from ckptsync.worker.hold import AGAIN, LATER, Held, Hold
+from ckptsync.worker.hold import AGAIN, LATER, Held, Hold, each_open
 
 CHUNK = 4 << 20
 Passed = Callable[[int], None]
@@ -74,12 +74,8 @@ def unread(stat: Stat) -> FileEntry:
 
 def unchanged(hold: Hold) -> None:
     """Raises Changed, or Incomplete, unless every file is still the one that was looked at."""
-    for held in hold.held.values():
-        fd = held.open()
-        try:
-            _same(held.stat, look(fd, held.stat.path))
-        finally:
-            os.close(fd)
+    for held, fd in each_open(hold.held.values()):
+        _same(held.stat, look(fd, held.stat.path))
 
 
 def chunks(held: Held, passed: Passed, clone: int | None = None) -> Iterator[memoryview]:

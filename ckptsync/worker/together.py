@@ -37,17 +37,30 @@ class Together:
         count = min(threads or self.threads, len(items))
         if count <= 1:
             return [work(item) for item in items]
+        found: dict[int, R] = {}
+        following = iter(range(len(items)))  # one for all: a future for each item would cost more than a small file's digest
+        turns = threading.Lock()
+
+        def run() -> None:
+            while True:
+                with turns:
+                    n = next(following, None)
+                if n is None:
+                    return
+                found[n] = self._guarded(work, items[n])
+
         with ThreadPoolExecutor(count, thread_name_prefix="ckptsync-file") as pool:
-            futures = [pool.submit(self._guarded, work, item) for item in items]
+            futures = [pool.submit(run) for _ in range(count)]
             try:
-                found = [future.result() for future in futures]
+                for future in futures:
+                    future.result()
             except BaseException as e:  # noqa: BLE001 - raised below, or another that came before it
                 with self._lock:
                     self._error = first = self._error or e
                 pool.shutdown(cancel_futures=True)
                 self._error = None
                 raise first from first.__cause__
-        return found
+        return [found[n] for n in range(len(items))]
 
     def _guarded(self, work: Callable[[T], R], item: T) -> R:
         try:
