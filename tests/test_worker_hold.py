@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 from pathlib import Path
 
@@ -24,6 +23,11 @@ def held(tmp_path: Path) -> Hold:
     grow(pin, tmp_path / "checkpoint-4", ["a"])
     (spot,) = spots(tmp_path)
     return hold(found(spot), pins(tmp_path)[0], spot.family, spot.name)
+
+
+def opened() -> int:
+    """Descriptors of this process."""
+    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 def test_what_is_pinned_is_read_from_the_pin_and_the_rest_is_known_to_be_in_danger(tmp_path: Path) -> None:
@@ -52,11 +56,11 @@ def test_each_is_opened_where_it_is_and_closed_before_the_next(tmp_path: Path) -
     (tmp_path / "checkpoint-4" / "sub" / "c").write_text("c")
     (spot,) = spots(tmp_path)
     files = [*both.held.values(), *hold(found(spot), None, spot.family, spot.name).held.values()]
-    descriptors = len(os.listdir("/proc/self/fd"))
-    seen = [(look(fd, one.stat.path), len(os.listdir("/proc/self/fd"))) for one, fd in each_open(files)]
+    descriptors = opened()
+    seen = [(look(fd, one.stat.path), opened()) for one, fd in each_open(files)]
     assert [stat for stat, _ in seen] == [one.stat for one in files]
     assert {stat.path.count("/"): more - descriptors for stat, more in seen} == {0: 2, 1: 3}
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert opened() == descriptors
 
 
 def test_who_opens_each_is_told_which_one_is_gone(tmp_path: Path) -> None:
