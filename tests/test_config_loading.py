@@ -26,7 +26,7 @@ def test_a_short_file_gives_every_default() -> None:
     assert (config.worker.quiet, config.worker.unmarked, config.worker.scan_every, config.worker.keep_pins) == (10, 60, 30, 2)
     assert (config.head.every, config.head.dtype, config.head.max_shard_size) == (30, "auto", 5_000_000_000)
     assert (config.verify.level, config.verify.every, config.verify.tick) == ("digest", 604800, 60)
-    assert (config.log.level, config.log.format) == ("info", "text")
+    assert (config.log.level, config.log.format) == ("info", "auto")
 
 
 def test_all_problems_are_told_at_once_each_with_its_line_and_path() -> None:

@@ -3,7 +3,10 @@
 import io
 import json
 import logging
+import os
+import pty
 import re
+import sys
 import warnings
 from collections.abc import Iterator
 
@@ -50,6 +53,15 @@ def test_json_is_an_object_a_line() -> None:
     lines = logged("json", "debug", (logging.WARNING, "a\nb"), (logging.DEBUG, "c")).splitlines()
     assert [json.loads(line)["message"] for line in lines] == ["a\nb", "c"]
     assert json.loads(lines[0])["level"] == "warning"
+
+
+def test_without_a_word_of_the_operator_it_is_json_off_a_terminal_and_text_on_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert json.loads(logged("auto", "info", (logging.INFO, "phase=sent")))["message"] == "phase=sent"
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        assert logged("auto", "info", (logging.INFO, "phase=sent")).endswith("Z info worker.tick phase=sent\n")
+    os.close(ours)
 
 
 def test_a_warning_of_a_library_is_a_line_like_others() -> None:

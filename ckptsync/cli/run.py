@@ -11,5 +11,5 @@ from ckptsync.daemon.service import run as serve
 
 
 def run(args: argparse.Namespace) -> int:
-    """Until a signal; ``log.format: json`` makes its log JSON."""
+    """Until a signal; ``log.format` says what its log looks like."""
     return serve(load(Path(args.config)), roles)

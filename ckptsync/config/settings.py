@@ -129,6 +129,34 @@ def bandwidth(value: object) -> Timetable | None:
     return None if timetable.is_unlimited else timetable
 
 
+def budget(value: object) -> int | None:
+    """Bytes, or ``None``: off."""
+    return None if value is False or value == "off" else size(value)
+
+
+def cleaning(value: object) -> str:
+    """``off`` (YAML reads it as false) or ``verified``."""
+    return one_of("off", "verified")("off" if value is False else value)
+
+
+def globs(value: object) -> tuple[str, ...]:
+    """A list of globs of files in a checkpoint, or (from the environment) the globs with commas."""
+    items = [item.strip() for item in value.split(",") if item.strip()] if isinstance(value, str) else value
+    if not isinstance(items, list) or not all(isinstance(item, str) and item and not item.startswith("/") for item in items):
+        raise ValueError(f'{value!r} is not a list of globs such as ["*.safetensors", "optimizer*"]')
+    return tuple(items)
+
+
+def spool_full(value: object) -> str:
+    """``oldest``, ``wait`` or ``every:N``."""
+    word, _, number = text(value).partition(":")
+    if word == "every" and number.isascii() and number.isdigit() and int(number):
+        return f"every:{int(number)}"
+    if value not in ("oldest", "wait"):
+        raise ValueError(f"{value!r} is not one of oldest, wait, every:N (such as every:10)")
+    return text(value)
+
+
 def some(value: object) -> int:
     """A whole number from one."""
     number = count(value)
@@ -189,6 +217,15 @@ SETTINGS: dict[str, Setting] = {
     "worker.unmarked": Setting(duration, "60s", "CKPTSYNC_WORKER_UNMARKED"),
     "worker.scan_every": Setting(period, "30s", "CKPTSYNC_WORKER_SCAN_EVERY"),
     "worker.keep_pins": Setting(count, 2, "CKPTSYNC_WORKER_KEEP_PINS"),
+    "worker.order": Setting(one_of("oldest", "newest"), "oldest", "CKPTSYNC_WORKER_ORDER"),
+    "worker.superseded": Setting(one_of("keep", "drop"), "keep", "CKPTSYNC_WORKER_SUPERSEDED"),
+    "worker.send": Setting(one_of("all", "no-optimizer", "weights"), "all", "CKPTSYNC_WORKER_SEND"),
+    "worker.include": Setting(globs, [], "CKPTSYNC_WORKER_INCLUDE"),
+    "worker.exclude": Setting(globs, [], "CKPTSYNC_WORKER_EXCLUDE"),
+    "worker.spool_budget": Setting(budget, "off", "CKPTSYNC_WORKER_SPOOL_BUDGET"),
+    "worker.spool_full": Setting(spool_full, "oldest", "CKPTSYNC_WORKER_SPOOL_FULL"),
+    "worker.clean": Setting(cleaning, "off", "CKPTSYNC_WORKER_CLEAN"),
+    "worker.keep_local": Setting(some, 2, "CKPTSYNC_WORKER_KEEP_LOCAL"),
     "head.every": Setting(period, "30s", "CKPTSYNC_HEAD_EVERY"),
     "head.dtype": Setting(one_of(*DTYPES), "auto", "CKPTSYNC_HEAD_DTYPE"),
     "head.max_shard_size": Setting(size, "5GB", "CKPTSYNC_HEAD_MAX_SHARD_SIZE"),
@@ -197,6 +234,6 @@ SETTINGS: dict[str, Setting] = {
     "verify.every": Setting(period, "7d", "CKPTSYNC_VERIFY_EVERY"),
     "verify.tick": Setting(period, "1m", "CKPTSYNC_VERIFY_TICK"),
     "log.level": Setting(one_of("debug", "info", "warning", "error"), "info", "CKPTSYNC_LOG_LEVEL"),
-    "log.format": Setting(one_of("text", "json"), "text", "CKPTSYNC_LOG_FORMAT"),
+    "log.format": Setting(one_of("auto", "text", "json"), "auto", "CKPTSYNC_LOG_FORMAT"),
 }
 SECTIONS = tuple(dict.fromkeys(key.split(".")[0] for key in SETTINGS if "." in key))

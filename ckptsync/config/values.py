@@ -43,13 +43,27 @@ class LimitsConfig:
 
 @dataclass(frozen=True, slots=True)
 class WorkerConfig:
-    """When a checkpoint counts as settled, how often to look, how many verified ones to keep pinned."""
+    """When a checkpoint counts as settled, how often to look, what to send and in which order, what to keep on this node.
+
+    ``superseded``: whether an older save that a newer one overtook is still sent (``keep``) or given up (``drop``).  ``include`` and ``exclude``: globs of
+    files in a checkpoint, after ``send``.  ``spool_budget`` in bytes, ``None`` where the free space decides; ``spool_full`` is
+    ``oldest``, ``wait`` or ``every:N``.  ``keep_local``: the newest checkpoints that cleaning leaves, at least one.
+    """
 
     runs: tuple[RunConfig, ...]
     quiet: float
     unmarked: float
     scan_every: float
     keep_pins: int
+    order: Literal["oldest", "newest"]
+    superseded: Literal["keep", "drop"]
+    send: Literal["all", "no-optimizer", "weights"]
+    include: tuple[str, ...]
+    exclude: tuple[str, ...]
+    spool_budget: int | None
+    spool_full: str
+    clean: Literal["off", "verified"]
+    keep_local: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +87,7 @@ class VerifyConfig:
 
 @dataclass(frozen=True, slots=True)
 class LogConfig:
-    """``level`` is one of logging's, in lower case; ``format`` is ``text`` or ``json``."""
+    """``level`` is one of logging's, in lower case; ``format`` is ``text``, ``json`` or ``auto``: text on a terminal, else JSON."""
 
     level: str
     format: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import time
 import warnings
 
@@ -34,7 +35,8 @@ class Json(logging.Formatter):
 def configure(config: LogConfig) -> None:
     """Replace the root logger's handlers.  The level is ours alone: libraries are silent below warnings, since botocore's `debug` shows signatures."""
     handler = logging.StreamHandler()
-    handler.setFormatter(Json() if config.format == "json" else Text())
+    is_json = config.format == "json" or (config.format == "auto" and not sys.stderr.isatty())
+    handler.setFormatter(Json() if is_json else Text())
     level: int = getattr(logging, config.level.upper())
     logging.basicConfig(handlers=[handler], level=max(level, logging.WARNING), force=True)
     logging.getLogger("ckptsync").setLevel(level)
