@@ -19,6 +19,7 @@ from ckptsync.stores.pouring import pour
 from ckptsync.stores.proof import Proof, proof
 
 RANGE = 32 << 20  # bytes of a request: many small ones cost a server more
+WORTH = 256 << 10  # bytes of a file below which it is quicker to bring it again than to look for what is left of it
 Told = Callable[[int], object]
 """Told of bytes that are here."""
 
@@ -70,8 +71,9 @@ class Arrival:
     def _begun(self) -> Placing:
         with self._lock:
             if self._placing is None:
-                digest = self._wanted.digest
-                self._placing = self._target.place(self._wanted.under, self._wanted.size, digest.digest if digest else "")
+                wanted = self._wanted
+                origin = wanted.digest.digest if wanted.digest and wanted.size >= WORTH else ""
+                self._placing = self._target.place(wanted.under, wanted.size, origin)
             return self._placing
 
 

@@ -21,6 +21,7 @@ from urllib.parse import unquote, urlsplit
 
 from ckptsync.errors import ConfigError, Corrupt, Transient, Unsupported
 from ckptsync.paths import checked_path
+from ckptsync.stores.s3.options import KEYS, check, configured
 from ckptsync.stores.s3.signing import Keys
 from ckptsync.stores.urls import Remote
 
@@ -32,20 +33,10 @@ try:
     import botocore.session
     import botocore.utils
     from botocore import UNSIGNED
-    from fsspec.config import conf as fsspec_conf
 except ImportError as e:
     raise ConfigError(f"s3:// stores need a library that is not here: {e}", hint="pip install 'ckptsync[s3]'") from e
 
 _ARN = re.compile(r"(arn:[^:/]+:s3[^:/]*:[^:/]*:[^:/]*:accesspoint[/:][^/:]+)(?:/(.*))?", re.DOTALL)
-_KEYS = {"key": "aws_access_key_id", "secret": "aws_secret_access_key", "token": "aws_session_token"}
-_OURS = frozenset(
-    {*_KEYS, "username", "password", "anon", "endpoint_url", "use_ssl", "client_kwargs", "config_kwargs", "profile"}
-    | {"requester_pays", "s3_additional_kwargs"}
-)
-_S3FS_ONLY = frozenset(  # what s3fs has for its own caches and event loop
-    "default_block_size default_fill_cache default_cache_type version_aware cache_regions max_concurrency fixed_upload_size local_expiry_check".split()  # noqa: SIM905
-    + "use_listings_cache listings_expiry_time max_paths retries skip_instance_cache asynchronous loop session protocol".split()  # noqa: SIM905
-)
 _NOT_GIVEN = frozenset(
     {"Bucket", "Key", "Body", "ContentLength", "ContentMD5", "IfMatch", "IfNoneMatch", "Range", "UploadId", "PartNumber"}
 )
@@ -72,8 +63,8 @@ class Access:
     def __init__(self, remote: Remote, options: Mapping[str, Any]) -> None:
         self.url = remote.url
         self.bucket, self.prefix = _split(remote)
-        self._options = {**fsspec_conf.get("s3", {}), **fsspec_conf.get("s3a", {}), **options}
-        _check_options(self.url, self._options)
+        self._options = {**configured("s3"), **configured("s3a"), **options}
+        check(self.url, self._options)
         self._lock = threading.Lock()
         self._has_keys = False
         with _told(self.url):
@@ -211,21 +202,11 @@ def _split(remote: Remote) -> tuple[str, str]:
         raise ConfigError(f"{remote.url}: a bucket and a plain path in it wanted", hint="such as s3://bucket/checkpoints") from e
 
 
-def _check_options(url: str, options: Mapping[str, Any]) -> None:
-    if unknown := sorted(set(options) - _OURS - _S3FS_ONLY):
-        raise ConfigError(
-            f"{url}: storage_options has {', '.join(unknown)}, which s3fs has not", hint=f"known are {', '.join(sorted(_OURS))}"
-        )
-    for name in ("client_kwargs", "config_kwargs", "s3_additional_kwargs"):
-        if not isinstance(options.get(name) or {}, Mapping):
-            raise ConfigError(f"{url}: storage_options: {name} is {type(options[name]).__name__}, a mapping wanted")
-
-
 def _client_of(options: Mapping[str, Any], region: str) -> tuple[Any, Any]:
     """A session and its client, as s3fs would make them (`S3FileSystem.set_session`)."""
     given = {"key": options.get("username"), "secret": options.get("password"), **options}
     client = {"use_ssl": options.get("use_ssl", True), **(options.get("client_kwargs") or {})}
-    client |= {_KEYS[k]: str(given[k]) for k in _KEYS if given.get(k) is not None}
+    client |= {KEYS[k]: str(given[k]) for k in KEYS if given.get(k) is not None}
     client |= {"endpoint_url": options["endpoint_url"]} if options.get("endpoint_url") else {}
     client |= {"region_name": region} if region else {}
     config = botocore.config.Config(**_plain(options.get("config_kwargs") or {}))
@@ -233,7 +214,7 @@ def _client_of(options: Mapping[str, Any], region: str) -> tuple[Any, Any]:
         raise ConfigError("signature_version s3 is no longer supported", hint="remove it: version 4 is used")
     if options.get("anon"):
         config = config.merge(botocore.config.Config(signature_version=UNSIGNED))
-        client = {k: v for k, v in client.items() if k not in _KEYS.values()}
+        client = {k: v for k, v in client.items() if k not in KEYS.values()}
     else:
         config = config.merge(
             botocore.config.Config(signature_version="s3v4")

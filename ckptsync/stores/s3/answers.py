@@ -7,7 +7,7 @@ Why not http.client's: it reads heads with the parser of e-mails, which takes as
 from __future__ import annotations
 
 import http.client
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from io import BufferedReader
 
@@ -62,38 +62,44 @@ def head(file: BufferedReader) -> Head:
 
 
 def _head(file: BufferedReader) -> Head:
-    if not file.peek(1):
+    if not (come := file.peek(1)):
         raise http.client.RemoteDisconnected("the server closed the connection")
-    line = _line(file)
-    version, _, rest = line.partition(" ")
+    size = come.find(b"\r\n\r\n") + 4  # most often all of it has come
+    first, *lines = file.read(size)[:-4].decode("latin-1").split("\r\n") if size > 3 else (_line(file), *_lines(file))
+    version, _, rest = first.partition(" ")
     status = rest[:3]
     if (
         not version.startswith("HTTP/1.")
         or not (status.isascii() and status.isdigit() and len(status) == 3)
         or rest[3:4] not in ("", " ")
     ):
-        raise http.client.BadStatusLine(line[:100])
-    headers = _headers(file)
+        raise http.client.BadStatusLine(first[:100])
+    headers = _headers(lines)
     words = headers.get("Connection", "").lower()
     return Head(int(status), headers, "close" in words or (version == "HTTP/1.0" and "keep-alive" not in words))
 
 
-def _headers(file: BufferedReader) -> Headers:
+def _headers(lines: Iterable[str]) -> Headers:
     headers, last = Headers(), ""
-    for _ in range(_LINES):
-        line = _line(file)
-        if not line:
-            return headers
+    for number, line in enumerate(lines):
+        if number == _LINES:
+            raise http.client.HTTPException(f"more than {_LINES} lines in a head")
         name, colon, value = line.partition(":")
-        if line[0] in " \t" and last:
+        if line[:1] in (" ", "\t") and last:
             headers.extend(last, line.strip())  # obsolete, and still said
             continue
-        last = name.lower()
+        last, value = name.lower(), value.strip()
         if not colon or not last or last != last.strip():
             raise http.client.HTTPException(f"no header: {line[:100]!r}")
-        if headers.add(last, value.strip()) != value.strip() and last in ("content-length", "transfer-encoding"):
+        if headers.add(last, value) != value and last in ("content-length", "transfer-encoding"):
             raise http.client.HTTPException(f"two lengths: {line[:100]!r}")
-    raise http.client.HTTPException(f"more than {_LINES} headers")
+    return headers
+
+
+def _lines(file: BufferedReader) -> Iterator[str]:
+    """Up to an empty one."""
+    while line := _line(file):
+        yield line
 
 
 def _line(file: BufferedReader) -> str:
@@ -142,7 +148,7 @@ class Body:
         if self._chunk < 0:
             raise http.client.HTTPException(f"no length of a chunk: {size[:20]!r}")
         if self._chunk == 0:
-            _headers(self._file)
+            _headers(_lines(self._file))
             self.is_over = True
         return not self.is_over
 
