@@ -42,6 +42,9 @@ def file(**changes: Any) -> list[dict[str, Any]]:
         {"files": file() * 2},
         {"demands": {"model": {"../x": 1}, "resume": {}, "world": None}},
         {"demands": {"model": {}, "resume": {"": 1}, "world": None}},
+        {"trainer": "x" * 201},
+        {"trainer": "a\x1b[2J"},
+        {"times": {"settled": "now"}},
         {"supersedes": ["run/checkpoint-5/model.safetensors"]},
     ],
 )

@@ -32,7 +32,10 @@ TENSOR = SealedTensor("w", "F32", (1,), "m", 4, 4, FOUND.digest)
 TOMBSTONE = Tombstone("run", "checkpoint-5", "checkpoint-5", 0, (OTHER,), "old")
 
 
-@pytest.mark.parametrize("record", [MANIFEST, SEAL, REPORT, TOMBSTONE])
+TIMED = replace(MANIFEST, save="0123456789abcdef", trainer="transformers 5.2.0", times={"settled": 3, "sending": 4})
+
+
+@pytest.mark.parametrize("record", [MANIFEST, TIMED, SEAL, REPORT, TOMBSTONE])
 def test_a_record_comes_back_as_it_was(record: Record) -> None:
     data, kind = encode(record), type(record)
     assert decode(record_name(record, data), data, kind) == record  # type: ignore[type-var]

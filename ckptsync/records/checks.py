@@ -13,6 +13,7 @@ from ckptsync.records.report import Report
 from ckptsync.records.seal import Seal, SealedFile
 from ckptsync.records.tombstone import Tombstone
 
+_TRAINER = 200  # characters: people read it
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
@@ -39,6 +40,8 @@ def _check_manifest(manifest: Manifest) -> None:
         checked_path(path)
     if manifest.started > manifest.ended:
         raise Corrupt(f"{manifest.node}: its files begin at {manifest.started} and end at {manifest.ended}")
+    if len(manifest.trainer) > _TRAINER or not manifest.trainer.isprintable():
+        raise Corrupt(f"{manifest.trainer!r:.80}: not what names a trainer")
 
 
 def _check_names(names: Iterable[str]) -> None:

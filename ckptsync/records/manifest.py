@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ckptsync.model import Demands
 
@@ -30,7 +30,9 @@ class Manifest:
     n + 1 names files that came later.  ``save`` is the id that a hook agreed on, or empty.  ``started`` and ``ended`` (ns since
     the epoch, on the node's clock) span the mtimes of its files; ``clock_offset`` (ns) is node clock minus store clock where it was
     measured.  ``sources`` lists the weight sources seen (``zero:global_step4``).  ``supersedes`` names earlier manifests of this node
-    that it takes back: the save has moved to this place.
+    that it takes back: the save has moved to this place.  ``trainer`` is what wrote it, as far as is known (``transformers 5.2.0``; a family of
+    `ckptsync.scan` where no hook says more).  ``times`` (ns since the epoch, the node's clock): when it was ``settled``, and when its ``sending`` began;
+    a node that sent it without a pin says neither.
     """
 
     run: str
@@ -48,4 +50,6 @@ class Manifest:
     clock_offset: int = 0
     supersedes: tuple[str, ...] = ()
     version: str = ""
+    trainer: str = ""
+    times: dict[str, int] = field(default_factory=dict)
     format: int = FORMAT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from ckptsync.errors import ConfigError, Corrupt, Unsupported
 from ckptsync.paths import checked_path
@@ -12,6 +13,11 @@ from ckptsync.scan import spot_at
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.urls import path_of
 from ckptsync.walk import OURS
+
+Order = Literal["oldest", "newest"]
+Superseded = Literal["keep", "drop"]
+Preset = Literal["all", "no-optimizer", "weights"]
+Clean = Literal["off", "verified"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,9 +30,16 @@ class RunDir:
 
 @dataclass(frozen=True, slots=True)
 class WorkerOptions:
-    """Seconds: ``quiet`` without a change settles what the trainer says is finished, ``unmarked`` what nobody says anything about.
+    """What is read here is checked where it is set (`ckptsync.config`).
+
+    Seconds: ``quiet`` without a change settles what the trainer says is finished, ``unmarked`` what nobody says anything about.
 
     ``keep_pins``: how many pinned checkpoints of a run are kept once they are VERIFIED in the store.  ``threads``: large files sent at once.
+
+    ``order``: which of several settled saves goes first.  ``superseded``: whether one that a newer settled save has overtaken is still sent.
+    ``send``, ``include``, ``exclude``: which files (`worker.selecting`).  ``spool_budget``: bytes that pins alone may hold, 0: as the disk allows;
+    ``spool_full``: what gives way then (`worker.budget`).  ``clean``: whether local checkpoints that are VERIFIED in the store are removed, all but
+    the newest ``keep_local`` (`worker.cleaning`).
     """
 
     node: str
@@ -35,6 +48,15 @@ class WorkerOptions:
     unmarked: float = 60.0
     keep_pins: int = 2
     threads: int = Limits().threads
+    order: Order = "oldest"
+    superseded: Superseded = "keep"
+    send: Preset = "all"
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    spool_budget: int = 0
+    spool_full: str = "oldest"
+    clean: Clean = "off"
+    keep_local: int = 2
 
 
 def checked_options(options: WorkerOptions, store_url: str) -> WorkerOptions:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ckptsync.errors import CkptsyncError
 
-Phase = Literal["waiting", "sent", "stored", "elsewhere", "retired", "failed"]
+Phase = Literal["waiting", "sent", "stored", "elsewhere", "retired", "failed", "missed", "superseded", "cleaned"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +16,9 @@ class Progress:
     """One save of a checkpoint on this node.
 
     ``waiting``: not settled, or not all could be sent yet; ``sent``: by this tick; ``stored``: before it; ``elsewhere``: another
-    node sends it, or has; ``retired``: given up in the store; ``failed``: see the failure.  ``detail`` is in words, for people.
+    node sends it, or has; ``retired``: given up in the store; ``failed``: see the failure; ``missed``: removed by the
+    trainer before it was known whole; ``superseded``: not sent, since a newer one was settled; ``cleaned``: removed from this node, the store has it.
+    ``detail`` is in words, for people.
     """
 
     run: str
@@ -53,12 +56,20 @@ class Repaired:
 
 @dataclass(frozen=True, slots=True)
 class WorkerResult:
-    """All that one tick saw and did."""
+    """All that one tick saw and did.
+
+    ``due``: seconds until the first save settles if nothing changes (``None``: nobody knows).  ``pending_since``: by ``run/checkpoint``, when what
+    is still on its way was first seen, on the clock of the ticks.  ``sent_bytes``: by this tick.  ``notes``: what an operator should see.
+    """
 
     node: str
     progress: tuple[Progress, ...] = ()
     repairs: tuple[Repaired, ...] = ()
     failures: tuple[Failure, ...] = ()
+    due: float | None = None
+    pending_since: Mapping[str, float] = field(default_factory=dict)
+    sent_bytes: int = 0
+    notes: tuple[str, ...] = ()
 
     @property
     def queue(self) -> tuple[str, ...]:
