@@ -9,13 +9,14 @@ import ckptsync
 from ckptsync.config.loading import read
 from ckptsync.config.values import Config
 from ckptsync.daemon.lock import Locks
-from ckptsync.daemon.roles import roles
+from ckptsync.daemon.roles import roles, worker_options
 from ckptsync.errors import ConfigError
 from ckptsync.head.catalogue import read_catalogue
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.head.consolidate import tick as consolidate
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
+from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.push import push_now
 from tests.cli_store import make
 from tests.test_daemon_schedule import until
@@ -137,3 +138,14 @@ def test_a_directory_that_cannot_be_served_is_told_and_holds_up_no_other(tmp_pat
         working.ticks[0]()
         [error] = working.errors()
         assert "two/out: its run would be named 'out'" in error
+
+
+def test_what_the_configuration_says_of_a_worker_is_what_it_is_told(tmp_path: Path) -> None:
+    text = "worker: {{runs: ['{tmp}/out'], order: newest, superseded: drop, send: weights, exclude: ['rng*'], include: ['*'], quiet: 1s, unmarked: 2s"
+    config, _ = configured(
+        tmp_path, text + ", keep_pins: 3, spool_budget: 1GB, spool_full: 'every:5', clean: verified, keep_local: 4}}\n"
+    )
+    runs = (RunDir("out", tmp_path / "out"),)
+    assert worker_options(config, "n0", runs) == WorkerOptions(
+        "n0", runs, 1, 2, 3, 4, "newest", "drop", "weights", ("*",), ("rng*",), 10**9, "every:5", "verified", 4
+    )

@@ -129,9 +129,9 @@ def bandwidth(value: object) -> Timetable | None:
     return None if timetable.is_unlimited else timetable
 
 
-def budget(value: object) -> int | None:
-    """Bytes, or ``None``: off."""
-    return None if value is False or value == "off" else size(value)
+def budget(value: object) -> int:
+    """Bytes, or 0: off (YAML reads it as false)."""
+    return 0 if value is False or value == "off" else size(value)
 
 
 def cleaning(value: object) -> str:

@@ -46,7 +46,7 @@ class WorkerConfig:
     """When a checkpoint counts as settled, how often to look, what to send and in which order, what to keep on this node.
 
     ``superseded``: whether an older save that a newer one overtook is still sent (``keep``) or given up (``drop``).  ``include`` and ``exclude``: globs of
-    files in a checkpoint, after ``send``.  ``spool_budget`` in bytes, ``None`` where the free space decides; ``spool_full`` is
+    files in a checkpoint, after ``send``.  ``spool_budget`` in bytes, 0 where the free space decides; ``spool_full`` is
     ``oldest``, ``wait`` or ``every:N``.  ``keep_local``: the newest checkpoints that cleaning leaves, at least one.
     """
 
@@ -60,7 +60,7 @@ class WorkerConfig:
     send: Literal["all", "no-optimizer", "weights"]
     include: tuple[str, ...]
     exclude: tuple[str, ...]
-    spool_budget: int | None
+    spool_budget: int
     spool_full: str
     clean: Literal["off", "verified"]
     keep_local: int

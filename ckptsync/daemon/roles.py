@@ -6,10 +6,11 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import fields
 from pathlib import Path
 
 from ckptsync.config.runs import OutputDirectories, output_directories
-from ckptsync.config.values import Config
+from ckptsync.config.values import Config, WorkerConfig
 from ckptsync.daemon import told
 from ckptsync.daemon.lock import Locks
 from ckptsync.daemon.phases import Line, pairs
@@ -109,15 +110,18 @@ class Watching:
             self._watch.refresh()
 
     def _work_on(self, runs: tuple[RunDir, ...]) -> None:
-        settings = self._config.worker
-        options = WorkerOptions(
-            self._node, runs, settings.quiet, settings.unmarked, settings.keep_pins, self._config.limits.threads
-        )
+        options = worker_options(self._config, self._node, runs)
         self._worker = Worker(options, self._store) if runs else None
         if self._watch:
             self._watch.close()
         self._watch = watch([str(run.path) for run in runs], self._hint)
         self._runs = runs
+
+
+def worker_options(config: Config, node: str, runs: tuple[RunDir, ...]) -> WorkerOptions:
+    """What a worker is told of a configuration: every key of ``worker`` that is not about finding runs, and how many threads."""
+    keys = {f.name for f in fields(WorkerOptions)} & {f.name for f in fields(WorkerConfig)} - {"runs"}
+    return WorkerOptions(node, runs, threads=config.limits.threads, **{key: getattr(config.worker, key) for key in keys})
 
 
 def head(config: Config, store: Store) -> Callable[[], Outcome]:
