@@ -117,6 +117,11 @@ def test_help_answers_at_once_and_imports_nothing_heavy(words: list[str]) -> Non
     assert time.monotonic() - begun < 2  # 0.3 s are promised on an idle machine; this one may be busy
 
 
+def test_who_sends_or_watches_needs_no_arrays() -> None:
+    code = "import ckptsync.cli.push, ckptsync.worker.tick, sys; print(sorted({'numpy', 'torch'} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
 def test_the_parser_and_the_rooms_below_know_the_same_words() -> None:
     assert arguments.DTYPES == plan.DTYPES
     assert arguments.LEVELS == report.LEVELS

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import _TYPES
 
 from ckptsync.errors import Unsupported
-from ckptsync.formats.dtypes import FROM_TORCH, ITEMSIZE, MOST_AXES, STORAGES, from_torch
+from ckptsync.formats.dtypes import FROM_TORCH, ITEMSIZE, MOST_AXES, PRECISION, STORAGES, from_torch, is_castable
 
 
 def test_every_name_of_the_library_is_known_by_torchs_name_and_size() -> None:
@@ -36,3 +36,8 @@ def test_what_safetensors_cannot_hold_is_unsupported(name: str) -> None:
 
 def test_shapes_have_no_more_axes_than_any_numpy_can_hold() -> None:
     assert MOST_AXES <= 32
+
+
+def test_only_the_four_floats_are_cast() -> None:
+    assert {d for d in ("I64", "BOOL", "U8", "F8_E4M3", "C64", *PRECISION) if is_castable(d)} == {"BF16", "F16", "F32", "F64"}
+    assert sorted(PRECISION, key=PRECISION.__getitem__) == ["BF16", "F16", "F32", "F64"]

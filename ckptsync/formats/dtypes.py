@@ -28,6 +28,9 @@ ITEMSIZE = {
     "U64": 8,
 }
 
+PRECISION = {"BF16": 1, "F16": 2, "F32": 3, "F64": 4}
+"""Which of two copies is the more precise; of what is cast at all."""
+
 PACKED_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6}  # safetensors has them, too: elements share bytes, and nothing here cuts those
 
 FROM_TORCH = {
@@ -72,3 +75,8 @@ def from_torch(name: str) -> str:
     if name not in FROM_TORCH:
         raise Unsupported(f"torch.{name}: an element type that safetensors cannot hold")
     return FROM_TORCH[name]
+
+
+def is_castable(dtype: str) -> bool:
+    """Integers, bools, fp8 and complex numbers are never cast."""
+    return dtype in PRECISION

@@ -10,9 +10,9 @@ from itertools import accumulate
 from math import prod
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
+from ckptsync.formats.dtypes import is_castable
 from ckptsync.layouts import table
 from ckptsync.merge.adapter import PREFIX, TUNERS
-from ckptsync.merge.cast import is_castable
 from ckptsync.merge.ties import HEADS
 from ckptsync.model import Files, Shape, Tensor
 

@@ -23,12 +23,6 @@ _LARGEST = {
     "F32": float.fromhex("0x1.fffffep127"),
     "F64": float.fromhex("0x1.fffffffffffffp1023"),
 }
-PRECISION = {"BF16": 1, "F16": 2, "F32": 3, "F64": 4}  # which of two stored copies is the more precise
-
-
-def is_castable(dtype: str) -> bool:
-    """Integers, bools, fp8 and complex numbers are never cast."""
-    return dtype in PRECISION
 
 
 def cast(values: Array, source: str, target: str) -> tuple[Array, int]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ckptsync.formats.dtypes import FROM_TORCH
-from ckptsync.merge.cast import PRECISION, is_castable
+from ckptsync.formats.dtypes import FROM_TORCH, PRECISION, is_castable
 from ckptsync.merge.plan import DType
 from ckptsync.model import Tensor
 

@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from math import prod
 
-from ckptsync.formats.dtypes import FROM_TORCH
-from ckptsync.merge.cast import PRECISION, is_castable
+from ckptsync.formats.dtypes import FROM_TORCH, PRECISION, is_castable
 from ckptsync.merge.plan import DType, FilePlan
 
 # What `from_pretrained` and inference servers read beside the weights, and nothing of a training's state.

@@ -8,10 +8,9 @@ from math import prod
 from typing import Literal, get_args
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
-from ckptsync.formats.dtypes import ITEMSIZE
+from ckptsync.formats.dtypes import ITEMSIZE, PRECISION, is_castable
 from ckptsync.formats.safetensors import encode_header
 from ckptsync.merge import tile
-from ckptsync.merge.cast import PRECISION, is_castable
 from ckptsync.model import Copy, Shape, Tensor
 
 DType = Literal["auto", "keep", "bf16", "fp16", "fp32"]
