@@ -13,7 +13,7 @@ from ckptsync.digest import digest
 from ckptsync.errors import ConfigError, StoreError
 from ckptsync.walk import Listing, Stat, walk
 
-Family = Literal["trainer", "accelerate", "deepspeed", "dcp"]
+Family = Literal["trainer", "accelerate", "deepspeed", "dcp", "verl", "lightning", "final"]
 _STATES = re.compile(r"(bf16_|fp16_)?(zero_pp_rank_\d+_)?mp_rank_\d+_(model|optim)_states\.pt")
 _DCP = re.compile(r"\.metadata|__\d+_\d+\.distcp|.+\.safetensors(\.index\.json)?")
 _NUMBERED: tuple[tuple[re.Pattern[str], Family], ...] = (

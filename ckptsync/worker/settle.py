@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from ckptsync.scan import Family
 from ckptsync.walk import Stat
@@ -22,6 +23,10 @@ _OF_A_RANK = re.compile(
 _DCP_SHARD = re.compile(r"__\d+_\d+\.distcp")
 TRAINER_STATE = "trainer_state.json"
 SENTINEL = "checkpoint-is-incomplete.txt"
+
+
+Word = Literal["", "committed", "marked", "training"]
+"""What the hook says of a save: nothing; its pin is whole; every rank here is done with it; a training that lives has it in hand."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +73,10 @@ class Evidence:
     later: bool = False
     mates: bool = False
     gone: bool = False
+    hook: Word = ""
+    stable: bool = False
+    ranks_local: bool = False
+    marker: str = ""
 
 
 @dataclass(frozen=True, slots=True)
