@@ -44,16 +44,19 @@ class Broken(Exception):
 
 
 class TcpProxy:
-    """Passes bytes to ``upstream`` and back, and counts them: ``bytes[UP]``, and ``bytes["UploadPart up"]`` for bodies of one kind."""
+    """Passes bytes to ``upstream`` and back, and counts them: ``bytes[UP]``, and ``bytes["UploadPart up"]`` for bodies of one kind.
 
-    def __init__(self, upstream: tuple[str, int], plan: Plan = harmless) -> None:
+    ``listener``: a socket that listens elsewhere than on the loopback, such as in another network namespace.
+    """
+
+    def __init__(self, upstream: tuple[str, int], plan: Plan = harmless, listener: socket.socket | None = None) -> None:
         self.plan, self._upstream = plan, upstream
         self.requests: Counter[str] = Counter()
         self.bytes: Counter[str] = Counter()
         self.faults: list[tuple[str, Fault]] = []
         self._changed = threading.Condition()
         self._open: set[socket.socket] = set()
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self._listener = listener or socket.create_server(("127.0.0.1", 0), backlog=64)
         self.port: int = self._listener.getsockname()[1]
         self._accepting = threading.Thread(target=self._accept, daemon=True)
         self._accepting.start()

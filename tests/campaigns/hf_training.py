@@ -1,0 +1,239 @@
+"""A real training: the Hugging Face Trainer over gloo on CPUs, which keeps what every save ought to hold.
+
+    torchrun ... hf_training.py MODE --out DIR --truth DIR --base DIR [--steps N] [--pause SECONDS] [--hook]
+
+It runs in a Python that has transformers, accelerate and, for ZeRO, DeepSpeed, and knows nothing of the rest of this project but its hook.
+In ``--truth``, a directory of each node: ``checkpoint-N/`` as the trainer had written it, copied when every rank had gone on to the next
+step's gradients (so every rank had written all of it) and before rotation takes it; on the node of rank 0 ``model-N.safetensors``, the
+weights as the framework gathered them at the end of step N; ``events-R.jsonl``: what happened when; ``root/``: the files that lay beside the checkpoints in the end.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+os.environ["DS_ACCELERATOR"] = "cpu"
+MODES = ("ddp", "fsdp2", "zero2", "zero3")
+RANK, LOCAL = int(os.environ.get("RANK", "0")), int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def options() -> argparse.Namespace:
+    """Read before anything heavy is imported."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("mode", choices=MODES)
+    for name in ("--out", "--truth", "--base"):
+        parser.add_argument(name, type=Path, required=True)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--limit", type=int, default=1, help="save_total_limit")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds before each step")
+    parser.add_argument("--hook", action="store_true", help="with ckptsync's callback")
+    parser.add_argument("--hidden", type=int, default=0, help="width of the model, if not the base's")
+    parser.add_argument("--save-steps", type=int, default=1)
+    parser.add_argument("--no-truth", action="store_true", help="keep the events only")
+    return parser.parse_args()
+
+
+OPTIONS = options()
+
+import torch  # noqa: E402
+
+
+def allow_fsdp_on_cpu() -> None:
+    """accelerate allows FSDP only where the distributed type is MULTI_GPU and the like; the saving code is untouched."""
+    os.environ["ACCELERATE_TORCH_DEVICE"] = "cpu"
+    import accelerate.state
+    from accelerate.utils import DistributedType
+
+    def set_device(self: Any) -> None:
+        self.device = torch.device("cpu")
+
+    accelerate.state.PartialState._prepare_backend = lambda *_, **__: ("gloo", DistributedType.MULTI_GPU)
+    accelerate.state.PartialState.set_device = set_device
+
+
+if OPTIONS.mode != "ddp":
+    allow_fsdp_on_cpu()  # before transformers looks at the state
+
+from safetensors.torch import save_file  # noqa: E402
+from transformers import (  # noqa: E402
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    DataCollatorForLanguageModeling,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
+
+WORDS = "the of and to in is it you that he was for on are with as his they be at one have this from or had by hot but".split()  # noqa: SIM905
+
+
+def strategy(mode: str) -> dict[str, Any]:
+    """What TrainingArguments is told about sharding."""
+    if mode == "ddp":
+        return {"use_cpu": True}
+    if mode == "fsdp2":
+        wrapped = {"version": 2, "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "state_dict_type": "SHARDED_STATE_DICT"}
+        return {"fsdp": True, "fsdp_config": {**wrapped, "sync_module_states": True}}
+    few = 1500
+    zero = {
+        "stage": int(mode[-1]),
+        "stage3_gather_16bit_weights_on_model_save": False,
+        "stage3_param_persistence_threshold": 0,
+        "reduce_bucket_size": few,
+        "stage3_prefetch_bucket_size": few,
+        "allgather_bucket_size": few,
+    }
+    batches = dict.fromkeys(("train_micro_batch_size_per_gpu", "train_batch_size", "gradient_accumulation_steps"), "auto")
+    return {
+        "deepspeed": {
+            "zero_optimization": zero,
+            **batches,
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+        }
+    }
+
+
+def gather(trainer: Any, mode: str) -> dict[str, torch.Tensor]:
+    """Let the framework itself put the weights together; a collective."""
+    if mode == "zero3":
+        import deepspeed
+
+        full = {}
+        for name, parameter in trainer.deepspeed.module.named_parameters():
+            with deepspeed.zero.GatheredParameters([parameter]):
+                full[name] = parameter.detach().clone()
+        return full
+    if mode == "zero2":
+        return dict(trainer.deepspeed.module.named_parameters())
+    if mode == "fsdp2":
+        from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
+
+        gathered: dict[str, Any] = get_model_state_dict(
+            trainer.model, options=StateDictOptions(full_state_dict=True, cpu_offload=True)
+        )
+        return gathered
+    return trainer.model.state_dict()
+
+
+class Witness(TrainerCallback):
+    """Keeps the truth.  Its only collective is what gathers the weights, at the end of a step: none stands between a save and the next step."""
+
+    def __init__(self) -> None:
+        OPTIONS.truth.mkdir(parents=True, exist_ok=True)
+        self._events = (OPTIONS.truth / f"events-{RANK}.jsonl").open("a")
+        self.trainer: Any = None
+        self._kept = 0
+
+    def say(self, event: str, step: int, **more: float) -> None:
+        """A line, with the time in seconds."""
+        print(json.dumps({"event": event, "step": step, "at": time.time(), **more}), file=self._events, flush=True)
+
+    def on_step_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        """Let checkpoints live."""
+        self.say("begin", state.global_step + 1)
+        time.sleep(OPTIONS.pause)
+
+    def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        """Before the save of this step, and so before rotation."""
+        self.say("end", state.global_step)
+        if OPTIONS.no_truth:
+            return
+        full = gather(self.trainer, OPTIONS.mode)
+        if RANK == 0:
+            tensors = {name: value.detach().cpu().contiguous().clone() for name, value in full.items()}
+            save_file(tensors, OPTIONS.truth / f"model-{state.global_step}.safetensors")
+        self.keep(state.global_step - 1)
+        self.say("gone", state.global_step - 1)
+
+    def on_save(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
+        """Its own part is written, on this rank."""
+        self.say("saved", state.global_step)
+
+    def keep(self, step: int) -> None:
+        """Copy a checkpoint that all ranks have written."""
+        there = OPTIONS.out / f"checkpoint-{step}"
+        if LOCAL == 0 and step > self._kept and there.is_dir():
+            shutil.copytree(there, OPTIONS.truth / there.name)
+            self._kept = step
+
+
+def trained() -> None:
+    """From start to end, as users write it."""
+    set_seed(1)
+    arguments = TrainingArguments(
+        output_dir=str(OPTIONS.out),
+        max_steps=OPTIONS.steps,
+        save_strategy="steps",
+        save_steps=OPTIONS.save_steps,
+        save_total_limit=OPTIONS.limit,
+        per_device_train_batch_size=2,
+        logging_steps=1,
+        report_to=[],
+        learning_rate=1e-2,
+        seed=7,
+        disable_tqdm=True,
+        lr_scheduler_type="linear",
+        warmup_steps=1,
+        optim="adamw_torch",
+        **strategy(OPTIONS.mode),
+    )
+    tokenizer = AutoTokenizer.from_pretrained(OPTIONS.base)
+    witness = Witness()
+    callbacks: list[Any] = [witness]
+    if OPTIONS.hook:
+        callbacks.append(importlib.import_module("ckptsync.hooks.hf").CkptSyncCallback())
+    trainer = Trainer(
+        model=model(),
+        args=arguments,
+        train_dataset=[{"input_ids": tokenizer(line + "</s>")["input_ids"][:24]} for line in corpus()],
+        processing_class=tokenizer,
+        data_collator=DataCollatorForLanguageModeling(tokenizer, mlm=False),
+        callbacks=callbacks,
+    )
+    witness.trainer = trainer
+    trainer.train()
+    trainer.save_model()
+    witness.say("trained", trainer.state.global_step)
+    torch.distributed.barrier()
+    if not OPTIONS.no_truth:
+        witness.keep(trainer.state.global_step)
+        if LOCAL == 0:
+            keep_root()
+    witness.say("kept", trainer.state.global_step)
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def model() -> Any:
+    """The base, or one as wide as asked."""
+    if not OPTIONS.hidden:
+        return AutoModelForCausalLM.from_pretrained(OPTIONS.base, dtype=torch.float32)
+    config = AutoConfig.from_pretrained(OPTIONS.base)
+    config.hidden_size, config.intermediate_size = OPTIONS.hidden, 4 * OPTIONS.hidden
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def corpus() -> list[str]:
+    """Always the same lines."""
+    return [" ".join(WORDS[(7 * line + 3 * word * word) % len(WORDS)] for word in range(12)) for line in range(40)]
+
+
+def keep_root() -> None:
+    """What lies beside the checkpoints."""
+    root = OPTIONS.truth / "root"
+    root.mkdir()
+    for path in OPTIONS.out.iterdir():
+        if path.is_file():
+            shutil.copy2(path, root)
+
+
+if __name__ == "__main__":
+    trained()

@@ -1,0 +1,188 @@
+"""What a store holds of a real training, beside what the trainer wrote and what the framework gathered."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ckptsync.errors import CkptsyncError
+from ckptsync.head.catalogue import read_catalogue
+from ckptsync.merge.local import merge_local
+from ckptsync.merge.output import is_beside
+from ckptsync.merge.plan import Options
+from ckptsync.records.state import Snapshot
+from ckptsync.stores.contract import Store, read_all
+from tests.campaigns.two_nodes import NODES, Job, TwoNodes, events
+from tests.vector import ROOT, bits
+
+LIVED = 2.0  # seconds: without the hook what lived longer must be in the store
+WEIGHTS = ("model.safetensors",)  # of the final model; where the trainer writes none, there is none to send
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Of one training: steps saved, those that had to be in the store, those that are there whole; what is wrong."""
+
+    saved: int
+    wanted: int
+    whole: int
+    wrong: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.saved} saved, {self.wanted} wanted, {self.whole} whole in the store, {len(self.wrong)} wrong"
+
+
+class Judge:
+    """Of one training, once it has ended."""
+
+    def __init__(self, nodes: TwoNodes, job: Job) -> None:
+        self._nodes, self._job = nodes, job
+
+    def wait(self, patience: float) -> float:
+        """Until every step that must be there is, or the time is over; seconds that it took."""
+        begun = time.monotonic()
+        while time.monotonic() < begun + patience and self._absent(self._snapshots()):
+            time.sleep(0.5)
+        return time.monotonic() - begun
+
+    def tally(self, codes: list[int | None]) -> Tally:
+        """Everything compared, file by file and bit by bit."""
+        seen = self._snapshots()
+        saved, wanted = self._saved(), self._wanted()
+        wrong = [*self._trainer(codes), *self._absent(seen), *self._undisturbed()]
+        whole = 0
+        for place, snapshot in sorted(seen.items()):
+            found = [*self._place(place, snapshot)]
+            whole += not found
+            wrong += found
+        return Tally(len(saved), len(wanted), whole, tuple(wrong))
+
+    def _truth(self, n: int) -> Path:
+        return self._nodes.node(n) / "truth" / self._job.run
+
+    def _snapshots(self) -> dict[str, Snapshot]:
+        catalogue = read_catalogue(self._nodes.store, self._job.run)
+        return {s.place: s for s in catalogue.snapshots}
+
+    def _saved(self) -> set[int]:
+        return {e["step"] for e in events(self._truth(0)).get("events-0", []) if e["event"] == "saved"}
+
+    def _wanted(self) -> set[int]:
+        """With the hook all; without, what lived long enough, and what was never deleted."""
+        if self._job.hook:
+            return set(range(1, self._job.steps + 1))
+        said = events(self._truth(0))["events-0"]
+        gone = {e["step"]: e["at"] for e in said if e["event"] == "gone"}
+        return {e["step"] for e in said if e["event"] == "saved" and gone.get(e["step"], float("inf")) - e["at"] > LIVED}
+
+    def _absent(self, seen: Mapping[str, Snapshot]) -> list[str]:
+        wanted = [f"checkpoint-{step}" for step in sorted(self._wanted())]
+        parts = [(name, {f"node{n}" for n in range(NODES) if (self._truth(n) / name).is_dir()}) for name in wanted]
+        if any((self._truth(0) / "root" / name).exists() for name in WEIGHTS):
+            parts.append(("final", {"node0"}))
+        return [
+            f"{self._job.run}/{name}: not in the store of {', '.join(sorted(w))}"
+            for name, all_ in parts
+            if (w := all_ - _nodes(seen.get(name)))
+        ]
+
+    def _trainer(self, codes: list[int | None]) -> Iterator[str]:
+        kept = [any(e["event"] == "kept" for e in said) for n in range(NODES) for said in events(self._truth(n)).values()]
+        is_over = len(kept) == NODES * self._job.ranks and all(kept)
+        if not is_over or (
+            any(codes) and self._job.mode != "fsdp2"
+        ):  # gloo's teardown aborts one FSDP2 run in five, with or without us
+            yield f"{self._job.run}: the trainers ended with {codes}"
+        if self._saved() != set(range(1, self._job.steps + 1)):
+            yield f"{self._job.run}: {len(self._saved())} steps were saved of {self._job.steps}"
+
+    def _undisturbed(self) -> Iterator[str]:
+        """What the trainers' directories hold is what they wrote, and not touched."""
+        for n in range(NODES):
+            out = self._nodes.node(n) / "out" / self._job.run
+            for path in sorted(out.glob("checkpoint-*")):
+                theirs = self._truth(n) / path.name
+                if not theirs.is_dir():
+                    yield f"{path}: the trainer wrote no such directory"
+                elif _listed(path) != _listed(theirs):
+                    yield f"{path}: {sorted(_listed(path) ^ _listed(theirs))} is not as the trainer left it"
+            strange = {p.name for p in out.glob("*") if p.is_file()} ^ {p.name for p in (self._truth(n) / "root").glob("*")}
+            if strange:
+                yield f"{out}: {sorted(strange)} is not as the trainer left it"
+
+    def _place(self, place: str, snapshot: Snapshot) -> Iterator[str]:
+        told = f"{self._job.run}/{place}"
+        if place == "final":
+            yield from self._final(told, snapshot)
+            return
+        if not any((self._truth(n) / place).is_dir() for n in range(NODES)):
+            yield f"{told}: nobody wrote that"
+            return
+        for node in sorted(_nodes(snapshot)):
+            yield from self._files(told, snapshot, node, self._truth(int(node[4:])) / place)
+        if len(_nodes(snapshot)) == NODES:
+            yield from self._merged(told, snapshot)
+
+    def _files(self, told: str, snapshot: Snapshot, node: str, truth: Path) -> Iterator[str]:
+        """One node's part, byte for byte."""
+        written = {p.relative_to(truth).as_posix(): p for p in truth.rglob("*") if p.is_file()}
+        stored = {path: at.name for path, where in snapshot.files.items() for at in where if node in at.nodes}
+        missing, extra = written.keys() - stored.keys(), {n for n in stored.keys() - written.keys() if not is_beside(n)}
+        if missing:
+            yield f"{told}: TORN, {node} sent it without {', '.join(sorted(missing))}"
+        if extra:
+            yield f"{told}: {', '.join(sorted(extra))} is not what {node}'s trainer wrote"
+        for path in written.keys() & stored.keys():
+            if _read(self._nodes.store, stored[path]) != written[path].read_bytes():
+                yield f"{told}/{path}: TORN, not the bytes that the trainer wrote on {node}"
+
+    def _merged(self, told: str, snapshot: Snapshot) -> Iterator[str]:
+        fetched = self._nodes.home / "fetched" / told
+        shutil.rmtree(fetched, ignore_errors=True)
+        for path, where in snapshot.files.items():
+            here = fetched / "stored" / path
+            here.parent.mkdir(parents=True, exist_ok=True)
+            here.write_bytes(_read(self._nodes.store, where[0].name))
+            os.utime(here, ns=(where[0].entry.mtime, where[0].entry.mtime))  # a merge asks which file was written before which
+        needs_config = not self._job.hook and not (fetched / "stored" / "config.json").exists()
+        try:
+            merge_local([fetched / "stored"], fetched / "merged", Options(), ROOT / "base" if needs_config else None)
+        except CkptsyncError as e:
+            yield f"{told}: cannot be merged: {e}"
+            return
+        reference = self._truth(0) / f"model-{snapshot.checkpoint.rpartition('-')[2]}.safetensors"
+        if bits(*(fetched / "merged").glob("*.safetensors")) != bits(reference):
+            yield f"{told}: the merged model is not the framework's reference"
+
+    def _final(self, told: str, snapshot: Snapshot) -> Iterator[str]:
+        root = self._truth(0) / "root"
+        stored = {path: where[0].name for path, where in snapshot.files.items()}
+        for name in WEIGHTS:
+            if name not in stored:
+                yield f"{told}: has no {name}"
+        for path, name in stored.items():
+            if not (root / path).is_file() or _read(self._nodes.store, name) != (root / path).read_bytes():
+                yield f"{told}/{path}: not what lies beside the checkpoints"
+
+
+def with_more(tally: Tally, *more: str) -> Tally:
+    """The same with more that is wrong."""
+    return replace(tally, wrong=(*tally.wrong, *more))
+
+
+def _nodes(snapshot: Snapshot | None) -> set[str]:
+    return {known.manifest.node for known in snapshot.manifests} if snapshot else set()
+
+
+def _listed(directory: Path) -> set[tuple[str, int]]:
+    """Names, with the times of directories: a name that comes or goes changes them."""
+    inside = {directory, *directory.rglob("*")}
+    return {(p.relative_to(directory).as_posix(), p.stat().st_mtime_ns) for p in inside}
+
+
+def _read(store: Store, name: str) -> bytes:
+    return bytes(read_all(store, name))

@@ -1,0 +1,147 @@
+"""Nodes of their own on one machine: each a network namespace, one link to the store, another to the other nodes.
+
+Everything lives in namespaces without a name, held by processes that die with this one: nothing is left behind, however it ends.
+The link to the store can be cut without the trainers noticing.  Needs root and iproute2; where they are not, `can_isolate` says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+STORE, TRAIN = "store", "train"  # what a node calls its interfaces
+_CLONE_NEWNET = 0x40000000
+
+
+def can_isolate() -> bool:
+    """Whether namespaces with links between them can be made here."""
+    if os.geteuid() or not all(map(shutil.which, ("unshare", "nsenter", "ip"))):
+        return False
+    trial = ["unshare", "--net", "ip", "link", "add", "one", "type", "veth", "peer", "name", "other"]
+    return subprocess.run(trial, capture_output=True, check=False).returncode == 0
+
+
+def die_with_parent() -> None:
+    """For ``preexec_fn``: SIGKILL when the thread that started the process ends (prctl(2), PR_SET_PDEATHSIG)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+class Namespace:
+    """A network of its own, as long as it is open."""
+
+    def __init__(self) -> None:
+        self._holder = subprocess.Popen(["unshare", "--net", "sleep", "infinity"], preexec_fn=die_with_parent)  # noqa: PLW1509
+        self.path = Path(f"/proc/{self._holder.pid}/ns/net")
+        until = time.monotonic() + 10
+        while self.path.readlink() == Path("/proc/self/ns/net").readlink():
+            assert time.monotonic() < until, "unshare --net did not"
+            time.sleep(0.01)
+        self.ip("link", "set", "lo", "up")
+
+    @property
+    def pid(self) -> int:
+        """Of a process in it."""
+        return self._holder.pid
+
+    def within(self, *command: str) -> list[str]:
+        """The command that runs in it."""
+        return ["nsenter", f"--net={self.path}", "--", *command]
+
+    def ip(self, *words: str) -> None:
+        """Ask iproute2 within, where nothing else is seen."""
+        subprocess.run(self.within("ip", *words), check=True, capture_output=True)
+
+    def listener(self) -> socket.socket:
+        """A socket that listens in it, on all its addresses; whoever accepts may be elsewhere."""
+        made: list[socket.socket] = []
+        thread = threading.Thread(
+            target=_in_namespace, args=(self.path, lambda: made.append(socket.create_server(("0.0.0.0", 0), backlog=64)))
+        )
+        thread.start()
+        thread.join()
+        assert made, "no socket could be made there"
+        return made[0]
+
+    def close(self) -> None:
+        """With it go its links; processes that are still in it keep it."""
+        self._holder.kill()
+        self._holder.wait()
+
+
+class Network:
+    """``count`` nodes around a hub where the store is reached: ``address`` is the hub's, for the nodes."""
+
+    def __init__(self, count: int) -> None:
+        self._stack = contextlib.ExitStack()
+        self.hub = self._namespace()
+        self.nodes = tuple(self._namespace() for _ in range(count))
+        self.address = "198.18.0.1"
+        for bridge, port in ((STORE, "s"), (TRAIN, "t")):
+            self.hub.ip("link", "add", bridge, "type", "bridge")
+            self.hub.ip("link", "set", bridge, "up")
+            for n, node in enumerate(self.nodes):
+                self._join(node, f"{port}{n}", bridge, n)
+        self.hub.ip("address", "add", f"{self.address}/24", "dev", STORE)
+
+    def trainer(self, node: int) -> str:
+        """A node's address for the others."""
+        return f"198.18.1.{10 + node}"
+
+    def cut(self, node: int) -> None:
+        """What it sends to the store gets lost, and nothing comes back: no reset, no refusal."""
+        self.hub.ip("link", "set", f"s{node}", "down")
+
+    def mend(self, node: int) -> None:
+        """As before."""
+        self.hub.ip("link", "set", f"s{node}", "up")
+
+    def close(self) -> None:
+        """Of all namespaces."""
+        self._stack.close()
+
+    def _namespace(self) -> Namespace:
+        return self._stack.enter_context(contextlib.closing(Namespace()))
+
+    def _join(self, node: Namespace, port: str, bridge: str, n: int) -> None:
+        self.hub.ip("link", "add", port, "type", "veth", "peer", "name", bridge, "netns", str(node.pid))
+        self.hub.ip("link", "set", port, "master", bridge, "up")
+        node.ip("address", "add", f"198.18.{int(bridge == TRAIN)}.{10 + n}/24", "dev", bridge)
+        node.ip("link", "set", bridge, "up")
+
+
+def ended(group: subprocess.Popen[bytes], patience: float) -> int | None:
+    """The exit code of a process within this time; ``None`` if there is none."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        return group.wait(patience)
+    return None
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL to all of a session, and wait for its leader."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def start(command: Sequence[str], log: Path, **rest: object) -> subprocess.Popen[bytes]:
+    """A process in a session of its own, whose words go to a file."""
+    with log.open("ab") as out:
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True, **rest)  # type: ignore[call-overload,no-any-return]
+
+
+def _in_namespace(path: Path, do: Callable[[], None]) -> None:
+    """The network namespace is a thread's: setns(2)."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    with path.open("rb") as there:
+        if libc.setns(there.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns")
+    do()

@@ -1,0 +1,166 @@
+"""Two nodes without a shared disk, a worker on each, a store that both reach, and real trainings across them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ckptsync.stores.contract import Store
+from ckptsync.stores.opening import create_store
+from tests.campaigns.cluster import CLEAN, Service
+from tests.campaigns.nodes import Network, ended, kill_group, start
+from tests.fault_proxy import TcpProxy
+from tests.vector import ROOT
+
+SCRIPT = Path(__file__).with_name("hf_training.py")
+PROJECT = Path(__file__).parents[2]
+MODES = ("ddp", "fsdp2", "zero2", "zero3")
+NODES = 2
+START = 240.0  # seconds that trainers may take to import all they need, on a busy machine
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One training: ``ranks`` are those of each node, ``pause`` the seconds before each step."""
+
+    run: str
+    mode: str
+    hook: bool
+    steps: int = 4
+    pause: float = 0.0
+    ranks: int = 2
+
+    def words(self, home: Path) -> list[str]:
+        """What the script is told on a node whose directory is ``home``."""
+        places = ["--out", str(home / "out" / self.run), "--truth", str(home / "truth" / self.run), "--base", str(ROOT / "base")]
+        return [self.mode, *places, "--steps", str(self.steps), "--pause", str(self.pause), *(["--hook"] if self.hook else [])]
+
+
+class TwoNodes:
+    """``kind`` of store: posix (a directory that both see) or s3; ``python`` runs the trainers; ``network``: if namespaces can be made."""
+
+    def __init__(self, home: Path, kind: str, python: str, worker: Mapping[str, object], network: Network | None) -> None:
+        self.home, self._python, self.network = home, python, network
+        self._url, self._reached, self._options = str(home / "store"), str(home / "store"), dict[str, Any]()
+        self._reached_options: dict[str, Any] = {}
+        self._proxy: TcpProxy | None = None
+        if kind == "s3":
+            self._serve()
+        self.store: Store = create_store(self._url, self._options)
+        self.workers = [self._worker(n, worker) for n in range(NODES)]
+
+    def node(self, n: int) -> Path:
+        """What would be its disk."""
+        return self.home / f"node{n}"
+
+    def begin(self, n: int) -> None:
+        """Start a node's worker."""
+        self.workers[n].start(self._within(n))
+
+    def close(self) -> None:
+        """Kill the workers and stop the proxy."""
+        for worker in self.workers:
+            if worker.ended() is None:
+                with contextlib.suppress(AssertionError):  # it was never started
+                    worker.kill()
+        if self._proxy:
+            self._proxy.close()
+
+    @contextlib.contextmanager
+    def training(self, job: Job) -> Iterator[list[subprocess.Popen[bytes]]]:
+        """A torchrun on each node; what is left of them at the end is killed."""
+        started: list[subprocess.Popen[bytes]] = []
+        try:
+            for n in range(NODES):
+                (self.node(n) / "truth" / job.run).mkdir(parents=True)
+                log = self.node(n) / f"{job.run}.log"
+                words = [*self._within(n), *self._torchrun(n, job), str(SCRIPT), *job.words(self.node(n))]
+                started.append(start(words, log, env=self._environment(), cwd=str(self.node(n))))
+            yield started
+        finally:
+            for one in started:
+                kill_group(one)
+
+    def _torchrun(self, n: int, job: Job) -> list[str]:
+        address = self.network.trainer(0) if self.network else "127.0.0.1"
+        where = ["--nnodes", str(NODES), "--node-rank", str(n), "--master-addr", address, "--master-port", str(self._port())]
+        return [self._python, "-m", "torch.distributed.run", *where, "--nproc-per-node", str(job.ranks)]
+
+    def _port(self) -> int:
+        return 29500 if self.network else 29500 + os.getpid() % 5000
+
+    def _environment(self) -> dict[str, str]:
+        interface = "train" if self.network else "lo"
+        quiet = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+        return {**CLEAN, **quiet, "GLOO_SOCKET_IFNAME": interface, "PYTHONPATH": str(PROJECT), "PYTHONDONTWRITEBYTECODE": "1"}
+
+    def _within(self, n: int) -> list[str]:
+        return self.network.nodes[n].within() if self.network else []
+
+    def _worker(self, n: int, worker: Mapping[str, object]) -> Service:
+        self.node(n).mkdir(parents=True)
+        (self.node(n) / "out").mkdir()
+        store = {"url": self._reached, "options": self._reached_options}
+        found = {"path": f"{self.node(n)}/out/*"}
+        told = {"node": f"node{n}", "roles": ["worker"], "store": store, "worker": {"runs": [found], **worker}}
+        return Service(self.home, f"node{n}", told)
+
+    def _serve(self) -> None:
+        from tests.weed import weed
+
+        server = weed()
+        bucket = server.bucket()
+        self._url, self._options = f"s3://{bucket}", server.options()
+        self._reached, endpoint = self._url, server.endpoint
+        if self.network:
+            upstream = ("127.0.0.1", int(server.endpoint.rpartition(":")[2]))
+            self._proxy = TcpProxy(upstream, listener=self.network.hub.listener())
+            endpoint = f"http://{self.network.address}:{self._proxy.port}"
+        self._reached_options = server.options(endpoint=endpoint)
+
+
+def events(truth: Path) -> dict[str, list[dict[str, Any]]]:
+    """What each rank of a node said, by the file's name."""
+    return {
+        path.stem: [json.loads(line) for line in path.read_text().splitlines()] for path in sorted(truth.glob("events-*.jsonl"))
+    }
+
+
+def wait_for(truth: Path, event: str, step: int, patience: float) -> bool:
+    """Until some rank of a node has said it."""
+    until = time.monotonic() + patience
+    while time.monotonic() < until:
+        if any((e["event"], e["step"]) == (event, step) for said in events(truth).values() for e in said):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def finish(started: list[subprocess.Popen[bytes]], patience: float) -> list[int | None]:
+    """Exit codes; ``None`` for one that did not end, also when the others have failed for a while."""
+    until = time.monotonic() + patience
+    while time.monotonic() < until and any(one.poll() is None for one in started):
+        if any(one.poll() for one in started):
+            until = min(until, time.monotonic() + 20)
+        time.sleep(0.1)
+    return [ended(one, 0) for one in started]
+
+
+def default_python() -> str:
+    """That runs the trainers, unless the environment names another."""
+    return os.environ.get("CKPTSYNC_TEST_TRAINER", sys.executable)
+
+
+def can_train(python: str, mode: str = "ddp") -> bool:
+    """Whether that Python has what the trainer of a mode imports."""
+    needs = ["torch", "transformers", "accelerate", *(["deepspeed"] if mode.startswith("zero") else [])]
+    asked = f"import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, {needs!r})))"
+    return subprocess.run([python, "-c", asked], capture_output=True, check=False).returncode == 0
