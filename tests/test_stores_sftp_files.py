@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,34 @@ def test_a_file_that_was_seen_is_not_looked_for_again_but_missed(tmp_path: Path)
     (tmp_path / "a").symlink_to("/etc/passwd")
     with pytest.raises(NotFound):
         files.read_into("a", 0, out)
+
+
+@pytest.mark.parametrize("faults", [(), ("plain",), ("reorder",), ("short",), ("limits=1",)])
+def test_a_little_is_read_as_much_is_also_where_answers_are_short(tmp_path: Path, faults: tuple[str, ...]) -> None:
+    content = random.Random(2).randbytes(90_000)
+    (tmp_path / "a").write_bytes(content)
+    files = files_of(tmp_path, *faults)
+    for start, size in ((0, 90_000), (0, 30_000), (70_000, 30_000), (90_000, 10), (80_000, 1), (5, 0)):
+        out = bytearray(size)
+        wanted = content[start : start + size]
+        assert files.read_into("a", start, memoryview(out)) == len(wanted)
+        assert out[: len(wanted)] == wanted
+    assert files.sessions._idle[0].is_usable
+
+
+def test_what_is_known_of_a_directory_holds_for_reading_only(tmp_path: Path) -> None:
+    for directory in ("real", "other"):
+        (tmp_path / directory).mkdir()
+        for name in "ab":
+            (tmp_path / directory / name).write_bytes(b"x")
+    files, out = files_of(tmp_path), memoryview(bytearray(1))
+    assert files.read_into("real/a", 0, out) == 1
+    (tmp_path / "real").rename(tmp_path / "moved")
+    (tmp_path / "real").symlink_to("other")
+    assert files.found("real/b") is None
+    (tmp_path / "link").symlink_to("other")
+    with pytest.raises(NotFound):
+        files.read_into("link/b", 0, out)
 
 
 def test_making_and_removing_may_be_asked_for_twice(tmp_path: Path) -> None:

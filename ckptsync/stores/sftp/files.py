@@ -19,7 +19,8 @@ from ckptsync.stores.sftp.wire import Attributes, Code, Flag, Kind, Refused, ope
 
 FSYNC = "fsync@openssh.com"
 _KEPT = 10_000
-TRUSTED_S = 30.0  # for so long a name that was seen to be a regular file is one
+_SMALL = 256 << 10  # bytes that are taken out of an answer, rather than read to where they belong
+TRUSTED_S = 30.0  # for so long a name that was seen to be a regular file is one, and the directories that it is in are no links
 
 
 class ServerFiles:
@@ -42,13 +43,15 @@ class ServerFiles:
 
     def found(self, name: str) -> Attributes | None:
         """What the server says of a regular file; nothing of links, and of what lies behind them."""
-        way = [name[:at] for at, c in enumerate(name) if c == "/"]
+        return self._looked(name, _parents(name))
+
+    def _looked(self, name: str, way: Sequence[str]) -> Attributes | None:
         *parents, last = self.sessions.on(lambda s: self.lstat(s, [*way, name]))
         if last is None or not last.is_file or not all(p and p.is_directory for p in parents):
             return None
         if len(self._seen) > _KEPT:
             self._seen.clear()
-        self._seen[name] = time.monotonic()
+        self._seen.update(dict.fromkeys([*(f"{path}/" for path in way), name], time.monotonic()))
         return last
 
     def lstat(self, session: Session, names: Sequence[str]) -> list[Attributes | None]:
@@ -58,10 +61,10 @@ class ServerFiles:
 
     def read_into(self, name: str, start: int, out: memoryview) -> int:
         """Fill ``out``; fewer bytes than it holds are returned only where the file ends.  Raises NotFound."""
-        if time.monotonic() - self._seen.get(name, -TRUSTED_S) >= TRUSTED_S and self.found(name) is None:
+        if self._is_strange(name) and self._looked(name, [p for p in _parents(name) if self._is_strange(f"{p}/")]) is None:
             raise self.absent(name)
         try:
-            return self.sessions.on(lambda s: self._read(s, name, start, out))
+            return self.sessions.on(lambda s: self._read(s, name, start, out.cast("B") if out.nbytes else out))
         except Refused as e:
             self._seen.pop(name, None)
             if e.code == Code.NO_SUCH_FILE:
@@ -155,11 +158,16 @@ class ServerFiles:
                 return False  # what does no harm may stay
             return True
 
+        self._seen.pop(f"{name}/", None)
         return self.sessions.on(step)
 
     def forget(self, name: str) -> None:
         """Something was done to it."""
         self._seen.pop(name, None)
+
+    def _is_strange(self, key: str) -> bool:
+        """Whether a file (or, with a slash, a directory) has to be looked at before it is read."""
+        return time.monotonic() - self._seen.get(key, -TRUSTED_S) >= TRUSTED_S
 
     def _root_itself(self, session: Session) -> Attributes | None:
         """The operator named it: it may be a link, other than anything below it."""
@@ -182,11 +190,27 @@ class ServerFiles:
             return None
 
     def _read(self, session: Session, name: str, start: int, out: memoryview) -> int:
-        handle = session.answer(Kind.OPEN, opening(self.path(name), Flag.READ), Kind.HANDLE).text()
+        count = 0
+        if 0 < len(out) <= min(session.read_size, _SMALL):
+            count = self._read_once(session, name, start, out)
+            if count in (0, len(out)):
+                return count
+        handle = self._opened(session, name)
         try:
-            return session.read_into(handle, start, out.cast("B"))
+            return count + session.read_into(handle, start + count, out[count:])
         finally:
             close(session, handle)
+
+    def _read_once(self, session: Session, name: str, start: int, out: memoryview) -> int:
+        try:
+            return session.read_closing(self._opened(session, name), start, out)
+        except Refused as e:
+            if e.code != Code.EOF:
+                raise
+            return 0
+
+    def _opened(self, session: Session, name: str) -> bytes:
+        return session.answer(Kind.OPEN, opening(self.path(name), Flag.READ), Kind.HANDLE).text()
 
     def _can_sync_directories(self) -> bool:
         """Tried on the root: where it is refused there, the server, or its file system, knows nothing of the kind."""
@@ -214,6 +238,11 @@ def close(session: Session, handle: bytes) -> None:
     """Let go of a file, where the connection still is one."""
     if session.is_usable:
         session.ask(Request(Kind.CLOSE, text(handle)))
+
+
+def _parents(name: str) -> list[str]:
+    """The directories it is in."""
+    return [name[:at] for at, c in enumerate(name) if c == "/"]
 
 
 def is_there(session: Session, path: bytes) -> bool:
