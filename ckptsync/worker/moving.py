@@ -16,7 +16,9 @@ from ckptsync.worker.announcing import announced
 from ckptsync.worker.content import is_stored
 from ckptsync.worker.deciding import Parcel, contested, displaced, missing, returned
 from ckptsync.worker.hold import Hold
-from ckptsync.worker.send import Road, create_record, make_room, put
+from ckptsync.worker.putting import make_room, put
+from ckptsync.worker.road import Road
+from ckptsync.worker.send import create_record
 
 
 def tidy(node: str, place: str, hold: Hold, road: Road, copies: Mapping[str, int]) -> str:

@@ -8,7 +8,7 @@ compared path by path.  What is named already is read first, and mostly need not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ckptsync.errors import Exists, Incomplete
@@ -16,13 +16,14 @@ from ckptsync.records import coding, saves
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.names import node_file_name
 from ckptsync.stores.contract import About, Store
-from ckptsync.stores.limits import Limits
 from ckptsync.worker import deciding
 from ckptsync.worker.announcing import announced
-from ckptsync.worker.content import Guarded, Source, Stored, is_stored
+from ckptsync.worker.content import Guarded, Source, is_stored
 from ckptsync.worker.deciding import Parcel, missing, stored
-from ckptsync.worker.hold import AGAIN, Held, Hold
-from ckptsync.worker.take import Passed, nothing, unchanged
+from ckptsync.worker.hold import AGAIN, Hold
+from ckptsync.worker.putting import copy_within, make_room, put
+from ckptsync.worker.road import Road as Road  # noqa: PLC0414  for others to import
+from ckptsync.worker.take import unchanged
 from ckptsync.worker.together import Together
 
 ROUNDS = 5  # other nodes write manifests while we send; each may move a file of ours
@@ -38,21 +39,6 @@ class Sent:
     files: int = 0
     size: int = 0
     waiting: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Road:
-    """How to reach the store, as which node: what it says of a checkpoint now, who else is sending it now, what to do between chunks.
-
-    All of these are called by several threads, but for ``passed``: by one at a time.  ``threads``: large files that are sent at once.
-    """
-
-    store: Store
-    node: str
-    known: Callable[[], tuple[saves.Known, ...]]
-    is_contended: Callable[[], bool] = lambda: False
-    passed: Passed = nothing
-    threads: int = Limits().threads
 
 
 class _Overtaken(Incomplete):
@@ -95,46 +81,6 @@ def _send(planned: Manifest, hold: Hold, delivery: _Delivery) -> Sent:
             done = delivery.done.values()
             return Sent(planned.place, len(done), sum(p.entry.size for p in done), waiting)
     raise Incomplete(f"{planned.checkpoint}: other nodes kept changing the place it belongs to", hint="it is tried again")
-
-
-def make_room(parcel: Parcel, road: Road) -> None:
-    """Larger nodes' bytes lie under a name that becomes ours: they are copied to their own names before they are replaced.
-
-    If they are not there, they are lost, or an earlier try of ours has replaced them: those nodes see them missing, and send again.
-    """
-    for target, entry in parcel.moves:
-        if not is_stored(road.store, target, entry, road.passed):
-            copy_within(
-                Parcel(entry, target), road, [parcel.name, *(name for name, other in parcel.moves if other.digest == entry.digest)]
-            )
-
-
-def copy_within(parcel: Parcel, road: Road, elsewhere: Iterable[str]) -> bool:
-    """Whether one of the names had its bytes, and it has them now, too."""
-    for name in elsewhere:
-        if name != parcel.name and is_stored(road.store, name, parcel.entry, road.passed):
-            copy = Stored(road.store, name, parcel.entry, road.node, road.passed)
-            road.store.write(parcel.name, copy, copy.about)
-            return True
-    return False
-
-
-def put(parcel: Parcel, hold: Hold, road: Road, elsewhere: Iterable[str]) -> None:
-    """Write a file from what this node holds, or from where the store has the same bytes; raises Incomplete if neither."""
-    held = hold.held.get(parcel.entry.path)
-    if held is not None and _is_it(held, parcel.entry, road):
-        source = Source(held, road.node, parcel.entry, road.passed)
-        road.store.write(parcel.name, source, source.about)
-        return
-    if not copy_within(parcel, road, elsewhere):
-        raise Incomplete(f"{parcel.name}: neither this node nor the store holds its bytes any more", hint="verify the checkpoint")
-
-
-def _is_it(held: Held, entry: FileEntry, road: Road) -> bool:
-    """Whether a file of ours has the bytes of an entry, which may be another node's with the same bytes, and other times."""
-    if held.stat.size != entry.size or held.stat.mtime == entry.mtime:
-        return held.stat.size == entry.size
-    return Source(held, road.node, passed=lambda _: road.passed(0)).digested().digest == entry.digest
 
 
 def create_record(store: Store, manifest: Manifest) -> None:
