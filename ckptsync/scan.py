@@ -1,10 +1,15 @@
-"""Which checkpoints lie in an output directory, whoever wrote them.  A scan is the truth; events only say when to scan."""
+"""Which checkpoints lie in an output directory, whoever wrote them.  A scan is the truth; events only say when to scan.
+
+A name in a store follows from the path alone, so that every node and every look gives the same one.  Where trainers write, and what,
+was read in their sources and seen in real runs: transformers 5.23, accelerate 1.15, DeepSpeed 0.19.8, torchtitan 0.3, verl 0.9.1,
+Lightning 2.6.6, LLaMA-Factory 0.9.5.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -14,30 +19,45 @@ from ckptsync.errors import ConfigError, StoreError
 from ckptsync.walk import Listing, Stat, walk
 
 Family = Literal["trainer", "accelerate", "deepspeed", "dcp", "verl", "lightning", "final"]
+FINAL = "final"  # the model that a trainer leaves beside its checkpoints when it is done
+NESTED = ("checkpoints", "checkpoint")  # accelerate's projects, torchtitan's dump folder, Lightning under most loggers
 _STATES = re.compile(r"(bf16_|fp16_)?(zero_pp_rank_\d+_)?mp_rank_\d+_(model|optim)_states\.pt")
 _DCP = re.compile(r"\.metadata|__\d+_\d+\.distcp|.+\.safetensors(\.index\.json)?")
-_NUMBERED: tuple[tuple[re.Pattern[str], Family], ...] = (
-    (re.compile(r"checkpoint-[0-9]{1,18}"), "trainer"),
-    (re.compile(r"checkpoint_[0-9]{1,18}"), "accelerate"),
-    (re.compile(r"step-[0-9]{1,18}"), "dcp"),
+_ANYTHING = re.compile(r".*", re.DOTALL)
+# by its name, and by a name of something in it where a directory of that name may be anything
+_NUMBERED: tuple[tuple[re.Pattern[str], Family, re.Pattern[str] | None], ...] = (
+    (re.compile(r"checkpoint-[0-9]{1,18}"), "trainer", None),
+    (re.compile(r"checkpoint_[0-9]{1,18}"), "accelerate", None),
+    (re.compile(r"step-[0-9]{1,18}"), "dcp", _DCP),
+    (re.compile(r"global_step_[0-9]{1,18}"), "verl", re.compile(r"actor|critic|data\.pt")),
 )
-NESTED = ("checkpoints", "checkpoint")  # accelerate's projects, torchtitan's dump folder
-_RESERVED = ("consolidated", "final", *NESTED)
+_LIGHTNING = ".ckpt"  # a file, or the directory of a sharded one
+_VERSION = re.compile(r"version_[0-9]{1,9}")
+_SEARCHED = re.compile(r"run-[A-Za-z0-9_-]{1,60}")  # a trial of Trainer.hyperparameter_search
+_RESERVED = ("consolidated", FINAL, *NESTED)
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+
+_WEIGHTS = re.compile(r"((adapter_)?model(-\d{5}-of-\d{5})?\.safetensors)|((pytorch|adapter)_model(-\d{5}-of-\d{5})?\.bin)")
+# A model's own files, and what a trainer says of it when it is done.  Logs lie there, too: they grow while nothing else does.
+_OF_MODEL = re.compile(r"[A-Za-z0-9].*\.(safetensors|bin|json|model|jinja|tiktoken|py|md)|(vocab|merges)\.txt|\.tmp.{6}", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """Where a checkpoint lies.  ``name`` is its place in a store: one plain path component."""
+    """Where a checkpoint lies.  ``name`` is its place in a store: one plain path component.
+
+    ``only``: the names in ``path`` that belong to it, where it has no directory of its own.
+    """
 
     name: str
     family: Family
     path: Path
+    only: tuple[str, ...] | None = None
 
     @property
     def step(self) -> int | None:
-        """The number at the end of the name."""
-        found = re.search(r"([0-9]{1,18})$", self.name)
+        """The number at the end of the name; of Lightning's the one that says that it is a step."""
+        found = re.search(r"step-([0-9]{1,18})" if self.family == "lightning" else r"([0-9]{1,18})$", self.name)
         return int(found[1]) if found else None
 
 
@@ -60,7 +80,7 @@ def scan(output_dir: Path) -> tuple[Found, ...]:
 
 def found(spot: Spot) -> Found:
     """A closer look at one of them; a checkpoint that has vanished has no files."""
-    below: Listing = walk(spot.path)
+    below: Listing = walk(spot.path, spot.only)
     return Found(spot.name, spot.family, spot.path, below.files, below.partial, below.others)
 
 
@@ -68,8 +88,8 @@ def spots(output_dir: Path) -> tuple[Spot, ...]:
     """Where checkpoints lie, without looking into them further than to know their family."""
     ordered: dict[str, Spot] = {}
     for spot in (*_top(output_dir), *_nested(output_dir)):
-        name = spot.name if spot.name not in ordered else _joined(output_dir, spot.path)
-        ordered[name] = Spot(name, spot.family, spot.path)
+        name = spot.name if spot.name not in ordered else _joined(output_dir, spot)
+        ordered[name] = Spot(name, spot.family, spot.path, spot.only)
     return tuple(ordered[name] for name in sorted(ordered))
 
 
@@ -81,31 +101,76 @@ def spot_at(directory: Path) -> Spot | None:
 
 def family_of(name: str) -> Family:
     """Whose checkpoint has such a name; a tag may have any."""
-    return next((family for pattern, family in _NUMBERED if pattern.fullmatch(name)), "deepspeed")
+    if name == FINAL:
+        return "final"
+    if name.endswith(_LIGHTNING):
+        return "lightning"
+    return next((family for pattern, family, _ in _NUMBERED if pattern.fullmatch(name.rpartition(".")[2])), "deepspeed")
 
 
 def _top(output_dir: Path) -> Iterator[Spot]:
-    for name in _folders(output_dir):
-        spot = None if name in NESTED else _spot(output_dir, name)
+    names = _names(output_dir)
+    for name in names:
+        if name in NESTED or name.startswith(("_", ".")):
+            continue
+        spot = _spot(output_dir, name) if _is_folder(output_dir / name) else _single(output_dir, name, "")
         if spot is not None:
             yield spot
+    final = _final(output_dir, names)
+    if final is not None:
+        yield final
 
 
 def _nested(output_dir: Path) -> Iterator[Spot]:
-    inside = set(_folders(output_dir))
-    for folder in NESTED:
-        for name in _folders(output_dir / folder) if folder in inside else ():
-            spot = _spot(output_dir / folder, name)
+    inside = _folders(output_dir)
+    for folder in (f for f in NESTED if f in inside):
+        for name in _names(output_dir / folder):
+            spot = _within(output_dir / folder, name, "")
             if spot is not None and spot.family != "deepspeed":
+                yield spot
+    for folder in filter(_SEARCHED.fullmatch, inside):
+        for name in _folders(output_dir / folder):
+            spot = _spot(output_dir / folder, name)
+            if spot is not None and spot.family == "trainer":
+                yield Spot(f"{folder}.{spot.name}", spot.family, spot.path)
+    for version in filter(_VERSION.fullmatch, _folders(output_dir / "lightning_logs") if "lightning_logs" in inside else ()):
+        saved = output_dir / "lightning_logs" / version / "checkpoints"
+        for name in _names(saved) if _is_folder(saved) else ():
+            spot = _within(saved, name, f"{version}.")
+            if spot is not None and spot.family == "lightning":
                 yield spot
 
 
-def _spot(parent: Path, name: str) -> Spot | None:
+def _within(folder: Path, name: str, above: str) -> Spot | None:
+    if name.startswith(("_", ".")):
+        return None
+    return _spot(folder, name, above) if _is_folder(folder / name) else _single(folder, name, above)
+
+
+def _spot(parent: Path, name: str, above: str = "") -> Spot | None:
+    """A directory that is a checkpoint; ``above`` comes before a name that is no number of the training's own."""
     path = parent / name
-    for pattern, family in _NUMBERED:
-        if pattern.fullmatch(name) and (family != "dcp" or _holds(path, _DCP)):
+    for pattern, family, inside in _NUMBERED:
+        if pattern.fullmatch(name) and (inside is None or _holds(path, inside)):
             return Spot(name, family, path)
+    if name.endswith(_LIGHTNING) and _holds(path, _ANYTHING):
+        return Spot(_lightning(above + name), "lightning", path)
     return Spot(_plain(name), "deepspeed", path) if _holds(path, _STATES) else None
+
+
+def _single(folder: Path, name: str, above: str) -> Spot | None:
+    """Lightning's checkpoint of one file: no directory is its own."""
+    is_one = name.endswith(_LIGHTNING) and len(name) > len(_LIGHTNING) and _is_file(folder / name)
+    return Spot(_lightning(above + name), "lightning", folder, (name,)) if is_one else None
+
+
+def _final(output_dir: Path, names: Collection[str]) -> Spot | None:
+    """The model in a run's root, without what else lies there.  A checkpoint that somebody gives as a run has no root."""
+    if any(pattern.fullmatch(output_dir.name) for pattern, _, _ in _NUMBERED):
+        return None
+    if not any(_WEIGHTS.fullmatch(n) and _is_file(output_dir / n) for n in names):
+        return None
+    return Spot(FINAL, "final", output_dir, tuple(n for n in names if _OF_MODEL.fullmatch(n)))
 
 
 def _holds(path: Path, pattern: re.Pattern[str]) -> bool:
@@ -114,13 +179,22 @@ def _holds(path: Path, pattern: re.Pattern[str]) -> bool:
 
 def _plain(tag: str) -> str:
     """A tag as one component of a store's names; a tag that is none keeps its letters and gets a digest."""
-    if _PLAIN.fullmatch(tag) and tag not in _RESERVED:
-        return tag
+    return tag if _PLAIN.fullmatch(tag) and tag not in _RESERVED else _tagged(tag)
+
+
+def _tagged(tag: str) -> str:
     return f"tag-{re.sub(r'[^A-Za-z0-9_.-]', '_', tag)[:80]}.{digest(os.fsencode(tag))[:8]}"
 
 
-def _joined(output_dir: Path, path: Path) -> str:
-    return ".".join(path.relative_to(output_dir).parts)
+def _lightning(name: str) -> str:
+    """``epoch=3-step=40.ckpt`` as ``epoch-3-step-40.ckpt``; what is no plain name even so gets a digest."""
+    told = name.replace("=", "-")
+    return told if _PLAIN.fullmatch(told) else _tagged(name) + _LIGHTNING
+
+
+def _joined(output_dir: Path, spot: Spot) -> str:
+    parts = (*spot.path.relative_to(output_dir).parts, *(spot.only or ()))
+    return _tagged("/".join(parts)) + _LIGHTNING if spot.family == "lightning" else ".".join(parts)
 
 
 def _folders(path: Path) -> list[str]:
@@ -129,6 +203,10 @@ def _folders(path: Path) -> list[str]:
 
 def _is_folder(path: Path) -> bool:
     return path.is_dir() and not path.is_symlink()
+
+
+def _is_file(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
 
 
 def _names(path: Path) -> list[str]:

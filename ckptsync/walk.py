@@ -7,7 +7,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,8 +57,11 @@ class Listing:
     others: tuple[str, ...] = ()
 
 
-def walk(root: Path) -> Listing:
-    """Everything below ``root`` in order of names; nothing if it is gone or a link.  Raises ConfigError (may not be read)."""
+def walk(root: Path, only: Collection[str] | None = None) -> Listing:
+    """Everything below ``root`` in order of names; nothing if it is gone or a link.  Raises ConfigError (may not be read).
+
+    ``only``: of what lies directly in it just these names, where the rest is not of the same checkpoint.
+    """
     files: list[Stat] = []
     partial: list[Stat] = []
     others: list[str] = []
@@ -69,7 +72,7 @@ def walk(root: Path) -> Listing:
             _vanished_or_raise(e, root)
             return Listing()
         stack.callback(os.close, fd)
-        for path, info in _below(fd, "", root):
+        for path, info in _below(fd, "", root) if only is None else _named(fd, only, root):
             if not stat.S_ISREG(info.st_mode):
                 others.append(path)
                 continue
@@ -143,6 +146,17 @@ def _below(fd: int, prefix: str, root: Path, depth: int = 0) -> Iterator[tuple[s
             yield from _below(below, f"{prefix}{name}/", root, depth + 1)
         finally:
             os.close(below)
+
+
+def _named(fd: int, names: Collection[str], root: Path) -> Iterator[tuple[str, os.stat_result]]:
+    for name in sorted(names):
+        try:
+            info = os.stat(name, dir_fd=fd, follow_symlinks=False)
+        except OSError as e:
+            _vanished_or_raise(e, f"{root}/{name}")
+            continue
+        if not stat.S_ISDIR(info.st_mode):
+            yield name, info
 
 
 def _stat(path: str, info: os.stat_result) -> Stat:

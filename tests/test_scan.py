@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.paths import checked_path
-from ckptsync.scan import Found, scan, spot_at, spots
+from ckptsync.scan import Found, family_of, scan, spot_at, spots
 
 
 def lay(root: Path, *names: str) -> None:
@@ -89,3 +89,75 @@ def test_what_vanishes_during_the_scan_was_not_there(tmp_path: Path) -> None:
     from ckptsync.scan import found
 
     assert found(gone) == Found("checkpoint-4", "trainer", gone.path, (), (), ())
+
+
+def test_a_verl_step_holds_an_actor(tmp_path: Path) -> None:
+    lay(tmp_path, "global_step_7/actor/model_world_size_2_rank_0.pt", "global_step_8/log.txt", "latest_checkpointed_iteration.txt")
+    assert names(tmp_path) == {"global_step_7": ("verl", ["actor/model_world_size_2_rank_0.pt"])}
+
+
+def test_lightning_s_files_and_directories_are_found_wherever_its_loggers_put_them(tmp_path: Path) -> None:
+    lay(
+        tmp_path,
+        "epoch=0-step=5.ckpt",
+        "lightning_logs/version_0/checkpoints/epoch=0-step=5.ckpt",
+        "lightning_logs/version_0/x.csv",
+    )
+    lay(tmp_path, "lightning_logs/version_1/checkpoints/last.ckpt/meta.pt", "checkpoints/epoch=1-step=10-loss=0.12.ckpt")
+    lay(tmp_path, ".ckpt", "lightning_logs/version_x/checkpoints/a.ckpt")
+    assert names(tmp_path) == {
+        "epoch-0-step-5.ckpt": ("lightning", ["epoch=0-step=5.ckpt"]),
+        "version_0.epoch-0-step-5.ckpt": ("lightning", ["epoch=0-step=5.ckpt"]),
+        "version_1.last.ckpt": ("lightning", ["meta.pt"]),
+        "epoch-1-step-10-loss-0.12.ckpt": ("lightning", ["epoch=1-step=10-loss=0.12.ckpt"]),
+    }
+    assert [s.step for s in spots(tmp_path)] == [5, 10, 5, None]
+
+
+@pytest.mark.parametrize("name", ["a b.ckpt", "\n.ckpt", "é=1.ckpt", "x" * 120 + ".ckpt"])
+def test_any_name_of_lightning_s_becomes_one_plain_component(tmp_path: Path, name: str) -> None:
+    lay(tmp_path, name)
+    (spot,) = spots(tmp_path)
+    assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", spot.name)
+    assert family_of(spot.name) == "lightning"
+
+
+def test_two_of_lightning_s_names_that_would_be_one_stay_two(tmp_path: Path) -> None:
+    lay(tmp_path, "step=1.ckpt", "step-1.ckpt", "checkpoints/step=1.ckpt")
+    assert len({s.name for s in spots(tmp_path)}) == 3
+
+
+def test_the_model_in_the_root_is_found_without_checkpoints_logs_and_spool(tmp_path: Path) -> None:
+    lay(tmp_path, "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "config.json", "chat_template.jinja")
+    lay(tmp_path, "trainer_log.jsonl", "nohup.out", "running_log.txt", "checkpoint-4/model.safetensors", "_ckptsync/x.json", "x.pt")
+    lay(tmp_path, "runs/events.json", "training_args.bin", "vocab.txt", "README.md")
+    found = names(tmp_path)
+    assert list(found) == ["checkpoint-4", "final"]
+    parts = ("README.md", "chat_template.jinja", "config.json", "model-00001-of-00002.safetensors")
+    assert found["final"] == ("final", [*parts, "model-00002-of-00002.safetensors", "training_args.bin", "vocab.txt"])
+
+
+@pytest.mark.parametrize("names_", [["config.json", "training_args.bin"], ["optimizer.bin"], ["model/model.safetensors"]])
+def test_a_root_without_weights_has_no_model(tmp_path: Path, names_: list[str]) -> None:
+    lay(tmp_path, *names_)
+    assert spots(tmp_path) == ()
+
+
+def test_a_checkpoint_given_as_a_run_and_a_model_of_links_are_no_final_model(tmp_path: Path) -> None:
+    lay(tmp_path, "checkpoint-4/model.safetensors", "blob")
+    assert spots(tmp_path / "checkpoint-4") == ()
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "model.safetensors").symlink_to(tmp_path / "blob")
+    assert spots(tmp_path / "cache") == ()
+
+
+def test_trials_of_a_search_keep_their_numbers_apart(tmp_path: Path) -> None:
+    lay(tmp_path, "run-0/checkpoint-4/a", "run-1/checkpoint-4/b", "run-1/logs/c")
+    assert names(tmp_path) == {"run-0.checkpoint-4": ("trainer", ["a"]), "run-1.checkpoint-4": ("trainer", ["b"])}
+
+
+def test_whose_it_is_follows_from_its_name_alone(tmp_path: Path) -> None:
+    lay(tmp_path, "checkpoint-1/a", "checkpoint_0/a", "checkpoints/checkpoint_0/b", "step-1/.metadata", "global_step_1/actor/x")
+    lay(tmp_path, "global_step1/mp_rank_00_model_states.pt", "a=1.ckpt", "run-0/checkpoint-4/a", "adapter_model.bin")
+    assert {s.name: family_of(s.name) for s in spots(tmp_path)} == {s.name: s.family for s in spots(tmp_path)}
+    assert len(spots(tmp_path)) == 9
