@@ -15,7 +15,7 @@ from ckptsync.stores.arrival import Arrival, Told, Wanted
 from ckptsync.stores.posix.store import PosixStore
 
 BUFFER = 1 << 20
-THREADS = 4
+THREADS = 8
 
 _Range = tuple[Arrival, tuple[int, int]]
 
