@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from ckptsync.errors import Incomplete
-from ckptsync.spool.pins import Pin, claim, compare, drop, grow, harden, open_pin, pins, pulse, sweep, trim
+from ckptsync.spool.links import grow, harden, trim
+from ckptsync.spool.marks import Commit, Took, write_mark
+from ckptsync.spool.pins import Pin, adopt, claim, compare, drop, mark_stored, open_pin, pins, publish, pulse, record, sweep
 from ckptsync.walk import Stat, walk
 
 
@@ -103,11 +106,106 @@ def test_a_deleted_spool_is_not_half_made_again(source: Path) -> None:
 
 def test_what_a_killed_node_left_half_done_is_swept_and_others_are_let_be(source: Path) -> None:
     folder = source.parent / "_ckptsync" / "pins"
-    for name in (".new-n0-checkpoint-4", ".gone-n0-checkpoint-4.0", ".new-n1-checkpoint-4", "checkpoint-5.0"):
+    for name in (".new-n0-checkpoint-4", ".gone-n0-checkpoint-4.0", ".new-n1-checkpoint-4", ".gone-hook-7-checkpoint-4.0"):
         (folder / name / "files").mkdir(parents=True)
+    (folder / "checkpoint-5.0").mkdir()
+    os.utime(folder / ".gone-hook-7-checkpoint-4.0", (0, 0))  # that process is long dead
     sweep(source.parent, "n0")
     assert sorted(p.name for p in folder.iterdir()) == [".new-n1-checkpoint-4", "checkpoint-5.0"]
     assert pins(source.parent) == ()
+
+
+def test_a_claim_that_was_cut_short_is_finished_for_its_files_may_be_the_last(source: Path) -> None:
+    pin = pinned(source)
+    pin.path.rename(pin.path.with_name(".claim-n1-checkpoint-4.0"))
+    shutil.rmtree(source)
+    sweep(source.parent, "n1")
+    assert [(p.node, p.files) for p in pins(source.parent)] == [("n1", pin.files)]
+
+
+def committed(source: Path, step: int = 4) -> Path:
+    """What the hook does: links and its word, published at one stroke; the pin has no owner."""
+    fresh = source.parent / "_ckptsync" / "pins" / ".new-hook-1"
+    (fresh / "files").mkdir(parents=True)
+    for file in walk(source).files:
+        (fresh / "files" / file.path).parent.mkdir(parents=True, exist_ok=True)
+        os.link(source / file.path, fresh / "files" / file.path)
+    told = {f.path: (f.size, f.mtime) for f in walk(source).files}
+    write_mark(fresh / "commit.json", Commit("train", "save", source.name, step, 1, (0,), "host", "hf", 0.0, told))
+    return publish(source.parent, source.name, fresh)
+
+
+def test_a_pin_of_the_hook_is_nobodys_until_the_first_worker_of_any_name_adopts_it(source: Path) -> None:
+    committed(source)
+    (pin,) = pins(source.parent)
+    assert (pin.node, pin.is_committed, pin.commit and pin.commit.save) == ("", True, "save")
+    mine = adopt(pin, "some-other-name")
+    assert mine is not None
+    assert (mine.node, mine.files, mine.is_committed) == ("some-other-name", pin.files, True)
+    assert adopt(pin, "n1") is None
+    assert [p.node for p in pins(source.parent)] == ["some-other-name"]
+    assert sorted(p.name for p in pin.path.iterdir()) == ["commit.json", "files", "owner.json"]
+    drop(mine)
+    assert adopt(pin, "n1") is None
+
+
+def test_of_many_workers_one_adopts_a_pin(source: Path) -> None:
+    committed(source)
+    (pin,) = pins(source.parent)
+    with ThreadPoolExecutor(8) as pool:
+        won = [mine for mine in pool.map(lambda n: adopt(pin, f"n{n}"), range(8)) if mine]
+    assert len(won) == 1
+    assert [p.node for p in pins(source.parent)] == [won[0].node]
+
+
+def test_an_owner_that_a_crash_left_torn_is_nobody(source: Path) -> None:
+    pin = pinned(source)
+    (pin.path / "owner.json").write_text("")
+    (lost,) = pins(source.parent)
+    assert lost.node == ""
+    mine = adopt(lost, "n1")
+    assert mine is not None
+    assert (mine.node, mine.files) == ("n1", pin.files)
+
+
+def test_a_commit_is_void_once_a_file_is_overwritten_in_place(source: Path) -> None:
+    committed(source)
+    (source / "a").write_bytes(b"other")
+    (pin,) = pins(source.parent)
+    assert pin.commit is not None
+    assert not pin.is_committed
+
+
+def test_the_hooks_pin_takes_the_next_number_whatever_stands_there(source: Path) -> None:
+    pinned(source)
+    assert committed(source).name == "checkpoint-4.1"
+    assert committed(source).name == "checkpoint-4.2"
+    with pytest.raises(Incomplete):
+        publish(source.parent, source.name, source.parent / "_ckptsync" / "pins" / ".never-made")
+
+
+def test_what_was_said_once_of_a_pin_stays(source: Path) -> None:
+    pin = pinned(source)
+    record(pin, Took(settled=5, trainer="hf"))
+    record(pin, Took(stable=1, settled=9, sending=7, trainer="other"))
+    mark_stored(pin)
+    (after,) = pins(source.parent)
+    assert (after.took, after.stored) == (Took(1, 5, 7, "hf"), True)
+    drop(pin)
+    with pytest.raises(Incomplete):
+        record(pin, Took(settled=5))
+    with pytest.raises(Incomplete):
+        mark_stored(pin)
+    assert not pin.path.exists()
+
+
+def test_the_files_that_the_hook_added_are_apart_from_the_trainers(source: Path) -> None:
+    path = committed(source)
+    (path / "added").mkdir()
+    (path / "added" / "config.json").write_text("{}")
+    (pin,) = pins(source.parent)
+    assert [f.path for f in pin.added] == ["config.json"]
+    assert pin.is_committed
 
 
 def stat(path: str, inode: int, size: int = 1, mtime: int = 1) -> Stat:

@@ -9,7 +9,8 @@ import pytest
 
 from ckptsync.errors import Corrupt, Incomplete
 from ckptsync.scan import found, spots
-from ckptsync.spool.pins import grow, open_pin, pins
+from ckptsync.spool.links import grow
+from ckptsync.spool.pins import open_pin, pins
 from ckptsync.walk import look
 from ckptsync.worker.hold import LATER, Hold, each_open, hold
 

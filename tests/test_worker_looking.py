@@ -17,7 +17,8 @@ from tests.test_worker_push import ONE, lay
 
 
 def looked(out: Path, node: str = "n0", *, is_proven: bool = False) -> tuple[tuple[Seen, ...], tuple[Failure, ...]]:
-    return look(RunDir("run", out), Seat(node, lambda *_: (), lambda *_: is_proven))
+    found = look(RunDir("run", out), Seat(node, lambda *_: (), lambda *_: is_proven))
+    return found.seen, found.failures
 
 
 def test_every_save_is_seen_by_step_with_its_pin(tmp_path: Path) -> None:

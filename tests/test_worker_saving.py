@@ -21,7 +21,7 @@ from tests.test_worker_push import ONE, kept, lay
 
 
 def seen(out: Path) -> Seen:
-    (one,), _ = look(RunDir("run", out), Seat("n0", lambda *_: (), lambda *_: False))
+    (one,) = look(RunDir("run", out), Seat("n0", lambda *_: (), lambda *_: False)).seen
     return one
 
 

@@ -1,38 +1,48 @@
 """Pins: names of our own for a checkpoint's files, so that the trainer's rotation takes only its own.
 
     <output_dir>/_ckptsync/pins/<checkpoint>.<k>/owner.json    who sends it; its mtime is the owner's pulse
-    <output_dir>/_ckptsync/pins/<checkpoint>.<k>/files/…       hard links, or reflinks once the checkpoint is settled
+    <output_dir>/_ckptsync/pins/<checkpoint>.<k>/files/…       hard links, reflinks, or copies: `ckptsync.spool.links`
+    <output_dir>/_ckptsync/pins/<checkpoint>.<k>/added/…       what the hook adds to the trainer's own files
+    <output_dir>/_ckptsync/pins/<checkpoint>.<k>/commit.json   the hook's word that it is whole: `ckptsync.spool.marks`
+    <output_dir>/_ckptsync/pins/<checkpoint>.<k>/took.json     what the worker's manifest says of it
+    <output_dir>/_ckptsync/pins/<checkpoint>.<k>/stored        a manifest in the store names it
 
-A hard link follows a file that is still being written, and shares the fate of one that is written again in place; a reflink
-does neither.  Everything here may be deleted at any moment: what is lost is time, and what rotation has deleted.  Nothing is ever
-written in a checkpoint's own directory.  A pin appears with its owner in it, by one rename, so that exactly one node has it.
+Everything here may be deleted at any moment: what is lost is time, and what rotation has deleted.  Nothing is ever written in a
+checkpoint's own directory.  A pin appears by one rename: a worker's with its owner in it, so that exactly one node has it; the
+hook's with its commit, and with no owner until the first worker, whatever its node id, adopts it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
-import fcntl
 import json
 import os
 import re
 import shutil
-import stat
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ckptsync.errors import ConfigError, Incomplete, StoreError
-from ckptsync.walk import OURS, Stat, look, open_file, opened_parent, walk
+from ckptsync.spool.marks import Commit, Took, commit_of, took_of
+from ckptsync.walk import OURS, Stat, walk
 
 _NAME = re.compile(r"(.+)\.([0-9]{1,9})")
-_FICLONE = 0x40049409  # _IOW(0x94, 9, int), the same on every Linux we run on
-_NO_LINKS = (errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL)
+_NOTHING = Took()
+_HALF_DONE = re.compile(r"\.(new|gone|claim)-.+", re.DOTALL)
+_ABANDONED_AFTER = 6 * 3600.0  # seconds: no commit, and no copying for one, stands still for so long
+NO_LINKS = frozenset({errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL})
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """``files`` lie below ``path / "files"``.  ``pulse`` (ns, the file system's clock) changes as long as ``node`` is alive."""
+    """``files`` lie below `root`, ``added`` below `beside`.  ``node``: who sends it, empty while it is nobody's.
+
+    ``pulse`` (ns, the file system's clock) changes as long as ``node`` is alive.  ``stored``: a manifest of these files is in the store.
+    """
 
     checkpoint: str
     k: int
@@ -40,11 +50,25 @@ class Pin:
     pulse: int
     path: Path
     files: tuple[Stat, ...] = ()
+    commit: Commit | None = None
+    took: Took = _NOTHING
+    added: tuple[Stat, ...] = ()
+    stored: bool = False
 
     @property
     def root(self) -> Path:
         """Where the pinned files lie, under their own names."""
         return self.path / "files"
+
+    @property
+    def beside(self) -> Path:
+        """Where the files lie that the hook added."""
+        return self.path / "added"
+
+    @property
+    def is_committed(self) -> bool:
+        """Whether it holds what the hook committed.  A pin whose files were overwritten in place since is one like any other."""
+        return self.commit is not None and {f.path: (f.size, f.mtime) for f in self.files} == self.commit.files
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,52 +102,81 @@ def pins(output_dir: Path) -> tuple[Pin, ...]:
 def open_pin(output_dir: Path, checkpoint: str, k: int, node: str) -> Pin | None:
     """An empty pin of our own; ``None`` if another was first."""
     folder = output_dir / OURS / "pins"
-    with _refusals(folder):
+    with refusals(folder):
         folder.mkdir(parents=True, exist_ok=True)
         fresh = folder / f".new-{node}-{checkpoint}"
         _remove(fresh)
         fresh.mkdir()
-        _write_owner(fresh, node)
+        _write(fresh, "owner.json", {"node": node})
         return _pin(folder / f"{checkpoint}.{k}") if _renamed(fresh, folder / f"{checkpoint}.{k}") else None
+
+
+def publish(output_dir: Path, checkpoint: str, fresh: Path) -> Path:
+    """Let a directory that was made whole beside the pins be the newest pin of a checkpoint, by one rename; where it is now.
+
+    Raises Incomplete if ``fresh`` has gone, StoreError where the disk refuses.
+    """
+    folder = output_dir / OURS / "pins"
+    with refusals(fresh):
+        k = max((k for name, k in map(_numbered, _children(folder)) if name == checkpoint), default=-1) + 1
+        while not _renamed(fresh, folder / f"{checkpoint}.{k}"):
+            fresh.lstat()
+            k += 1
+        return folder / f"{checkpoint}.{k}"
+
+
+def adopt(pin: Pin, node: str) -> Pin | None:
+    """A pin that is nobody's yet as our own; ``None`` if another was first, or it has gone."""
+    mark = pin.path / f".owner-{node}"
+    with contextlib.suppress(Incomplete), refusals(pin.path):
+        _write(pin.path, mark.name, {"node": node})
+        try:
+            os.link(mark, pin.path / "owner.json")
+        except OSError as e:
+            if isinstance(e, FileExistsError) and _owner(pin.path):
+                return None
+            if e.errno not in (errno.EEXIST, errno.EPERM, *NO_LINKS):
+                raise
+            return claim(pin, node)  # no links here, or an owner that a crash left torn: a rename is exclusive, too
+        finally:
+            mark.unlink(missing_ok=True)
+        return _pin(pin.path)
+    return None
 
 
 def claim(pin: Pin, node: str) -> Pin | None:
     """The pin of a node that is dead, with its files, as our own; ``None`` if another was first, or it has gone."""
-    taken = pin.path.with_name(f".new-{node}-{pin.checkpoint}")
-    with _refusals(pin.path):
-        _remove(taken)
+    taken = pin.path.with_name(f".claim-{node}-{pin.path.name}")
+    with refusals(pin.path):
         if not _renamed(pin.path, taken):
             return None
-        _write_owner(taken, node)
-        return _pin(pin.path) if _renamed(taken, pin.path) else None
+        try:
+            _write(taken, "owner.json", {"node": node})
+        finally:  # a full disk is no reason to keep it out of sight
+            is_back = _renamed(taken, pin.path)
+        return _pin(pin.path) if is_back else None
 
 
-def grow(pin: Pin, source: Path, names: Iterable[str]) -> tuple[str, ...]:
-    """Pin what has appeared; the names that this file system cannot link are returned, those that vanished are not.
-
-    Raises ConfigError where files belong to another user, StoreError where the disk refuses.
-    """
-    return tuple(name for name in names if not _link(pin, source, name))
-
-
-def harden(pin: Pin) -> None:
-    """Turn links into reflinks where the file system has them: from here on no writer reaches the pinned bytes."""
-    for file in pin.files:
-        if not _cloned(pin, file):
-            return
+def record(pin: Pin, took: Took) -> None:
+    """Remember beside a pin what its manifest says; what was said once stays.  Raises Incomplete if the pin has gone."""
+    said, new = took_of(pin.path), dataclasses.asdict(took)
+    kept = {key: value or new[key] for key, value in dataclasses.asdict(said).items()}
+    if kept != dataclasses.asdict(said):
+        with refusals(pin.path):
+            _write(pin.path, "took.json", kept)
 
 
-def trim(pin: Pin, names: Iterable[str]) -> None:
-    """Let go of names that the trainer itself took back."""
-    with _refusals(pin.path):
-        for name in names:
-            (pin.root / name).unlink(missing_ok=True)
+def mark_stored(pin: Pin) -> None:
+    """Tell who waits for it (`ckptsync.hooks`) and the budget that a manifest names this pin's files.  Raises Incomplete if it has gone."""
+    if not pin.stored:
+        with refusals(pin.path):
+            (pin.path / "stored").touch()
 
 
 def drop(pin: Pin) -> None:
     """Let go of a whole pin; it is gone at once, its files a moment later."""
     gone = pin.path.with_name(f".gone-{pin.node}-{pin.path.name}")
-    with _refusals(pin.path):
+    with refusals(pin.path):
         _remove(gone)
         if _renamed(pin.path, gone):
             _remove(gone)
@@ -131,99 +184,79 @@ def drop(pin: Pin) -> None:
 
 def pulse(pin: Pin) -> None:
     """Show the other nodes on this output directory that the pin's owner lives."""
-    with contextlib.suppress(Incomplete), _refusals(pin.path):  # `_ckptsync` may be deleted at any moment
+    with contextlib.suppress(Incomplete), refusals(pin.path):  # `_ckptsync` may be deleted at any moment
         os.utime(pin.path / "owner.json")
 
 
 def free_bytes(output_dir: Path) -> int:
-    """What the trainer could still write; raises Incomplete if the directory is gone."""
-    with _refusals(output_dir):
-        return shutil.disk_usage(output_dir).free
+    """What could still be written where the pins lie, which is nearly always the trainer's disk; raises Incomplete if it is gone."""
+    folder = output_dir / OURS
+    with refusals(output_dir):
+        return shutil.disk_usage(folder if folder.is_dir() else output_dir).free
 
 
 def sweep(output_dir: Path, node: str) -> None:
-    """Remove what this node left half done; call it before anything else of the same node runs."""
+    """Put right what this node, or a process long dead, left half done; call it before anything else of the same node runs."""
     for path in _children(output_dir / OURS / "pins"):
-        if path.name.startswith((f".new-{node}-", f".gone-{node}-")):
-            with _refusals(path):
+        if path.name.startswith(f".claim-{node}-"):
+            _finish_claim(output_dir, path, node)
+        elif path.name.startswith((f".new-{node}-", f".gone-{node}-")) or _is_abandoned(path):
+            with refusals(path):
                 _remove(path)
 
 
+def _finish_claim(output_dir: Path, path: Path, node: str) -> None:
+    """A claim that was cut short: the files may be the last there are."""
+    checkpoint, _ = _numbered(Path(path.name.removeprefix(f".claim-{node}-")))
+    with contextlib.suppress(Incomplete), refusals(path):
+        _write(path, "owner.json", {"node": node})
+        publish(output_dir, checkpoint, path)
+
+
+def _is_abandoned(path: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return bool(_HALF_DONE.fullmatch(path.name)) and time.time() - path.stat().st_mtime > _ABANDONED_AFTER
+    return False
+
+
 def _pin(path: Path) -> Pin | None:
-    named = _NAME.fullmatch(path.name)
-    if named is None or path.name.startswith("."):
+    checkpoint, k = _numbered(path)
+    if k < 0:
         return None
+    with contextlib.suppress(Incomplete), refusals(path):
+        node = _owner(path)
+        if not node and not (path / "files").is_dir():
+            return None  # dropped meanwhile, or not of our making
+        mark = path / ("owner.json" if node else ".")
+        files, added = walk(path / "files").files, walk(path / "added").files
+        beat, stored = mark.stat().st_mtime_ns, (path / "stored").exists()
+        return Pin(checkpoint, k, node, beat, path, files, commit_of(path), took_of(path), added, stored)
+    return None  # dropped meanwhile
+
+
+def _numbered(path: Path) -> tuple[str, int]:
+    """The checkpoint and number that a pin's name says; -1 for what is no pin."""
+    named = None if path.name.startswith(".") else _NAME.fullmatch(path.name)
+    return (named[1], int(named[2])) if named else (path.name, -1)
+
+
+def _owner(path: Path) -> str:
+    """Whose pin it is; empty for nobody's, also if a crash left the file torn."""
     try:
-        with _refusals(path):
-            owner = json.loads((path / "owner.json").read_bytes())["node"]
-            beat = (path / "owner.json").stat().st_mtime_ns
-    except (Incomplete, ValueError, KeyError, TypeError):  # dropped meanwhile, or not of our making: no pin of ours has no owner
-        return None
-    return Pin(named[1], int(named[2]), str(owner), beat, path, walk(path / "files").files)
+        return str(json.loads((path / "owner.json").read_bytes())["node"])
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+        return ""
 
 
-def _link(pin: Pin, source: Path, name: str) -> bool:
-    target = pin.root / name
-    with _refusals(pin.path):
-        pin.path.lstat()  # so that a deleted pin is not made again without its owner
-        target.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with opened_parent(source, name) as (parent, last):
-                os.link(last, target, src_dir_fd=parent, follow_symlinks=False)
-        except (FileNotFoundError, FileExistsError, Incomplete):  # rotation was quicker, or it is pinned already
-            return True
-        except OSError as e:
-            if e.errno in _NO_LINKS or (e.errno == errno.EPERM and _is_ours(source, name)):
-                return False
-            _refuse_link(e, f"{source}/{name}")
-        if not stat.S_ISREG(target.lstat().st_mode):  # a link took the file's place since we looked
-            target.unlink()
-    return True
-
-
-def _is_ours(source: Path, name: str) -> bool:
-    """EPERM on a file of our own means that the file system has no links (vfat, some FUSE)."""
-    try:
-        return (source / name).lstat().st_uid == os.geteuid()
-    except FileNotFoundError:
-        return True  # vanished: whose it was does not matter
-
-
-def _refuse_link(error: OSError, path: str) -> None:
-    if error.errno in (errno.EPERM, errno.EACCES):
-        raise ConfigError(
-            f"{path}: may not be linked by uid {os.geteuid()}, which does not own it",
-            hint="run the worker as the user who trains (fs.protected_hardlinks refuses everyone else)",
-        ) from error
-    raise error
-
-
-def _cloned(pin: Pin, file: Stat) -> bool:
-    """Whether ``file`` is a reflink from here on.  One that changed meanwhile stays a link: the take will notice."""
-    fresh = pin.path / ".clone"
-    fd = open_file(pin.root, file.path)
-    try:
-        with _refusals(pin.path), fresh.open("wb") as out:
-            fcntl.ioctl(out.fileno(), _FICLONE, fd)
-            os.utime(out.fileno(), ns=(file.mtime, file.mtime))
-        if look(fd, file.path) == file:
-            fresh.replace(pin.root / file.path)
-    except StoreError:
-        return False  # a file system without reflinks; the link does
-    finally:
-        os.close(fd)
-        fresh.unlink(missing_ok=True)
-    return True
-
-
-def _write_owner(folder: Path, node: str) -> None:
-    fresh = folder / ".owner"
-    fresh.write_text(json.dumps({"node": node}) + "\n")
-    fresh.replace(folder / "owner.json")
+def _write(folder: Path, name: str, told: object) -> None:
+    """Whole or not at all, and never making a folder again that somebody has just removed."""
+    fresh = folder / f".fresh-{name}"
+    fresh.write_text(json.dumps(told) + "\n")
+    fresh.replace(folder / name)
 
 
 def _renamed(path: Path, target: Path) -> bool:
-    """Whether we moved it: not if somebody stands there already (a directory with its owner is never empty), nor if it is gone."""
+    """Whether we moved it: not if somebody stands there already (a pin's directory is never empty), nor if it is gone."""
     try:
         path.rename(target)
     except OSError as e:
@@ -235,7 +268,7 @@ def _renamed(path: Path, target: Path) -> bool:
 
 def _children(folder: Path) -> list[Path]:
     """None where nothing was ever pinned, or somebody deleted it."""
-    with contextlib.suppress(Incomplete), _refusals(folder):
+    with contextlib.suppress(Incomplete), refusals(folder):
         return sorted(folder.iterdir())
     return []
 
@@ -246,7 +279,8 @@ def _remove(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _refusals(path: Path) -> Iterator[None]:
+def refusals(path: Path) -> Iterator[None]:
+    """What the system refuses below ``path``, as one of our errors: Incomplete (gone), ConfigError (not ours), StoreError (the disk)."""
     try:
         yield
     except PermissionError as e:

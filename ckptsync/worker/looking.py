@@ -9,6 +9,7 @@ from pathlib import Path
 from ckptsync import scan
 from ckptsync.errors import CkptsyncError
 from ckptsync.scan import Found, Spot
+from ckptsync.spool import links
 from ckptsync.spool import pins as spool
 from ckptsync.spool.pins import Pin
 from ckptsync.walk import Stat
@@ -42,7 +43,20 @@ class Seat:
     is_proven: Callable[[str, str, tuple[Stat, ...]], bool]
 
 
-def look(run: RunDir, seat: Seat) -> tuple[tuple[Seen, ...], tuple[Failure, ...]]:
+@dataclass(frozen=True, slots=True)
+class Look:
+    """All that one look saw, by run and step.  ``due``: seconds until the first save settles if nothing changes; ``None``: nobody knows.
+
+    ``notes``: what an operator should know, in words, such as a save that was given up to make room.
+    """
+
+    seen: tuple[Seen, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    due: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+def look(run: RunDir, seat: Seat) -> Look:
     """Pin what has appeared; every save that is here, oldest first.  Raises ConfigError or StoreError if nothing can be seen at all."""
     spots = {s.name: s for s in scan.spots(run.path)}
     pins = spool.pins(run.path)
@@ -54,7 +68,7 @@ def look(run: RunDir, seat: Seat) -> tuple[tuple[Seen, ...], tuple[Failure, ...]
             seen += _look_at(run, spot, [p for p in pins if p.checkpoint == name], seat)
         except CkptsyncError as e:
             failures.append(failure(run.name, name, e))
-    return tuple(seen), tuple(failures)
+    return Look(tuple(seen), tuple(failures))
 
 
 def _look_at(run: RunDir, spot: Spot, pins: Iterable[Pin], seat: Seat) -> list[Seen]:
@@ -88,11 +102,11 @@ def _do(action: Open | Grow | Trim | Drop, output_dir: Path, spot: Spot, found: 
     if isinstance(action, Open):
         pin = spool.open_pin(output_dir, spot.name, action.k, node)
         if pin is not None:  # else another node on this directory was first
-            spool.grow(pin, spot.path, [f.path for f in found.files])
+            links.grow(pin, spot.path, [f.path for f in found.files])
     elif isinstance(action, Grow):
-        spool.grow(action.pin, spot.path, action.names)
+        links.grow(action.pin, spot.path, action.names)
     elif isinstance(action, Trim):
-        spool.trim(action.pin, action.names)
+        links.trim(action.pin, action.names)
     else:
         spool.drop(action.pin)
 

@@ -10,7 +10,7 @@ from ckptsync.errors import Incomplete
 from ckptsync.model import Demands
 from ckptsync.records import saves
 from ckptsync.records.manifest import Manifest
-from ckptsync.spool import pins as spool
+from ckptsync.spool import links
 from ckptsync.walk import walk
 from ckptsync.worker import deciding
 from ckptsync.worker.content import Source
@@ -137,7 +137,7 @@ def hardened(seen: Seen) -> Seen:
     """The same save, its pin out of every writer's reach where the file system can do that."""
     if seen.pin is None:
         return seen
-    spool.harden(seen.pin)
+    links.harden(seen.pin)
     pinned = {f.path: Held(f, seen.pin.root, is_pinned=True) for f in walk(seen.pin.root).files}
     if {p: h.stat.size for p, h in pinned.items() if p in seen.hold.held} != {
         f.path: f.size for f in seen.hold.stats if seen.hold.held[f.path].is_pinned

@@ -17,7 +17,7 @@ from ckptsync.worker import clock, deciding, repair, rivals
 from ckptsync.worker.evidence import is_later
 from ckptsync.worker.hold import Hold
 from ckptsync.worker.known import Known, read_known
-from ckptsync.worker.looking import Seat, Seen, look
+from ckptsync.worker.looking import Look, Seat, Seen, look
 from ckptsync.worker.options import RunDir, WorkerOptions, checked_options
 from ckptsync.worker.pinning import give_way, spare
 from ckptsync.worker.restoring import restore
@@ -63,16 +63,17 @@ class Worker:
 
     def _tick_run(self, run: RunDir, now: float) -> WorkerResult:
         try:
-            seen, failures = self._look(run)  # first: pinning needs no store
+            found = self._look(run)  # first: pinning needs no store
             self._known[run.name] = read_known(self._store, run.name, self._known.get(run.name, Known()))
         except CkptsyncError as e:
             return WorkerResult(self._options.node, failures=(failure(run.name, "", e),))
+        seen, failures = found.seen, found.failures
         progress, more = self._send(run, seen, now)
         self._forget(run, seen)
         repairs, broken = self._repair(run, seen)
         return WorkerResult(self._options.node, progress, repairs, (*failures, *more, *broken, *self._spare(run, seen)))
 
-    def _look(self, run: RunDir) -> tuple[tuple[Seen, ...], tuple[Failure, ...]]:
+    def _look(self, run: RunDir) -> Look:
         self._looked = time.monotonic()
         return look(run, Seat(self._options.node, self._taken, self._is_proven))
 
