@@ -12,9 +12,10 @@ import pytest
 
 from ckptsync.errors import Incomplete
 from ckptsync.spool.links import grow, harden, trim
-from ckptsync.spool.marks import Commit, Took, write_mark
+from ckptsync.spool.marks import Took
 from ckptsync.spool.pins import Pin, adopt, claim, compare, drop, mark_stored, open_pin, pins, publish, pulse, record, sweep
 from ckptsync.walk import Stat, walk
+from tests.hook_pins import commit
 
 
 @pytest.fixture
@@ -123,20 +124,8 @@ def test_a_claim_that_was_cut_short_is_finished_for_its_files_may_be_the_last(so
     assert [(p.node, p.files) for p in pins(source.parent)] == [("n1", pin.files)]
 
 
-def committed(source: Path, step: int = 4) -> Path:
-    """What the hook does: links and its word, published at one stroke; the pin has no owner."""
-    fresh = source.parent / "_ckptsync" / "pins" / ".new-hook-1"
-    (fresh / "files").mkdir(parents=True)
-    for file in walk(source).files:
-        (fresh / "files" / file.path).parent.mkdir(parents=True, exist_ok=True)
-        os.link(source / file.path, fresh / "files" / file.path)
-    told = {f.path: (f.size, f.mtime) for f in walk(source).files}
-    write_mark(fresh / "commit.json", Commit("train", "save", source.name, step, 1, (0,), "host", "hf", 0.0, told))
-    return publish(source.parent, source.name, fresh)
-
-
 def test_a_pin_of_the_hook_is_nobodys_until_the_first_worker_of_any_name_adopts_it(source: Path) -> None:
-    committed(source)
+    commit(source)
     (pin,) = pins(source.parent)
     assert (pin.node, pin.is_committed, pin.commit and pin.commit.save) == ("", True, "save")
     mine = adopt(pin, "some-other-name")
@@ -150,7 +139,7 @@ def test_a_pin_of_the_hook_is_nobodys_until_the_first_worker_of_any_name_adopts_
 
 
 def test_of_many_workers_one_adopts_a_pin(source: Path) -> None:
-    committed(source)
+    commit(source)
     (pin,) = pins(source.parent)
     with ThreadPoolExecutor(8) as pool:
         won = [mine for mine in pool.map(lambda n: adopt(pin, f"n{n}"), range(8)) if mine]
@@ -169,7 +158,7 @@ def test_an_owner_that_a_crash_left_torn_is_nobody(source: Path) -> None:
 
 
 def test_a_commit_is_void_once_a_file_is_overwritten_in_place(source: Path) -> None:
-    committed(source)
+    commit(source)
     (source / "a").write_bytes(b"other")
     (pin,) = pins(source.parent)
     assert pin.commit is not None
@@ -178,8 +167,8 @@ def test_a_commit_is_void_once_a_file_is_overwritten_in_place(source: Path) -> N
 
 def test_the_hooks_pin_takes_the_next_number_whatever_stands_there(source: Path) -> None:
     pinned(source)
-    assert committed(source).name == "checkpoint-4.1"
-    assert committed(source).name == "checkpoint-4.2"
+    assert commit(source).name == "checkpoint-4.1"
+    assert commit(source).name == "checkpoint-4.2"
     with pytest.raises(Incomplete):
         publish(source.parent, source.name, source.parent / "_ckptsync" / "pins" / ".never-made")
 
@@ -200,7 +189,7 @@ def test_what_was_said_once_of_a_pin_stays(source: Path) -> None:
 
 
 def test_the_files_that_the_hook_added_are_apart_from_the_trainers(source: Path) -> None:
-    path = committed(source)
+    path = commit(source)
     (path / "added").mkdir()
     (path / "added" / "config.json").write_text("{}")
     (pin,) = pins(source.parent)

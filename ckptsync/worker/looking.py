@@ -62,29 +62,42 @@ def look(run: RunDir, seat: Seat) -> Look:
     pins = spool.pins(run.path)
     seen: list[Seen] = []
     failures: list[Failure] = []
+    notes: list[str] = []
     for name in sorted({*spots, *(p.checkpoint for p in pins)}, key=_by_step):
         spot = spots.get(name) or Spot(name, scan.family_of(name), run.path / name)
         try:
-            seen += _look_at(run, spot, [p for p in pins if p.checkpoint == name], seat)
+            there, told = _look_at(run, spot, [p for p in pins if p.checkpoint == name], seat)
         except CkptsyncError as e:
             failures.append(failure(run.name, name, e))
-    return Look(tuple(seen), tuple(failures))
+        else:
+            seen += there
+            notes += told
+    return Look(tuple(seen), tuple(failures), notes=tuple(notes))
 
 
-def _look_at(run: RunDir, spot: Spot, pins: Iterable[Pin], seat: Seat) -> list[Seen]:
+def _look_at(run: RunDir, spot: Spot, pins: Iterable[Pin], seat: Seat) -> tuple[list[Seen], list[str]]:
     found = scan.found(spot)
-    ours = list(pins)
+    ours = [_adopted(p, seat.node) for p in pins]
     actions = follow(found, ours, seat.node, seat.taken(run.name, spot.name))
     if not ours and seat.is_proven(run.name, spot.name, found.files):
         actions = ()
     for action in actions:
         _do(action, run.path, spot, found, seat.node)
     if actions:
-        ours = [p for p in spool.pins(run.path) if p.checkpoint == spot.name]
+        ours = [_adopted(p, seat.node) for p in spool.pins(run.path) if p.checkpoint == spot.name]
     for pin in ours:
         if pin.node == seat.node:
             spool.pulse(pin)
-    return _seen(run.name, spot, found, ours)
+    return _seen(run.name, spot, found, ours), [_spoiled(a.pin) for a in actions if isinstance(a, Drop) and a.pin.commit]
+
+
+def _adopted(pin: Pin, node: str) -> Pin:
+    """A pin that the hook made is the first worker's that sees it; whoever was quicker, the next look tells."""
+    return pin if pin.node else spool.adopt(pin, node) or pin
+
+
+def _spoiled(pin: Pin) -> str:
+    return f"{pin.checkpoint}: was written again in place before it was sent; that save is lost"
 
 
 def _seen(run: str, spot: Spot, found: Found, pins: Iterable[Pin]) -> list[Seen]:

@@ -1,0 +1,24 @@
+"""What the hook does when it commits a save, without a trainer."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ckptsync.spool.marks import Commit, write_mark
+from ckptsync.spool.pins import publish
+from ckptsync.walk import walk
+
+
+def commit(source: Path, save: str = "save") -> Path:
+    """Links and the hook's word on them, published at one stroke; the pin has no owner yet."""
+    fresh = source.parent / "_ckptsync" / "pins" / ".new-hook-1"
+    (fresh / "files").mkdir(parents=True)
+    found = walk(source).files
+    for file in found:
+        (fresh / "files" / file.path).parent.mkdir(parents=True, exist_ok=True)
+        os.link(source / file.path, fresh / "files" / file.path)
+    told = {f.path: (f.size, f.mtime) for f in found}
+    step = int(source.name.rpartition("-")[2])
+    write_mark(fresh / "commit.json", Commit("train", save, source.name, step, 1, (0,), "host", "hf", 0.0, told))
+    return publish(source.parent, source.name, fresh)
