@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ckptsync.config.runs import output_directories
+from ckptsync.config.runs import output_directories, places
 from ckptsync.config.values import RunConfig
 
 
@@ -21,12 +21,54 @@ def test_a_given_name_is_kept_and_a_missing_directory_is_no_problem(tmp_path: Pa
     assert found.problems == ()
 
 
-def test_two_directories_of_one_name_are_told_apart_or_refused(tmp_path: Path) -> None:
+def test_many_jobs_directories_of_one_name_are_told_apart_by_what_the_wildcards_matched(tmp_path: Path) -> None:
+    for job in ("one", "two"):
+        (tmp_path / job / "run-1" / "out").mkdir(parents=True)
+    named = {
+        f"{tmp_path}/*/run-1/out": ["one", "two"],
+        f"{tmp_path}/*/run-*/out": ["one-run-1", "two-run-1"],
+        f"{tmp_path}/t*/*": ["two-run-1"],
+        f"{tmp_path}/one/run-1/o*": ["out"],
+    }
+    for pattern, names in named.items():
+        found = output_directories([RunConfig(pattern)], "/store")
+        assert ([r.name for r in found.runs], found.problems) == (names, ())
+
+
+def test_a_name_does_not_depend_on_what_else_is_there(tmp_path: Path) -> None:
+    (tmp_path / "two" / "out").mkdir(parents=True)
+    alone = output_directories([RunConfig(f"{tmp_path}/*/out")], "/store").runs
+    (tmp_path / "one" / "out").mkdir(parents=True)
+    assert set(alone) < set(output_directories([RunConfig(f"{tmp_path}/*/out")], "/store").runs)
+
+
+def test_two_directories_of_one_name_are_refused(tmp_path: Path) -> None:
     for job in ("one", "two"):
         (tmp_path / job / "out").mkdir(parents=True)
-    found = output_directories([RunConfig(f"{tmp_path}/*/out")], "/store")
+    found = output_directories([RunConfig(f"{tmp_path}/{job}/out") for job in ("one", "two")], "/store")
     assert found.runs == (RunConfig(f"{tmp_path}/one/out", "out"),)
     assert "two/out: its run would be named 'out'" in found.problems[0]
+
+
+def test_one_directory_has_one_name_by_whatever_links_it_is_reached(tmp_path: Path) -> None:
+    (tmp_path / "session_1" / "artifacts").mkdir(parents=True)
+    (tmp_path / "session_latest").symlink_to("session_1")
+    for pattern in ("session_*/artifacts", "session_*/art*", "*/artifacts"):
+        (run,) = output_directories([RunConfig(f"{tmp_path}/{pattern}")], "/store").runs
+        assert run.path == f"{tmp_path}/session_1/artifacts"
+        assert run.name.startswith("session_1")
+    assert output_directories([RunConfig(f"{tmp_path}/session_latest/*")], "/store").runs == (
+        RunConfig(f"{tmp_path}/session_1/artifacts", "artifacts"),
+    )
+
+
+def test_new_directories_appear_in_places_that_can_be_watched(tmp_path: Path) -> None:
+    runs = [RunConfig(f"{tmp_path}/data/*/out"), RunConfig(f"{tmp_path}/special")]
+    assert places(runs) == (f"{tmp_path}",)
+    (tmp_path / "data").mkdir()
+    assert places(runs) == (f"{tmp_path}/data", f"{tmp_path}")
+    (tmp_path / "data" / "one").mkdir()
+    assert places(runs) == (f"{tmp_path}/data", f"{tmp_path}/data/one", f"{tmp_path}")
 
 
 def test_an_output_directory_inside_the_store_is_refused_through_links_too(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ Looked up before every tick: a glob takes in the jobs that start later.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
@@ -36,8 +36,7 @@ def named(found: Iterable[RunConfig], store: str) -> OutputDirectories:
     """Pure: ``found`` paths with names, less those whose name is no run's name, is taken, or that lie in the ``store``, or it in them."""
     owner: dict[str, str] = {}
     kept, problems = [], []
-    for run in sorted({(r.path, r.name) for r in found}):
-        path, name = run[0], run[1] or Path(run[0]).name
+    for path, name in sorted({(r.path, r.name) for r in found}):
         try:
             run_name(name)
         except ValueError as e:
@@ -55,13 +54,50 @@ def named(found: Iterable[RunConfig], store: str) -> OutputDirectories:
     return OutputDirectories(tuple(kept), tuple(problems))
 
 
+def places(runs: Iterable[RunConfig]) -> tuple[str, ...]:
+    """The directories in which a new output directory would appear: what changes there is worth a look."""
+    found: dict[str, None] = {}
+    for run in runs:
+        parts = Path(run.path).parts
+        for end in sorted({n for n, part in enumerate(parts) if _MAGIC & set(part)} | {len(parts) - 1}):
+            found |= dict.fromkeys(_nearest(parts[:end]))
+    return tuple(found)
+
+
+def _nearest(parts: Sequence[str]) -> list[str]:
+    """The directories that match, or if there are none yet, those in which the first missing one would appear."""
+    there = [path for path in _matches(parts) if Path(path).is_dir()]
+    return there or (_nearest(parts[:-1]) if len(parts) > 1 else [])
+
+
 def _expanded(run: RunConfig) -> Iterable[RunConfig]:
     """A given path may be a link; what a glob matches may not: whoever can write there would choose what is read."""
-    if _MAGIC & set(run.path):
-        paths = [Path(path) for path in sorted(glob(run.path)) if not Path(path).is_symlink()]  # noqa: PTH207 - the pattern is absolute
-    else:
-        paths = [Path(run.path)]
-    return [RunConfig(os.path.realpath(path), run.name) for path in paths if path.is_dir()]
+    parts = Path(run.path).parts
+    wild = [n for n, part in enumerate(parts) if _MAGIC & set(part)]
+    paths = [path for path in _matches(parts) if not wild or not _has_link(path, wild[0])]
+    return [RunConfig(os.path.realpath(path), run.name or _name(path, wild)) for path in paths if Path(path).is_dir()]
+
+
+def _matches(parts: Sequence[str]) -> list[str]:
+    path = str(Path(*parts))
+    return sorted(glob(path)) if _MAGIC & set(path) else [path]  # noqa: PTH207 - the pattern is absolute
+
+
+def _has_link(path: str, first: int) -> bool:
+    """Whether a component from the ``first`` wildcard on is a link."""
+    parts = Path(path).parts
+    return any(Path(*parts[: n + 1]).is_symlink() for n in range(first, len(parts)))
+
+
+def _name(path: str, wild: Sequence[int]) -> str:
+    """The directory's own name; if wildcards stand before it, what they matched: of many jobs' ``out``, that tells which.
+
+    It follows from the path alone, so that every node that mounts it gives the same one, whichever other directories are there.
+    """
+    parts = Path(path).parts
+    if not wild or wild[0] == len(parts) - 1:
+        return Path(os.path.realpath(path)).name
+    return "-".join(parts[n] for n in wild)
 
 
 def _local(url: str) -> str:
