@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -27,12 +28,21 @@ def settings(unit: Path) -> dict[str, list[str]]:
     return found
 
 
+def role_of(unit: Path) -> str:
+    return unit.stem.removeprefix("ckptsync-").removesuffix("@")
+
+
+def shipped(unit: Path) -> Any:
+    """The example of a configuration for a unit."""
+    return yaml.safe_load((ROOT / "configs" / f"{role_of(unit)}.yaml").read_text())
+
+
 def analyze(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["systemd-analyze", *arguments], capture_output=True, text=True, check=False)
 
 
 def test_there_is_a_unit_for_each_kind_of_machine() -> None:
-    assert [u.name for u in UNITS] == ["ckptsync-head.service", "ckptsync-worker.service"]
+    assert [u.name for u in UNITS] == ["ckptsync-head.service", "ckptsync-worker@.service"]
 
 
 @each_unit
@@ -40,18 +50,18 @@ def test_a_unit_runs_the_daemon_with_a_configuration_that_is_shipped(unit: Path)
     command = settings(unit)["Service.ExecStart"][0].split()
     assert command[0].startswith("/")
     assert command[1:3] == ["run", "-c"]
-    config = yaml.safe_load((ROOT / "configs" / Path(command[3]).name).read_text())
-    assert config["roles"][0] == unit.stem.removeprefix("ckptsync-")
+    assert shipped(unit)["roles"][0] == role_of(unit)
 
 
 @each_unit
 def test_a_unit_may_write_to_what_the_shipped_configuration_names(unit: Path) -> None:
     told = settings(unit)
-    config = yaml.safe_load((ROOT / "configs" / Path(told["Service.ExecStart"][0].split()[-1]).name).read_text())
+    config = shipped(unit)
     needed = [config["store"]["url"]]
     if "worker" in config["roles"]:
         needed += [run["path"].removesuffix("/*") for run in config["worker"]["runs"]]
-    assert set(needed) == set(told["Service.ReadWritePaths"][0].split()) == set(told["Unit.RequiresMountsFor"][0].split())
+    assert {f"-{path}" for path in needed} == set(told["Service.ReadWritePaths"][0].split())
+    assert set(needed) == set(told["Unit.RequiresMountsFor"][0].split())
 
 
 @each_unit
@@ -62,6 +72,8 @@ def test_a_unit_says_what_the_daemon_relies_on(unit: Path) -> None:
     assert told["Service.Restart"] == ["on-failure"]
     assert told["Service.RestartPreventExitStatus"] == ["2"], "a wrong configuration, or a second worker"
     assert {"network-online.target", "remote-fs.target"} <= set(told["Unit.After"][0].split())
+    assert told["Service.KillMode"] == ["mixed"], "an ssh that carries transfers gets no signal of its own"
+    assert told["Service.ExecReload"] == ["/bin/kill -HUP $MAINPID"]
     assert int(told["Service.TimeoutStopSec"][0]) > 10, "running writes have a few seconds to end"
 
 
@@ -75,10 +87,18 @@ def test_a_unit_steps_back_behind_training(unit: Path) -> None:
     assert "Service.MemoryMax" in told
 
 
-def test_the_worker_is_held_to_a_gigabyte_and_is_a_user_of_its_own() -> None:
-    told = settings(ROOT / "systemd/ckptsync-worker.service")
+def test_the_worker_is_held_to_a_gigabyte_and_runs_as_the_user_who_trains() -> None:
+    told = settings(ROOT / "systemd/ckptsync-worker@.service")
     assert told["Service.MemoryMax"] == ["1G"]
-    assert told["Service.User"] not in (["root"], [""])
+    assert told["Service.User"] == ["%i"]
+
+
+def test_stopping_the_worker_leaves_the_shared_memory_of_a_training_alone() -> None:
+    assert settings(ROOT / "systemd/ckptsync-worker@.service")["Service.RemoveIPC"] == ["no"]
+
+
+def test_ray_s_sessions_in_tmp_are_visible_to_the_worker() -> None:
+    assert settings(ROOT / "systemd/ckptsync-worker@.service")["Service.PrivateTmp"] == ["no"]
 
 
 @each_unit
@@ -92,6 +112,8 @@ def test_every_setting_that_is_unusual_gives_its_reason(unit: Path) -> None:
         "ReadWritePaths",
         "RequiresMountsFor",
         "PrivateNetwork",
+        "KillMode",
+        "ExecReload",
     ):
         assert re.search(rf"^#.*\n{key}=", text, re.MULTILINE), key
 
