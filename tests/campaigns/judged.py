@@ -75,7 +75,7 @@ class Judge:
         """With the hook all; without, what lived long enough, and what was never deleted."""
         if self._job.hook:
             return set(range(1, self._job.steps + 1))
-        said = events(self._truth(0))["events-0"]
+        said = events(self._truth(0)).get("events-0", [])
         gone = {e["step"]: e["at"] for e in said if e["event"] == "gone"}
         return {e["step"] for e in said if e["event"] == "saved" and gone.get(e["step"], float("inf")) - e["at"] > LIVED}
 

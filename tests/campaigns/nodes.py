@@ -15,7 +15,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 STORE, TRAIN = "store", "train"  # what a node calls its interfaces
@@ -125,11 +125,20 @@ def ended(group: subprocess.Popen[bytes], patience: float) -> int | None:
     return None
 
 
-def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """SIGKILL to all of a session, and wait for its leader."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+def kill_tree(process: subprocess.Popen[bytes]) -> None:
+    """SIGKILL to a process and to all below it, whatever sessions they have made of themselves; then wait for it."""
+    for pid in [*_below(process.pid)] if process.poll() is None else []:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     process.wait()
+
+
+def _below(pid: int) -> Iterator[int]:
+    yield pid
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            for child in task.read_text().split():
+                yield from _below(int(child))
 
 
 def start(command: Sequence[str], log: Path, **rest: object) -> subprocess.Popen[bytes]:

@@ -16,7 +16,7 @@ from typing import Any
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
 from tests.campaigns.cluster import CLEAN, Service
-from tests.campaigns.nodes import Network, ended, kill_group, start
+from tests.campaigns.nodes import Network, ended, kill_tree, start
 from tests.fault_proxy import TcpProxy
 from tests.vector import ROOT
 
@@ -87,7 +87,7 @@ class TwoNodes:
             yield started
         finally:
             for one in started:
-                kill_group(one)
+                kill_tree(one)
 
     def _torchrun(self, n: int, job: Job) -> list[str]:
         address = self.network.trainer(0) if self.network else "127.0.0.1"
@@ -100,6 +100,9 @@ class TwoNodes:
     def _environment(self) -> dict[str, str]:
         interface = "train" if self.network else "lo"
         quiet = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"}
+        quiet["TORCH_EXTENSIONS_DIR"] = os.environ.get(
+            "TORCH_EXTENSIONS_DIR", str(self.home / "extensions")
+        )  # a killed build locks the common one
         return {**CLEAN, **quiet, "GLOO_SOCKET_IFNAME": interface, "PYTHONPATH": str(PROJECT), "PYTHONDONTWRITEBYTECODE": "1"}
 
     def _within(self, n: int) -> list[str]:
