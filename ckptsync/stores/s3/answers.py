@@ -1,7 +1,7 @@
 """HTTP/1.1 answers: the head, and the body as the head frames it (RFC 9112).
 
-Why not http.client's: it reads heads with the parser of e-mails, which takes as much time as all else that is done for a small file
-(`benchmarks/clients.py`).  Its errors are used.
+Why not http.client's: it reads heads with the parser of e-mails, which takes a large part of the time that a small file takes
+(`benchmarks/clients.py` has both).  Its errors are used.
 """
 
 from __future__ import annotations
