@@ -158,9 +158,12 @@ def claim(pin: Pin, node: str) -> Pin | None:
 
 
 def record(pin: Pin, took: Took) -> None:
-    """Remember beside a pin what its manifest says; what was said once stays.  Raises Incomplete if the pin has gone."""
+    """Remember beside a pin what its manifest says; what was said once stays.  Raises Incomplete if the pin has gone.
+
+    ``stable`` is in no manifest, and is said anew of files that came later.
+    """
     said, new = took_of(pin.path), dataclasses.asdict(took)
-    kept = {key: value or new[key] for key, value in dataclasses.asdict(said).items()}
+    kept = {key: value or new[key] for key, value in dataclasses.asdict(said).items()} | {"stable": took.stable or said.stable}
     if kept != dataclasses.asdict(said):
         with refusals(pin.path):
             _write(pin.path, "took.json", kept)
