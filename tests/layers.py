@@ -72,8 +72,11 @@ PURE = (
     "merge.*",
     "config.*",
     "fleet.*",
-    *(f"worker.{m}" for m in ("deciding", "known", "moving", "pinning", "putting", "repair", "result", "rivals", "road")),
-    *(f"worker.{m}" for m in ("saving", "send", "settle")),
+    *(
+        f"worker.{m}"
+        for m in ("deciding", "evenness", "known", "moving", "pinning", "putting", "repair", "result", "rivals", "road")
+    ),
+    *(f"worker.{m}" for m in ("resting", "saving", "send", "settle")),
     *(f"head.{m}" for m in ("catalogue", "checked", "deciding")),
     *(f"verify.{m}" for m in ("bits", "due", "expected", "findings", "naming", "ranges", "structure", "survey")),
     "daemon.phases",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ import pytest
 from ckptsync.errors import Incomplete
 from ckptsync.scan import Spot, spots
 from ckptsync.scan import found as scanned
+from ckptsync.spool.marks import Took
+from ckptsync.spool.pins import open_pin
 from ckptsync.walk import Stat
 from ckptsync.worker import evidence
 from ckptsync.worker.evidence import gather, is_later, trainer_state, writing
@@ -85,3 +88,55 @@ def test_later_is_what_was_written_wholly_later() -> None:
     assert is_later(at(1, 5), at(5, 9))
     assert not is_later(at(1, 5), at(4, 9))
     assert not is_later(at(1, 5), [])
+
+
+def test_what_the_pin_and_its_directories_tell_is_gathered(out: Path) -> None:
+    hold, spot = held(out)
+    pin = open_pin(out, spot.name, 0, "n0")
+    assert pin is not None
+    newest = max(f.mtime for f in hold.stats)
+    found = gather(hold, spot, later=False, mates=False, pin=replace(pin, took=Took(stable=newest)))
+    assert (found.stable, found.hook) == (True, "")
+    assert found.folders == max(p.stat().st_mtime_ns for p in (spot.path, *spot.path.iterdir()) if p.is_dir())
+    assert found.pulse == (pin.path / "owner.json").stat().st_mtime_ns >= found.folders
+    assert not gather(hold, spot, later=False, mates=False, pin=replace(pin, took=Took(stable=newest - 1))).stable
+
+
+def test_a_name_that_goes_shows_in_the_time_of_its_directory(out: Path) -> None:
+    hold, spot = held(out)
+    before = gather(hold, spot, later=False, mates=False)
+    os.utime(spot.path / "optimizer_0", ns=(0, 0))
+    (spot.path / "optimizer_0" / "__0_0.distcp").unlink()
+    assert gather(*held(out), later=False, mates=False).folders > before.folders
+
+
+def test_directories_tell_nothing_where_they_are_gone_or_where_the_file_system_says_what_it_likes(
+    out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stats = held(out)[0].stats
+    assert evidence.folders(out / "nowhere", stats) == 0
+    monkeypatch.setattr(evidence, "_HONEST_FOLDERS", frozenset())
+    assert evidence.folders(out / "checkpoint-4", stats) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "step"), [(b"7", 7), (b"12\n", 12), (b"", None), (b"-1", None), (b"7 or so", None), (b"\xb2", None)]
+)
+def test_the_step_that_verl_s_driver_says_is_read(tmp_path: Path, text: bytes, step: int | None) -> None:
+    (tmp_path / "global_step_7" / "actor").mkdir(parents=True)
+    hold_, spot = held(tmp_path)
+    assert gather(hold_, spot, later=False, mates=False).marker is None
+    (tmp_path / "latest_checkpointed_iteration.txt").write_bytes(text)
+    marker = gather(hold_, spot, later=False, mates=False).marker
+    assert marker is not None
+    assert (marker.step, marker.mtime) == (step, (tmp_path / "latest_checkpointed_iteration.txt").stat().st_mtime_ns)
+
+
+@pytest.mark.parametrize("cut", [1, 100])
+def test_a_file_of_lightning_s_that_is_still_copied_is_not_closed(tmp_path: Path, cut: int) -> None:
+    whole = (vector("verl-fsdp2").sources[0] / "actor" / "model_world_size_3_rank_0.pt").read_bytes()
+    path = tmp_path / "epoch=0-step=4.ckpt"
+    path.write_bytes(whole[:-cut])
+    assert gather(*held(tmp_path), later=False, mates=False).unclosed == (path.name,)
+    path.write_bytes(whole)
+    assert gather(*held(tmp_path), later=False, mates=False).unclosed == ()

@@ -108,19 +108,107 @@ def test_empty_shards_are_legal_and_unknown_writers_do_not_block() -> None:
     assert wait(trainer(DONE, writing=None)) == 10
 
 
-def test_what_rotation_took_needs_no_quiet() -> None:
-    assert wait(trainer(DONE, gone=True)) == 0
-    assert wait(trainer(SHARDS, gone=True)) == 60
-    assert wait(trainer(SHARDS, gone=True, later=True)) == 0
+def test_what_rotation_took_is_settled_at_once_if_it_was_at_rest_before_and_else_never() -> None:
+    assert wait(trainer(DONE, gone=True, stable=True)) == 0
+    assert wait(trainer(SHARDS, gone=True, stable=True)) == 0
+    for more in ({}, {"later": True}, {"mates": True}, {"hook": "marked"}, {"hook": "training"}):
+        assert wait(trainer(DONE, gone=True, **more)) is None
+        assert is_hopeless(trainer(DONE, gone=True, **more))
 
 
-def test_a_save_given_up_half_way_is_hopeless_only_once_removed() -> None:
+def test_only_what_is_gone_can_be_hopeless() -> None:
     half = trainer({"config.json": 1.0, "model.safetensors": 2.0})
     assert not is_hopeless(half)
     assert is_hopeless(replace(half, gone=True))
-    assert not is_hopeless(replace(half, gone=True, later=True))
-    assert not is_hopeless(trainer(SHARDS, gone=True))
-    assert is_hopeless(trainer(SHARDS, gone=True, unclosed=("rng_state_2.pth",)))
+    assert not is_hopeless(replace(half, gone=True, hook="committed"))
+    assert not is_hopeless(replace(half, gone=True, stable=True))
+
+
+def test_what_the_hook_committed_is_settled_whatever_its_files_say() -> None:
+    assert wait(trainer(DONE, hook="committed", gone=True)) == 0
+    assert wait(trainer(DONE | {"model.safetensors": 9000.0}, hook="committed", unclosed=("log.json", "x.bin"))) == 0
+    assert wait(trainer(DONE, hook="committed", writing=("model.safetensors",))) is None
+
+
+def test_a_training_that_lives_is_waited_for_and_not_for_ever() -> None:
+    assert wait(trainer(DONE, hook="training")) == 600  # callbacks may rewrite it after trainer_state.json
+
+
+def test_marks_of_every_rank_need_a_second_and_do_not_outweigh_a_doubt() -> None:
+    found = trainer(SHARDS, hook="marked")
+    assert not judge(found, Sighting(found.files, 0.0), 0.9, RULE).settled
+    assert judge(found, Sighting(found.files, 0.0), 1.0, RULE).settled
+    assert wait(trainer(DONE, hook="marked", partial=files({".tmpAb3xYz": 99.0}))) == 600
+
+
+def test_a_rank_whose_random_state_is_not_here_yet_is_waited_for() -> None:
+    sharded = DONE | {"m/__0_0.distcp": 100.0, "m/__1_0.distcp": 100.0, "m/.metadata": 100.5}
+    assert wait(trainer(sharded)) == 60
+    assert wait(trainer(sharded | {"rng_state_1.pth": 101.5})) == 10
+    assert wait(trainer(SHARDS | {"m/__3_0.distcp": 100.0}, mates=True)) == 60
+
+
+def test_that_training_goes_on_proves_nothing_of_a_save_that_a_crash_cut_short() -> None:
+    assert wait(trainer({"model.safetensors": 1.0, "config.json": 1.0}, later=True)) == 600
+    assert wait(trainer(DONE | {"model.safetensors": 103.0}, later=True)) == 10
+
+
+def test_accelerate_s_scripts_use_the_trainer_s_names_and_write_no_trainer_state() -> None:
+    saved = {"model.safetensors": 1.0, "optimizer.bin": 2.0, "random_states_0.pkl": 3.0}
+    assert wait(trainer(saved)) == 60
+    assert wait(trainer(saved, later=True)) == 10
+
+
+def test_json_that_is_none_delays_and_does_not_block() -> None:
+    assert wait(trainer(DONE, unclosed=("metrics.json",))) == 60
+    assert wait(trainer(DONE, unclosed=("trainer_state.json",))) is None
+
+
+V1 = {
+    "model/__0_0.distcp": 1.0,
+    "model/.metadata": 2.0,
+    "metadata.json": 3.0,
+    "dataloader/rank_0.pt": 3.0,
+    "rng_state/rank_0.pt": 4.0,
+}
+
+
+def test_llama_factory_s_marker_is_the_newest_but_for_random_states() -> None:
+    assert wait(trainer(V1)) == 600
+    assert wait(trainer(V1 | {"CHECKPOINT_COMPLETE": 3.0})) == 10
+    assert wait(trainer(V1 | {"CHECKPOINT_COMPLETE": 0.5})) == 600  # the save before it, which this one writes over
+    assert wait(trainer({"model/__2_0.distcp": 1.0, "dataloader/rank_2.pt": 3.0, "rng_state/rank_2.pt": 4.0})) == 60
+
+
+def test_verl_s_driver_says_which_step_is_written() -> None:
+    saved = files({f"actor/{kind}_world_size_2_rank_{r}.pt": 100.0 for kind in ("model", "optim", "extra_state") for r in (0, 1)})
+    found = Evidence("verl", 4, saved)
+    assert wait(found) == 60
+    assert wait(replace(found, marker=TrainerState(4, 101 * S))) == 10
+    assert wait(replace(found, marker=TrainerState(6, 101 * S))) == 10
+    assert wait(replace(found, later=True)) == 10
+    for stale in (TrainerState(3, 101 * S), TrainerState(None, 101 * S), TrainerState(4, 99 * S)):
+        assert wait(replace(found, marker=stale)) == 60
+
+
+def test_lightning_s_file_is_whole_when_it_appears_and_its_directory_when_meta_is_the_newest() -> None:
+    assert wait(Evidence("lightning", 4, files({"epoch=0-step=4.ckpt": 1.0}))) == 10
+    assert wait(Evidence("lightning", 4, files({"epoch=0-step=4.ckpt": 1.0}), unclosed=("epoch=0-step=4.ckpt",))) is None
+    sharded = {"__0_0.distcp": 1.0, "__1_0.distcp": 1.0, ".metadata": 2.0}
+    assert wait(Evidence("lightning", 4, files(sharded))) == 60
+    assert wait(Evidence("lightning", 4, files(sharded | {"meta.pt": 3.0}))) == 10
+    assert wait(Evidence("lightning", 4, files(sharded | {"meta.pt": 0.0}))) == 60
+
+
+def test_the_final_model_waits_for_the_training_to_leave_or_for_long() -> None:
+    final = Evidence("final", None, files({"model-00001-of-00002.safetensors": 1.0, "model-00002-of-00002.safetensors": 1.0}))
+    assert wait(final) == 60
+    assert wait(replace(final, hook="training")) == 600
+    assert judge(replace(final, hook="marked"), Sighting(final.files, 0.0), 1.0, RULE).settled
+    assert (
+        "model-00002-of-00002.safetensors is missing"
+        in judge(replace(final, files=final.files[:1]), Sighting((), 0.0), 0.0, RULE).reason
+    )
 
 
 def test_any_change_restarts_the_clock_and_so_does_a_clock_set_back() -> None:

@@ -197,7 +197,7 @@ def closed(name: str, files: Files) -> bool:
     try:
         if name.endswith(".safetensors"):
             return bool(safetensors.tensors(files, name)) or size > 8
-        if name.endswith((".pt", ".pth", ".bin")):
+        if name.endswith((".pt", ".pth", ".bin", ".ckpt")):
             return torch_zip.has_end(files, Extent(name, 0, size)) or _has_older_end(files, Extent(name, 0, size))
         if name.endswith(".json"):
             json.loads(read_whole(files, name))

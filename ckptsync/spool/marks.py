@@ -90,7 +90,10 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """When a worker saw the pin's files stable, settled, and when it began to send (ns); 0 or empty where it does not know yet."""
+    """When a worker saw the pin settled, and when it began to send (ns); 0 or empty where it does not know yet.
+
+    ``stable``: when the newest of its files was written (ns), once they were seen whole and at rest (`ckptsync.worker.resting`).
+    """
 
     stable: int = 0
     settled: int = 0

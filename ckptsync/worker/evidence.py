@@ -12,25 +12,33 @@ import signal
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from ckptsync.errors import Corrupt
+from ckptsync.errors import CkptsyncError, Corrupt
 from ckptsync.layouts import table
 from ckptsync.model import read_whole
 from ckptsync.scan import Spot
-from ckptsync.walk import Stat
+from ckptsync.spool.marks import is_running
+from ckptsync.spool.pins import Pin
+from ckptsync.walk import Stat, open_file
 from ckptsync.worker.hold import Held, Hold, each_open
+from ckptsync.worker.hooked import NOBODY, Hooked, word
+from ckptsync.worker.resting import was_at_rest
 from ckptsync.worker.settle import TRAINER_STATE, Evidence, TrainerState
 
 # Where a refused lease means that somebody writes.  NFS and FUSE refuse leases for reasons of their own.
 _LEASE_FILE_SYSTEMS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs", "zfs", "bcachefs"})
+# Where a directory's time says when a name in it came or went, on the clock that dates the files.  FUSE says what it likes.
+_HONEST_FOLDERS = frozenset({*_LEASE_FILE_SYSTEMS, "nfs", "nfs4", "overlay"})
 _MOUNTS = Path("/proc/self/mountinfo")
+VERL_MARKER = "latest_checkpointed_iteration.txt"
 
 
-def gather(hold: Hold, spot: Spot, *, later: bool, mates: bool) -> Evidence:
-    """All facts about a checkpoint.  Raises Incomplete if files vanish meanwhile: look again."""
+def gather(hold: Hold, spot: Spot, *, later: bool, mates: bool, pin: Pin | None = None, hooked: Hooked = NOBODY) -> Evidence:
+    """All facts about a checkpoint.  ``pin``: the one that ``hold`` reads from.  Raises Incomplete if files vanish meanwhile: look again."""
+    files = hold.stats
     return Evidence(
         family=hold.family,
         step=spot.step,
-        files=hold.stats,
+        files=files,
         partial=hold.partial,
         state=trainer_state(hold),
         unclosed=tuple(name for name in sorted(hold.held) if not table.closed(name, hold)),
@@ -38,7 +46,46 @@ def gather(hold: Hold, spot: Spot, *, later: bool, mates: bool) -> Evidence:
         later=later,
         mates=mates,
         gone=hold.gone,
+        hook=word(hooked, pin, spot.name, is_running),
+        stable=pin is not None and was_at_rest(pin.took.stable, files),
+        marker=verl_marker(spot) if hold.family == "verl" else None,
+        folders=0 if hold.gone or spot.only is not None else folders(spot.path, files),
+        pulse=_pulse(pin),
     )
+
+
+def verl_marker(spot: Spot) -> TrainerState | None:
+    """The step that verl's driver says is written.  It lies beside the checkpoints, on the driver's node, and only there."""
+    try:
+        fd = open_file(spot.path.parent, VERL_MARKER)
+        try:
+            told, mtime = os.read(fd, 64), os.fstat(fd).st_mtime_ns
+        finally:
+            os.close(fd)
+    except (CkptsyncError, OSError):  # not there, or not to be read: then it says nothing, and the files decide
+        return None
+    return TrainerState(int(told) if told.strip().isdigit() else None, mtime)
+
+
+def folders(root: Path, files: Iterable[Stat]) -> int:
+    """When a name last came or went in the directories of these files (ns); 0 where the file system does not tell, or they are gone."""
+    below = {root / f.path.rpartition("/")[0] for f in files}
+    try:
+        if file_system(root) not in _HONEST_FOLDERS:
+            return 0
+        return max((folder.stat().st_mtime_ns for folder in {root, *below}), default=0)
+    except OSError:  # rotation
+        return 0
+
+
+def _pulse(pin: Pin | None) -> int:
+    """The file system's clock at this look, or the last one."""
+    if pin is None:
+        return 0
+    try:
+        return (pin.path / "owner.json").stat().st_mtime_ns
+    except OSError:  # nobody's yet
+        return 0
 
 
 def is_later(this: Iterable[Stat], other: Iterable[Stat]) -> bool:
@@ -100,6 +147,11 @@ def _in_descriptors(files: Iterable[Stat]) -> list[str]:
 def _is_writable(link: Path) -> bool:
     told = re.search(r"^flags:\s+([0-7]+)", (link.parent.parent / "fdinfo" / link.name).read_text(), re.MULTILINE)
     return told is not None and int(told[1], 8) & os.O_ACCMODE != os.O_RDONLY
+
+
+def file_system(path: Path) -> str:
+    """The type of the file system that a path lies on; empty where it cannot be told.  Raises OSError if it is gone."""
+    return _file_systems().get(path.stat().st_dev, "")
 
 
 def _file_systems() -> dict[int, str]:

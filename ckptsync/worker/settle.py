@@ -3,6 +3,8 @@
 Presence proves nothing: ZeRO-3 writes every shard twice, ``latest`` comes before other ranks' shards, and a resumed run writes
 over an old checkpoint whose ``trainer_state.json`` is valid all the while.  So times within the checkpoint are compared with each
 other (one clock wrote them all), and quiet is measured by watching for it (our clock), never one against the other.
+
+What the trainer has removed holds still for ever, whole or not: it counts only if it was seen whole, and at rest, while it was there.
 """
 
 from __future__ import annotations
@@ -14,17 +16,18 @@ from typing import Literal
 
 from ckptsync.scan import Family
 from ckptsync.walk import Stat
+from ckptsync.worker.evenness import is_random_state, lacking
 
-# written by every rank, after the rank that writes trainer_state.json has gone on
-_RANDOM_STATE = re.compile(r"rng_state(_\d+)?\.pth|random_states_\d+\.pkl")
-_OF_A_RANK = re.compile(
-    r"__\d+_\d+\.distcp|(bf16_|fp16_)?zero_pp_rank_\d+_.*|rng_state_\d+\.pth|random_states_\d+\.pkl|mp_rank_\d+_.*"
-)
-_DCP_SHARD = re.compile(r"__\d+_\d+\.distcp")
 TRAINER_STATE = "trainer_state.json"
 SENTINEL = "checkpoint-is-incomplete.txt"
-
-
+MARKED = 1.0  # seconds, where every rank here has said that it is done but nobody pinned what there is
+_V1 = "CHECKPOINT_COMPLETE"  # LLaMA-Factory v1, on the node of rank 0
+_LIGHTNING_LAST = "meta.pt"
+BY_ACCELERATE = re.compile(r"random_states_\d+\.pkl")
+_OF_A_RANK = re.compile(
+    r"__\d+_\d+\.distcp|(bf16_|fp16_)?zero_pp_rank_\d+_.*|rng_state_\d+\.pth|random_states_\d+\.pkl|mp_rank_\d+_.*|rank_\d+\.pt"
+)
+_DCP_SHARD = re.compile(r"__\d+_\d+\.distcp")
 Word = Literal["", "committed", "marked", "training"]
 """What the hook says of a save: nothing; its pin is whole; every rank here is done with it; a training that lives has it in hand."""
 
@@ -48,7 +51,7 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class TrainerState:
-    """``trainer_state.json`` as far as it matters here; ``step`` is ``None`` if it does not parse."""
+    """``trainer_state.json``, or what verl writes instead, as far as it matters here; ``step`` is ``None`` if it does not parse."""
 
     step: int | None
     mtime: int
@@ -60,7 +63,11 @@ class Evidence:
 
     ``unclosed``: files without the end that their format gives them.  ``writing``: held open for writing (``None``: cannot be told).
     ``later``: a later checkpoint lies beside it, all of it newer.  ``mates``: another node's manifest of the same save is in the
-    store.  ``gone``: the trainer has removed the directory, only the pin is left.
+    store.  ``gone``: the trainer has removed the directory, only the pin is left.  ``hook``: see `Word`.  ``stable``: these very files
+    were whole and at rest while the trainer's directory was there (`at_rest`).  ``marker``: verl's ``latest_checkpointed_iteration.txt``.
+
+    ``folders``: when a name last came or went in the trainer's directories, ``pulse``: when they were last looked at; both in ns on
+    the clock of the file system, 0 where it is not known.
     """
 
     family: Family
@@ -75,8 +82,9 @@ class Evidence:
     gone: bool = False
     hook: Word = ""
     stable: bool = False
-    ranks_local: bool = False
-    marker: str = ""
+    marker: TrainerState | None = None
+    folders: int = 0
+    pulse: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +106,9 @@ def observe(last: Sighting | None, stats: Iterable[Stat], now: float) -> Sightin
 
 def judge(evidence: Evidence, sighting: Sighting, now: float, rule: Rule) -> Verdict:
     """Whether this is all of one save, for ever."""
-    refusal = _refusal(evidence)
-    if refusal:
-        return Verdict(settled=False, reason=refusal, left=None)
+    refused = refusal(evidence)
+    if refused:
+        return Verdict(settled=False, reason=refused, left=None)
     wait, reason = _wait(evidence, rule)
     left = wait - (now - sighting.since)
     if left > 0:
@@ -109,62 +117,91 @@ def judge(evidence: Evidence, sighting: Sighting, now: float, rule: Rule) -> Ver
 
 
 def is_hopeless(evidence: Evidence) -> bool:
-    """Whether what is left of a removed checkpoint can never be a whole one: its save was given up half way."""
-    if not evidence.gone or evidence.later or evidence.mates:
-        return False
-    return bool(evidence.unclosed) or (
-        evidence.family == "trainer" and evidence.state is None and not _is_of_ranks_only(evidence.files)
-    )
+    """Whether what is left of a removed checkpoint can never be known to be a whole one: nobody saw that it was, while it was there."""
+    return evidence.gone and not evidence.stable and evidence.hook != "committed"
 
 
-def _refusal(evidence: Evidence) -> str:
+def refusal(evidence: Evidence) -> str:
     """What no length of waiting makes good."""
     if not evidence.files:
         return "holds no file yet"
     if evidence.writing:
         return f"{evidence.writing[0]} is open for writing"
+    if evidence.hook == "committed":
+        return ""  # it was like this when all who write it were done
     if any(s.path.rpartition("/")[2] == SENTINEL for s in evidence.partial):
         return f"the trainer says that it is not finished ({SENTINEL})"
-    if evidence.unclosed:
-        return f"{evidence.unclosed[0]} does not end as its format does: torn, or still being written"
+    torn = [name for name in evidence.unclosed if not _is_text(name)]
+    if torn:
+        return f"{torn[0]} does not end as its format does: torn, or still being written"
+    if is_hopeless(evidence):
+        return "the trainer has removed it before it was known whole"
     return ""
 
 
 def _wait(evidence: Evidence, rule: Rule) -> tuple[float, str]:
     """How long without a change is long enough, and why."""
-    doubt = _doubt(evidence, rule)
-    if doubt:
-        return rule.doubtful, doubt
-    proof = _proof(evidence)
+    if evidence.hook == "committed":
+        return 0.0, "every rank that writes here has said that it is done"
     if evidence.gone:
-        return (
-            (0.0, "the trainer has removed it")
-            if proof
-            else (rule.unmarked, "the trainer has removed it before it was known whole")
-        )
-    if proof:
-        return rule.quiet, proof
-    if evidence.family == "trainer" and not _is_of_ranks_only(evidence.files) and evidence.state is None:
+        return 0.0, "the trainer has removed it"
+    if evidence.hook == "training":
+        return rule.doubtful, "the training that writes it has not said that it is done"
+    doubted = doubt(evidence, rule)
+    if doubted:
+        return rule.doubtful, doubted
+    if evidence.hook == "marked":
+        return min(MARKED, rule.quiet), "every rank that writes here has said that it is done"
+    if evidence.unclosed:  # somebody's own format under that name, or a crash
+        return rule.unmarked, f"{evidence.unclosed[0]} is no whole JSON"
+    proven, missing = proof(evidence), lacking(names(evidence))
+    if proven and not missing:
+        return rule.quiet, proven
+    if _is_of_trainer(evidence) and evidence.state is None:
         return rule.doubtful, f"no {TRAINER_STATE} yet"
-    return rule.unmarked, "nothing in it says that it is finished"
+    return rule.unmarked, f"{missing} is missing" if missing else "nothing in it says that it is finished"
 
 
-def _proof(evidence: Evidence) -> str:
+def proof(evidence: Evidence) -> str:
     """What speaks for its being finished."""
     if _stale_metadata(evidence.files):
         return ""
+    if _is_of_trainer(evidence):
+        return _proof_of_trainer(evidence)
     if evidence.later:
         return "a later checkpoint has been written"
-    if evidence.state is not None and not _newer_than_state(evidence):
-        return f"{TRAINER_STATE} is the newest of its files"
     if evidence.mates:
         return "another node has stored its part of the same save"
-    if evidence.family == "dcp" and any(map(_is_metadata, evidence.files)):
+    return _own_word(evidence)
+
+
+def _own_word(evidence: Evidence) -> str:
+    """What trainers other than Hugging Face's leave when they are done."""
+    files = evidence.files
+    if evidence.family == "dcp" and any(map(_is_metadata, files)):
         return ".metadata is newer than its shards"
-    return ""
+    if evidence.family == "lightning" and len(files) == 1 and files[0].path.endswith(".ckpt"):
+        return "it is one file, which appears when it is whole"
+    if evidence.family == "lightning" and _is_newest(_LIGHTNING_LAST, evidence):
+        return f"{_LIGHTNING_LAST} is the newest of its files"
+    marker = evidence.marker
+    if marker is None or marker.step is None or evidence.step is None or marker.step < evidence.step:
+        return ""
+    return f"the trainer says that step {marker.step} is written" if all(f.mtime <= marker.mtime for f in files) else ""
 
 
-def _doubt(evidence: Evidence, rule: Rule) -> str:
+def _proof_of_trainer(evidence: Evidence) -> str:
+    """Where rank 0 writes, its last file tells: that training goes on proves nothing of a save that a crash cut short."""
+    if _is_newest(_V1, evidence):
+        return f"{_V1} is the newest of its files"
+    if evidence.state is None or evidence.state.step is None:
+        return ""
+    if not _newer_than_state(evidence):
+        return f"{TRAINER_STATE} is the newest of its files"
+    return "a later checkpoint has been written" if evidence.later else ""
+
+
+def doubt(evidence: Evidence, rule: Rule) -> str:
     """What speaks against it, though a crash may have left it so."""
     if evidence.partial:
         return f"{evidence.partial[0].path} is unfinished"
@@ -177,7 +214,7 @@ def _doubt(evidence: Evidence, rule: Rule) -> str:
         return f"{TRAINER_STATE} is not whole"
     if evidence.step is not None and evidence.state.step != evidence.step:
         return f"{TRAINER_STATE} speaks of step {evidence.state.step}"
-    newest = max((f for f in evidence.files if not _is_random_state(f)), key=lambda f: f.mtime, default=None)
+    newest = max((f for f in evidence.files if not is_random_state(f.path)), key=lambda f: f.mtime, default=None)
     if newest is not None and newest.mtime - evidence.state.mtime > rule.unmarked * 1e9:
         # callbacks edit a checkpoint seconds after the trainer is done with it; a resumed run begins to write over it much later
         return f"{newest.path} is much newer than {TRAINER_STATE}: written over?"
@@ -186,7 +223,7 @@ def _doubt(evidence: Evidence, rule: Rule) -> str:
 
 def _newer_than_state(evidence: Evidence) -> bool:
     state = evidence.state
-    return state is not None and any(f.mtime > state.mtime for f in evidence.files if not _is_random_state(f))
+    return state is not None and any(f.mtime > state.mtime for f in evidence.files if not is_random_state(f.path))
 
 
 def _stale_metadata(files: Iterable[Stat], tolerance: float = 0.0) -> str:
@@ -203,12 +240,32 @@ def _stale_metadata(files: Iterable[Stat], tolerance: float = 0.0) -> str:
     return next(stale, "")
 
 
+def _is_text(name: str) -> bool:
+    """A file that may be anybody's; what is wrong with the trainer's own shows elsewhere."""
+    return name.endswith(".json") and name != TRAINER_STATE
+
+
 def _is_metadata(file: Stat) -> bool:
     return file.path.rpartition("/")[2] == ".metadata"
 
 
-def _is_random_state(file: Stat) -> bool:
-    return _RANDOM_STATE.fullmatch(file.path.rpartition("/")[2]) is not None
+def _is_newest(name: str, evidence: Evidence) -> bool:
+    """Whether a file of that name is no older than what its writer writes before it."""
+    at = next((f.mtime for f in evidence.files if f.path == name), None)
+    return at is not None and all(f.mtime <= at for f in evidence.files if not is_random_state(f.path))
+
+
+def names(evidence: Evidence) -> list[str]:
+    """Of its files, by path."""
+    return [f.path for f in evidence.files]
+
+
+def _is_of_trainer(evidence: Evidence) -> bool:
+    """Whether rank 0 of Hugging Face's Trainer, or LLaMA-Factory's, writes here: accelerate's scripts use the same names."""
+    by_accelerate = any(BY_ACCELERATE.fullmatch(f.path) for f in evidence.files)
+    return (
+        evidence.family == "trainer" and not _is_of_ranks_only(evidence.files) and (evidence.state is not None or not by_accelerate)
+    )
 
 
 def _is_of_ranks_only(files: Iterable[Stat]) -> bool:

@@ -1,0 +1,51 @@
+"""Was a checkpoint whole, and at rest, while the trainer's directory was there?  Pure.
+
+What rotation takes before it could be settled holds still for ever, whole or not: nothing that is seen afterwards tells which.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from ckptsync.walk import Stat
+from ckptsync.worker.evenness import has_every_random_state, lacking, rank
+from ckptsync.worker.settle import BY_ACCELERATE, Evidence, Rule, Sighting, doubt, judge, names, proof, refusal
+
+AT_REST = 0.4  # seconds between two looks that see the same, what proves that it is whole among it
+AT_REST_UNPROVEN = 2.0  # the same where only the files of all ranks speak for it
+AGE = 1.0  # seconds by which, on the file system's clock, one look finds nothing written, added or taken away
+_LAST_OF_VERL = re.compile(r"(actor|critic)/extra_state_world_size_\d+_rank_\d+\.pt")
+
+
+def at_rest(evidence: Evidence, sighting: Sighting, now: float, rule: Rule) -> int:
+    """When the newest of its files was written (ns), if what was seen is a whole save and nothing more is to come; else 0.
+
+    To be remembered beside the pin, since it is what counts once rotation has taken the rest (`was_at_rest`).  Sooner than settled, and
+    as good: whatever a trainer did to the checkpoint after this look would have to fall, with all of its next save, before the next one.
+    """
+    newest = max((f.mtime for f in evidence.files), default=0)
+    if judge(evidence, sighting, now, rule).settled:
+        return newest
+    if evidence.gone or refusal(evidence) or doubt(evidence, rule) or lacking(names(evidence)):
+        return 0
+    if evidence.folders - newest > AGE * 1e9:
+        return 0  # something was taken out after the last file was written: rotation, half way
+    seen_for = now - sighting.since
+    if not proof(evidence):
+        return newest if _is_done_by_ranks(evidence) and seen_for >= AT_REST_UNPROVEN else 0
+    is_old = evidence.folders > 0 and evidence.pulse - max(newest, evidence.folders) >= AGE * 1e9
+    return newest if is_old or seen_for >= AT_REST else 0
+
+
+def was_at_rest(stable: int, files: Iterable[Stat]) -> bool:
+    """Whether what `at_rest` once said holds for these files: nothing was added since, or written again."""
+    return stable > 0 and max((f.mtime for f in files), default=0) == stable
+
+
+def _is_done_by_ranks(evidence: Evidence) -> bool:
+    """Whether each rank, the first among them, has left the file that it writes last: where pruning takes a save that nothing proves."""
+    there = names(evidence)
+    if evidence.family == "verl":
+        return any(_LAST_OF_VERL.fullmatch(name) for name in there)  # and none lacks what another has
+    return any(BY_ACCELERATE.fullmatch(n) and rank(n) == 0 for n in there) and has_every_random_state(there)

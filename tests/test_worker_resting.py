@@ -1,0 +1,77 @@
+"""What was seen whole and at rest before rotation took it, as values."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ckptsync.worker.resting import at_rest, was_at_rest
+from ckptsync.worker.settle import Evidence, Rule, Sighting, TrainerState
+from tests.test_worker_settle import DONE, SHARDS, S, files, trainer
+
+NEWEST = int(101.2 * S)
+
+
+def rest(evidence: Evidence, seen_for: float = 0.0) -> int:
+    return at_rest(evidence, Sighting(evidence.files, 1000.0), 1000.0 + seen_for, Rule())
+
+
+def test_two_looks_that_see_the_same_whole_save_are_enough() -> None:
+    assert rest(trainer(DONE), 0.3) == 0
+    assert rest(trainer(DONE), 0.45) == NEWEST
+
+
+def test_one_look_is_enough_where_nothing_came_or_went_for_a_second() -> None:
+    quiet = trainer(DONE, folders=int(101.1 * S))
+    assert rest(replace(quiet, pulse=int(102.1 * S))) == 0
+    assert rest(replace(quiet, pulse=int(102.2 * S))) == NEWEST
+    assert rest(replace(quiet, pulse=int(105.0 * S), folders=0)) == 0  # a file system that does not tell
+    assert rest(replace(quiet, pulse=int(103.0 * S), folders=int(102.1 * S))) == 0
+
+
+def test_a_directory_that_rotation_has_begun_to_empty_is_never_at_rest() -> None:
+    half = {name: at for name, at in DONE.items() if name != "model.safetensors"}
+    assert rest(trainer(half, folders=int(103.0 * S), pulse=int(105.0 * S)), 9.0) == 0
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        trainer({name: at for name, at in DONE.items() if name != "trainer_state.json"}),
+        trainer(DONE, writing=("optimizer.pt",)),
+        trainer(DONE, unclosed=("model.safetensors",)),
+        trainer(DONE, partial=files({".tmpAb3xYz": 99.0})),
+        trainer(DONE, state=TrainerState(None, NEWEST)),
+        trainer(DONE, state=TrainerState(8, NEWEST)),
+        trainer(DONE | {"model.safetensors": 102.0}),
+        trainer(DONE | {"m/__0_0.distcp": 100.0, "m/__1_0.distcp": 100.0}),  # and no random state of rank 1
+        trainer(DONE, gone=True),
+        trainer(SHARDS),
+        trainer({}),
+    ],
+)
+def test_what_may_still_be_written_to_is_not_at_rest(evidence: Evidence) -> None:
+    assert rest(evidence, 9.0) == 0
+
+
+def test_what_is_settled_is_at_rest() -> None:
+    assert rest(trainer(SHARDS), 60.0) == 101 * S
+    assert rest(trainer(SHARDS, hook="committed")) == 101 * S
+
+
+def test_where_nothing_proves_it_every_rank_s_last_file_does_in_time() -> None:
+    saved = {"model.safetensors": 1.0, "random_states_0.pkl": 2.0, "random_states_1.pkl": 2.0}
+    found = Evidence("accelerate", 4, files(saved))
+    assert (rest(found, 1.9), rest(found, 2.0)) == (0, 2 * S)
+    assert rest(Evidence("accelerate", 4, files({"random_states_1.pkl": 1.0})), 9.0) == 0  # the first of all
+    verl = {f"actor/{kind}_world_size_2_rank_{r}.pt": 1.0 for kind in ("model", "optim") for r in (0, 1)}
+    assert rest(Evidence("verl", 4, files(verl)), 9.0) == 0
+    verl |= {f"actor/extra_state_world_size_2_rank_{r}.pt": 2.0 for r in (0, 1)}
+    assert rest(Evidence("verl", 4, files(verl)), 2.0) == 2 * S
+
+
+def test_it_holds_until_something_is_added_or_written_again() -> None:
+    assert was_at_rest(NEWEST, files(DONE))
+    assert not was_at_rest(NEWEST, files(DONE | {"value_head.safetensors": 105.0}))
+    assert not was_at_rest(0, ())
