@@ -74,7 +74,7 @@ PURE = (
     "fleet.*",
     *(
         f"worker.{m}"
-        for m in ("deciding", "evenness", "known", "moving", "pinning", "putting", "repair", "result", "rivals", "road")
+        for m in ("budget", "deciding", "evenness", "known", "moving", "pinning", "putting", "repair", "result", "rivals", "road")
     ),
     *(f"worker.{m}" for m in ("resting", "saving", "send", "settle")),
     *(f"head.{m}" for m in ("catalogue", "checked", "deciding")),
