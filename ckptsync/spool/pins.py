@@ -176,12 +176,14 @@ def mark_stored(pin: Pin) -> None:
             (pin.path / "stored").touch()
 
 
-def drop(pin: Pin) -> None:
-    """Let go of a whole pin; it is gone at once, its files a moment later."""
+def drop(pin: Pin, during: contextlib.AbstractContextManager[object] | None = None) -> None:
+    """Let go of a whole pin; it is gone at once, its files a moment later.  ``during``: a lock that is held for the first of these only."""
     gone = pin.path.with_name(f".gone-{pin.node}-{pin.path.name}")
     with refusals(pin.path):
         _remove(gone)
-        if _renamed(pin.path, gone):
+        with during or contextlib.nullcontext():
+            is_ours = _renamed(pin.path, gone)
+        if is_ours:
             _remove(gone)
 
 
