@@ -10,10 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.worker.looking import Seat, Seen, look
+from ckptsync.spool.marks import say
+from ckptsync.spool.pins import mark_stored, pins
+from ckptsync.worker.budget import SpoolRule
+from ckptsync.worker.looking import Look, Seat, Seen, look
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.result import Failure
+from tests.hook_pins import commit
 from tests.test_worker_push import ONE, lay
+
+ROOT = Path(__file__).parent.parent
 
 
 def looked(out: Path, node: str = "n0", *, is_proven: bool = False) -> tuple[tuple[Seen, ...], tuple[Failure, ...]]:
@@ -54,6 +60,110 @@ def test_another_nodes_pin_is_seen_and_let_be(tmp_path: Path) -> None:
     ((one,), _) = looked(tmp_path, "n1")
     assert one.pin is not None
     assert one.pin.node == "n0"
+
+
+def test_a_pin_of_the_hook_is_ours_whatever_our_name_and_stands_for_the_save_alone(tmp_path: Path) -> None:
+    source = lay(tmp_path, ONE)
+    first = next(iter(ONE))
+    (source / first).rename(tmp_path / "late")
+    looked(tmp_path, "a-name-that-no-hook-knows")
+    (tmp_path / "late").rename(source / first)
+    commit(source)
+    shutil.rmtree(source)
+    ((one,), failures) = looked(tmp_path, "a-name-that-no-hook-knows")
+    assert (one.k, one.pin and one.pin.node, failures) == (1, "a-name-that-no-hook-knows", ())
+    assert one.pin
+    assert one.pin.is_committed
+    assert sorted(one.hold.held) == sorted(ONE)
+
+
+def test_a_save_that_was_spoiled_before_it_was_sent_is_told_of(tmp_path: Path) -> None:
+    source = lay(tmp_path, ONE)
+    commit(source)
+    seat = Seat("n0", lambda *_: (), lambda *_: False)
+    assert look(RunDir("run", tmp_path), seat).notes == ()
+    names = sorted(ONE)
+    (source / names[0]).write_bytes(b"again, in place")
+    (source / names[1]).unlink()
+    (source / names[1]).write_bytes(b"again, by another file")
+    for _ in range(2):
+        assert "written again in place before it was sent" in look(RunDir("run", tmp_path), seat).notes[0]
+
+
+def rotated(out: Path, *steps: int) -> None:
+    """Saves that the hook committed and rotation took, and one that is still there."""
+    for step in (*steps, 99):
+        source = lay(out, ONE).rename(out / f"checkpoint-{step}")
+        commit(source)
+        if step != 99:
+            shutil.rmtree(source)
+
+
+def budgeted(out: Path, budget: int, full: str = "oldest") -> Look:
+    return look(RunDir("run", out), Seat("n0", lambda *_: (), lambda *_: False, SpoolRule(budget, full)))
+
+
+def test_the_budget_is_kept_aloud_and_what_the_store_has_goes_first(tmp_path: Path) -> None:
+    size = sum(map(len, ONE.values()))
+    rotated(tmp_path, 1, 2, 3)
+    mark_stored(next(p for p in pins(tmp_path) if p.checkpoint == "checkpoint-2"))
+    assert [s.spot.name for s in budgeted(tmp_path, 3 * size).seen] == [
+        "checkpoint-1",
+        "checkpoint-2",
+        "checkpoint-3",
+        "checkpoint-99",
+    ]
+    quiet = budgeted(tmp_path, 2 * size)
+    assert ([s.spot.name for s in quiet.seen], quiet.notes) == (["checkpoint-1", "checkpoint-3", "checkpoint-99"], ())
+    loud = budgeted(tmp_path, size)
+    assert [s.spot.name for s in loud.seen] == ["checkpoint-3", "checkpoint-99"]
+    assert loud.notes[0].startswith("checkpoint-1: given up before it was stored")
+
+
+def test_who_waits_pins_nothing_new_and_still_sees_it(tmp_path: Path) -> None:
+    rotated(tmp_path, 1)
+    lay(tmp_path, ONE)
+    found = budgeted(tmp_path, 1, "wait")
+    assert [(s.spot.name, s.pin is None) for s in found.seen] == [
+        ("checkpoint-1", False),
+        ("checkpoint-4", True),
+        ("checkpoint-99", False),
+    ]
+    assert "nothing new is pinned until something is stored" in found.notes[0]
+    assert budgeted(tmp_path, 1, "oldest").seen[1].pin is not None
+
+
+def test_what_a_hook_had_to_say_is_told(tmp_path: Path) -> None:
+    rotated(tmp_path)
+    say(tmp_path / "_ckptsync", "pinning failed: No space left on device")
+    assert budgeted(tmp_path, 0).notes == ("pinning failed: No space left on device",)
+
+
+def test_on_a_full_disk_everything_is_still_seen_and_what_cannot_be_done_is_a_failure(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from tests.test_worker_looking import *\n"
+        "out = Path(sys.argv[1]); rotated(out, 1); lay(out, ONE)\n"
+        "def fill():\n for n in range(99): (out / f'filler{n}').touch()\n"
+        "try: fill()\nexcept OSError: pass\n"
+        "found = look(RunDir('run', out), Seat('n0', lambda *_: (), lambda *_: False))\n"
+        "print([(s.spot.name, len(s.hold.held), s.pin and s.pin.node) for s in found.seen])\n"
+        "print(sorted((f.checkpoint, 'No space left' in f.text) for f in found.failures))\n"
+    )
+    mounted = f'mount -t tmpfs -o nr_inodes=45 tmpfs "{tmp_path}" && exec "$0" -c "$1" "{tmp_path}"'
+    done = subprocess.run(
+        ["unshare", "--map-root-user", "--mount", "sh", "-c", mounted, sys.executable, program],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+    )
+    if "mount:" in done.stderr or "unshare:" in done.stderr:
+        pytest.skip(done.stderr)
+    count = len(ONE)
+    assert done.stdout.splitlines() == [
+        f"[('checkpoint-1', {count}, 'n0'), ('checkpoint-4', {count}, None), ('checkpoint-99', {count}, 'n0')]",
+        "[('checkpoint-1', True), ('checkpoint-4', True), ('checkpoint-99', True)]",
+    ], done.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")

@@ -57,11 +57,16 @@ class PinCost:
 
 @dataclass(frozen=True, slots=True)
 class Relief:
-    """``is_full``: there is still too little room.  ``words``: what was given up that the store does not have, for people."""
+    """``words``: what was given up that the store does not have, for people.  ``standing``: what is true as long as there is too little room."""
 
     drop: tuple[Pin, ...] = ()
-    is_full: bool = False
     words: tuple[str, ...] = ()
+    standing: tuple[str, ...] = ()
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is too little room all the same."""
+        return bool(self.standing)
 
 
 def held(pins: Iterable[Pin]) -> int:
@@ -89,8 +94,8 @@ def give_up(pins: Sequence[PinCost], room: Room, rule: SpoolRule) -> Relief:
     given = _enough(unsent, over if is_vain else lacking)
     lacking -= sum(p.alone for p in given)
     words = tuple(f"{_name(p)}: given up before it was stored, for {_size(p.alone)} ({_why(room, rule)})" for p in given)
-    full = (_full(room, rule),) if lacking > 0 else ()
-    return Relief(tuple(p.pin for p in (*drop, *given)), lacking > 0, (*words, *full))
+    standing = (_full(room, rule),) if lacking > 0 else ()
+    return Relief(tuple(p.pin for p in (*drop, *given)), words, standing)
 
 
 def _expendable(pins: Sequence[PinCost], able: Sequence[PinCost], every: int) -> list[PinCost]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ckptsync import scan
@@ -11,12 +12,17 @@ from ckptsync.errors import CkptsyncError
 from ckptsync.scan import Found, Spot
 from ckptsync.spool import links
 from ckptsync.spool import pins as spool
+from ckptsync.spool.marks import said
 from ckptsync.spool.pins import Pin
-from ckptsync.walk import Stat
+from ckptsync.walk import OURS, Stat
+from ckptsync.worker.budget import PinCost, Relief, Room, SpoolRule, alone, give_up, held
 from ckptsync.worker.hold import Hold, hold
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.pinning import Drop, Grow, Open, Trim, follow
 from ckptsync.worker.result import Failure, failure
+
+_BY_THE_DISK = SpoolRule()
+_SAID = 3  # lines of what hooks had to say
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +42,16 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Seat:
-    """Who looks, and what it remembers: numbers of pins that were taken, and whether files are safe in the store already."""
+    """Who looks, and what it remembers: numbers of pins that were taken, and whether files are safe in the store already.
+
+    ``spool``: what gives way when the spool is full.  ``told``: the last saves that were lost, for as long as this worker lives.
+    """
 
     node: str
     taken: Callable[[str, str], Collection[int]]
     is_proven: Callable[[str, str, tuple[Stat, ...]], bool]
+    spool: SpoolRule = _BY_THE_DISK
+    told: deque[str] = field(default_factory=lambda: deque(maxlen=5), compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,40 +71,82 @@ def look(run: RunDir, seat: Seat) -> Look:
     """Pin what has appeared; every save that is here, oldest first.  Raises ConfigError or StoreError if nothing can be seen at all."""
     spots = {s.name: s for s in scan.spots(run.path)}
     pins = spool.pins(run.path)
+    relief, failures = _relieved(run, spots, pins, seat)
+    seat.told.extend(relief.words)
     seen: list[Seen] = []
-    failures: list[Failure] = []
-    notes: list[str] = []
     for name in sorted({*spots, *(p.checkpoint for p in pins)}, key=_by_step):
         spot = spots.get(name) or Spot(name, scan.family_of(name), run.path / name)
+        ours = [p for p in pins if p.checkpoint == name and p not in relief.drop]
         try:
-            there, told = _look_at(run, spot, [p for p in pins if p.checkpoint == name], seat)
+            there = _look_at(run, spot, ours, seat, is_full=relief.is_full and seat.spool.full == "wait")
         except CkptsyncError as e:
             failures.append(failure(run.name, name, e))
-        else:
-            seen += there
-            notes += told
-    return Look(tuple(seen), tuple(failures), notes=tuple(notes))
+            continue
+        seen += there.seen
+        failures += there.failures
+        seat.told.extend(there.notes)
+    return Look(tuple(seen), tuple(failures), notes=(*seat.told, *relief.standing, *said(run.path / OURS)[-_SAID:]))
 
 
-def _look_at(run: RunDir, spot: Spot, pins: Iterable[Pin], seat: Seat) -> tuple[list[Seen], list[str]]:
+def _look_at(run: RunDir, spot: Spot, pins: Iterable[Pin], seat: Seat, *, is_full: bool) -> Look:
     found = scan.found(spot)
-    ours = [_adopted(p, seat.node) for p in pins]
+    ours, failures = _adopted(run, pins, seat.node)
     actions = follow(found, ours, seat.node, seat.taken(run.name, spot.name))
     if not ours and seat.is_proven(run.name, spot.name, found.files):
         actions = ()
-    for action in actions:
-        _do(action, run.path, spot, found, seat.node)
+    if is_full:  # the operator would rather have the old ones whole
+        actions = tuple(a for a in actions if not isinstance(a, Open))
+    try:
+        for action in actions:
+            _do(action, run.path, spot, found, seat.node)
+    except CkptsyncError as e:  # a full disk, another user's files: what cannot be pinned can be sent from where it lies
+        failures.append(failure(run.name, spot.name, e))
     if actions:
-        ours = [_adopted(p, seat.node) for p in spool.pins(run.path) if p.checkpoint == spot.name]
+        ours, _ = _adopted(run, (p for p in spool.pins(run.path) if p.checkpoint == spot.name), seat.node)
     for pin in ours:
         if pin.node == seat.node:
             spool.pulse(pin)
-    return _seen(run.name, spot, found, ours), [_spoiled(a.pin) for a in actions if isinstance(a, Drop) and a.pin.commit]
+    spoiled = tuple(_spoiled(a.pin) for a in actions if isinstance(a, Drop) and a.pin.commit)
+    return Look(tuple(_seen(run.name, spot, found, ours)), tuple(failures), notes=spoiled)
 
 
-def _adopted(pin: Pin, node: str) -> Pin:
+def _relieved(run: RunDir, spots: Collection[str], pins: Sequence[Pin], seat: Seat) -> tuple[Relief, list[Failure]]:
+    """Let go of pins until there is room for the trainer's next save, and the operator's budget is kept."""
+    newest = {p.checkpoint: p.k for p in pins}  # they come in order
+    room = Room(held(pins), spool.free_bytes(run.path), max((sum(f.size for f in p.files) for p in pins), default=0))
+    if not room.lacking(seat.spool):
+        return Relief(), []
+    costs = [
+        PinCost(
+            pin,
+            alone(pin),
+            pin.checkpoint not in spots or pin.k != newest[pin.checkpoint],
+            seat.is_proven(run.name, pin.checkpoint, pin.files),
+            _by_step(pin.checkpoint)[0],
+        )
+        for pin in pins
+        if pin.node in ("", seat.node)
+    ]
+    relief = give_up(costs, room, seat.spool)
+    try:
+        for pin in relief.drop:
+            spool.drop(pin)
+    except CkptsyncError as e:
+        return relief, [failure(run.name, "", e)]
+    return relief, []
+
+
+def _adopted(run: RunDir, pins: Iterable[Pin], node: str) -> tuple[list[Pin], list[Failure]]:
     """A pin that the hook made is the first worker's that sees it; whoever was quicker, the next look tells."""
-    return pin if pin.node else spool.adopt(pin, node) or pin
+    ours: list[Pin] = []
+    failures: list[Failure] = []
+    for pin in pins:
+        try:
+            ours.append(pin if pin.node else spool.adopt(pin, node) or pin)
+        except CkptsyncError as e:  # a full disk keeps us from saying that it is ours, not from sending it  # noqa: PERF203 - a few pins
+            failures.append(failure(run.name, pin.checkpoint, e))
+            ours.append(replace(pin, node=node))
+    return ours, failures
 
 
 def _spoiled(pin: Pin) -> str:
