@@ -65,10 +65,8 @@ def test_where_nothing_proves_it_every_rank_s_last_file_does_in_time() -> None:
     found = Evidence("accelerate", 4, files(saved))
     assert (rest(found, 1.9), rest(found, 2.0)) == (0, 2 * S)
     assert rest(Evidence("accelerate", 4, files({"random_states_1.pkl": 1.0})), 9.0) == 0  # the first of all
-    verl = {f"actor/{kind}_world_size_2_rank_{r}.pt": 1.0 for kind in ("model", "optim") for r in (0, 1)}
-    assert rest(Evidence("verl", 4, files(verl)), 9.0) == 0
-    verl |= {f"actor/extra_state_world_size_2_rank_{r}.pt": 2.0 for r in (0, 1)}
-    assert rest(Evidence("verl", 4, files(verl)), 2.0) == 2 * S
+    assert rest(Evidence("accelerate", 4, files(saved | {"model.safetensors": 3.0})), 9.0) == 0  # random states of the save before
+    assert rest(Evidence("accelerate", 4, files(saved | {"custom_checkpoint_0.pkl": 3.0})), 2.0) == 3 * S
 
 
 def test_it_holds_until_something_is_added_or_written_again() -> None:

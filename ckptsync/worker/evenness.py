@@ -1,4 +1,4 @@
-"""Has every rank that wrote something written all that it writes?  Pure, and by names alone.
+"""Has every rank that wrote something written all that it writes?  Pure.
 
 It tells what is missing, and never that nothing is: a rank of which no file is here is not missed.
 """
@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from ckptsync.layouts import rank_names
+from ckptsync.walk import Stat
 
 # Every rank writes its random state after everything else that it writes: HF Trainer, accelerate, LLaMA-Factory v1
 _RANDOM = re.compile(r"rng_state(_\d+)?\.pth|random_states_\d+\.pkl|(.+/)?rng_state/rank_\d+\.pt")
@@ -25,6 +26,25 @@ def rank(path: str) -> int | None:
     """The rank whose own file this is; ``None`` where the name does not say."""
     named = _OF_RANK.fullmatch(path)
     return int(named[2]) if named else rank_names.rank(path)
+
+
+def current(files: Iterable[Stat]) -> list[str]:
+    """Names, by path, without random states that are older than what their rank writes before: those are of an older save.
+
+    A second or less is no save, and a ``cp -r`` mixes them that far.
+    """
+    newest: dict[int, int] = {}
+    ordered = sorted(files)
+    for file in ordered:
+        writer = None if is_random_state(file.path) else rank(file.path)
+        if writer is not None:
+            newest[writer] = max(newest.get(writer, 0), file.mtime)
+    return [f.path for f in ordered if not is_random_state(f.path) or newest.get(_owner(f.path), 0) - f.mtime <= 10**9]
+
+
+def _owner(path: str) -> int:
+    found = rank(path)
+    return -1 if found is None else found
 
 
 def has_every_random_state(names: Iterable[str]) -> bool:

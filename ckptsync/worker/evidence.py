@@ -69,11 +69,12 @@ def verl_marker(spot: Spot) -> TrainerState | None:
 
 def folders(root: Path, files: Iterable[Stat]) -> int:
     """When a name last came or went in the directories of these files (ns); 0 where the file system does not tell, or they are gone."""
-    below = {root / f.path.rpartition("/")[0] for f in files}
     try:
         if file_system(root) not in _HONEST_FOLDERS:
             return 0
-        return max((folder.stat().st_mtime_ns for folder in {root, *below}), default=0)
+        below = {root / f.path.rpartition("/")[0] for f in files}
+        emptied = {path for path in root.iterdir() if path.is_dir()}  # rotation takes files first
+        return max(folder.stat().st_mtime_ns for folder in {root, *below, *emptied})
     except OSError:  # rotation
         return 0
 

@@ -15,7 +15,7 @@ from ckptsync.worker.settle import BY_ACCELERATE, Evidence, Rule, Sighting, doub
 AT_REST = 0.4  # seconds between two looks that see the same, what proves that it is whole among it
 AT_REST_UNPROVEN = 2.0  # the same where only the files of all ranks speak for it
 AGE = 1.0  # seconds by which, on the file system's clock, one look finds nothing written, added or taken away
-_LAST_OF_VERL = re.compile(r"(actor|critic)/extra_state_world_size_\d+_rank_\d+\.pt")
+_REGISTERED = re.compile(r"custom_checkpoint_\d+\.pkl")
 
 
 def at_rest(evidence: Evidence, sighting: Sighting, now: float, rule: Rule) -> int:
@@ -44,8 +44,11 @@ def was_at_rest(stable: int, files: Iterable[Stat]) -> bool:
 
 
 def _is_done_by_ranks(evidence: Evidence) -> bool:
-    """Whether each rank, the first among them, has left the file that it writes last: where pruning takes a save that nothing proves."""
+    """Whether accelerate's ranks, the first among them, have left the file that each writes last: it prunes what nothing proves.
+
+    Only what a script registered itself comes after it.
+    """
     there = names(evidence)
-    if evidence.family == "verl":
-        return any(_LAST_OF_VERL.fullmatch(name) for name in there)  # and none lacks what another has
-    return any(BY_ACCELERATE.fullmatch(n) and rank(n) == 0 for n in there) and has_every_random_state(there)
+    first = next((f for f in evidence.files if BY_ACCELERATE.fullmatch(f.path) and rank(f.path) == 0), None)
+    before = (f for f in evidence.files if rank(f.path) is None and not _REGISTERED.fullmatch(f.path))
+    return first is not None and has_every_random_state(there) and all(f.mtime <= first.mtime for f in before)

@@ -16,7 +16,7 @@ from typing import Literal
 
 from ckptsync.scan import Family
 from ckptsync.walk import Stat
-from ckptsync.worker.evenness import is_random_state, lacking
+from ckptsync.worker.evenness import current, is_random_state, lacking
 
 TRAINER_STATE = "trainer_state.json"
 SENTINEL = "checkpoint-is-incomplete.txt"
@@ -214,7 +214,7 @@ def doubt(evidence: Evidence, rule: Rule) -> str:
         return f"{TRAINER_STATE} is not whole"
     if evidence.step is not None and evidence.state.step != evidence.step:
         return f"{TRAINER_STATE} speaks of step {evidence.state.step}"
-    newest = max((f for f in evidence.files if not is_random_state(f.path)), key=lambda f: f.mtime, default=None)
+    newest = max(evidence.files, key=lambda f: f.mtime, default=None)
     if newest is not None and newest.mtime - evidence.state.mtime > rule.unmarked * 1e9:
         # callbacks edit a checkpoint seconds after the trainer is done with it; a resumed run begins to write over it much later
         return f"{newest.path} is much newer than {TRAINER_STATE}: written over?"
@@ -256,8 +256,8 @@ def _is_newest(name: str, evidence: Evidence) -> bool:
 
 
 def names(evidence: Evidence) -> list[str]:
-    """Of its files, by path."""
-    return [f.path for f in evidence.files]
+    """Of its files, by path, but for random states of the save before."""
+    return current(evidence.files)
 
 
 def _is_of_trainer(evidence: Evidence) -> bool:

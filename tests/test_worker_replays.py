@@ -1,0 +1,93 @@
+"""Real trainers' saves, judged after every single call: never settled before the last one, and settled after it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ckptsync.scan import found, spots
+from ckptsync.worker.evidence import gather
+from ckptsync.worker.hold import hold
+from ckptsync.worker.resting import at_rest
+from ckptsync.worker.settle import Evidence, Rule, Sighting, judge
+from tests.replays import S, Script, Stage, others, trainers, unproven
+
+RULE = Rule(quiet=10, unmarked=60, doubtful=600)
+
+
+def seen(out: Path) -> Iterator[Evidence]:
+    for spot in spots(out):
+        held = hold(found(spot), None, spot.family, spot.name)
+        yield gather(held, spot, later=False, mates=False)
+
+
+def is_settled(evidence: Evidence, after: float) -> bool:
+    """If nothing changes for so long."""
+    return judge(evidence, Sighting(evidence.files, 0.0), after, RULE).settled
+
+
+def rests(evidence: Evidence) -> bool:
+    """If nothing changes between two looks, and then rotation takes it."""
+    return at_rest(evidence, Sighting(evidence.files, 0.0), 9.9, RULE) > 0
+
+
+def played(out: Path, script: Script, stage: Stage | None = None) -> list[tuple[str, Evidence]]:
+    """What can be known after each call."""
+    return [(done, one) for done in (stage or Stage(out)).play(script) for one in seen(out)]
+
+
+@pytest.mark.parametrize("name", [*trainers(), *others()])
+def test_a_save_is_settled_after_its_last_call_and_never_before(tmp_path: Path, name: str) -> None:
+    *before, (_, last) = played(tmp_path, (trainers() | others())[name])
+    early = [done for done, one in before if is_settled(one, RULE.quiet)]
+    assert early == [] or early == [before[-1][0]] == ["rng_state_1.pth half"], early
+    assert is_settled(last, RULE.quiet)
+    assert rests(last)
+
+
+@pytest.mark.parametrize("name", [*trainers(), *others()])
+def test_what_rotation_could_take_before_the_last_call_is_never_thought_whole(tmp_path: Path, name: str) -> None:
+    *before, _ = played(tmp_path, (trainers() | others())[name])
+    assert [done for done, one in before if rests(one)] == []
+
+
+@pytest.mark.parametrize("name", [*trainers(), *others()])
+def test_a_save_over_an_old_one_is_not_settled_by_what_the_old_one_left(tmp_path: Path, name: str) -> None:
+    script, stage = (trainers() | others())[name], Stage(tmp_path)
+    played(tmp_path, script, stage)
+    stage.now += 1000 * S
+    *before, (_, last) = played(tmp_path, script, stage)
+    assert [done for done, one in before if is_settled(one, RULE.quiet) or rests(one)] == []
+    assert is_settled(last, RULE.quiet)
+
+
+@pytest.mark.parametrize("name", unproven())
+def test_where_nothing_tells_only_time_does(tmp_path: Path, name: str) -> None:
+    told = played(tmp_path, unproven()[name])
+    assert [done for done, one in told if is_settled(one, 59.9)] == []
+    assert [done for done, one in told[:-1] if rests(one)] == []
+    assert is_settled(told[-1][1], RULE.unmarked)
+
+
+@pytest.mark.parametrize("name", unproven())
+def test_a_mate_or_a_later_checkpoint_tells_where_nothing_else_does(tmp_path: Path, name: str) -> None:
+    *_, (_, last) = played(tmp_path, unproven()[name])
+    assert is_settled(replace(last, later=True), RULE.quiet)
+    assert is_settled(replace(last, mates=True), RULE.quiet)
+
+
+def test_a_checkpoint_that_rotation_takes_file_by_file_is_never_thought_whole_by_who_meets_it_then(tmp_path: Path) -> None:
+    for name, script in trainers().items():
+        stage = Stage(tmp_path / name)
+        played(stage.out, script, stage)
+        stage.now += 2 * S
+        for path in sorted((stage.out / script.checkpoint).rglob("*")):
+            if path.is_file():
+                path.unlink()
+                stage._passed(path.parent)
+                assert [one for one in seen(stage.out) if rests(one)] == [], (name, path)
+        shutil.rmtree(stage.out)
