@@ -1,0 +1,198 @@
+"""A worker in hostile surroundings: nothing is missed, nothing is torn, and ``ckptsync status`` says what is wrong.
+
+    python -m tests.campaigns.hostile                     # all, a few minutes
+    python -m tests.campaigns.hostile --only watches clock
+
+No hook here: a trainer's save is replayed file after file, lives `LIVES` seconds, and is rotated away.
+
+flood     100,000 files appear in a directory that is watched: more events than the kernel keeps
+watches   the kernel gives ten inotify watches to this user, for forty runs
+elsewhere the spool lies on a tmpfs: no hard link leads there
+full      the disk of the checkpoints is full to the last byte while a save lives; the worker can write nothing
+store     the disk of the store is full for a while
+clock     the wall clock is set back an hour, then forward two, for the worker and the times of new files (Debian's faketime: the kernel's
+          own clock is not moved)
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from tests.campaigns.cluster import CLEAN
+from tests.campaigns.replayed import LIVES, Replay
+
+FILES, RUNS = 100_000, 40
+FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
+_WATCHES = 'echo 10 > /proc/sys/user/max_inotify_watches; exec "$@"'
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 if every promise was kept, 1 if not."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--files", type=int, default=FILES)
+    parser.add_argument("--home", help="a directory to work in, kept afterwards; a temporary one by default")
+    args = parser.parse_args(argv)
+    count = 0
+    for name in args.only:
+        with contextlib.ExitStack() as stack:
+            home = Path(args.home or stack.enter_context(tempfile.TemporaryDirectory(prefix="ckptsync-hostile-"))) / name
+            home.mkdir(parents=True)
+            why = missing(name)
+            if why:
+                print(f"{name}: left out, {why}")
+                continue
+            begun = time.monotonic()
+            wrong = CASES[name](home, args)
+        print(f"{name}: {len(wrong)} wrong, {time.monotonic() - begun:.0f} s", flush=True)
+        for line in wrong:
+            print(f"VIOLATED {name}: {line}", flush=True)
+        count += len(wrong)
+    return 1 if count else 0
+
+
+def flood(home: Path, args: argparse.Namespace) -> list[str]:
+    """In the run's directory itself, below a checkpoint that lives on, while others come and go."""
+    with started(home) as replay:
+        replay.save("run", 1)
+        crowded = replay.out("run") / "checkpoint-1" / "dataloader"
+        crowded.mkdir()
+        for n in range(args.files):
+            (crowded / f"{n}.json").write_bytes(b"{}")
+            if n % (args.files // 4) == args.files // 8:
+                replay.pass_by("run", 2 + n // (args.files // 4), lives=LIVES)
+        replay.keep("run", 1)
+        return replay.judged(240)
+
+
+def watches(home: Path, _args: argparse.Namespace) -> list[str]:
+    """The limit is that of a user namespace, not the machine's."""
+    with started(home, before=["unshare", "--user", "--map-root-user", "sh", "-c", _WATCHES, "sh"]) as replay:
+        for run in range(RUNS):
+            replay.save(f"run{run}", 1)
+        for run in (0, 17, RUNS - 1):
+            replay.pass_by(f"run{run}", 2, lives=LIVES)
+        replay.save("late", 1)
+        return replay.judged(120, says="inotify")
+
+
+def elsewhere(home: Path, _args: argparse.Namespace) -> list[str]:
+    """Only the worker sees the tmpfs."""
+    spool = home / "out" / "run" / "_ckptsync"
+    spool.mkdir(parents=True)
+    with started(home, before=["unshare", "--mount", "sh", "-c", f'mount -t tmpfs none {spool} && exec "$@"', "sh"]) as replay:
+        for step in range(1, 6):
+            replay.pass_by("run", step, lives=LIVES)
+        replay.save("run", 6)
+        return replay.judged(60)
+
+
+def full(home: Path, _args: argparse.Namespace) -> list[str]:
+    """A small disk; the trainer has its room back after each save, the worker never any."""
+    with small_disk(home / "out"), started(home, settings={"quiet": "1s"}) as replay:
+        replay.pass_by("run", 1, lives=LIVES)
+        ballast = home / "out" / "ballast"
+        for step in range(2, 6):
+            ballast.unlink(missing_ok=True)
+            replay.save("run", step)
+            fill(ballast)
+            time.sleep(LIVES)
+            ballast.unlink()
+            replay.rotate("run", step)
+        replay.save("run", 6)
+        fill(ballast)
+        return replay.judged(60)
+
+
+def store(home: Path, _args: argparse.Namespace) -> list[str]:
+    """Everything is sent once there is room again.  The log says it: a heartbeat could not be written."""
+    with small_disk(home / "store"), started(home) as replay:
+        fill(home / "store" / "ballast")
+        for step in range(1, 5):
+            replay.pass_by("run", step, lives=LIVES)
+        replay.save("run", 5)
+        (home / "store" / "ballast").unlink()
+        return [*replay.judged(120), *replay.logged("no space left")]
+
+
+def clock(home: Path, _args: argparse.Namespace) -> list[str]:
+    """``FAKETIME_TIMESTAMP_FILE`` is read anew at each call; monotonic clocks are left alone."""
+    offset = home / "offset"
+    offset.write_text("+0\n")
+    faked = {"LD_PRELOAD": FAKETIME, "FAKETIME_TIMESTAMP_FILE": str(offset), "FAKETIME_NO_CACHE": "1"}
+    faked |= {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "NO_FAKE_STAT": "1", "FAKETIME_DISABLE_SHM": "1"}
+    with started(home, before=["env", *(f"{key}={value}" for key, value in faked.items())]) as replay:
+        replay.pass_by("run", 1, lives=LIVES)
+        for step, hours in ((2, -1), (5, 1)):
+            offset.write_text(f"{hours * 3600:+d}\n")
+            replay.shift = hours * 3600.0
+            for later in range(step, step + 3):
+                replay.pass_by("run", later, lives=LIVES)
+        replay.save("run", 8)
+        return replay.judged(90, says="clock")
+
+
+CASES: Mapping[str, Callable[[Path, argparse.Namespace], list[str]]] = {
+    case.__name__: case for case in (flood, watches, elsewhere, full, store, clock)
+}
+
+
+def missing(name: str) -> str:
+    """Why a case cannot be tried here; empty if it can."""
+    if name in ("elsewhere", "full", "store") and os.geteuid():
+        return "only root may mount"
+    if (
+        name == "watches"
+        and subprocess.run(["unshare", "--user", "--map-root-user", "true"], capture_output=True, check=False).returncode
+    ):
+        return "no user namespaces here"
+    if name == "clock" and not Path(FAKETIME).exists():
+        return "faketime is not installed"
+    return ""
+
+
+@contextlib.contextmanager
+def started(home: Path, before: Sequence[str] = (), settings: Mapping[str, object] | None = None) -> Iterator[Replay]:
+    """A worker at work, and its trainer's replay."""
+    replay = Replay(home, settings or {})
+    replay.service.start(before)
+    try:
+        yield replay
+    finally:
+        replay.service.kill()
+
+
+@contextlib.contextmanager
+def small_disk(where: Path, size: str = "64M") -> Iterator[None]:
+    """An ext4 of its own."""
+    where.mkdir()
+    image = where.with_name(f"{where.name}.ext4")
+    subprocess.run(["truncate", "-s", size, str(image)], check=True)
+    subprocess.run(["mkfs.ext4", "-q", "-m", "0", str(image)], check=True, env=CLEAN)
+    subprocess.run(["mount", "-o", "loop", str(image), str(where)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(where)], check=True)
+
+
+def fill(ballast: Path) -> None:
+    """To the last byte."""
+    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as out:
+        while True:
+            out.write(bytes(1 << 20))
+    with contextlib.suppress(OSError), ballast.open("ab", buffering=0) as out:
+        while True:
+            out.write(bytes(1))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
