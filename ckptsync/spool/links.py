@@ -25,8 +25,24 @@ def grow(pin: Pin, source: Path, names: Iterable[str]) -> tuple[str, ...]:
 
     Raises ConfigError where files belong to another user, StoreError where the disk refuses.
     """
-    _forget(pin)
-    return tuple(name for name in names if not _link(pin, source, name))
+    refused = []
+    is_another = False
+    for name in names:
+        if not _link(pin, source, name):
+            refused.append(name)
+        elif not is_another:
+            _forget(pin)
+            is_another = True
+    return tuple(refused)
+
+
+def prepared(path: Path, name: str) -> Path:
+    """Where a file's name in a pin belongs, with its folders; raises OSError if the pin has gone, and makes none of it again."""
+    target = path / "files"
+    for part in ("", *name.split("/")[:-1]):
+        target /= part
+        target.mkdir(exist_ok=True)
+    return target / name.rpartition("/")[2]
 
 
 def harden(pin: Pin) -> None:
@@ -52,10 +68,8 @@ def _forget(pin: Pin) -> None:
 
 
 def _link(pin: Pin, source: Path, name: str) -> bool:
-    target = pin.root / name
     with refusals(pin.path):
-        pin.path.lstat()  # so that a deleted pin is not made again without its owner
-        target.parent.mkdir(parents=True, exist_ok=True)
+        target = prepared(pin.path, name)
         try:
             with opened_parent(source, name) as (parent, last):
                 os.link(last, target, src_dir_fd=parent, follow_symlinks=False)

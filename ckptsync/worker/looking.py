@@ -16,6 +16,7 @@ from ckptsync.spool.marks import said
 from ckptsync.spool.pins import Pin
 from ckptsync.walk import OURS, Stat
 from ckptsync.worker.budget import PinCost, Relief, Room, SpoolRule, alone, give_up, held
+from ckptsync.worker.copying import Copies
 from ckptsync.worker.hold import Hold, hold
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.pinning import Drop, Grow, Open, Trim, follow
@@ -45,6 +46,7 @@ class Seat:
     """Who looks, and what it remembers: numbers of pins that were taken, and whether files are safe in the store already.
 
     ``spool``: what gives way when the spool is full.  ``told``: the last saves that were lost, for as long as this worker lives.
+    ``copies``: what no link can hold, on its way into pins.
     """
 
     node: str
@@ -52,6 +54,7 @@ class Seat:
     is_proven: Callable[[str, str, tuple[Stat, ...]], bool]
     spool: SpoolRule = _BY_THE_DISK
     told: deque[str] = field(default_factory=lambda: deque(maxlen=5), compare=False)
+    copies: Copies = field(default_factory=Copies, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,11 @@ def look(run: RunDir, seat: Seat) -> Look:
         seen += there.seen
         failures += there.failures
         seat.told.extend(there.notes)
-    return Look(tuple(seen), tuple(failures), notes=(*seat.told, *relief.standing, *said(run.path / OURS)[-_SAID:]))
+    seat.copies.retain()
+    if not relief.is_full:
+        seat.copies.begin()
+    notes = (*seat.told, *relief.standing, *seat.copies.problems(), *said(run.path / OURS)[-_SAID:])
+    return Look(tuple(seen), tuple(failures), notes=notes)
 
 
 def _look_at(run: RunDir, spot: Spot, pins: Iterable[Pin], seat: Seat, *, is_full: bool) -> Look:
@@ -96,9 +103,10 @@ def _look_at(run: RunDir, spot: Spot, pins: Iterable[Pin], seat: Seat, *, is_ful
         actions = ()
     if is_full:  # the operator would rather have the old ones whole
         actions = tuple(a for a in actions if not isinstance(a, Open))
+    refused: list[str] = []
     try:
         for action in actions:
-            _do(action, run.path, spot, found, seat.node)
+            refused += _do(action, run.path, spot, found, seat.node)
     except CkptsyncError as e:  # a full disk, another user's files: what cannot be pinned can be sent from where it lies
         failures.append(failure(run.name, spot.name, e))
     if actions:
@@ -106,8 +114,10 @@ def _look_at(run: RunDir, spot: Spot, pins: Iterable[Pin], seat: Seat, *, is_ful
     for pin in ours:
         if pin.node == seat.node:
             spool.pulse(pin)
+            is_newest = pin is ours[-1]
+            seat.copies.attend(pin, spot.path, found.files if is_newest else (), refused if is_newest else ())
     spoiled = tuple(_spoiled(a.pin) for a in actions if isinstance(a, Drop) and a.pin.commit)
-    return Look(tuple(_seen(run.name, spot, found, ours)), tuple(failures), notes=spoiled)
+    return Look(tuple(_seen(run.name, spot, found, ours, seat.copies)), tuple(failures), notes=spoiled)
 
 
 def _relieved(run: RunDir, spots: Collection[str], pins: Sequence[Pin], seat: Seat) -> tuple[Relief, list[Failure]]:
@@ -153,28 +163,32 @@ def _spoiled(pin: Pin) -> str:
     return f"{pin.checkpoint}: was written again in place before it was sent; that save is lost"
 
 
-def _seen(run: str, spot: Spot, found: Found, pins: Iterable[Pin]) -> list[Seen]:
-    """The newest pin goes with its source; older ones, and all of them once the source is gone, stand for themselves."""
+def _seen(run: str, spot: Spot, found: Found, pins: Iterable[Pin], copies: Copies) -> list[Seen]:
+    """The newest pin goes with its source; older ones, and all of them once the source is gone, stand for themselves.
+
+    One whose files rotation took before they were copied is whole when they are, and not to be seen until then.
+    """
     ordered = list(pins)
     newest = ordered[-1] if ordered else None
-    older = ordered[:-1]
-    closed = [Seen(run, spot, hold(None, p, spot.family, spot.name), p) for p in older]
-    if newest is None and not (found.files or found.partial):
-        return closed
-    return [*closed, Seen(run, spot, hold(found, newest, spot.family, spot.name), newest)]
+    there = [Seen(run, spot, hold(None, p, spot.family, spot.name), p) for p in ordered[:-1]]
+    if newest is not None or found.files or found.partial:
+        there.append(Seen(run, spot, hold(found, newest, spot.family, spot.name), newest))
+    return [s for s in there if s.pin is None or not copies.pending(s.pin)]
 
 
-def _do(action: Open | Grow | Trim | Drop, output_dir: Path, spot: Spot, found: Found, node: str) -> None:
+def _do(action: Open | Grow | Trim | Drop, output_dir: Path, spot: Spot, found: Found, node: str) -> tuple[str, ...]:
+    """The names that this file system cannot link are returned."""
     if isinstance(action, Open):
         pin = spool.open_pin(output_dir, spot.name, action.k, node)
-        if pin is not None:  # else another node on this directory was first
-            links.grow(pin, spot.path, [f.path for f in found.files])
-    elif isinstance(action, Grow):
-        links.grow(action.pin, spot.path, action.names)
-    elif isinstance(action, Trim):
+        # there is none if another node on this directory was first
+        return links.grow(pin, spot.path, [f.path for f in found.files]) if pin is not None else ()
+    if isinstance(action, Grow):
+        return links.grow(action.pin, spot.path, action.names)
+    if isinstance(action, Trim):
         links.trim(action.pin, action.names)
     else:
         spool.drop(action.pin)
+    return ()
 
 
 def _by_step(name: str) -> tuple[int, str]:

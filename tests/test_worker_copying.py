@@ -1,0 +1,169 @@
+"""What no link can hold is kept from rotation by an open file, and copied whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ckptsync.spool.pins import Pin, drop, open_pin, pins
+from ckptsync.walk import walk
+from ckptsync.worker.copying import STILL, Copies
+from ckptsync.worker.looking import Look, Seat, look
+from ckptsync.worker.options import RunDir
+
+MEMORY = Path("/dev/shm")
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Iterator[Path]:
+    """An output directory whose spool is on another file system."""
+    if not MEMORY.is_dir() or MEMORY.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is no second file system here")
+    with tempfile.TemporaryDirectory(dir=MEMORY) as elsewhere:
+        (tmp_path / "_ckptsync").symlink_to(elsewhere)
+        yield tmp_path
+
+
+@pytest.fixture
+def source(out: Path) -> Path:
+    (out / "checkpoint-4" / "sub").mkdir(parents=True)
+    for name in ("a", "sub/b", "c"):
+        (out / "checkpoint-4" / name).write_bytes(name.encode() * 100)
+    return out / "checkpoint-4"
+
+
+class Looking:
+    """A worker's looks, and its clock."""
+
+    def __init__(self, out: Path) -> None:
+        self.clock, self.out = Clock(), out
+        self.copies = Copies(self.clock)
+        self.seat = Seat("n0", lambda *_: (), lambda *_: False, copies=self.copies)
+
+    def after(self, seconds: float) -> Look:
+        self.clock.now += seconds
+        found = look(RunDir("run", self.out), self.seat)
+        self.copies.wait()
+        return found
+
+    def pinned(self) -> list[str]:
+        return [f.path for p in pins(self.out) for f in p.files]
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - of no path
+
+
+def test_what_is_still_is_copied_with_its_time_and_then_pinned(out: Path, source: Path) -> None:
+    before = descriptors()
+    looking = Looking(out)
+    found = looking.after(0)
+    assert (looking.pinned(), found.seen[0].hold.unpinned) == ([], ("a", "c", "sub/b"))
+    looking.after(STILL)
+    assert looking.pinned() == ["a", "c", "sub/b"]
+    (one,) = looking.after(0).seen
+    assert (one.hold.unpinned, [(f.size, f.mtime) for f in one.hold.stats]) == ((), [(f.size, f.mtime) for f in walk(source).files])
+    shutil.rmtree(source)
+    (one,) = looking.after(0).seen
+    assert (one.hold.gone, sorted(one.hold.held)) == (True, ["a", "c", "sub/b"])
+    assert descriptors() == before
+
+
+def test_what_rotation_takes_before_it_was_copied_is_copied_all_the_same_and_seen_when_it_is_whole(out: Path, source: Path) -> None:
+    looking = Looking(out)
+    looking.after(0)
+    content = {f.path: (source / f.path).read_bytes() for f in walk(source).files}
+    (source / "a").unlink()  # rotation, half way
+    assert looking.after(0).seen == ()
+    shutil.rmtree(source)
+    assert looking.after(0).seen == ()
+    (one,) = looking.after(0).seen
+    assert {f.path: (one.hold.held[f.path].root / f.path).read_bytes() for f in one.hold.stats} == content
+    assert one.hold.gone
+
+
+def test_what_grows_is_not_copied_until_it_is_still(out: Path, source: Path) -> None:
+    looking = Looking(out)
+    looking.after(0)
+    for _ in range(3):
+        with (source / "a").open("ab") as file:
+            file.write(b"more")
+        looking.after(STILL)
+        assert "a" not in looking.pinned()
+    looking.after(STILL)
+    assert "a" in looking.pinned()
+
+
+def test_a_placeholder_that_the_trainer_takes_back_is_let_go(out: Path, source: Path) -> None:
+    looking = Looking(out)
+    looking.after(0)
+    (source / "a").unlink()
+    (source / "shard").write_bytes(b"s")
+    looking.after(0)
+    looking.after(STILL)
+    assert looking.pinned() == ["c", "shard", "sub/b"]
+
+
+def test_a_save_made_again_in_place_of_a_copied_one_is_another_pin(out: Path, source: Path) -> None:
+    looking = Looking(out)
+    looking.after(0)
+    looking.after(STILL)
+    shutil.rmtree(source)
+    source.mkdir()
+    (source / "a").write_bytes(b"another save")
+    looking.after(0)
+    looking.after(STILL)
+    assert [(p.k, [f.path for f in p.files]) for p in pins(out)] == [(0, ["a", "c", "sub/b"]), (1, ["a"])]
+
+
+def test_a_pin_that_goes_takes_what_was_on_its_way_with_it(out: Path, source: Path) -> None:
+    before = descriptors()
+    looking = Looking(out)
+    looking.after(0)
+    (pin,) = pins(out)
+    assert descriptors() == before + 3
+    drop(pin)
+    shutil.rmtree(source)
+    looking.after(0)
+    assert descriptors() == before
+    assert not pin.path.exists()
+
+
+def test_what_cannot_be_copied_is_told_and_tried_again(out: Path, source: Path) -> None:
+    looking = Looking(out)
+    looking.after(0)
+    (pin,) = pins(out)
+    (pin.path / ".copy").mkdir()
+    looking.after(STILL)
+    assert "not copied, rotation may take it" in looking.after(0).notes[0]
+    (pin.path / ".copy").rmdir()
+    looking.after(0)
+    assert (looking.pinned(), looking.after(0).notes) == (["a", "c", "sub/b"], ())
+    assert walk(source).files
+
+
+def test_a_copy_of_a_pin_that_was_dropped_makes_nothing_of_it_again(out: Path, source: Path) -> None:
+    clock = Clock()
+    copies = Copies(clock)
+    pin = open_pin(out, source.name, 0, "n0")
+    assert isinstance(pin, Pin)
+    copies.attend(pin, source, walk(source).files, ["a"])
+    drop(pin)
+    clock.now += STILL
+    copies.begin()
+    copies.wait()
+    assert (copies.problems(), pin.path.exists()) == ((), False)
+    copies.retain()
