@@ -76,7 +76,7 @@ PURE = (
         f"worker.{m}"
         for m in ("budget", "deciding", "evenness", "known", "moving", "pinning", "putting", "repair", "result", "rivals", "road")
     ),
-    *(f"worker.{m}" for m in ("resting", "saving", "send", "settle")),
+    *(f"worker.{m}" for m in ("knowledge", "ordering", "resting", "saving", "selecting", "send", "settle")),
     *(f"head.{m}" for m in ("catalogue", "checked", "deciding")),
     *(f"verify.{m}" for m in ("bits", "due", "expected", "findings", "naming", "ranges", "structure", "survey")),
     "daemon.phases",

@@ -34,6 +34,8 @@ def lay(root: Path, files: dict[str, bytes], at: float = 0.0) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
         os.utime(path, ns=(T + int(at * 1e9), T + int(at * 1e9) + len(name)))
+        for folder in (path.parent, root / "checkpoint-4"):
+            os.utime(folder, ns=(T + int(at * 1e9),) * 2)
     return root / "checkpoint-4"
 
 

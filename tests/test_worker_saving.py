@@ -14,9 +14,8 @@ from ckptsync.stores.memory import MemoryStore
 from ckptsync.worker.known import Known, read_known
 from ckptsync.worker.looking import Seat, Seen, look
 from ckptsync.worker.options import RunDir
-from ckptsync.worker.saving import Desk, Memory, hardened, known_already, save, verdict
+from ckptsync.worker.saving import Desk, Memory, hardened, known_already, save
 from ckptsync.worker.send import Road
-from ckptsync.worker.settle import Rule
 from tests.test_worker_push import ONE, kept, lay
 
 
@@ -28,7 +27,7 @@ def seen(out: Path) -> Seen:
 def desk(store: MemoryStore, memory: Memory) -> Desk:
     known = read_known(store, "run", Known())
     road = Road(store, "n0", lambda: read_known(store, "run", Known()).manifests("checkpoint-4"))
-    return Desk("n0", road, known, Rule(), lambda: 0, memory)
+    return Desk("n0", road, known, lambda: 0, memory)
 
 
 def test_a_save_is_unknown_until_it_is_stored_and_then_it_is_known_without_reading_it(tmp_path: Path) -> None:
@@ -68,13 +67,6 @@ def test_digests_of_files_that_changed_are_forgotten_though_no_time_says_so(tmp_
         save(seen(tmp_path), replace(its, road=replace(its.road, passed=strike, threads=1)))
     assert save(seen(tmp_path), its).phase == "sent"
     assert kept(store) == {"checkpoint-4": {"n0": ONE | {"m/meta.txt": b"ATEM"}}}
-
-
-def test_the_wait_is_remembered_from_look_to_look(tmp_path: Path) -> None:
-    memory = Memory()
-    lay(tmp_path, ONE)
-    told = [verdict(seen(tmp_path), desk(MemoryStore(), memory), later=False, now=now)[0].settled for now in (0.0, 9.0, 10.0)]
-    assert told == [False, False, True]
 
 
 def test_a_pin_that_is_gone_is_taken_from_the_next_look_on(tmp_path: Path) -> None:

@@ -20,13 +20,14 @@ from ckptsync.records.tombstone import Tombstone
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
-from ckptsync.worker import tick
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.result import Progress, WorkerResult
 from ckptsync.worker.tick import Worker
 from tests.dying import Crash, Dying
 from tests.test_worker_push import ONE, TWO, T, kept, lay, manifests, other
 from tests.vector import vector
+
+EIGHT = ONE | {"trainer_state.json": b'{"global_step": 8}'}
 
 
 def worker(out: Path, store: Store, node: str = "n0", *, keep: int = 2, threads: int = 4) -> Worker:
@@ -115,29 +116,31 @@ def test_rotation_while_it_is_being_sent_takes_nothing(tmp_path: Path) -> None:
     assert kept(store) == {"checkpoint-4": {"n0": ONE}}
 
 
-def test_what_comes_and_goes_during_a_long_send_is_pinned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tick, "LOOK_EVERY", -1.0)
+def test_what_comes_and_goes_during_a_long_send_is_pinned(tmp_path: Path) -> None:
     lay(tmp_path, ONE)
 
     def save_and_rotate() -> None:
-        lay(tmp_path / "next", ONE, 50.0).rename(tmp_path / "checkpoint-8")
-        w._passed(0)
+        lay(tmp_path / "next", EIGHT, 50.0).rename(tmp_path / "checkpoint-8")
+        w.look(700.0)
         shutil.rmtree(tmp_path / "checkpoint-8")
 
-    w = worker(tmp_path, Meddling(save_and_rotate), threads=1)
+    store = Meddling(save_and_rotate)
+    w = worker(tmp_path, store, threads=1)
     settle(w)
     assert pinned(tmp_path) == ["checkpoint-4.0", "checkpoint-8.0"]
+    assert kept(store) == {"checkpoint-4": {"n0": ONE}, "checkpoint-8": {"n0": EIGHT}}
 
 
 def test_a_node_of_shards_follows_a_mate_of_the_same_save_at_once(tmp_path: Path) -> None:
     store = MemoryStore()
-    for n, (node, files) in enumerate({"a": ONE, "b": TWO}.items()):
+    shards = {name: content for name, content in TWO.items() if name != "x"}
+    for n, (node, files) in enumerate({"a": ONE, "b": shards}.items()):
         lay(tmp_path / node, files, n / 2)
     settle(worker(tmp_path / "a", store, "a"))
     w = worker(tmp_path / "b", store, "b")
     assert "another node has stored its part" in progress(w.tick(0.0))["checkpoint-4.0"].detail
     assert progress(w.tick(10.0))["checkpoint-4.0"].phase == "sent"
-    assert kept(store) == {"checkpoint-4": {"a": ONE, "b": TWO}}
+    assert kept(store) == {"checkpoint-4": {"a": ONE, "b": shards}}
 
 
 def test_written_over_in_place_while_it_is_sent_it_is_sent_again_whole(tmp_path: Path) -> None:
@@ -207,7 +210,7 @@ def test_a_restarted_worker_reads_no_file_of_what_is_stored(tmp_path: Path) -> N
         os.utime(path, ns=(0, path.stat().st_mtime_ns))
     assert progress(worker(tmp_path, store).tick(0.0))["checkpoint-4.0"].phase == "stored"
     assert list(store.names("")) == before
-    assert all(p.stat().st_atime_ns == 0 for p in source.rglob("*") if p.is_file())
+    assert all(p.stat().st_atime_ns == 0 for p in source.rglob("*") if p.is_file() and p.suffix != ".json")  # no head to look at
 
 
 def test_of_two_nodes_on_one_directory_one_sends(tmp_path: Path) -> None:
@@ -298,10 +301,10 @@ def test_a_copy_beside_the_checkpoint_is_repaired_too(tmp_path: Path) -> None:
     assert kept(store) == {"checkpoint-4": {"a": ONE, "b": TWO}}
 
 
-def verify(store: Store) -> None:
-    names = tuple(k.name for k in manifests(store))
-    seal = put(store, Seal("run", "checkpoint-4", "checkpoint-4", 0, names, {}, (), ()))
-    put(store, Report("run", "checkpoint-4", "checkpoint-4", 0, "digest", "ok", names, seal, 1, ()))
+def verify(store: Store, place: str = "checkpoint-4") -> None:
+    names = tuple(k.name for k in manifests(store) if k.manifest.place == place)
+    seal = put(store, Seal("run", place, place, 0, names, {}, (), ()))
+    put(store, Report("run", place, place, 0, "digest", "ok", names, seal, 1, ()))
 
 
 @pytest.mark.parametrize(("keep", "left"), [(1, ["checkpoint-4.0"]), (0, [])])
@@ -318,16 +321,25 @@ def test_pins_stay_until_verified_and_then_the_newest_few(tmp_path: Path, keep: 
         assert pinned(tmp_path) == left
 
 
+class Refusing(MemoryStore):
+    """A store that takes all but one checkpoint."""
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        if "/checkpoint-8/" in name:
+            raise StoreError("full")
+        super().create(name, chunks, about)
+
+
 @pytest.mark.parametrize(("free", "left"), [(10**9, ["checkpoint-4.0", "checkpoint-8.0"]), (0, ["checkpoint-8.0"])])
 def test_stored_pins_give_way_to_the_next_save_and_unstored_ones_never(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, left: list[str]
 ) -> None:
-    store = MemoryStore()
+    store = Refusing()
     source = lay(tmp_path, ONE)
     w = worker(tmp_path, store)
     settle(w)
     shutil.rmtree(source)
-    lay(tmp_path / "x", {"rng_state_0.pth": b"random"}, 50.0).rename(tmp_path / "checkpoint-8")
+    lay(tmp_path / "x", EIGHT, 50.0).rename(tmp_path / "checkpoint-8")
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     w.tick(1000.0)
     shutil.rmtree(tmp_path / "checkpoint-8")

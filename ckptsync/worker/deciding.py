@@ -41,6 +41,13 @@ def draft(told: Manifest, taken: Taken) -> Manifest:
     )
 
 
+def span(files: Iterable[FileEntry], whole: Manifest) -> tuple[int, int]:
+    """The first and the last mtime of some files of a take (ns), but for those that are older than it: a hook added them."""
+    every = [f.mtime for f in files]
+    times = [at for at in every if whole.started <= at <= whole.ended] or every
+    return min(times), max(times)
+
+
 def holder(stats: Iterable[Stat], manifests: Iterable[Manifest]) -> Manifest | None:
     """A manifest of the node and place that hold exactly these files already, by path, size and mtime (ns).
 

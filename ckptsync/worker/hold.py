@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 
@@ -20,11 +20,12 @@ LATER = "has the trainer removed it?  Push a later checkpoint; a daemon pins wha
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One file and the directory it is read from."""
+    """One file and the directory it is read from.  ``is_added``: the hook put it there, before the trainer wrote the checkpoint."""
 
     stat: Stat
     root: Path
     is_pinned: bool
+    is_added: bool = False
 
     def open(self) -> int:
         """A descriptor; raises Incomplete if it is gone."""
@@ -34,7 +35,10 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """``held`` by path.  ``partial`` and ``others`` are the source's; ``gone`` if there is no source any more."""
+    """``held`` by path: what is sent.  ``unsent`` is not, by choice, but tells as well as the rest what the checkpoint is.
+
+    ``partial`` and ``others`` are the source's; ``gone`` if there is no source any more.
+    """
 
     name: str
     family: Family
@@ -42,10 +46,13 @@ class Hold:
     partial: tuple[Stat, ...] = ()
     others: tuple[str, ...] = ()
     gone: bool = False
+    unsent: Mapping[str, Held] = field(default_factory=dict)
     _sizes: Mapping[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_sizes", {path: h.stat.size for path, h in self.held.items()})  # asked for once a file
+        object.__setattr__(
+            self, "_sizes", {path: h.stat.size for path, h in {**self.unsent, **self.held}.items()}
+        )  # asked for once a file
 
     @property
     def stats(self) -> tuple[Stat, ...]:
@@ -57,15 +64,26 @@ class Hold:
         """Files that only the trainer's own directory holds: rotation may take them at any moment."""
         return tuple(sorted(p for p, h in self.held.items() if not h.is_pinned))
 
+    def with_added(self, root: Path, files: Iterable[Stat]) -> Hold:
+        """Also with files in ``root``, but for names that the checkpoint has of its own."""
+        added = {f.path: Held(f, root, is_pinned=True, is_added=True) for f in files if f.path not in self.held}
+        return replace(self, held=added | dict(self.held))
+
+    def only(self, paths: Collection[str]) -> Hold:
+        """Of this only some files to send."""
+        kept = {path: h for path, h in self.held.items() if path in paths}
+        return replace(self, held=kept, unsent={path: h for path, h in self.held.items() if path not in paths})
+
     def sizes(self) -> Mapping[str, int]:
         """As `ckptsync.model.Files` says: at the time of the look."""
         return self._sizes
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         """As `ckptsync.model.Files` says; StoreError where the disk refuses."""
-        if name not in self.held:
+        held = self.held.get(name) or self.unsent.get(name)
+        if held is None:
             raise Incomplete(f"{name}: not in {self.name}")
-        fd = self.held[name].open()
+        fd = held.open()
         try:
             fill(fd, start, out, f"{self.name}/{name}")
         finally:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ckptsync.errors import Incomplete
+from ckptsync.errors import CkptsyncError, Incomplete
 from ckptsync.records import saves
 from ckptsync.records.manifest import FileEntry
 from ckptsync.records.state import Records, proof
 from ckptsync.worker.content import Source, is_stored
 from ckptsync.worker.hold import Held, Hold
-from ckptsync.worker.send import Road
+from ckptsync.worker.knowledge import Knowledge
+from ckptsync.worker.looking import Seen
+from ckptsync.worker.result import Failure, Repaired, failure
+from ckptsync.worker.road import Road
+from ckptsync.worker.saving import outgoing
+from ckptsync.worker.selecting import EVERYTHING
 
 OF_BYTES = ("missing", "size", "digest")  # damage that other bytes than the named ones make
 OF_MEANING = ("parse", "load")  # damage that may have been taken with the file
@@ -46,6 +51,30 @@ def wanted(records: Records, node: str, place: str, known: Iterable[saves.Known]
             if at is not None and finding.kind in (*OF_BYTES, *OF_MEANING):
                 requests[at.name] = Request(report, finding.name, at.name, at.entry, finding.kind)
     return tuple(requests[name] for name in sorted(requests))
+
+
+def answer(
+    run: str, seen: Sequence[Seen], knowledge: Knowledge, served: set[tuple[str, str]]
+) -> tuple[list[Repaired], list[Failure]]:
+    """Serve all that reports about a run's places want.  ``served``: report and finding of what was served before; it grows."""
+    known = knowledge.of(run)
+    repairs: list[Repaired] = []
+    failures: list[Failure] = []
+    road = Road(knowledge.store, knowledge.node, tuple)
+    for place in known.damaged():
+        checkpoint = place.partition("~")[0]
+        holds = [outgoing(s, EVERYTHING).hold for s in seen if s.spot.name == checkpoint]
+        for request in wanted(known.place(place), knowledge.node, place, known.manifests(checkpoint)):
+            if (request.report, request.finding) in served:
+                continue
+            try:
+                reason = serve(request, holds, road)
+            except CkptsyncError as e:  # not served: the next tick tries again
+                failures.append(failure(run, checkpoint, e))
+                continue
+            served.add((request.report, request.finding))
+            repairs.append(Repaired(run, request.report, request.finding, reason))
+    return repairs, failures
 
 
 def serve(request: Request, holds: Iterable[Hold], road: Road) -> str:

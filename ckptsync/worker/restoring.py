@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import product
 
 from ckptsync.errors import Corrupt
 from ckptsync.records import coding, saves
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.names import RecordName, parse_record_name
 from ckptsync.stores.contract import About
-from ckptsync.worker.deciding import draft
+from ckptsync.worker.deciding import draft, span
 from ckptsync.worker.looking import Seen
-from ckptsync.worker.saving import Desk, read_whole, told
+from ckptsync.worker.saving import Desk, outgoing, read_whole, told
 
 
 def restore(seen: Seen, desk: Desk) -> tuple[str, ...]:
@@ -24,6 +25,7 @@ def restore(seen: Seen, desk: Desk) -> tuple[str, ...]:
     damaged = tuple(_damaged(seen, desk))
     if not damaged:
         return ()
+    seen = outgoing(seen, desk.selection)
     whole = draft(told(seen, desk.node), read_whole(seen, desk))
     done = []
     for parsed in damaged:
@@ -49,10 +51,10 @@ def _candidates(parsed: RecordName, whole: Manifest, desk: Desk) -> Iterator[Man
     """All that it may have said: every file, or those that no other manifest of this node there names; by our clock, or by none."""
     live = saves.live(desk.known.manifests(whole.checkpoint))
     others = {f.path for k in live if (k.manifest.node, k.manifest.place) == (parsed.node, parsed.place) for f in k.manifest.files}
+    forgetful = replace(whole, save="", times={})  # what a push says, who has no pin to remember it beside
     rest = tuple(f for f in whole.files if f.path not in others)
     for files in dict.fromkeys((whole.files, rest)):
-        times = [f.mtime for f in files]
-        for offset in dict.fromkeys((0, desk.offset())) if files else ():
-            yield replace(
-                whole, place=parsed.place, n=parsed.n, files=files, started=min(times), ended=max(times), clock_offset=offset
-            )
+        for offset, remembered in product(dict.fromkeys((0, desk.offset())), (whole, forgetful)) if files else ():
+            first, last = span(files, whole)
+            found = replace(remembered, place=parsed.place, n=parsed.n, clock_offset=offset)
+            yield replace(found, files=files, started=first, ended=last)

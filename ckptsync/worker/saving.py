@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ckptsync import __version__
-from ckptsync.errors import Incomplete
+from ckptsync.errors import Corrupt, Incomplete, Unsupported
+from ckptsync.layouts import table
+from ckptsync.merge.output import is_beside
 from ckptsync.model import Demands
 from ckptsync.records import saves
 from ckptsync.records.manifest import Manifest
 from ckptsync.spool import links
-from ckptsync.walk import walk
+from ckptsync.spool.marks import Took
+from ckptsync.walk import Stat, walk
 from ckptsync.worker import deciding
 from ckptsync.worker.content import Source
-from ckptsync.worker.evidence import gather
 from ckptsync.worker.hold import AGAIN, Held, Hold
 from ckptsync.worker.known import Known
 from ckptsync.worker.looking import Seen
 from ckptsync.worker.moving import tidy
 from ckptsync.worker.result import Phase, Progress
+from ckptsync.worker.selecting import EVERYTHING, Selection, select
 from ckptsync.worker.send import Road, Sent, send
-from ckptsync.worker.settle import Rule, Sighting, Verdict, is_hopeless, judge, observe
 from ckptsync.worker.take import Changed, Taken, take, unchanged
 from ckptsync.worker.together import Together
 
@@ -32,7 +34,6 @@ Key = tuple[str, str, int]
 class Memory:
     """What a worker remembers between ticks.  All of it may be lost: then it waits, reads and asks once more."""
 
-    sightings: dict[Key, Sighting] = field(default_factory=dict)
     taken: dict[Key, Taken] = field(default_factory=dict)
     tidied: dict[Key, frozenset[str]] = field(default_factory=dict)
     """Names of the manifests in whose light a stored save was last seen to lie where it belongs."""
@@ -45,30 +46,85 @@ class Desk:
     node: str
     road: Road
     known: Known
-    rule: Rule
     offset: Callable[[], int]
     memory: Memory
+    selection: Selection = EVERYTHING
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Why nothing is left to do for a save: ``mine`` or ``other`` is the manifest that names its files already."""
+
+    phase: Phase
+    detail: str
+    mine: Manifest | None = None
+    other: Manifest | None = None
 
 
 def told(seen: Seen, node: str) -> Manifest:
-    """A manifest that says nothing yet but whose it is."""
-    return Manifest(seen.run, seen.spot.name, "", node, 0, (), (), 0, 0, Demands(), version=__version__)
+    """A manifest that says nothing yet but whose it is, and what is remembered beside its pin."""
+    took = begun(seen, 0)
+    times = {key: at for key, at in (("settled", took.settled), ("sending", took.sending)) if at}
+    return Manifest(
+        *(seen.run, seen.spot.name, "", node, 0, (), (), 0, 0, Demands()),
+        save=took.save,
+        version=__version__,
+        trainer=took.trainer,
+        times=times,
+    )
+
+
+def begun(seen: Seen, at: int, save: str = "") -> Took:
+    """What to remember beside a pin when sending begins, at ``at`` (ns), and to say in every manifest of it: what was remembered first, stays.
+
+    ``save``: the id of the save, where no commit says it.
+    """
+    took = seen.pin.took if seen.pin else Took()
+    commit = seen.pin.commit if seen.pin and seen.pin.is_committed else None
+    trainer = "".join(c for c in commit.trainer if c.isprintable())[:200] if commit else ""
+    return replace(
+        took,
+        sending=took.sending or at,
+        trainer=took.trainer or trainer or seen.spot.family,
+        save=took.save or (commit.save if commit else save),
+    )
+
+
+def standing(seen: Seen, node: str, known: Known, selection: Selection = EVERYTHING) -> Standing | None:
+    """What need not be looked at any further: it is stored, by this node or another on the same disk, or it was given up."""
+    if seen.pin is not None and seen.pin.node not in ("", node):
+        return Standing("elsewhere", f"{seen.pin.node} sends it")
+    if is_given_up(seen, node, known):
+        return Standing("retired", "given up in the store")
+    live = [k.manifest for k in saves.live(known.manifests(seen.spot.name))]
+    mine = own(seen.hold.stats, [m for m in live if m.node == node], selection)
+    if mine is not None:
+        return Standing("stored", "stored", mine)
+    other = own(seen.hold.stats, [m for m in live if m.node != node], selection)
+    if other is not None and seen.hold.stats[0].mtime % 10**9:  # a time without a fraction may be chance
+        return Standing("elsewhere", f"{other.node} has stored these very files", other=other)
+    return None
+
+
+def own(stats: Sequence[Stat], manifests: Sequence[Manifest], selection: Selection) -> Manifest | None:
+    """One of the manifests that names these files, but for those that are not sent by choice."""
+    if selection.is_everything:
+        return deciding.holder(stats, manifests)
+    found = (deciding.holder(_wanted(stats, selection, m.demands), manifests) for m in manifests)
+    return next((m for m in found if m is not None), None)
+
+
+def _wanted(stats: Sequence[Stat], selection: Selection, demands: Demands) -> list[Stat]:
+    names = select((s.path for s in stats), selection, demands)
+    return [s for s in stats if s.path in names]
 
 
 def known_already(seen: Seen, desk: Desk) -> Progress | None:
-    """What need not be looked at any further: it is stored, by this node or another on the same disk, or it was given up."""
-    if seen.pin is not None and seen.pin.node != desk.node:
-        return _progress(seen, "elsewhere", f"{seen.pin.node} sends it")
-    if is_given_up(seen, desk.node, desk.known):
-        return _progress(seen, "retired", "given up in the store")
-    live = [k.manifest for k in saves.live(desk.known.manifests(seen.spot.name))]
-    mine = deciding.holder(seen.hold.stats, [m for m in live if m.node == desk.node])
-    if mine is not None:
-        return _stored(seen, mine, desk)
-    other = deciding.holder(seen.hold.stats, [m for m in live if m.node != desk.node])
-    if other is not None and seen.hold.stats[0].mtime % 10**9:  # a time without a fraction may be chance
-        return _progress(seen, "elsewhere", f"{other.node} has stored these very files", other.place)
-    return None
+    """As `standing`; what is stored is moved to where it belongs by now."""
+    found = standing(seen, desk.node, desk.known, desk.selection)
+    if found is None:
+        return None
+    return _stored(seen, found.mine, desk) if found.mine else progress(seen, found.phase, found.detail, found.other)
 
 
 def is_given_up(seen: Seen, node: str, known: Known) -> bool:
@@ -78,22 +134,13 @@ def is_given_up(seen: Seen, node: str, known: Known) -> bool:
     return deciding.is_retired(told(seen, node), seen.hold.stats, buried, known.manifests(name))
 
 
-def verdict(seen: Seen, desk: Desk, *, later: bool, now: float) -> tuple[Verdict, bool]:
-    """Whether it is settled, and whether it never will be."""
-    key = (seen.run, seen.spot.name, seen.k)
-    sighting = observe(desk.memory.sightings.get(key), (*seen.hold.stats, *seen.hold.partial), now)
-    desk.memory.sightings[key] = sighting
-    live = [k.manifest for k in saves.live(desk.known.manifests(seen.spot.name))]
-    mates = any(m.node != desk.node for m in live) and deciding.has_mate(seen.hold.stats, desk.node, desk.offset(), live)
-    evidence = gather(seen.hold, seen.spot, later=later, mates=mates)
-    return judge(evidence, sighting, now, desk.rule), is_hopeless(evidence)
-
-
 def save(seen: Seen, desk: Desk) -> Progress:
     """Take it, unless that was done for these very files, and send it.  Raises Incomplete if it changes meanwhile."""
     key = (seen.run, seen.spot.name, seen.k)
-    if key not in desk.memory.taken or desk.memory.taken[key].stats != seen.hold.stats:
-        seen = hardened(seen)
+    going = outgoing(seen, desk.selection)
+    if key not in desk.memory.taken or desk.memory.taken[key].stats != going.hold.stats:
+        going = outgoing(hardened(seen), desk.selection)
+    seen = going
     found = taken(seen, desk)
     planned = replace(deciding.draft(told(seen, desk.node), found), clock_offset=desk.offset())
     try:
@@ -101,8 +148,25 @@ def save(seen: Seen, desk: Desk) -> Progress:
     except Changed:
         found.read.clear()  # no time of a file may have changed with its bytes
         raise
-    progress = sent_progress(seen, found, sent)
-    return replace(progress, notes=(*progress.notes, *_of_pins(seen.hold)))
+    done = sent_progress(seen, found, sent)
+    return replace(done, notes=(*done.notes, *_of_pins(seen.hold)))
+
+
+def outgoing(seen: Seen, selection: Selection) -> Seen:
+    """The same save with what the hook added to it, and without what is not sent by choice.  Raises Incomplete if it changes meanwhile."""
+    hold = seen.hold
+    if seen.pin is not None and seen.pin.is_committed:
+        hold = hold.with_added(seen.pin.beside, (s for s in seen.pin.added if is_beside(s.path)))
+    if not selection.is_everything:
+        hold = hold.only(select(hold.held, selection, _demands(hold)))
+    return replace(seen, hold=hold)
+
+
+def _demands(hold: Hold) -> Demands:
+    try:
+        return table.demands(hold)
+    except (Corrupt, Unsupported):  # the take says so in a note, and sends what names alone allow
+        return Demands()
 
 
 def taken(seen: Seen, desk: Desk) -> Taken:
@@ -138,10 +202,8 @@ def hardened(seen: Seen) -> Seen:
     if seen.pin is None:
         return seen
     links.harden(seen.pin)
-    pinned = {f.path: Held(f, seen.pin.root, is_pinned=True) for f in walk(seen.pin.root).files}
-    if {p: h.stat.size for p, h in pinned.items() if p in seen.hold.held} != {
-        f.path: f.size for f in seen.hold.stats if seen.hold.held[f.path].is_pinned
-    }:
+    pinned = {f.path: Held(f, seen.pin.root, is_pinned=True) for f in walk(seen.pin.root).files if f.path in seen.hold.held}
+    if {p: h.stat.size for p, h in pinned.items()} != {f.path: f.size for f in seen.hold.stats if seen.hold.held[f.path].is_pinned}:
         raise Incomplete(f"{seen.spot.name}: its pin changed", hint=AGAIN)
     return replace(seen, hold=replace(seen.hold, held=dict(seen.hold.held) | pinned))
 
@@ -154,12 +216,14 @@ def _stored(seen: Seen, mine: Manifest, desk: Desk) -> Progress:
     key, names = (seen.run, seen.spot.name, seen.k), frozenset(k.name for k in known)
     is_new = not desk.road.store.is_exclusive and desk.memory.tidied.get(key) != names and deciding.contested(desk.node, there)
     if is_due or is_new or saves.better_place(desk.node, place, known) != place:
-        place = tidy(desk.node, place, seen.hold, desk.road, desk.known.copies)
+        place = tidy(desk.node, place, outgoing(seen, desk.selection).hold, desk.road, desk.known.copies)
         desk.memory.tidied[key] = names
-    return _progress(seen, "stored", "stored", place)
+    return progress(seen, "stored", "stored", replace(mine, place=place))
 
 
-def _progress(seen: Seen, phase: Phase, detail: str, place: str = "") -> Progress:
+def progress(seen: Seen, phase: Phase, detail: str, at: Manifest | None = None) -> Progress:
+    """Where it stands, as a value."""
+    place = at.place if at else ""
     return Progress(seen.run, seen.spot.name, seen.k, phase, detail, place, notes=(*_notes(seen.hold), *_of_pins(seen.hold)))
 
 

@@ -208,11 +208,11 @@ def _commit(planned: Manifest, files: Iterable[FileEntry], known: Iterable[saves
     bound = tuple(sorted(files, key=lambda f: f.path))
     if not bound:
         raise Incomplete(f"{planned.checkpoint}: another node is writing its files", hint="it is tried again with the next look")
-    times = [f.mtime for f in bound]
+    first, last = deciding.span(bound, planned)
     known = tuple(known)
     n = saves.next_n(known, planned.node, planned.place)
     left = deciding.left_behind(planned, saves.live(known))
-    create_record(store, replace(planned, n=n, files=bound, started=min(times), ended=max(times), supersedes=left))
+    create_record(store, replace(planned, n=n, files=bound, started=first, ended=last, supersedes=left))
 
 
 def _heal(planned: Manifest, before: Collection[str], hold: Hold, road: Road) -> None:

@@ -59,7 +59,7 @@ def take(hold: Hold) -> Taken:
     for path in hold.held:
         checked_path(path)
     demands, sources, notes = _asked(hold)
-    times = [s.mtime for s in hold.stats]
+    times = [h.stat.mtime for h in hold.held.values() if not h.is_added]  # what the hook adds is as old as the training
     taken = Taken(
         hold.stats, rank_names.ranks(sorted(hold.held)), sources, demands, min(times, default=0), max(times, default=0), notes
     )

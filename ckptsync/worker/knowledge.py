@@ -1,0 +1,82 @@
+"""What this node knows of the store without asking it: which saves it has, whole and proven, and what other nodes have sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ckptsync.records import saves
+from ckptsync.records.manifest import Manifest
+from ckptsync.records.names import sending_prefix
+from ckptsync.records.state import proof, seal_that_counts
+from ckptsync.stores.contract import Store
+from ckptsync.walk import Stat
+from ckptsync.worker import deciding
+from ckptsync.worker.known import Known, read_known
+from ckptsync.worker.looking import Seen
+from ckptsync.worker.saving import own, standing
+from ckptsync.worker.selecting import Selection
+
+
+@dataclass(slots=True)
+class Knowledge:
+    """`read` asks the store, nothing else does.  One thread reads; others may ask meanwhile for what was read last.
+
+    ``offset``: this node's clock minus the store's, ns, as far as it was measured.
+    """
+
+    store: Store
+    node: str
+    selection: Selection
+    offset: Callable[[], int]
+    _of: dict[str, Known] = field(default_factory=dict)
+
+    def read(self, run: str) -> Known:
+        """The records of a run as they are now.  Raises StoreError."""
+        self._of[run] = read_known(self.store, run, self.of(run))
+        return self._of[run]
+
+    def of(self, run: str) -> Known:
+        """As they were read last."""
+        return self._of.get(run) or Known()
+
+    def own(self, run: str, checkpoint: str, stats: Sequence[Stat]) -> Manifest | None:
+        """A manifest of this node that names these files, but for those that are not sent by choice."""
+        mine = [k.manifest for k in saves.live(self.of(run).manifests(checkpoint)) if k.manifest.node == self.node]
+        return own(stats, mine, self.selection)
+
+    def is_proven(self, run: str, checkpoint: str, stats: Sequence[Stat]) -> bool:
+        """Whether the store has these very files, VERIFIED or given up: then they need no pin."""
+        known = self.of(run)
+        mine = self.own(run, checkpoint, stats)
+        return mine is not None and is_safe(known, mine.place, saves.live(known.manifests(checkpoint)))
+
+    def is_stored(self, seen: Seen) -> bool:
+        """Whether a manifest of this node names its files."""
+        return self.own(seen.run, seen.spot.name, seen.hold.stats) is not None
+
+    def is_done(self, seen: Seen) -> bool:
+        """Whether nothing is left to do here: it is stored, another's, or given up."""
+        return standing(seen, self.node, self.of(seen.run), self.selection) is not None
+
+    def has_mate(self, seen: Seen) -> bool:
+        """Whether another node has stored its part of the same save."""
+        live = [k.manifest for k in saves.live(self.of(seen.run).manifests(seen.spot.name))]
+        if not any(m.node != self.node for m in live):
+            return False
+        return deciding.has_mate(seen.hold.stats, self.node, self.offset(), live)
+
+    def is_begun(self, seen: Seen) -> bool:
+        """Whether part of it is in the store already: this node said that it was sending it, or another has sent its part."""
+        said = sending_prefix(seen.run, seen.spot.name) + self.node
+        return bool(self.of(seen.run).copies.get(said)) or self.has_mate(seen)
+
+
+def is_safe(known: Known, place: str, live: Sequence[saves.Known], *, retired_too: bool = True) -> bool:
+    """Whether a place's manifests are proven by a report of its seal, or given up."""
+    here = [k for k in live if k.manifest.place == place]
+    records = known.place(place)
+    seal, _ = seal_that_counts(records.seals, here)
+    names = {k.name for k in here}
+    retired = retired_too and any(not names.isdisjoint(t.manifests) for t in records.tombstones.values())
+    return retired or (bool(seal) and proof(records.reports, names, seal).holds)

@@ -1,0 +1,36 @@
+"""Letting go of pins that nobody needs any more: the store has their files, VERIFIED."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ckptsync.errors import CkptsyncError
+from ckptsync.spool import pins as spool
+from ckptsync.worker.knowledge import Knowledge
+from ckptsync.worker.looking import Seen
+from ckptsync.worker.lookout import Lookout
+from ckptsync.worker.options import RunDir, WorkerOptions
+from ckptsync.worker.pinning import spare
+from ckptsync.worker.result import Failure, Progress, failure
+
+
+class Letting:
+    """What may go from this node, by what is known of the store."""
+
+    def __init__(self, options: WorkerOptions, knowledge: Knowledge, lookout: Lookout) -> None:
+        self._options, self._knowledge, self._lookout = options, knowledge, lookout
+
+    def go(self, run: RunDir) -> tuple[list[Progress], list[Failure]]:
+        """After each sending: what went, as far as people should see it, and what could not."""
+        seen = [w.seen for w in self._lookout.watched() if w.seen.run == run.name]
+        try:
+            self._spare(run, seen)
+        except CkptsyncError as e:
+            return [], [failure(run.name, "", e)]
+        return [], []
+
+    def _spare(self, run: RunDir, seen: Sequence[Seen]) -> None:
+        ours = [s for s in seen if s.pin is not None and s.pin.node == self._options.node]
+        proven = [s.pin for s in ours if s.pin and self._knowledge.is_proven(run.name, s.spot.name, s.hold.stats)]
+        for pin in spare(proven, self._options.keep_pins):
+            spool.drop(pin, self._lookout.lock)

@@ -1,0 +1,225 @@
+"""Looking at all runs, again and again, while a send may be under way in another thread: what is here, since when, and is it finished?
+
+Nothing here asks the store, so nothing here waits for it: while it is away, what the trainer writes is pinned and judged all the same.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from ckptsync.errors import CkptsyncError, Incomplete, StoreError
+from ckptsync.spool import pins as spool
+from ckptsync.spool.marks import Took, is_running, took_of
+from ckptsync.walk import Stat
+from ckptsync.worker.evidence import gather, is_later
+from ckptsync.worker.hooked import Hooked, read_hooked, word
+from ckptsync.worker.looking import Look, Seat, Seen, look
+from ckptsync.worker.options import RunDir
+from ckptsync.worker.resting import at_rest, was_at_rest
+from ckptsync.worker.result import Failure, failure
+from ckptsync.worker.settle import Evidence, Rule, Sighting, Verdict, judge, observe
+
+DEAD_AFTER = 600.0  # seconds without a pulse, on our clock, after which another node's pin on a shared disk is taken over
+
+Key = tuple[str, str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Watched:
+    """One save as the last look saw it.  ``first``: when it was first seen.  ``evidence`` is ``None`` of what needs none (`Asked.is_done`).
+
+    ``sighting``: since when nothing has changed.  ``found``: whether it is settled, by what is known of the store without asking it.
+    ``save``: the id that a hook's marks give it, where its pin says none.
+    """
+
+    seen: Seen
+    first: float
+    sighting: Sighting
+    evidence: Evidence | None
+    found: Verdict
+    save: str = ""
+
+    @property
+    def key(self) -> Key:
+        """One save of a checkpoint on this node."""
+        return key_of(self.seen)
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the look asks of those who send: is a save stored or given up, has another node stored its part?  Neither may ask the store."""
+
+    is_done: Callable[[Seen], bool]
+    has_mate: Callable[[Seen], bool]
+
+
+class Lookout:
+    """What the last look saw.  `look` may be called from any thread, one at a time looks; the rest may be called meanwhile.
+
+    ``lock`` is held while pins change, and never while the bytes of a checkpoint, or the store, are waited for.
+    """
+
+    def __init__(self, runs: Sequence[RunDir], seat: Seat, rule: Rule, asked: Asked) -> None:
+        self.lock = threading.Lock()
+        self._runs, self._seat, self._rule, self._asked = tuple(runs), seat, rule, asked
+        self._watched: dict[Key, Watched] = {}
+        self._looked = 0.0
+        self._pulses: dict[tuple[object, int], float] = {}
+        self._tried: dict[Key, float] = {}
+
+    def look(self, now: float) -> Look:
+        """Look once at every run.  ``now`` in seconds on a clock that only grows."""
+        with self.lock:
+            looks = [self._look_at(run, now) for run in self._runs]
+            self._watched, self._looked = {w.key: w for watched, _ in looks for w in watched}, now
+            self._tried = {key: since for key, since in self._tried.items() if key in self._watched}
+            pulses = {_pulse(w.seen) for w in self._watched.values()}
+            self._pulses = {key: since for key, since in self._pulses.items() if key in pulses}
+        seen = tuple(w.seen for w in self._watched.values())
+        failures = tuple(f for _, found in looks for f in found.failures)
+        return Look(seen, failures, self.due(now), tuple(note for _, found in looks for note in found.notes))
+
+    def watched(self) -> tuple[Watched, ...]:
+        """Of every run, oldest first."""
+        return tuple(self._watched.values())
+
+    def latest(self, key: Key) -> Watched | None:
+        """One save as it was seen last; ``None`` if it is not here any more."""
+        return self._watched.get(key)
+
+    def tried(self, watched: Watched) -> None:
+        """To send it was tried, or could not be: it is due no more, unless it changes."""
+        self._tried[watched.key] = watched.sighting.since
+
+    def due(self, now: float) -> float | None:
+        """Seconds until a save can be sent that nobody has tried to send yet; ``None``: none will be without a change."""
+        waits = (self._left(w, now) for w in self.watched() if w.evidence is not None)
+        return min((left for left in waits if left is not None), default=None)
+
+    def judged(self, one: Watched, now: float) -> Verdict:
+        """Whether it is settled, by what was seen and by what is known of the store by now."""
+        if one.evidence is None:
+            return one.found
+        return judge(replace(one.evidence, mates=self._asked.has_mate(one.seen)), one.sighting, now, self._rule)
+
+    def judged_again(self, one: Watched, now: float) -> Verdict:
+        """Whether it is still settled, by its files as they are now.  Raises Incomplete if they vanish meanwhile."""
+        run = next(run for run in self._runs if run.name == one.seen.run)
+        hooked = read_hooked(run.path, (one.seen.spot.name,))
+        evidence = self._gathered(one.seen, later=one.evidence is not None and one.evidence.later, hooked=hooked)
+        return judge(evidence, one.sighting, now, self._rule)
+
+    def _left(self, watched: Watched, now: float) -> float | None:
+        if watched.found.settled:
+            return None if self._tried.get(watched.key) == watched.sighting.since else 0.0
+        left = self._rule.quiet if watched.found.left is None else watched.found.left  # what is refused now may be whole soon
+        return max(0.0, left - (now - self._looked))
+
+    def _look_at(self, run: RunDir, now: float) -> tuple[list[Watched], Look]:
+        try:
+            found = look(run, self._seat)
+        except CkptsyncError as e:
+            return [], Look(failures=(failure(run.name, "", e),))
+        watched: list[Watched] = []
+        wrong: list[Failure] = []
+        hooked = read_hooked(run.path, {one.spot.name for one in found.seen})
+        for one in found.seen:
+            try:
+                watched.append(self._watch(self._claimed(one, now), found.seen, hooked, now, wrong))
+            except CkptsyncError as e:  # noqa: PERF203 - one checkpoint's failure never keeps another back
+                wrong.append(failure(run.name, one.spot.name, e))
+        return watched, replace(found, failures=(*found.failures, *wrong))
+
+    def _watch(self, one: Seen, seen: Sequence[Seen], hooked: Hooked, now: float, wrong: list[Failure]) -> Watched:
+        before = self._watched.get(key_of(one))
+        first = before.first if before else now
+        sighting = observe(before.sighting if before else None, _shown(one), now)
+        if self._asked.is_done(one):
+            return Watched(one, first, sighting, None, Verdict(settled=False, reason="stored, or another's", left=None))
+        later = any(is_after(one, other) for other in seen)
+        try:
+            evidence, found = self._judged(one, before, sighting, later=later, hooked=hooked, now=now)
+        except Incomplete as e:  # it changes under our hands
+            return Watched(one, first, sighting, None, Verdict(settled=False, reason=str(e), left=None))
+        stable = at_rest(evidence, sighting, now, self._rule)
+        return Watched(self._noted(one, stable, found, wrong), first, sighting, evidence, found, _marked(evidence, hooked, one))
+
+    def _judged(
+        self, one: Seen, before: Watched | None, sighting: Sighting, *, later: bool, hooked: Hooked, now: float
+    ) -> tuple[Evidence, Verdict]:
+        """Files are asked anew until they have been seen at rest, and once more before they are called settled."""
+        if before and before.evidence and before.sighting == sighting and (before.found.settled or before.evidence.stable):
+            evidence = replace(
+                before.evidence,
+                later=later,
+                mates=self._asked.has_mate(one),
+                gone=one.hold.gone,
+                hook=word(hooked, one.pin, one.spot.name, is_running),
+                stable=one.pin is not None and was_at_rest(one.pin.took.stable, one.hold.stats),
+            )
+            found = judge(evidence, sighting, now, self._rule)
+            if before.found.settled or found.left:
+                return evidence, found
+        evidence = self._gathered(one, later=later, hooked=hooked)
+        return evidence, judge(evidence, sighting, now, self._rule)
+
+    def _gathered(self, one: Seen, *, later: bool, hooked: Hooked) -> Evidence:
+        return gather(one.hold, one.spot, later=later, mates=self._asked.has_mate(one), pin=one.pin, hooked=hooked)
+
+    def _noted(self, one: Seen, stable: int, found: Verdict, wrong: list[Failure]) -> Seen:
+        """What was seen is kept beside the pin: for when rotation has taken the rest, and since the manifest says when it was settled."""
+        took = one.pin.took if one.pin else Took()
+        new = Took(stable=stable, settled=time.time_ns() if found.settled and not took.settled else 0)
+        if one.pin is None or (new.stable in (0, took.stable) and not new.settled):
+            return one
+        try:
+            return recorded(one, new)
+        except StoreError as e:  # a full disk: it is sent all the same, and its manifest says less
+            wrong.append(failure(one.run, one.spot.name, e))
+            return one
+
+    def _claimed(self, one: Seen, now: float) -> Seen:
+        """A pin on a shared disk whose owner has shown no pulse for long becomes ours."""
+        if one.pin is None or one.pin.node in ("", self._seat.node):
+            return one
+        since = self._pulses.setdefault(_pulse(one), now)
+        mine = spool.claim(one.pin, self._seat.node) if now - since > DEAD_AFTER else None
+        return one if mine is None else Seen(one.run, one.spot, one.hold, mine)
+
+
+def key_of(seen: Seen) -> Key:
+    """What names a save on this node."""
+    return (seen.run, seen.spot.name, seen.k)
+
+
+def recorded(one: Seen, took: Took) -> Seen:
+    """The same save, with what is known of it by now written beside its pin.  Raises Incomplete if the pin has gone."""
+    assert one.pin is not None
+    spool.record(one.pin, took)
+    return replace(one, pin=replace(one.pin, took=took_of(one.pin.path)))
+
+
+def is_after(one: Seen, other: Seen) -> bool:
+    """Whether ``other`` has a higher number, and all of it was written later."""
+    if one.spot.family != other.spot.family or one.spot.step is None or other.spot.step is None:
+        return False
+    return other.spot.step > one.spot.step and is_later(one.hold.stats, other.hold.stats)
+
+
+def _marked(evidence: Evidence, hooked: Hooked, one: Seen) -> str:
+    """The save id that all ranks here gave to what nobody pinned for them."""
+    marks = hooked.marks.get(one.spot.name, ()) if evidence.hook == "marked" else ()
+    return max(marks, key=lambda m: m.at).save if marks else ""
+
+
+def _pulse(one: Seen) -> tuple[object, int]:
+    return (one.pin.path, one.pin.pulse) if one.pin else (None, 0)
+
+
+def _shown(one: Seen) -> tuple[Stat, ...]:
+    """What a change of is a change of the save.  A pinned file is ours to replace, by a reflink of it: its inode says nothing."""
+    held = (replace(h.stat, inode=0, device=0) if h.is_pinned else h.stat for h in one.hold.held.values())
+    return (*held, *one.hold.partial)

@@ -1,0 +1,132 @@
+"""Looking again and again: what is due and when, what is remembered beside pins, and nothing that asks the store."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ckptsync.spool import pins as spool
+from ckptsync.spool.marks import Commit, write_mark
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.worker.looking import Seat
+from ckptsync.worker.lookout import Asked, Lookout
+from ckptsync.worker.options import RunDir
+from ckptsync.worker.settle import Rule
+from tests.test_worker_push import ONE, T, lay
+from tests.test_worker_tick import EIGHT, worker
+
+
+def lookout(out: Path, *, done: bool = False) -> Lookout:
+    seat = Seat("n0", lambda *_: (), lambda *_: False)
+    return Lookout([RunDir("run", out)], seat, Rule(), Asked(lambda _: done, lambda _: False))
+
+
+def commit(out: Path, *, trainer: str = "transformers 5.2.0", added: dict[str, bytes] | None = None) -> None:
+    """What the hook leaves of a checkpoint: a pin with its word in it, and nobody's yet."""
+    fresh = out / "_ckptsync" / "pins" / ".new-hook"
+    shutil.copytree(out / "checkpoint-4", fresh / "files", copy_function=os.link)
+    files = {str(p.relative_to(fresh / "files")): p.stat() for p in (fresh / "files").rglob("*") if p.is_file()}
+    stats = {path: (s.st_size, s.st_mtime_ns) for path, s in files.items()}
+    write_mark(fresh / "commit.json", Commit("t", "5a5e", "checkpoint-4", 4, 1, (0,), "h", trainer, 1.0, stats))
+    for name, content in (added or {}).items():
+        (fresh / "added").mkdir(exist_ok=True)
+        (fresh / "added" / name).write_bytes(content)
+    spool.publish(out, "checkpoint-4", fresh)
+
+
+def test_due_counts_down_from_look_to_look_and_stays_nothing_once_it_was_tried(tmp_path: Path) -> None:
+    lay(tmp_path, ONE)
+    its = lookout(tmp_path)
+    assert [its.look(now).due for now in (100.0, 103.0, 109.0, 110.0)] == [10.0, 7.0, 1.0, 0.0]
+    assert its.due(110.5) == 0.0
+    (one,) = its.watched()
+    assert (one.found.settled, one.first) == (True, 100.0)
+    its.tried(one)
+    assert (its.due(111.0), its.look(112.0).due) == (None, None)
+    lay(tmp_path, {"y": b"more"}, 1.0)
+    assert its.look(113.0).due == 60.0  # newer than trainer_state.json
+
+
+def test_what_is_known_to_be_done_is_not_judged_and_never_due(tmp_path: Path) -> None:
+    lay(tmp_path, ONE)
+    its = lookout(tmp_path, done=True)
+    assert [its.look(now).due for now in (0.0, 1000.0)] == [None, None]
+    assert its.watched()[0].evidence is None
+
+
+def test_what_the_hook_committed_is_due_at_once(tmp_path: Path) -> None:
+    lay(tmp_path, ONE)
+    commit(tmp_path)
+    assert lookout(tmp_path).look(0.0).due == 0.0
+
+
+def test_what_was_seen_at_rest_is_remembered_for_whoever_comes_after_and_for_the_time_after_rotation(tmp_path: Path) -> None:
+    source = lay(tmp_path, ONE)
+    lookout(tmp_path).look(0.0)
+    shutil.rmtree(source)
+    (pin,) = spool.pins(tmp_path)
+    assert pin.took.stable == T + len("trainer_state.json")
+    assert lookout(tmp_path).look(0.0).due == 0.0
+
+
+def test_when_it_was_settled_is_said_once(tmp_path: Path) -> None:
+    lay(tmp_path, ONE)
+    its = lookout(tmp_path)
+    its.look(0.0)
+    assert spool.pins(tmp_path)[0].took.settled == 0
+    its.look(10.0)
+    settled = spool.pins(tmp_path)[0].took.settled
+    assert settled > T
+    lookout(tmp_path).look(20.0)
+    assert spool.pins(tmp_path)[0].took.settled == settled
+
+
+def test_the_wait_goes_on_though_a_reflink_has_taken_the_place_of_a_link(tmp_path: Path) -> None:
+    lay(tmp_path, ONE)
+    its = lookout(tmp_path)
+    its.look(0.0)
+    pinned = tmp_path / "_ckptsync/pins/checkpoint-4.0/files/x"
+    shutil.copy2(pinned, tmp_path / "clone")
+    (tmp_path / "clone").replace(pinned)
+    assert its.look(9.0).due == pytest.approx(1.0)
+
+
+def test_a_look_asks_no_store(tmp_path: Path) -> None:
+    class Silent(MemoryStore):
+        def __getattribute__(self, name: str) -> object:
+            if name in ("names", "read_into", "size", "write", "create", "delete"):
+                raise AssertionError(name)
+            return super().__getattribute__(name)
+
+    lay(tmp_path, ONE)
+    lay(tmp_path / "x", EIGHT, 50.0).rename(tmp_path / "checkpoint-8")
+    w = worker(tmp_path, Silent())
+    assert [len(w.look(now).seen) for now in (0.0, 10.0, 600.0)] == [2, 2, 2]
+
+
+def test_what_cannot_be_remembered_keeps_nothing_from_being_judged(tmp_path: Path) -> None:
+    lay(tmp_path, ONE)
+    commit(tmp_path)
+    (tmp_path / "_ckptsync/pins/checkpoint-4.0/took.json").mkdir()
+    found = lookout(tmp_path).look(0.0)
+    assert found.due == 0.0
+    assert [f.checkpoint for f in found.failures] == ["checkpoint-4"]
+
+
+def test_two_runs_are_told_apart(tmp_path: Path) -> None:
+    for name in "ab":
+        lay(tmp_path / name, ONE)
+    seat = Seat("n0", lambda *_: (), lambda *_: False)
+    its = Lookout([RunDir(n, tmp_path / n) for n in "ab"], seat, Rule(), Asked(lambda s: s.run == "a", lambda _: False))
+    its.look(0.0)
+    assert [(w.key, w.evidence is None) for w in its.watched()] == [
+        (("a", "checkpoint-4", 0), True),
+        (("b", "checkpoint-4", 0), False),
+    ]
+    assert its.latest(("b", "checkpoint-4", 0)) == its.watched()[1]
+    assert its.latest(("c", "checkpoint-4", 0)) is None
+    assert replace(its.watched()[0]) == its.watched()[0]

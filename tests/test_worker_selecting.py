@@ -1,0 +1,61 @@
+"""Which files are sent by choice, among those that real frameworks write."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckptsync.model import Demands
+from ckptsync.worker.options import Preset, WorkerOptions
+from ckptsync.worker.selecting import EVERYTHING, Selection, chosen, select
+
+DDP = (
+    "config.json",
+    "model.safetensors",
+    "optimizer.pt",
+    "rng_state_0.pth",
+    "scheduler.pt",
+    "trainer_state.json",
+    "training_args.bin",
+)
+FSDP = ("optimizer_0/.metadata", "optimizer_0/__0_0.distcp", "pytorch_model_fsdp_0/.metadata", "pytorch_model_fsdp_0/__0_0.distcp")
+ZERO = (
+    "global_step4/zero_pp_rank_0_mp_rank_00_model_states.pt",
+    "global_step4/zero_pp_rank_0_mp_rank_00_optim_states.pt",
+    "latest",
+)
+WHOLE = Demands({"model.safetensors": None})
+
+
+def test_everything_is_everything() -> None:
+    assert select(DDP + FSDP + ZERO, EVERYTHING, WHOLE) == {*DDP, *FSDP, *ZERO}
+    assert chosen(WorkerOptions("n0", ())) == EVERYTHING
+    assert chosen(WorkerOptions("n0", (), send="weights", exclude=("x",))) == Selection("weights", (), ("x",))
+
+
+@pytest.mark.parametrize(
+    ("preset", "left_out"),
+    [
+        ("no-optimizer", {"optimizer.pt"}),
+        ("weights", {"optimizer.pt", "rng_state_0.pth", "scheduler.pt", "training_args.bin"}),
+    ],
+)
+def test_a_preset_leaves_out_what_the_model_does_not_need(preset: Preset, left_out: set[str]) -> None:
+    assert select(DDP, Selection(preset), WHOLE) == {*DDP} - left_out
+
+
+@pytest.mark.parametrize("preset", ["no-optimizer", "weights"])
+def test_optimizer_states_that_the_model_is_made_of_are_weights(preset: Preset) -> None:
+    assert select(ZERO, Selection(preset), Demands(dict.fromkeys(ZERO[:2]))) == {*ZERO}
+    assert select(ZERO, Selection(preset), WHOLE) == ({ZERO[0], "latest"} if preset == "no-optimizer" else {"latest"})
+
+
+def test_a_node_that_cannot_tell_sends_what_may_be_weights() -> None:
+    shards = ("pytorch_model_fsdp_0/__1_0.distcp", "optimizer_0/__1_0.distcp", "rng_state_1.pth")
+    assert select(shards, Selection("weights"), Demands()) == {"pytorch_model_fsdp_0/__1_0.distcp"}
+
+
+def test_globs_choose_among_that_but_never_leave_out_what_describes_the_rest() -> None:
+    assert select(DDP, Selection(include=("*.safetensors",)), WHOLE) == {"config.json", "model.safetensors", "trainer_state.json"}
+    left = select(FSDP, Selection(exclude=("optimizer_0/*", "*.metadata")), Demands())
+    assert left == {*FSDP} - {"optimizer_0/__0_0.distcp"}
+    assert "rng_state_0.pth" not in select(DDP, Selection(exclude=("rng_state*",)), WHOLE)
