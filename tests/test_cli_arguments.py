@@ -22,6 +22,7 @@ from ckptsync.cli.arguments import parser
         ("status /s --watch", {"url": "/s", "watch": True}),
         ("run -c x.yaml", {"config": "x.yaml"}),
         ("demo --dir d", {"dir": "d"}),
+        ("service install -c x.yaml --as ann --dry-run", {"config": "x.yaml", "train": "ann", "user": False, "dry_run": True}),
     ],
 )
 def test_each_command_takes_its_arguments_and_names_a_module_that_runs(words: str, found: dict[str, object]) -> None:

@@ -141,3 +141,8 @@ def test_the_checks_see_a_bad_unit(tmp_path: Path) -> None:
     bad.write_text("[Service]\nExecStart=/bin/true\nNiceness=10\n")
     assert "Niceness" in analyze("verify", "--recursive-errors=no", str(bad)).stderr
     assert analyze("security", "--offline=true", "--threshold=20", str(bad)).returncode != 0
+
+
+def test_the_units_travel_with_the_package() -> None:
+    assert {p.name for p in (ROOT / "ckptsync/systemd").iterdir()} == {u.name for u in UNITS}
+    assert '"systemd/*.service"' in (ROOT / "pyproject.toml").read_text()

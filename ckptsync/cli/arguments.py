@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"ckptsync {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_demo, _run, _push, _merge, _verify, _inspect, _ls, _status):
+    for add in (_demo, _run, _push, _merge, _verify, _inspect, _ls, _status, _service):
         add(commands)
     return top
 
@@ -176,3 +176,29 @@ def _status(commands: Any) -> None:
     command = _command(commands, "status", "what a store's nodes and heads are doing, and what is missing")
     _store(command)
     command.add_argument("--watch", action="store_true", help="draw again every 2 seconds")
+
+
+def _service(commands: Any) -> None:
+    service = commands.add_parser("service", help="write systemd's units for this machine's configuration")
+    actions = service.add_subparsers(title="actions", metavar="ACTION", required=True)
+    command = _command(
+        actions,
+        "install",
+        "write systemd's units for a configuration",
+        "Nothing is started; what does is said.\nA configuration with the role worker gets ckptsync-worker@USER, another one ckptsync-head.",
+    )
+    command.set_defaults(command="ckptsync.cli.service")
+    command.add_argument(
+        "-c",
+        "--config",
+        metavar="CONFIG",
+        help="what the service runs with (default: /etc/ckptsync/USER.yaml; with --user, ~/.config/ckptsync/worker.yaml)",
+    )
+    command.add_argument(
+        "--as",
+        metavar="USER",
+        dest="train",
+        help="the user who trains (default: who called sudo), or who runs the head (default: ckptsync)",
+    )
+    command.add_argument("--user", action="store_true", help="for your own systemd (systemctl --user), where you are not root")
+    command.add_argument("--dry-run", action="store_true", help="say what would be written, write nothing")

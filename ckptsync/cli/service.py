@@ -1,0 +1,211 @@
+"""``ckptsync service install``: write the units for this machine's configuration.  It starts nothing: the commands that do are printed."""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+import os
+import pwd
+import shutil
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib import resources
+from pathlib import Path
+
+from ckptsync.cli import output, units
+from ckptsync.config.loading import load
+from ckptsync.config.runs import output_directories
+from ckptsync.config.values import Config
+from ckptsync.errors import ConfigError, StoreError
+from ckptsync.worker.node import node_id
+
+SYSTEM = Path("/etc/systemd/system")
+_HEADS_USER = "ckptsync"
+
+
+@dataclass(frozen=True, slots=True)
+class UnitFile:
+    """``state``: what was, or would be, done: written, replaced, unchanged."""
+
+    path: Path
+    text: str
+    state: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to write, what the operator should know, and what to run then."""
+
+    files: tuple[UnitFile, ...]
+    notes: tuple[str, ...]
+    next: tuple[str, ...]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan, write unless it is a dry run, and say so."""
+    plan = _users_plan(args) if args.user else _system_plan(args)
+    states = [_state(file) for file in plan.files]
+    if not args.dry_run:
+        for file, state in zip(plan.files, states, strict=True):
+            _write(file, state)
+    files = [UnitFile(f.path, f.text, s) for f, s in zip(plan.files, states, strict=True)]
+    _say(args, Plan(tuple(files), plan.notes, plan.next))
+    return 0
+
+
+def _system_plan(args: argparse.Namespace) -> Plan:
+    given = args.train or os.environ.get("SUDO_USER", "")
+    source = Path(args.config or f"/etc/ckptsync/{given or 'train'}.yaml").absolute()
+    config = load(source, _variables(source))
+    is_worker = "worker" in config.roles
+    user = _known(given if is_worker else args.train or _HEADS_USER, is_worker=is_worker)
+    found = units.paths(config, [entry.pw_dir for entry in pwd.getpwall()])
+    gone = [path for path in found.needed if not Path(path).is_dir()]
+    if gone and not args.dry_run:
+        raise ConfigError(
+            f"{gone[0]}: is not there, and a service cannot be given what is not",
+            hint=f"mount it, or make it: install -d -o {user.pw_name} {gone[0]}",
+        )
+    unit, name = ("ckptsync-worker@.service", f"ckptsync-worker@{user.pw_name}") if is_worker else ("ckptsync-head.service",) * 2
+    runner = "" if is_worker or user.pw_name == _HEADS_USER else user.pw_name
+    files = (
+        UnitFile(SYSTEM / unit, units.copied(_template(unit))),
+        UnitFile(
+            SYSTEM / f"{name.removesuffix('.service')}.service.d" / "10-ckptsync.conf",
+            units.drop_in(config, _program(source), found, runner),
+        ),
+    )
+    notes = (*found.notes, *(f"{path}: is not there yet" for path in gone), *_doubts(config, user, source))
+    return Plan(files, notes, ("systemctl daemon-reload", f"systemctl enable --now {name.removesuffix('.service')}"))
+
+
+def _users_plan(args: argparse.Namespace) -> Plan:
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    source = Path(args.config or home / "ckptsync/worker.yaml").absolute()
+    if args.train:
+        raise ConfigError("--as: a user's own systemd runs what is that user's", hint="leave it out, or leave out --user")
+    is_worker = "worker" in load(source, _variables(source)).roles
+    template, name = ("ckptsync-worker@.service", "ckptsync-worker.service") if is_worker else ("ckptsync-head.service",) * 2
+    text = units.for_user(_template(template), _program(source))
+    linger = f"loginctl enable-linger {getpass.getuser()}"
+    return Plan(
+        (UnitFile(home / "systemd/user" / name, text),),
+        ("a user's own systemd cannot shut the service in; without lingering it ends with the last session",),
+        ("systemctl --user daemon-reload", f"systemctl --user enable --now {name.removesuffix('.service')}", linger),
+    )
+
+
+def _variables(source: Path) -> Mapping[str, str]:
+    """What the unit's EnvironmentFile says beside the configuration: the service does not see this shell's variables."""
+    try:
+        lines = Path(f"{str(source).removesuffix('.yaml')}.env").read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return {}  # it may be absent, as the unit says, and if it cannot be read systemd says so
+    pairs = (line.partition("=") for line in lines if "=" in line and not line.startswith(("#", ";")))
+    return {key.strip(): value.strip().strip("'\"") for key, _, value in pairs}
+
+
+def _known(name: str, *, is_worker: bool) -> pwd.struct_passwd:
+    if not name:
+        raise ConfigError("the user who trains is not known: the worker runs as that user", hint="--as USER; --user for yourself")
+    try:
+        return pwd.getpwnam(name)
+    except KeyError:
+        hint = "--as names the user who trains" if is_worker else f"useradd --system --user-group {name}"
+        raise ConfigError(f"{name}: there is no such user", hint=hint) from None
+
+
+def _program(source: Path) -> units.Program:
+    """The program that runs now, as it was called."""
+    own = Path(sys.argv[0])
+    found = own if own.is_absolute() else Path(shutil.which(sys.argv[0]) or own)
+    is_script = found.name == "ckptsync" and os.access(found, os.X_OK)
+    command = (str(found.absolute()),) if is_script else (sys.executable, "-m", "ckptsync")
+    seen = (*(str(Path(p).resolve()) for p in (command[0], sys.executable)), sys.prefix, sys.base_prefix)
+    return units.Program((*command, "run", "-c", str(source)), str(source), seen)
+
+
+def _template(unit: str) -> str:
+    return resources.files("ckptsync").joinpath("systemd").joinpath(unit).read_text("utf-8")
+
+
+def _doubts(config: Config, user: pwd.struct_passwd, source: Path) -> Iterator[str]:
+    """What would keep the service from its work, as far as can be seen from here."""
+    if not _can_read(source, user):
+        yield f"{source}: {user.pw_name} cannot read it: chown or chgrp it"
+    if not _can_read(Path(sys.executable).resolve(), user):
+        yield f"{Path(sys.executable).resolve()}: {user.pw_name} cannot reach this Python: make the environment with one below /usr or /opt"
+    if "worker" not in config.roles:
+        return
+    for one in output_directories(config.worker.runs, config.store.url).runs:
+        owner = Path(one.path).stat().st_uid
+        if owner != user.pw_uid:
+            who = _name_of(owner)
+            yield f"{one.path}: is of {who}, whose checkpoints {user.pw_name} can neither link nor read: a worker of {who}'s is wanted"
+    others = {path.name for path in SYSTEM.glob("ckptsync-worker@*.service.d")} - {f"ckptsync-worker@{user.pw_name}.service.d"}
+    if others and not config.node:
+        yield f"{source}: several workers on one machine need a node's name each: node: {node_id()}-{user.pw_name}"
+
+
+def _can_read(path: Path, user: pwd.struct_passwd) -> bool:
+    groups = {user.pw_gid, *os.getgrouplist(user.pw_name, user.pw_gid)}
+    return user.pw_uid == 0 or (
+        _allows(path, user.pw_uid, groups, 4) and all(_allows(p, user.pw_uid, groups, 1) for p in path.resolve().parents)
+    )
+
+
+def _allows(path: Path, uid: int, groups: set[int], bit: int) -> bool:
+    found = path.stat()
+    shift = 6 if found.st_uid == uid else 3 if found.st_gid in groups else 0
+    return bool(found.st_mode >> shift & bit)
+
+
+def _name_of(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def _state(file: UnitFile) -> str:
+    """Raises ConfigError for a file that somebody else wrote."""
+    try:
+        there = file.path.read_text("utf-8")
+    except FileNotFoundError:
+        return "written"
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"{file.path}: cannot be read: {e}", hint="look at it") from e
+    if there == file.text:
+        return "unchanged"
+    if units.MARK not in there:
+        raise ConfigError(f"{file.path}: is there, and was not written by this command", hint="move it away, then try again")
+    return "replaced"
+
+
+def _write(file: UnitFile, state: str) -> None:
+    if state == "unchanged":
+        return
+    new = file.path.with_name(f".{file.path.name}.new")
+    try:
+        file.path.parent.mkdir(parents=True, exist_ok=True)
+        new.write_text(file.text, "utf-8")
+        new.chmod(0o644)
+        new.replace(file.path)
+    except PermissionError as e:
+        raise ConfigError(f"{file.path}: {e.strerror}", hint="as root, or with --user for a service of your own") from e
+    except OSError as e:
+        raise StoreError(f"{file.path}: {e.strerror}", hint="look at that disk or path, then try again") from e
+
+
+def _say(args: argparse.Namespace, plan: Plan) -> None:
+    if args.json:
+        output.print_json({"dry_run": args.dry_run, **asdict(plan)})
+        return
+    for file in plan.files:
+        print(f"{file.path}: {'would be ' if args.dry_run and file.state != 'unchanged' else ''}{file.state}")
+        if args.dry_run and (args.user or file.path.suffix == ".conf"):
+            print("\n".join(f"    {line}" for line in file.text.splitlines()))
+    for note in plan.notes:
+        print(output.clean(f"note: {note}"))
+    print("then:", *plan.next, sep="\n    ")
