@@ -7,6 +7,7 @@ opening and reading, which our own scans do, would hint for ever, and an event f
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import logging
 import os
@@ -42,7 +43,10 @@ _LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOMEM})  #
 _FINISHED: list[type[FileSystemEvent]] = [DirCreatedEvent, DirMovedEvent, FileClosedEvent, FileCreatedEvent, FileMovedEvent]
 _POLLED: list[type[FileSystemEvent]] = [*_FINISHED, FileModifiedEvent]
 _OCTAL = re.compile(r"\\([0-7]{3})")
+_IN_CREATE = 0x100
+_libc = ctypes.CDLL(None, use_errno=True)  # watchdog's own way to inotify
 _log = logging.getLogger(__name__)
+_WATCHDOGS = logging.getLogger("watchdog")
 
 
 def is_blind(fstype: str) -> bool:
@@ -88,6 +92,8 @@ class Watch:
     def __init__(self, paths: tuple[str, ...], hint: Callable[[], None], poll_s: int) -> None:
         self._paths, self._listener, self._poll_s = paths, _Listener(hint), poll_s
         self._armed: dict[str, tuple[_Aim, BaseObserver | None, Mode]] = {}
+        self._losses = _Losses(hint)
+        _WATCHDOGS.addHandler(self._losses)
         self.refresh()
 
     def refresh(self) -> None:
@@ -96,18 +102,29 @@ class Watch:
         for path in self._paths:
             aim = _aim(path, mounts)
             armed = self._armed.get(path)
-            if aim and armed and armed[0] == aim and _is_alive(armed[1]):
+            limit = _limit(armed[0].directory) if armed and armed[2] == "events" else None
+            if aim and armed and armed[0] == aim and not limit and _is_alive(armed[1]):
                 continue
             self._disarm(path)
             if aim:
-                self._armed[path] = (aim, *_arm(aim, self._listener, self._poll_s))
+                self._armed[path] = (aim, *_arm(aim, self._listener, self._poll_s, limit))
 
     def modes(self) -> dict[str, Mode]:
         """How each path is watched: by events, by polling, waiting for it to be made, or not at all."""
         return {path: self._armed[path][2] if path in self._armed else "none" for path in self._paths}
 
+    def notes(self) -> tuple[str, ...]:
+        """What an operator should know, in words: where events cannot be had, and that some were lost."""
+        limited = (
+            f"{path}: a limit of inotify is reached (fs.inotify, ulimit -n), polled instead"
+            for path in self._paths
+            if self._armed.get(path, (None, None, "none"))[2] == "polling" and not self._armed[path][0].is_blind
+        )
+        return (*limited, *self._losses.told())
+
     def close(self) -> None:
         """No hint comes after this has returned.  May be called twice."""
+        _WATCHDOGS.removeHandler(self._losses)
         for path in self._paths:
             self._disarm(path)
 
@@ -133,6 +150,22 @@ class _Listener(FileSystemEventHandler):
             _log.exception("hint failed path=%s", os.fsdecode(event.src_path))
 
 
+class _Losses(logging.Handler):
+    """Watchdog says in its log, and nowhere else, that the kernel dropped events, or that it could not watch a new directory."""
+
+    def __init__(self, hint: Callable[[], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._hint, self._count, self._last = hint, 0, ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Runs in watchdog's thread.  What was lost, a look finds."""
+        self._count, self._last = self._count + 1, record.getMessage()[:200]
+        self._hint()
+
+    def told(self) -> tuple[str, ...]:
+        return (f"file system events were lost, {self._count} times, and looked for instead: {self._last}",) if self._count else ()
+
+
 def _aim(path: str, mounts: str) -> _Aim | None:
     """The directory to watch for ``path``: itself, or the nearest one above that exists."""
     try:
@@ -147,9 +180,22 @@ def _aim(path: str, mounts: str) -> _Aim | None:
     return None
 
 
-def _arm(aim: _Aim, listener: _Listener, poll_s: int) -> tuple[BaseObserver | None, Mode]:
+def _limit(directory: str) -> OSError | None:
+    """The limit of inotify that is reached, if one is: watchdog does not say so of a directory that came after the first."""
+    if not hasattr(_libc, "inotify_init1"):  # no Linux
+        return None
+    fd = _libc.inotify_init1(os.O_CLOEXEC)
+    failed = ctypes.get_errno() if fd < 0 or _libc.inotify_add_watch(fd, os.fsencode(directory), _IN_CREATE) < 0 else 0
+    if fd >= 0:
+        os.close(fd)
+    return OSError(failed, os.strerror(failed)) if failed in _LIMITS else None
+
+
+def _arm(aim: _Aim, listener: _Listener, poll_s: int, limit: OSError | None) -> tuple[BaseObserver | None, Mode]:
     if not aim.is_blind:
         try:
+            if limit:
+                raise limit
             return _started(Observer(), aim, listener, _FINISHED), "events" if aim.is_whole else "waiting"
         except OSError as e:
             if e.errno not in _LIMITS:

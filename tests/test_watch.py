@@ -2,6 +2,9 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +16,7 @@ from watchdog.observers.polling import PollingObserverVFS
 from ckptsync import watch as module
 from ckptsync.watch import Watch, file_system_type, is_blind, watch
 
+ROOT = Path(__file__).parent.parent
 MOUNTS = r"""22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
 30 22 0:40 / /mnt/nfs rw,relatime - nfs4 server:/export rw,vers=4.2
 31 22 0:41 / /mnt/with\040space rw - fuse.gcsfuse bucket rw
@@ -233,3 +237,48 @@ def test_a_path_that_cannot_be_looked_at_is_not_watched_and_raises_nothing(
     found = watching(tmp_path / "circle")
     found.refresh()
     assert found.modes()[str(tmp_path / "circle")] in ("none", "waiting")
+
+
+def inside(program: str, limit: str) -> str:
+    """What a program prints where inotify has a limit, in a namespace of its own: nobody else's limit changes."""
+    alone = ["unshare", "--user", "--map-root-user", "sh", "-e", "-c", f'echo {limit}; exec "$0" -c "$1"']
+    done = subprocess.run([*alone, sys.executable, program], capture_output=True, text=True, check=False, cwd=ROOT, timeout=60)
+    if "unshare" in done.stderr or "/proc/sys/user" in done.stderr:
+        pytest.skip(done.stderr)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_limit_that_is_reached_under_way_turns_events_into_polling_and_is_told(tmp_path: Path) -> None:
+    program = (
+        "import sys, threading\nfrom pathlib import Path\nfrom ckptsync.watch import watch\n"
+        f"out = Path({str(tmp_path)!r}) / 'out'; out.mkdir(); heard = threading.Event()\n"
+        "found = watch([str(out)], heard.set, poll_s=1); print(found.modes()[str(out)], len(found.notes()))\n"
+        "for n in range(20): (out / f'checkpoint-{n}').mkdir()\n"
+        "for n in range(100):\n found.refresh()\n if found.modes()[str(out)] != 'events': break\n threading.Event().wait(0.05)\n"
+        "print(found.modes()[str(out)], any('limit of inotify' in note for note in found.notes()))\n"
+        "heard.clear(); (out / 'checkpoint-19' / 'a').touch(); print(heard.wait(20)); found.close()\n"
+    )
+    assert inside(program, "10 > /proc/sys/user/max_inotify_watches") == "events 0\npolling True\nTrue\n"
+
+
+def test_events_that_the_kernel_dropped_are_a_hint_and_are_told(tmp_path: Path) -> None:
+    program = (
+        "import sys, threading\nfrom ckptsync.watch import watch\n"
+        "heard = threading.Event(); found = watch([sys.argv[1]], heard.set)\n"
+        "print(*found.notes(), flush=True); sys.stdin.readline(); heard.wait(20)\n"
+        "for n in range(400):\n if found.notes(): break\n threading.Event().wait(0.05)\n"
+        "print(*found.notes()); found.close()\n"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", program, tmp_path], stdin=pipe, stdout=pipe, text=True, cwd=ROOT) as child:
+        assert child.stdin
+        assert child.stdout
+        assert child.stdout.readline() == "\n"
+        child.send_signal(signal.SIGSTOP)  # as a process is that gets no CPU
+        for n in range(int(Path("/proc/sys/fs/inotify/max_queued_events").read_text()) // 2 + 100):
+            (tmp_path / f"{n}").touch()  # created, closed
+        child.send_signal(signal.SIGCONT)
+        child.stdin.write("\n")
+        child.stdin.flush()
+        assert "file system events were lost, " in child.stdout.readline()
