@@ -145,6 +145,38 @@ def test_what_was_removed_before_it_was_known_whole_is_called_missed(tmp_path: P
     assert w.tick(2.0).notes == found.notes
 
 
+class Talking(MemoryStore):
+    """Remembers what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    def names(self, prefix: str) -> Iterator[Entry]:
+        self.asked.append("names")
+        return iter(super().names(prefix))
+
+    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        self.asked.append("write")
+        super().write(name, chunks, about)
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        self.asked.append("create")
+        super().create(name, chunks, about)
+
+
+def test_before_the_first_byte_of_a_save_the_store_is_asked_three_times(tmp_path: Path) -> None:
+    store = Talking()
+    w = worker(tmp_path, store)
+    w.tick(0.0)  # nothing is there yet: it has time to compare clocks
+    lay(tmp_path, ONE)
+    commit(tmp_path)
+    assert w.look(10.0).due == 0.0
+    store.asked.clear()
+    w.tick(10.0)
+    assert store.asked[: store.asked.index("create")] == ["names", "write", "names"]  # what is known, "I am sending", and once more
+
+
 class Blocking(MemoryStore):
     """A store that does not answer until it is told to."""
 

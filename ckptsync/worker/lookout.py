@@ -73,6 +73,7 @@ class Lookout:
     def look(self, now: float) -> Look:
         """Look once at every run.  ``now`` in seconds on a clock that only grows."""
         with self.lock:
+            now = max(now, self._looked)  # whoever had to wait for the other's look knew the time before that
             looks = [self._look_at(run, now) for run in self._runs]
             self._watched, self._looked = {w.key: w for watched, _ in looks for w in watched}, now
             self._tried = {key: since for key, since in self._tried.items() if key in self._watched}

@@ -128,7 +128,8 @@ class _Delivery:
 
     def send(self, planned: Manifest, parcels: Sequence[Parcel]) -> tuple[str, ...]:
         """Send what is not there yet, small files first; paths of those that have to wait for another node are returned."""
-        listed = {e.name: e.size for e in self.road.store.names(f"{planned.run}/{planned.place}/")}
+        is_listed = any(p.is_bound for p in parcels)  # nothing else asks for it, and the first byte waits
+        listed = {e.name: e.size for e in self.road.store.names(f"{planned.run}/{planned.place}/")} if is_listed else {}
 
         def deliver(parcel: Parcel) -> bool:
             return self._deliver(planned, parcel, listed.get(parcel.name))
