@@ -1,1 +1,5 @@
-"""Callbacks inside trainers.  Empty until the hooks land; nothing else may import torch."""
+"""Inside trainers: what runs in the training process itself.
+
+Standard library and what the trainer has imported anyway: nothing here needs what the rest of ckptsync is installed with.  Nothing
+waits for another rank, no collective is called, and no exception reaches the trainer.
+"""

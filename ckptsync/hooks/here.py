@@ -1,0 +1,106 @@
+"""Which process this is, among those that train, and where they write."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckptsync.spool import marks
+from ckptsync.spool.marks import Begun
+from ckptsync.walk import OURS
+
+_FORGOTTEN_AFTER = 30 * 24 * 3600.0  # seconds: a process of another machine, of which nobody here can tell whether it lives
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """One rank.  ``has_state``: it writes ``trainer_state.json`` (rank 0, or the first of a node); ``only_model``: no states of ranks."""
+
+    output_dir: Path
+    rank: int
+    world: int
+    has_state: bool
+    only_model: bool
+    trainer: str = ""
+
+    @property
+    def spool(self) -> Path:
+        """Where pins and marks lie."""
+        return self.output_dir / OURS
+
+
+def introduce(here: Here, facts: Mapping[str, str]) -> Begun:
+    """Say in the spool that this process begins to train.  Raises OSError."""
+    pid = os.getpid()
+    begun = Begun(
+        *(
+            "",
+            here.rank,
+            here.world,
+            0,
+            socket.gethostname(),
+            pid,
+            marks.began(pid),
+            marks.boot(),
+            time.time(),
+            here.trainer,
+            facts,
+        ),
+        process=secrets.token_hex(8),
+        machine=marks.machine(),
+    )
+    forget_the_dead(here.spool)
+    marks.write_mark(marks.begun_path(here.spool, begun.process), begun)
+    return begun
+
+
+def neighbours(spool: Path, mine: Begun, words: Sequence[str]) -> tuple[int, ...]:
+    """The ranks that write into this very directory, whatever machines they run on: those whose introduction is seen in it.
+
+    A word is a process and its host.  If somebody deleted our own introduction, he deleted theirs, too: then the host decides.
+    """
+    is_whole = marks.begun_path(spool, mine.process).exists()
+    told = [word.partition(" ") for word in words]
+    return tuple(
+        rank
+        for rank, (process, _, host) in enumerate(told)
+        if rank == mine.rank or marks.begun_path(spool, process).exists() or (not is_whole and host == mine.host)
+    )
+
+
+def forget_the_dead(spool: Path) -> None:
+    """Remove what trainings that are over said here.  Raises OSError where the spool cannot be written."""
+    added = _folders(spool / "added")  # before the living are asked: who adds something has said before that he lives
+    living = set()
+    for begun in marks.begun(spool):
+        running = marks.is_running(begun)
+        if running is False or (running is None and time.time() - begun.at > _FORGOTTEN_AFTER):
+            marks.begun_path(spool, begun.process).unlink(missing_ok=True)
+        else:
+            living |= {begun.train, begun.process}  # rank 0's process names the training
+    for folder in added:
+        if folder.name not in living:
+            shutil.rmtree(folder, ignore_errors=True)  # pins have names of their own for what they need
+    forget_saves(spool)
+
+
+def forget_saves(spool: Path) -> None:
+    """Remove the marks of saves that are neither on the disk nor pinned any more."""
+    pinned = {path.name.rpartition(".")[0] for path in _folders(spool / "pins")}
+    for folder in _folders(spool / "saves"):
+        checkpoint = folder.name.rpartition("@")[0]
+        if checkpoint not in pinned and not (spool.parent / checkpoint).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _folders(folder: Path) -> list[Path]:
+    with contextlib.suppress(FileNotFoundError):
+        return list(folder.iterdir())
+    return []

@@ -1,0 +1,167 @@
+"""``CkptSyncCallback`` for Hugging Face's Trainer: with it every checkpoint is taken, also where rotation leaves none for long.
+
+    from ckptsync.hooks.hf import CkptSyncCallback
+    trainer = Trainer(..., callbacks=[CkptSyncCallback()])
+
+Every event is a few system calls on the trainer's own disk.  What goes wrong is logged, and the training goes on without it; the
+worker then judges the checkpoint by its files, as it does without a hook.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from transformers import TrainerCallback
+
+from ckptsync.hooks import added, leaving
+from ckptsync.hooks.here import Here
+from ckptsync.hooks.leaving import Weights
+from ckptsync.hooks.pinning import Source
+from ckptsync.hooks.saver import Saver
+from ckptsync.spool import marks
+
+_log = logging.getLogger("ckptsync.hook")
+
+
+class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers need not be installed where this is checked
+    """One for each Trainer.
+
+    ``wait``: how many seconds the process may stay, when all else is done, until the store has everything; for machines that are
+    torn down at the end of a job.
+    """
+
+    def __init__(self, *, wait: float = 0.0) -> None:
+        self._wait = wait
+        self._saver: Saver | None = None
+        self._before: Weights = frozenset()
+        self._step = 0
+        self._said: set[str] = set()
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Say who trains here, and write what sharded checkpoints will lack."""
+        with self._unharmed("begin"):
+            self._leave_former()
+            if not state.is_hyper_param_search:  # trials have directories of their own, which only the worker knows
+                self._begin(args, kwargs.get("model"), kwargs.get("processing_class") or kwargs.get("tokenizer"))
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Too early for anything but to remember it."""
+        if self._saver is not None:
+            with self._unharmed("mark a save"):
+                self._saver.late()
+            with self._unharmed("remember a save"):
+                self._saver.remember(state.global_step)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """The event after ``on_save``."""
+        self._commit(state, control)
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """With gradients accumulated, still the same step."""
+        self._commit(state, control)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """The event after a save at the end of an epoch."""
+        self._commit(state, control)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """The event after the last save of an epoch, or of the training."""
+        self._commit(state, control)
+
+    def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """The last event before ``load_best_model_at_end`` deletes; earlier, another callback's ``on_save`` may log."""
+        if control.should_training_stop:
+            self._commit(state, control)
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Trainer's just-in-time save may just have been made; for any other it is too late to be pinned."""
+        if self._saver is not None:
+            with self._unharmed("mark a save"):
+                self._saver.late()
+            if control.should_training_stop:
+                self._commit(state, control)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The same."""
+        self.on_pre_optimizer_step(args, state, control, **kwargs)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """The last checkpoint; the final model may follow."""
+        if self._saver is not None:
+            self._step = state.global_step
+            with self._unharmed("end"):
+                self._saver.end()
+
+    def _commit(self, state: Any, control: Any) -> None:
+        if self._saver is not None:
+            with self._unharmed("commit a save"):
+                if control.should_training_stop:
+                    self._saver.listen(state.global_step)
+                self._saver.commit(state.global_step)
+
+    def _begin(self, args: Any, model: Any, processing: Any) -> None:
+        folder = Path(args.output_dir).absolute()
+        has_state, only_model = bool(args.should_save), bool(getattr(args, "save_only_model", False))
+        trainer = f"transformers {added.version_of('transformers')}"
+        here = Here(folder, args.process_index, args.world_size, has_state, only_model, trainer)
+        here.spool.mkdir(parents=True, exist_ok=True)
+        self._before = leaving.weights(folder)
+        facts = added.about_process() | (added.about_model(model) if here.rank == 0 else {})
+        saver = Saver(here, facts, lambda text: self._say(here, text))
+        self._saver = saver
+        atexit.register(self._at_exit, saver)
+        if here.rank == 0:
+            for trouble in added.write_added(model, processing, saver.added):
+                self._say(here, trouble)
+
+    def _leave_former(self) -> None:
+        """One callback may see several trainings: resumed ones, and tries with smaller batches."""
+        if self._saver is not None:
+            former, self._saver = self._saver, None
+            atexit.unregister(self._at_exit)
+            former.end()
+            former.leave()
+
+    def _at_exit(self, saver: Saver) -> None:
+        """When the script is over; a process that it forked is not ours to speak of."""
+        if os.getpid() != saver.begun.pid:
+            return
+        with self._unharmed("pin the last save"):
+            if not leaving.has_failed():
+                self._pin_last(saver)
+        with self._unharmed("leave"):
+            saver.leave()
+            if self._wait > 0 and saver.is_first:
+                leaving.wait(saver.here.output_dir, saver.begun.train, self._wait, lambda text: self._say(saver.here, text))
+
+    def _pin_last(self, saver: Saver) -> None:
+        saver.commit(None)
+        root = saver.here.output_dir
+        if saver.begun.ended and saver.is_first and leaving.weights(root) != self._before:
+            saver.pin_alone(Source("final", root, leaving.final_model), self._step)
+
+    @contextlib.contextmanager
+    def _unharmed(self, what: str) -> Iterator[None]:
+        """Training comes first: no exception of ours reaches it."""
+        try:
+            yield
+        except Exception as e:  # noqa: BLE001  # whatever it is: a checkpoint is at stake, and not the training
+            self._say(self._saver.here if self._saver else None, f"could not {what}: {type(e).__name__}: {e}")
+
+    def _say(self, here: Here | None, text: str) -> None:
+        """Each time in the spool's log, where the worker reads it; the first time of its kind in the trainer's, too."""
+        if here is not None:
+            with contextlib.suppress(OSError):  # the spool may be what is wrong
+                marks.say(here.spool, f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} rank {here.rank}: {text}")
+        kind = re.sub(r"\d+", "", text)[:80]
+        if kind not in self._said:
+            self._said.add(kind)
+            _log.warning("ckptsync: %s", text)

@@ -1,0 +1,88 @@
+"""The end of a training process: the final model in the run's root, and, if that is wanted, a wait until the store has everything.
+
+``on_train_end`` comes before the script's own ``save_model``, and nothing is fired after it.  What lies in the root when the
+interpreter ends, after a training that ended, is the final model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from ckptsync.spool import pins
+from ckptsync.walk import OURS, Listing, walk
+
+# the same as in `ckptsync.scan`, which imports what a training's environment may not have; a test holds them together
+_WEIGHTS = re.compile(r"((adapter_)?model(-\d{5}-of-\d{5})?\.safetensors)|((pytorch|adapter)_model(-\d{5}-of-\d{5})?\.bin)")
+_OF_MODEL = re.compile(r"[A-Za-z0-9].*\.(safetensors|bin|json|model|jinja|tiktoken|py|md)|(vocab|merges)\.txt|\.tmp.{6}", re.DOTALL)
+_POLL = 0.5  # seconds
+Weights = frozenset[tuple[str, int, int]]
+
+
+def weights(root: Path) -> Weights:
+    """Which weights lie in a run's root: name, inode and mtime of each."""
+    found = set()
+    with contextlib.suppress(FileNotFoundError), os.scandir(root) as entries:
+        for entry in entries:
+            if _WEIGHTS.fullmatch(entry.name):
+                info = entry.stat(follow_symlinks=False)
+                found.add((entry.name, info.st_ino, info.st_mtime_ns))
+    return frozenset(found)
+
+
+def final_model(root: Path) -> Listing:
+    """The files in a run's root that belong to its final model."""
+    with os.scandir(root) as entries:
+        names = [e.name for e in entries if _OF_MODEL.fullmatch(e.name)]
+    return walk(root, names)
+
+
+def has_failed() -> bool:
+    """Whether the interpreter ends with an exception that nobody caught: then nothing says that what was begun is whole."""
+    return getattr(sys, "last_value", None) is not None
+
+
+def is_served(spool: Path) -> bool:
+    """Whether a worker is at work here: it holds its lock for as long as it lives."""
+    return any(_is_held(path) for path in sorted(spool.glob("worker-*.lock")))
+
+
+def unstored(output_dir: Path, train: str) -> tuple[str, ...]:
+    """The saves of a training that are kept here, and that no manifest in the store names yet."""
+    ours = (p for p in pins.pins(output_dir) if p.commit is not None and p.commit.train == train)
+    return tuple(p.path.name for p in ours if not p.stored)
+
+
+def wait(output_dir: Path, train: str, seconds: float, say: Callable[[str], None]) -> tuple[str, ...]:
+    """Until the store has all of them, or for so long; what it has not got is returned.  Without a worker nothing is waited for."""
+    until = time.monotonic() + seconds
+    while left := unstored(output_dir, train):
+        if not is_served(output_dir / OURS):
+            say(f"not waiting: no worker is at work in {output_dir / OURS}")
+            return left
+        if time.monotonic() > until:
+            say(f"waited {seconds:g} s: the store has not got {', '.join(left)} yet")
+            return left
+        time.sleep(_POLL)
+    return ()
+
+
+def _is_held(lock: Path) -> bool:
+    """Asked with a shared lock for a moment; who asks exclusively in this very moment is a worker that begins, and its service tries again."""
+    try:
+        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False  # it is nobody's, or not for us to know
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False

@@ -1,0 +1,132 @@
+"""The hook's pin: every file of a save under a second name, with the word that it is whole, seen by the worker all at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckptsync.errors import Incomplete
+from ckptsync.hooks import linking, room
+from ckptsync.hooks.here import Here
+from ckptsync.spool import marks, pins
+from ckptsync.spool.marks import Commit
+from ckptsync.walk import Listing, Stat
+
+SENTINEL = "checkpoint-is-incomplete.txt"  # Trainer's just-in-time save takes it away when it is done
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What is to be pinned: ``look`` says what lies there now; ``added`` may hold files that it has not got."""
+
+    checkpoint: str
+    path: Path
+    look: Callable[[Path], Listing]
+    added: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Staged:
+    fresh: Path
+    size: int
+    copies: Sequence[linking.Copy]
+
+
+def pin(here: Here, source: Source, commit: Commit, say: Say) -> None:
+    """Pin it; its files go into ``commit``.  Where only copies are possible, a thread makes them, and publishes the pin then.
+
+    Raises Incomplete (the trainer writes or deletes at this moment), OSError or StoreError: then there is no pin, and the worker
+    judges the files.
+    """
+    listing = source.look(source.path)
+    if any(s.path.rpartition("/")[2] == SENTINEL for s in listing.partial):
+        raise Incomplete(f"{source.checkpoint}: it is still being written")
+    if not listing.files:
+        return  # this node has none of it
+    fresh = here.spool / "pins" / f".new-hook-{os.getpid()}-{source.checkpoint}"
+    shutil.rmtree(fresh, ignore_errors=True)
+    staged = _staged(source, listing.files, fresh, commit)
+    if staged.copies:
+        threading.Thread(target=_copied, args=(here, source, staged, say), name="ckptsync-copy").start()  # the exit waits for it
+        return
+    newest = pins.publish(here.output_dir, source.checkpoint, fresh)
+    given = room.make_room(here.output_dir, newest, staged.size)
+    if given:
+        _tell(given, say)
+        threading.Thread(target=room.remove, args=(given,), name="ckptsync-remove").start()
+
+
+def _staged(source: Source, files: Sequence[Stat], fresh: Path, commit: Commit) -> _Staged:
+    copies: Sequence[linking.Copy] = ()
+    try:
+        copies = linking.link(source.path, files, fresh / "files")
+        _check_still(source, files)
+        _link_added(source.added, {s.path for s in files}, fresh)
+        marks.write_mark(fresh / "commit.json", _with_files(commit, files))
+    except BaseException:
+        linking.close(copies)
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise
+    return _Staged(fresh, sum(s.size for s in files), copies)
+
+
+def _check_still(source: Source, files: Sequence[Stat]) -> None:
+    """Rotation takes one file after the other: had it begun, not all would still be here."""
+    if source.look(source.path).files != tuple(files):
+        raise Incomplete(f"{source.checkpoint}: its files changed while they were pinned")
+
+
+def _with_files(commit: Commit, files: Sequence[Stat]) -> Commit:
+    found = {s.path: (s.size, s.mtime) for s in files}
+    return Commit(
+        *(commit.train, commit.save, commit.checkpoint, commit.step, commit.world, commit.ranks, commit.host, commit.trainer),
+        *(commit.at, found),
+    )
+
+
+def _link_added(folder: Path | None, there: set[str], fresh: Path) -> None:
+    with contextlib.suppress(FileNotFoundError):  # nothing was added, or somebody deleted it
+        for file in sorted(folder.iterdir()) if folder else ():
+            if file.name not in there and file.is_file():
+                (fresh / "added").mkdir(exist_ok=True)
+                _link_or_copy(file, fresh / "added" / file.name)
+
+
+def _link_or_copy(file: Path, name: Path) -> None:
+    try:
+        os.link(file, name)
+    except FileNotFoundError:
+        raise
+    except OSError:  # a file system without links; these files are small
+        shutil.copyfile(file, name)
+
+
+def _copied(here: Here, source: Source, staged: _Staged, say: Say) -> None:
+    """In a thread of its own: copy, then publish."""
+    linking.gently()
+    try:
+        given = room.make_room(here.output_dir, staged.fresh, staged.size)
+        _tell(given, say)
+        room.remove(given)
+        if room.free(here.spool) < staged.size:
+            say(f"{source.checkpoint}: not kept, the spool has no room for a copy of {staged.size} bytes")
+            return
+        linking.copy(staged.copies)
+        pins.publish(here.output_dir, source.checkpoint, staged.fresh)
+    except Exception as e:  # noqa: BLE001  # nobody waits for this thread: what it cannot do is said, and the worker judges the files
+        say(f"{source.checkpoint}: not copied into the spool: {type(e).__name__}: {e}")
+    finally:
+        linking.close(staged.copies)
+        shutil.rmtree(staged.fresh, ignore_errors=True)
+
+
+def _tell(given: Sequence[pins.Pin], say: Say) -> None:
+    for lost in given:
+        kept = "it is in the store" if lost.stored else "it was NOT yet in the store"
+        say(f"{lost.checkpoint}: no longer kept in the spool, since the disk is nearly full; {kept}")

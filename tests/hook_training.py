@@ -1,0 +1,116 @@
+"""A training of one process that calls the hook's events as Trainer does, saves each step and keeps one; run as a program.
+
+    hook_training.py run DIR             trains once
+    hook_training.py fail|dead|kill DIR  trains once for each call that the hook makes to the system: at the n-th it gets an error (`fail`), it gets
+                                         one from then on (`dead`), or the process is killed (`kill`); DIR/<n> is what each leaves
+
+A stand-in for transformers with its one class is imported: what is tested is ours, and torch would make each child slow.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import os
+import signal
+import sys
+import types
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+stand_in = types.ModuleType("transformers")
+stand_in.TrainerCallback = type("TrainerCallback", (), {})  # type: ignore[attr-defined]
+sys.modules["transformers"] = stand_in
+
+from ckptsync.hooks import added  # noqa: E402
+from ckptsync.hooks.hf import CkptSyncCallback  # noqa: E402
+from tests.hooking import FILES, STEPS  # noqa: E402
+
+WATCHED = ("open", "os.", "shutil.", "fcntl.")  # audit events that are calls to the system
+
+
+class Faults:
+    """Errors, or death, at the n-th call to the system that is made within the hook."""
+
+    def __init__(self) -> None:
+        self.action, self.at, self.count, self.inside = "", 0, 0, False
+        sys.addaudithook(self.audit)
+
+    def audit(self, event: str, args: Any) -> None:
+        if not self.inside or not event.startswith(WATCHED):
+            return
+        self.count += 1
+        if self.action == "kill" and self.count == self.at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if (self.action == "fail" and self.count == self.at) or (self.action == "dead" and self.count >= self.at):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def train(output_dir: Path, faults: Faults) -> None:
+    """The events of `Trainer.train`, and what it writes between them."""
+    hook = CkptSyncCallback()
+    args = SimpleNamespace(output_dir=str(output_dir), process_index=0, world_size=1, should_save=True, save_only_model=False)
+    state, control = SimpleNamespace(global_step=0, is_hyper_param_search=False), SimpleNamespace(should_training_stop=False)
+
+    def event(name: str) -> None:
+        faults.inside = True
+        getattr(hook, name)(args, state, control, model=None, processing_class=None)
+        faults.inside = False
+
+    event("on_train_begin")
+    event("on_epoch_begin")
+    for step in range(1, STEPS + 1):
+        for name in ("on_step_begin", "on_pre_optimizer_step", "on_optimizer_step"):
+            if hasattr(hook, name):
+                event(name)
+        state.global_step, control.should_training_stop = step, step == STEPS
+        event("on_step_end")
+        save(output_dir, step)
+        event("on_save")
+    for name in ("on_epoch_end", "on_log", "on_train_end"):
+        event(name)
+    for name in ("model.safetensors", "config.json"):
+        (output_dir / name).write_text(f"final {name}")
+    faults.inside = True  # the interpreter ends now
+
+
+def save(output_dir: Path, step: int) -> None:
+    folder = output_dir / f"checkpoint-{step}"
+    folder.mkdir(parents=True)
+    for name in FILES:
+        (folder / name).write_text(f"{name} {step}")
+    old = output_dir / f"checkpoint-{step - 1}"
+    for name in FILES if old.exists() else ():
+        (old / name).unlink()
+    if old.exists():
+        old.rmdir()
+
+
+def each(action: str, folder: Path, faults: Faults) -> None:
+    """Until the hook makes no n-th call."""
+    added.about_process()  # looks through all that is installed, and remembers
+    for n in range(1, 10_000):
+        child = os.fork()
+        if not child:
+            atexit.register(count, folder / f"{n}.count", faults)  # after the hook's own, which is registered later
+            faults.action, faults.at = action, n
+            train(folder / str(n), faults)
+            sys.exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        (folder / f"{n}.code").write_text(str(code))
+        if (folder / f"{n}.count").exists() and int((folder / f"{n}.count").read_text()) < n:
+            return
+
+
+def count(path: Path, faults: Faults) -> None:
+    faults.inside = False
+    path.write_text(str(faults.count))
+
+
+if __name__ == "__main__":
+    what, where = sys.argv[1], Path(sys.argv[2])
+    if what == "run":
+        train(where, Faults())
+    else:
+        each(what, where, Faults())

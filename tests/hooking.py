@@ -1,0 +1,71 @@
+"""Ranks of a training, and what their trainer does, all in one process."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ckptsync.hooks.here import Here
+from ckptsync.hooks.saver import Saver
+from ckptsync.spool.marks import Commit, commit_of
+
+STEPS = 2  # of `tests/hook_training.py`, and what it writes in each
+FILES = ("model.safetensors", "optimizer.pt", "rng_state.pth", "trainer_state.json")
+
+
+@pytest.fixture
+def other_disk(tmp_path: Path) -> Iterator[Path]:
+    """A directory on another file system than the test's own."""
+    shared = Path("/dev/shm")
+    if not shared.is_dir() or shared.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("no second file system here that anybody may write to")
+    with tempfile.TemporaryDirectory(dir=shared, prefix="ckptsync-test-") as folder:
+        yield Path(folder)
+
+
+class Table:
+    """Where the ranks leave their words, as the store of a rendezvous does."""
+
+    def __init__(self) -> None:
+        self.words: dict[int, str] = {}
+
+    def meet(self, rank: int, world: int, word: str) -> Callable[[], tuple[str, ...] | None]:
+        self.words[rank] = word
+        return lambda: tuple(self.words[r] for r in range(world)) if len(self.words) == world else None
+
+
+class Said(list[str]):
+    """What a hook had to say."""
+
+    def __call__(self, text: str) -> None:
+        self.append(text)
+
+
+def here(output_dir: Path, rank: int = 0, world: int = 1) -> Here:
+    output_dir.mkdir(parents=True, exist_ok=True)
+    return Here(output_dir, rank, world, has_state=rank == 0, only_model=False, trainer="transformers 5")
+
+
+def ranks(table: Table, said: Said, *folders: Path) -> list[Saver]:
+    """A rank in each of these output directories."""
+    return [Saver(here(folder, r, len(folders)), {}, said, table.meet) for r, folder in enumerate(folders)]
+
+
+def write_part(saver: Saver, step: int, text: str = "") -> None:
+    """A rank's part of a checkpoint: rank 0 has its ``trainer_state.json``."""
+    folder = saver.here.output_dir / f"checkpoint-{step}"
+    folder.mkdir(exist_ok=True)
+    world, rank = saver.here.world, saver.here.rank
+    (folder / ("rng_state.pth" if world == 1 else f"rng_state_{rank}.pth")).write_text(f"random {rank} {text}")
+    if saver.here.has_state:
+        (folder / "model.safetensors").write_text(f"weights {step} {text}")
+        (folder / "trainer_state.json").write_text(f'{{"global_step": {step}}}')
+
+
+def commits(output_dir: Path) -> dict[str, Commit]:
+    """Every pin that a hook has made, by its name."""
+    found = {path.name: commit_of(path) for path in sorted((output_dir / "_ckptsync" / "pins").glob("[!.]*"))}
+    return {name: commit for name, commit in found.items() if commit is not None}

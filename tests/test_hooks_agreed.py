@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ckptsync.hooks.agreed import agree
+
+RANK = """
+import sys
+from datetime import timedelta
+import torch.distributed as dist
+from ckptsync.hooks.agreed import agree
+rank = int(sys.argv[1])
+store = dist.TCPStore("127.0.0.1", int(sys.argv[2]), 2, is_master=rank == 0, timeout=timedelta(seconds=60))
+dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+if rank == 1:
+    assert sys.stdin.readline() == "begin\\n"
+first = agree(rank, 2, f"first {rank}")
+print(first(), flush=True)
+assert sys.stdin.readline() == "look\\n"
+print(first(), flush=True)
+second = agree(rank, 2, f"second {rank}")
+dist.barrier()  # a gradient
+print(second(), flush=True)
+dist.barrier()
+"""
+
+
+def test_one_process_agrees_with_itself() -> None:
+    assert agree(0, 1, "me")() == ("me",)
+
+
+def test_without_a_process_group_nobody_agrees() -> None:
+    with pytest.raises((ValueError, RuntimeError, ImportError)):
+        agree(0, 2, "me")
+
+
+def start(rank: int, port: int) -> subprocess.Popen[str]:
+    root = Path(__file__).parent.parent
+    env = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", RANK, str(rank), str(port)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd=root)
+
+
+def tell(child: subprocess.Popen[str], line: str) -> None:
+    assert child.stdin is not None
+    child.stdin.write(line + "\n")
+    child.stdin.flush()
+
+
+def heard(child: subprocess.Popen[str]) -> str:
+    assert child.stdout is not None
+    return child.stdout.readline().strip()
+
+
+def test_ranks_learn_of_each_other_without_waiting() -> None:
+    """Real processes, with the store that torch's rendezvous leaves."""
+    pytest.importorskip("torch")
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    with start(0, port) as zero, start(1, port) as one:
+        assert heard(zero) == "None"  # rank 1 has not begun, and nobody waits for it
+        tell(one, "begin")
+        assert heard(one) == "('first 0', 'first 1')"
+        for child in (zero, one):
+            tell(child, "look")
+        assert heard(zero) == heard(one) == "('first 0', 'first 1')"
+        assert heard(zero) == heard(one) == "('second 0', 'second 1')"
+    assert (zero.returncode, one.returncode) == (0, 0)

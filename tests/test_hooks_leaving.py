@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from ckptsync import scan
+from ckptsync.daemon.lock import Locks
+from ckptsync.hooks import leaving
+from ckptsync.spool import marks
+from ckptsync.spool.marks import Commit
+from tests.hooking import Said
+
+NAMES = (
+    *(
+        "model.safetensors",
+        "model-00001-of-00002.safetensors",
+        "pytorch_model.bin",
+        "adapter_model.safetensors",
+        "adapter_model.bin",
+    ),
+    *(
+        "config.json",
+        "vocab.txt",
+        "merges.txt",
+        "README.md",
+        "train.log",
+        "trainer_log.jsonl",
+        ".hidden.json",
+        "chat_template.jinja",
+    ),
+    *("model.bin", "notes.txt", ".tmpabcdef", "tokenizer.model", "training_args.bin", "modeling_x.py", "events.out"),
+)
+
+
+def pinned(output_dir: Path, train: str, checkpoint: str, *, stored: bool = False) -> Path:
+    pin = output_dir / "_ckptsync" / "pins" / f"{checkpoint}.0"
+    (pin / "files").mkdir(parents=True)
+    marks.write_mark(pin / "commit.json", Commit(train, "s", checkpoint, 1, 1, (0,), "h", "", 1.0, {}))
+    if stored:
+        (pin / "stored").touch()
+    return pin
+
+
+def test_the_final_model_is_what_the_worker_takes_it_to_be(tmp_path: Path) -> None:
+    for name in NAMES:
+        (tmp_path / name).write_text(name)
+    (tmp_path / "checkpoint-1").mkdir()
+    (final,) = (s for s in scan.spots(tmp_path) if s.name == scan.FINAL)
+    assert [f.path for f in leaving.final_model(tmp_path).files] == [f.path for f in scan.found(final).files]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_are_what_the_worker_takes_them_to_be(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text(name)
+    assert bool(leaving.weights(tmp_path)) == any(s.name == scan.FINAL for s in scan.spots(tmp_path))
+
+
+def test_weights_that_are_written_again_are_others(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_text("1")
+    before = leaving.weights(tmp_path)
+    assert leaving.weights(tmp_path) == before
+    os.utime(tmp_path / "model.safetensors", ns=(1, 1))
+    assert leaving.weights(tmp_path) != before
+    assert leaving.weights(tmp_path / "nowhere") == frozenset()
+
+
+@pytest.mark.parametrize(("script", "failed"), [("", False), ("raise ValueError", True), ("import sys; sys.exit(3)", False)])
+def test_an_exception_that_nobody_caught_is_seen_at_the_end(script: str, failed: bool) -> None:  # noqa: FBT001
+    program = f"import atexit\nfrom ckptsync.hooks import leaving\natexit.register(lambda: print(leaving.has_failed()))\n{script}"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=Path(__file__).parent.parent
+    )
+    assert done.stdout.strip() == str(failed)
+
+
+def test_a_worker_at_work_is_seen_and_not_disturbed(tmp_path: Path) -> None:
+    locks = Locks("n0")
+    assert not leaving.is_served(tmp_path)
+    locks.hold(tmp_path)
+    assert leaving.is_served(tmp_path)
+    locks.close()
+    assert not leaving.is_served(tmp_path)
+    locks.hold(tmp_path)
+    locks.close()
+
+
+def test_only_this_training_s_saves_are_waited_for(tmp_path: Path) -> None:
+    pinned(tmp_path, "other", "checkpoint-1")
+    pinned(tmp_path, "mine", "checkpoint-2", stored=True)
+    assert leaving.unstored(tmp_path, "mine") == ()
+    pinned(tmp_path, "mine", "checkpoint-3")
+    assert leaving.unstored(tmp_path, "mine") == ("checkpoint-3.0",)
+
+
+def test_waiting_ends_when_the_store_has_everything(tmp_path: Path) -> None:
+    pin, said, locks = pinned(tmp_path, "mine", "checkpoint-1"), Said(), Locks("n0")
+    locks.hold(tmp_path / "_ckptsync")
+    left: list[tuple[str, ...]] = []
+    thread = threading.Thread(target=lambda: left.append(leaving.wait(tmp_path, "mine", 60, said)))
+    thread.start()
+    (pin / "stored").touch()
+    thread.join(30)
+    locks.close()
+    assert (left, said) == ([()], [])
+
+
+def test_waiting_has_an_end(tmp_path: Path) -> None:
+    said, locks = Said(), Locks("n0")
+    pinned(tmp_path, "mine", "checkpoint-1")
+    locks.hold(tmp_path / "_ckptsync")
+    assert leaving.wait(tmp_path, "mine", 0, said) == ("checkpoint-1.0",)
+    locks.close()
+    assert "has not got checkpoint-1.0" in said[0]
+
+
+def test_where_no_worker_is_nobody_waits(tmp_path: Path) -> None:
+    said = Said()
+    pinned(tmp_path, "mine", "checkpoint-1")
+    assert leaving.wait(tmp_path, "mine", 3600, said) == ("checkpoint-1.0",)
+    assert "no worker" in said[0]

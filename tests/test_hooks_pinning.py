@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from ckptsync.errors import Incomplete
+from ckptsync.hooks import pinning
+from ckptsync.hooks.pinning import Source
+from ckptsync.spool.marks import Commit
+from ckptsync.walk import Listing, walk
+from tests.hooking import Said, commits, here, other_disk
+
+__all__ = ["other_disk"]  # a fixture
+COMMIT = Commit("t", "s", "checkpoint-1", 1, 1, (0,), "h", "transformers 5", 1.0, {})
+
+
+def source(output_dir: Path, **files: str) -> Source:
+    folder = output_dir / "checkpoint-1"
+    folder.mkdir(parents=True)
+    (output_dir / "_ckptsync" / "pins").mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return Source("checkpoint-1", folder, walk, output_dir / "_ckptsync" / "added" / "t")
+
+
+def hidden(output_dir: Path) -> list[str]:
+    return [p.name for p in (output_dir / "_ckptsync" / "pins").glob(".*")]
+
+
+def copied() -> None:
+    for thread in threading.enumerate():
+        if thread.name.startswith("ckptsync-"):
+            thread.join()
+
+
+def test_a_pin_holds_every_file_and_says_which(tmp_path: Path) -> None:
+    said = Said()
+    pinning.pin(here(tmp_path), source(tmp_path, a="1", b="22"), COMMIT, said)
+    commit = commits(tmp_path)["checkpoint-1.0"]
+    root = tmp_path / "_ckptsync" / "pins" / "checkpoint-1.0" / "files"
+    assert commit.files == {f.path: (f.size, f.mtime) for f in walk(root).files}
+    assert [f.size for f in walk(root).files] == [1, 2]
+    assert said == []
+
+
+def test_nothing_is_written_into_the_checkpoint(tmp_path: Path) -> None:
+    it = source(tmp_path, a="1")
+    before = it.path.stat()
+    pinning.pin(here(tmp_path), it, COMMIT, Said())
+    after = it.path.stat()
+    assert (before.st_mtime_ns, before.st_ctime_ns) == (after.st_mtime_ns, after.st_ctime_ns)
+
+
+def test_a_pin_has_the_added_files_that_the_checkpoint_lacks(tmp_path: Path) -> None:
+    it = source(tmp_path, **{"config.json": "its own"})
+    assert it.added is not None
+    it.added.mkdir(parents=True)
+    (it.added / "config.json").write_text("ours")
+    (it.added / "tokenizer.json").write_text("ours")
+    pinning.pin(here(tmp_path), it, COMMIT, Said())
+    pin = tmp_path / "_ckptsync" / "pins" / "checkpoint-1.0"
+    assert (pin / "files" / "config.json").read_text() == "its own"
+    assert [p.name for p in (pin / "added").iterdir()] == ["tokenizer.json"]
+
+
+def test_what_the_sentinel_calls_incomplete_is_not_pinned(tmp_path: Path) -> None:
+    it = source(tmp_path, **{"a": "1", pinning.SENTINEL: ""})
+    with pytest.raises(Incomplete, match="still being written"):
+        pinning.pin(here(tmp_path), it, COMMIT, Said())
+    assert commits(tmp_path) == {}
+
+
+def test_a_checkpoint_that_rotation_takes_meanwhile_is_not_called_whole(tmp_path: Path) -> None:
+    it = source(tmp_path, a="1", b="2")
+    looks = iter((walk, walk))
+
+    def look(path: Path) -> Listing:
+        listing = next(looks)(path)
+        (path / "b").unlink(missing_ok=True)  # between the first look and the second
+        return listing
+
+    with pytest.raises((Incomplete, FileNotFoundError)):
+        pinning.pin(here(tmp_path), Source(it.checkpoint, it.path, look), COMMIT, Said())
+    assert commits(tmp_path) == {}
+    assert hidden(tmp_path) == []
+
+
+def test_a_node_that_has_nothing_of_it_pins_nothing(tmp_path: Path) -> None:
+    pinning.pin(here(tmp_path), source(tmp_path), COMMIT, Said())
+    assert commits(tmp_path) == {}
+
+
+def test_a_second_save_of_a_step_gets_the_next_number(tmp_path: Path) -> None:
+    it = source(tmp_path, a="1")
+    pinning.pin(here(tmp_path), it, COMMIT, Said())
+    pinning.pin(here(tmp_path), it, COMMIT, Said())
+    assert set(commits(tmp_path)) == {"checkpoint-1.0", "checkpoint-1.1"}
+
+
+def test_on_another_file_system_the_pin_appears_when_it_is_copied(tmp_path: Path, other_disk: Path) -> None:
+    (tmp_path / "_ckptsync").symlink_to(other_disk)
+    it = source(tmp_path, a="1")
+    pinning.pin(here(tmp_path), it, COMMIT, Said())
+    copied()
+    pin = tmp_path / "_ckptsync" / "pins" / "checkpoint-1.0"
+    assert not (pin / "files" / "a").samefile(it.path / "a")
+    assert (
+        (pin / "files" / "a").stat().st_mtime_ns == (it.path / "a").stat().st_mtime_ns == commits(tmp_path)[pin.name].files["a"][1]
+    )
+    assert hidden(tmp_path) == []
+
+
+def test_a_copy_that_the_trainer_overtakes_is_no_pin_and_is_said(tmp_path: Path, other_disk: Path) -> None:
+    (tmp_path / "_ckptsync").symlink_to(other_disk)
+    it, said = source(tmp_path, a="1"), Said()
+    before = walk(it.path)
+    os.utime(it.path / "a", ns=(1, 1))
+    pinning.pin(here(tmp_path), Source(it.checkpoint, it.path, lambda _: before), COMMIT, said)
+    copied()
+    assert commits(tmp_path) == {}
+    assert hidden(tmp_path) == []
+    assert "not copied" in said[0]
+
+
+def test_without_room_older_saves_are_given_up_aloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    it, said = source(tmp_path, a="1"), Said()
+    for _ in range(2):
+        pinning.pin(here(tmp_path), it, COMMIT, said)
+        (it.path / "a").unlink()
+        (it.path / "a").write_text("2")
+    monkeypatch.setattr("ckptsync.hooks.room.FLOOR", 1e18)
+    pinning.pin(here(tmp_path), it, COMMIT, said)
+    copied()
+    assert set(commits(tmp_path)) == {"checkpoint-1.2"}
+    assert [("NOT yet in the store" in s) for s in said] == [True, True]
+    assert hidden(tmp_path) == []

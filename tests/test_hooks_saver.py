@@ -1,0 +1,201 @@
+from __future__ import annotations
+
+import itertools
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ckptsync.hooks import here as whereabouts
+from ckptsync.hooks.saver import Saver
+from ckptsync.spool import marks
+from tests.hooking import Said, Table, commits, here, ranks, write_part
+
+
+def saved(*savers: Saver, step: int) -> None:
+    for saver in savers:
+        write_part(saver, step)
+        saver.remember(step)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_the_last_rank_to_mark_a_save_pins_it(tmp_path: Path, order: tuple[int, ...]) -> None:
+    savers = ranks(Table(), Said(), *[tmp_path] * 3)
+    saved(*savers, step=7)
+    for n in order[:2]:
+        savers[n].commit(7)
+        assert commits(tmp_path) == {}
+    savers[order[2]].commit(7)
+    commit = commits(tmp_path)["checkpoint-7.0"]
+    assert commit.ranks == (0, 1, 2)
+    assert set(commit.files) == {"model.safetensors", "trainer_state.json", *(f"rng_state_{r}.pth" for r in range(3))}
+
+
+def test_every_step_is_kept_though_rotation_leaves_one(tmp_path: Path) -> None:
+    savers = ranks(Table(), Said(), tmp_path, tmp_path)
+    for step in range(1, 6):
+        saved(*savers, step=step)
+        shutil.rmtree(tmp_path / f"checkpoint-{step - 1}", ignore_errors=True)
+        for saver in savers:
+            saver.commit(step)
+    for step in range(1, 6):
+        pin = tmp_path / "_ckptsync" / "pins" / f"checkpoint-{step}.0"
+        assert (pin / "files" / "model.safetensors").read_text() == f"weights {step} "
+        assert len(commits(tmp_path)[pin.name].files) == 4
+
+
+def test_ranks_that_write_elsewhere_are_not_waited_for(tmp_path: Path) -> None:
+    """Two nodes without a shared disk, though they have one name, as containers may."""
+    savers = ranks(Table(), Said(), tmp_path / "a", tmp_path / "a", tmp_path / "b")
+    saved(*savers, step=1)
+    savers[2].commit(1)
+    assert commits(tmp_path / "b")["checkpoint-1.0"].ranks == (2,)
+    savers[0].commit(1)
+    savers[1].commit(1)
+    assert commits(tmp_path / "a")["checkpoint-1.0"].ranks == (0, 1)
+    assert commits(tmp_path / "a")["checkpoint-1.0"].save == commits(tmp_path / "b")["checkpoint-1.0"].save != ""
+
+
+def test_a_save_waits_for_a_rank_that_has_not_begun(tmp_path: Path) -> None:
+    table, said = Table(), Said()
+    first = Saver(here(tmp_path, 0, 2), {}, said, table.meet)
+    saved(first, step=1)
+    first.commit(1)
+    assert marks.marks(tmp_path / "_ckptsync", "checkpoint-1") == ()
+    second = Saver(here(tmp_path, 1, 2), {}, said, table.meet)
+    saved(second, step=1)
+    first.commit(1)
+    second.commit(1)
+    assert set(commits(tmp_path)) == {"checkpoint-1.0"}
+
+
+def test_what_was_not_committed_in_time_is_marked_and_never_pinned(tmp_path: Path) -> None:
+    said = Said()
+    (saver,) = ranks(Table(), said, tmp_path)
+    saved(saver, step=1)
+    saver.late()
+    saver.commit(1)
+    assert commits(tmp_path) == {}
+    assert [m.rank for m in marks.marks(tmp_path / "_ckptsync", "checkpoint-1")] == [0]
+    assert "judges it by its files" in said[0]
+
+
+def test_a_commit_at_a_later_step_pins_nothing(tmp_path: Path) -> None:
+    (saver,) = ranks(Table(), Said(), tmp_path)
+    saved(saver, step=1)
+    saver.commit(2)
+    assert commits(tmp_path) == {}
+
+
+def test_ranks_that_never_meet_leave_it_to_the_files(tmp_path: Path) -> None:
+    saver = Saver(here(tmp_path, 0, 2), {}, Said(), Table().meet)
+    saved(saver, step=1)
+    saver.commit(1)
+    saver.late()
+    assert marks.begun(tmp_path / "_ckptsync") == ()
+
+
+def test_a_rank_that_cannot_speak_does_not_say_that_it_trains(tmp_path: Path) -> None:
+    def lost(rank: int, world: int, word: str) -> None:
+        raise ConnectionError("no store")
+
+    with pytest.raises(ConnectionError):
+        Saver(here(tmp_path), {}, Said(), lost)  # type: ignore[arg-type]
+    assert marks.begun(tmp_path / "_ckptsync") == ()
+
+
+def test_a_save_without_on_save_is_found_while_training_stops(tmp_path: Path) -> None:
+    (saver,) = ranks(Table(), Said(), tmp_path)
+    write_part(saver, 4)
+    saver.listen(4)
+    saver.commit(4)
+    assert set(commits(tmp_path)) == {"checkpoint-4.0"}
+
+
+def test_a_save_without_on_save_is_found_at_the_end(tmp_path: Path) -> None:
+    savers = ranks(Table(), Said(), tmp_path, tmp_path)
+    for saver in savers:
+        write_part(saver, 4)
+    for saver in savers:
+        saver.end()
+    assert commits(tmp_path)["checkpoint-4.0"].step == 4
+
+
+def test_a_step_that_is_saved_twice_is_two_saves(tmp_path: Path) -> None:
+    (saver,) = ranks(Table(), Said(), tmp_path)
+    for text in ("once", "twice"):
+        write_part(saver, 1, text)
+        saver.remember(1)
+        saver.commit(1)
+    found = commits(tmp_path)
+    assert set(found) == {"checkpoint-1.0", "checkpoint-1.1"}
+    assert found["checkpoint-1.0"].save != found["checkpoint-1.1"].save
+
+
+def test_another_training_gives_the_same_step_another_id(tmp_path: Path) -> None:
+    for _ in range(2):
+        (saver,) = ranks(Table(), Said(), tmp_path)
+        saved(saver, step=1)
+        saver.commit(1)
+        saver.leave()
+    assert len({c.save for c in commits(tmp_path).values()}) == 2
+
+
+def test_a_process_tells_when_it_trains_has_ended_and_has_left(tmp_path: Path) -> None:
+    (saver,) = ranks(Table(), Said(), tmp_path)
+    spool = tmp_path / "_ckptsync"
+    saver.commit(0)
+    assert [(marks.is_running(b), b.local_world, b.train) for b in marks.begun(spool)] == [(True, 1, saver.begun.process)]
+    saver.end()
+    assert [(marks.is_running(b), b.ended > 0) for b in marks.begun(spool)] == [(True, True)]
+    saver.leave()
+    assert [marks.is_running(b) for b in marks.begun(spool)] == [False]
+
+
+def test_a_spool_that_was_deleted_under_way_is_made_again(tmp_path: Path) -> None:
+    savers = ranks(Table(), Said(), tmp_path, tmp_path)
+    shutil.rmtree(tmp_path / "_ckptsync")
+    saved(*savers, step=1)
+    for saver in savers:
+        saver.commit(1)
+    assert commits(tmp_path)["checkpoint-1.0"].ranks == (0, 1)
+
+
+def test_only_one_of_two_ranks_that_are_last_at_once_pins(tmp_path: Path) -> None:
+    savers = ranks(Table(), Said(), tmp_path, tmp_path)
+    saved(*savers, step=1)
+    kept = [saver._mark(saver._pending[0]) for saver in savers if saver._knows()]
+    assert [saver._is_last(mark) for saver, mark in zip(savers, kept, strict=True)] == [True, False]
+
+
+def test_marks_of_saves_that_are_gone_do_not_pile_up(tmp_path: Path) -> None:
+    (saver,) = ranks(Table(), Said(), tmp_path)
+    for step in range(130):
+        saved(saver, step=step)
+        shutil.rmtree(tmp_path / f"checkpoint-{step - 1}", ignore_errors=True)
+        shutil.rmtree(tmp_path / "_ckptsync" / "pins" / f"checkpoint-{step - 1}.0", ignore_errors=True)
+        saver.commit(step)
+    assert len(list((tmp_path / "_ckptsync" / "saves").iterdir())) <= 65
+
+
+def test_the_dead_are_forgotten_and_the_living_are_not(tmp_path: Path) -> None:
+    (saver,) = ranks(Table(), Said(), tmp_path)
+    saver.added.mkdir(parents=True)
+    whereabouts.forget_the_dead(tmp_path / "_ckptsync")
+    assert saver.added.exists()
+    assert len(marks.begun(tmp_path / "_ckptsync")) == 1
+    saver.leave()
+    whereabouts.forget_the_dead(tmp_path / "_ckptsync")
+    assert not saver.added.exists()
+    assert marks.begun(tmp_path / "_ckptsync") == ()
+
+
+def test_a_save_whose_mark_cannot_be_written_is_tried_again_in_time(tmp_path: Path) -> None:
+    (saver,) = ranks(Table(), Said(), tmp_path)
+    saved(saver, step=1)
+    (tmp_path / "_ckptsync" / "saves").write_text("in the way")
+    with pytest.raises(OSError, match="saves"):
+        saver.commit(1)
+    (tmp_path / "_ckptsync" / "saves").unlink()
+    saver.commit(1)
+    assert set(commits(tmp_path)) == {"checkpoint-1.0"}
