@@ -1,5 +1,6 @@
 """One worker for an output directory and a node id."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,16 @@ def test_a_second_worker_of_the_same_node_is_refused_until_the_first_ends(tmp_pa
     first.close()
     second.hold(tmp_path / "spool")
     second.close()
+
+
+def test_a_spool_that_was_removed_with_its_output_directory_is_made_and_locked_again(tmp_path: Path) -> None:
+    first, second = Locks("n0"), Locks("n0")
+    first.hold(tmp_path / "spool")
+    shutil.rmtree(tmp_path / "spool")
+    first.hold(tmp_path / "spool")
+    with pytest.raises(ConfigError, match="another worker of node n0"):
+        second.hold(tmp_path / "spool")
+    first.close()
 
 
 def test_nodes_that_share_an_output_directory_do_not_exclude_each_other(tmp_path: Path) -> None:

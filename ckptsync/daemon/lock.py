@@ -20,7 +20,9 @@ class Locks:
         """Hold the lock of a spool directory (made if absent); raises ConfigError if another process has it, StoreError if it cannot be made."""
         key = os.path.realpath(spool)
         if key in self._held:
-            return
+            if _is_of(self._held[key], spool / f"worker-{self._node}.lock"):
+                return
+            os.close(self._held.pop(key))  # the output directory was removed, and is made again
         try:
             spool.mkdir(mode=0o755, exist_ok=True)
             descriptor = os.open(spool / f"worker-{self._node}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
@@ -40,3 +42,11 @@ class Locks:
         """Let go of them all; the files stay, since removing one would let two processes lock two files of one name."""
         while self._held:
             os.close(self._held.popitem()[1])
+
+
+def _is_of(descriptor: int, path: Path) -> bool:
+    """Whether it is the file that lies there now."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat(follow_symlinks=False))
+    except OSError:
+        return False  # gone, or not to be seen: to lock it again says why
