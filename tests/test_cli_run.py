@@ -1,5 +1,6 @@
 """``ckptsync run`` as a program."""
 
+import shutil
 import signal
 import subprocess
 import sys
@@ -8,20 +9,25 @@ from pathlib import Path
 
 import pytest
 
+import ckptsync
 from ckptsync.cli.main import main
-from ckptsync.fleet.heartbeat import read
+from ckptsync.head.catalogue import read_catalogue
 from ckptsync.stores.opening import open_store
+
+DATA = Path(ckptsync.__file__).parent / "demo_data"
 
 
 def configured(tmp_path: Path, node: str = "n0") -> str:
     (tmp_path / "out").mkdir(exist_ok=True)
     path = tmp_path / f"{node}.yaml"
-    path.write_text(f"node: {node}\nstore: {{url: {tmp_path}/store}}\nworker: {{runs: [{tmp_path}/out], scan_every: 200ms}}\n")
+    path.write_text(
+        f"node: {node}\nstore: {{url: {tmp_path}/store}}\nworker: {{runs: [{tmp_path}/out], scan_every: 200ms, quiet: 0, unmarked: 0}}\n"
+    )
     return str(path)
 
 
-def started(config: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-m", "ckptsync", "run", "-c", config], stderr=subprocess.PIPE, text=True)
+def started(config: str, *more: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-m", "ckptsync", "run", "-c", config, *more], stderr=subprocess.PIPE, text=True)
 
 
 def until_started(child: subprocess.Popen[str]) -> None:
@@ -48,7 +54,14 @@ def test_the_second_worker_of_one_id_exits_2_and_the_first_goes_on(tmp_path: Pat
         with started(configured(tmp_path)) as second:
             assert second.wait(10) == 2
             assert second.stderr
-            assert "another live worker has this id" in second.stderr.read()
+            assert "another worker of node n0 is at work here" in second.stderr.read()
+        (tmp_path / "elsewhere").mkdir()
+        path = tmp_path / "elsewhere.yaml"
+        path.write_text(f"node: n0\nstore: {{url: {tmp_path}/store}}\nworker: {{runs: [{tmp_path}/elsewhere]}}\n")
+        with started(str(path)) as third:
+            assert third.wait(10) == 2
+            assert third.stderr
+            assert "another live worker has this id" in third.stderr.read()
         assert first.poll() is None
         first.send_signal(signal.SIGTERM)
         assert first.wait(10) == 0
@@ -75,9 +88,17 @@ def test_a_worker_that_cannot_begin_is_2_and_does_not_look_alive(tmp_path: Path)
         assert child.wait(10) == 2
         assert child.stderr
         assert "inside the store" in child.stderr.read()
-    told = read(open_store(f"{tmp_path}/store"), "n0", ("worker",))
-    assert told
-    assert told.stopped
+    assert not (tmp_path / "store" / ".ckptsync").exists()
+
+
+def test_a_worker_that_a_job_brings_along_ends_when_the_job_has_and_all_it_left_is_stored(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    with subprocess.Popen(["sleep", "600"]) as job, started(config, "--until-gone", str(job.pid)) as child:
+        until_started(child)
+        shutil.copytree(DATA / "zero3" / "node1", tmp_path / "out", dirs_exist_ok=True)
+        job.kill()
+        assert child.wait(30) == 0
+    assert [s.run for s in read_catalogue(open_store(f"{tmp_path}/store")).snapshots] == ["out"]
 
 
 def test_a_configuration_with_problems_is_2_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,35 +1,36 @@
 """The heartbeat as a tick."""
 
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ckptsync.daemon.heart import MOST, Heart
+from ckptsync.daemon.clocks import Clocks
+from ckptsync.daemon.heart import MOST, Gauges, Heart
 from ckptsync.daemon.identity import heartbeat
+from ckptsync.daemon.stoppable import Stoppable
 from ckptsync.daemon.stopping import Stopping
-from ckptsync.fleet.heartbeat import read, write
-from ckptsync.stores.contract import Store
+from ckptsync.daemon.working import Outcome, Role, Working
+from ckptsync.fleet.heartbeat import Disk, read, write
 from ckptsync.stores.posix.store import PosixStore
 
 MINE = heartbeat("n0", ("worker",))
 
 
-@dataclass
-class Busy:
-    on_the_way: tuple[str, ...] = ()
-
-    def queue(self) -> tuple[str, ...]:
-        return self.on_the_way
-
-    def errors(self) -> tuple[str, ...]:
-        return ("worker: away",)
+def busy(*queue: str) -> Working:
+    """A worker that says so, and one whose store is away."""
+    outcome = Outcome(queue=queue, notes=("spool full",), watch={"/data/out": "events"}, oldest=time.monotonic() - 60)
+    role = Role("worker", 1, lambda: outcome, print)
+    role.tick()
+    role.tick.error = "away"
+    return Working([role], disks=lambda: (Disk("/data/out", 1, 2, 3),))
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return PosixStore(str(tmp_path))
+def store(tmp_path: Path) -> Stoppable:
+    return Stoppable(PosixStore(str(tmp_path)), lambda: False)
 
 
 @pytest.fixture
@@ -39,11 +40,9 @@ def stop() -> Iterator[Stopping]:
     stop.close()
 
 
-def test_each_beat_tells_what_is_on_the_way_now(store: Store, stop: Stopping) -> None:
-    busy = Busy(("a/checkpoint-1",))
-    heart = Heart(store, MINE, busy, stop)
+def test_each_beat_tells_what_is_on_the_way_now(store: Stoppable, stop: Stopping) -> None:
+    heart = Heart(store, MINE, busy(*(f"a/checkpoint-{n}" for n in range(MOST + 1))), stop, Gauges(Clocks(), lambda: store.handed))
     heart.beat()
-    busy.on_the_way = tuple(f"a/checkpoint-{n}" for n in range(MOST + 1))
     heart.beat()
     seen = read(store, "n0", ("worker",))
     assert seen
@@ -51,23 +50,36 @@ def test_each_beat_tells_what_is_on_the_way_now(store: Store, stop: Stopping) ->
     assert seen.told > 0
 
 
-def test_the_second_of_two_asks_for_a_stop_with_2_and_leaves_the_firsts_word(store: Store, stop: Stopping) -> None:
+def test_a_beat_tells_how_long_it_waits_how_fast_it_is_and_how_full_the_disks_are(store: Stoppable, stop: Stopping) -> None:
+    heart = Heart(store, MINE, busy("a/checkpoint-1"), stop, Gauges(Clocks(), lambda: store.handed))
+    heart.beat()
+    store.write("a/checkpoint-1/model", [bytes(1000)])
+    heart.beat()
+    seen = read(store, "n0", ("worker",))
+    assert seen
+    assert 60 <= seen.oldest < 90
+    assert seen.sent_bytes > 1000
+    assert seen.rate > 0
+    assert (seen.disk, seen.watch, seen.notes) == ((Disk("/data/out", 1, 2, 3),), {"/data/out": "events"}, ("spool full",))
+
+
+def test_the_second_of_two_asks_for_a_stop_with_2_and_leaves_the_firsts_word(store: Stoppable, stop: Stopping) -> None:
     first = replace(MINE, instance="first", started=1.0)
     write(store, first)
-    heart = Heart(store, MINE, Busy(), stop)
+    heart = Heart(store, MINE, busy(), stop, Gauges(Clocks(), lambda: store.handed))
     heart.beat()
     heart.farewell()
     assert (stop.asked, stop.code, read(store, "n0", ("worker",))) == (True, 2, first)
 
 
-def test_the_first_of_two_goes_on(store: Store, stop: Stopping) -> None:
+def test_the_first_of_two_goes_on(store: Stoppable, stop: Stopping) -> None:
     write(store, replace(MINE, instance="second", started=MINE.started + 1))
-    Heart(store, MINE, Busy(), stop).beat()
+    Heart(store, MINE, busy(), stop, Gauges(Clocks(), lambda: store.handed)).beat()
     assert not stop.asked
 
 
-def test_a_farewell_says_stopped_and_nothing_on_the_way(store: Store, stop: Stopping) -> None:
-    heart = Heart(store, MINE, Busy(("a/checkpoint-1",)), stop)
+def test_a_farewell_says_stopped_and_nothing_on_the_way(store: Stoppable, stop: Stopping) -> None:
+    heart = Heart(store, MINE, busy("a/checkpoint-1"), stop, Gauges(Clocks(), lambda: store.handed))
     heart.beat()
     heart.farewell()
     seen = read(store, "n0", ("worker",))

@@ -8,10 +8,14 @@ from dataclasses import replace
 from ckptsync.daemon.identity import began, heartbeat, is_running
 
 
-def test_this_process_is_running_and_has_an_instance_of_its_own() -> None:
+def test_a_process_is_running_and_has_an_instance_of_its_own() -> None:
     mine = heartbeat("n", ("worker",))
-    assert is_running(mine) is True
+    assert is_running(replace(mine, pid=os.getppid(), began=began(os.getppid()))) is True
     assert heartbeat("n", ("worker",)).instance != mine.instance
+
+
+def test_this_process_before_it_was_reloaded_is_not_running() -> None:
+    assert is_running(heartbeat("n", ("worker",))) is False
 
 
 def test_a_process_that_has_ended_is_not_running() -> None:

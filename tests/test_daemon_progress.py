@@ -1,44 +1,80 @@
 """When systemd's watchdog is fed."""
 
+import threading
 from dataclasses import replace
 from pathlib import Path
 
-from ckptsync.daemon.progress import LEAST_BYTES, Mark, advanced, mark
+from ckptsync.daemon.progress import LEAST_BYTES, LEAST_OWN_BYTES, Mark, Work, advanced, mark
 from ckptsync.daemon.tick import Tick
 
-NAMES = ["heartbeat", "worker"]
+NAMES = ["heartbeat", "look", "worker"]
+STILL = {"look": Work(0, 0.0)}
 
 
-def at(idle: set[str], finished: tuple[int, int], moved: int = 0, cpu: float = 0.0) -> Mark:
-    return Mark(frozenset(idle), finished, moved, cpu)
+def at(idle: set[str], finished: tuple[int, int, int], moved: int = 0, cpu: float = 0.0) -> Mark:
+    return Mark(frozenset(idle), finished, Work(moved, cpu), 0, STILL)
 
 
 def test_ticks_that_rest_are_progress() -> None:
-    assert advanced(at({"worker", "heartbeat"}, (1, 1)), at({"worker", "heartbeat"}, (1, 1)), NAMES)
+    assert advanced(at(set(NAMES), (1, 1, 1)), at(set(NAMES), (1, 1, 1)), NAMES)
 
 
 def test_a_long_tick_is_progress_while_bytes_or_cpu_move() -> None:
-    before = at({"heartbeat"}, (1, 1))
-    assert advanced(before, at({"heartbeat"}, (2, 1), LEAST_BYTES), NAMES)
-    assert advanced(before, at({"heartbeat"}, (2, 1), 0, 1.0), NAMES)
+    before = at({"heartbeat", "look"}, (1, 1, 1))
+    assert advanced(before, at({"heartbeat", "look"}, (2, 1, 1), LEAST_BYTES), NAMES)
+    assert advanced(before, at({"heartbeat", "look"}, (2, 1, 1), 0, 1.0), NAMES)
     assert advanced(before, replace(before, signs=1), NAMES), "a transfer under a small bandwidth, or one that is tried again"
 
 
 def test_a_tick_that_hangs_is_none_whatever_the_others_do() -> None:
-    assert not advanced(at({"heartbeat"}, (1, 1)), at({"heartbeat"}, (9, 1), 1000, 0.01), NAMES)
-    assert not advanced(at({"heartbeat"}, (1, 1)), at(set(), (9, 1)), NAMES)
+    assert not advanced(at({"heartbeat", "look"}, (1, 1, 1)), at({"heartbeat", "look"}, (9, 9, 1), 1000, 0.01), NAMES)
+    assert not advanced(at({"heartbeat", "look"}, (1, 1, 1)), at(set(), (9, 9, 1)), NAMES)
+
+
+def test_a_look_that_hangs_is_none_though_a_send_goes_on() -> None:
+    before, now = at({"heartbeat"}, (1, 1, 1)), at({"heartbeat"}, (1, 1, 1), 100 * LEAST_BYTES, 9.0)
+    assert not advanced(before, replace(now, signs=5), NAMES)
+    assert advanced(before, replace(now, apart={"look": Work(LEAST_OWN_BYTES, 0.0)}), NAMES), "it reads"
+    assert advanced(before, replace(now, apart={"look": Work(0, 0.1)}), NAMES), "it computes"
+
+
+def test_a_look_that_works_is_no_sign_of_life_of_a_send() -> None:
+    before, now = at({"heartbeat"}, (1, 1, 1)), at({"heartbeat"}, (1, 9, 1))
+    assert not advanced(before, replace(now, apart={"look": Work(LEAST_BYTES, 2.0)}), NAMES)
 
 
 def test_a_tick_that_ended_in_between_is_progress_though_it_runs_again() -> None:
-    assert advanced(at({"heartbeat"}, (1, 1)), at({"heartbeat"}, (1, 2)), NAMES)
+    assert advanced(at({"heartbeat"}, (1, 1, 1)), at({"heartbeat"}, (1, 2, 2)), NAMES)
 
 
-def test_a_mark_sees_work() -> None:
-    tick = Tick("worker", 1, lambda: None, print)
-    before = mark([tick])
-    tick()
+def read_zeros() -> None:
     with Path("/dev/zero").open("rb") as f:
-        f.read(2 * LEAST_BYTES)
-    after = mark([tick])
-    assert (before.finished, after.finished) == ((0,), (1,))
-    assert after.moved - before.moved >= LEAST_BYTES
+        for _ in range(200):
+            f.read(LEAST_BYTES)
+
+
+def test_a_mark_sees_work_and_whose_it_is() -> None:
+    look, worker = Tick("look", 1, lambda: None, print), Tick("worker", 1, read_zeros, print)
+    threads = [threading.Thread(target=tick) for tick in (look, worker)]
+    before = mark([look, worker])
+    for thread in threads:
+        thread.start()
+        thread.join()
+    after = mark([look, worker])
+    assert (before.finished, after.finished) == ((0, 0), (1, 1))
+    assert after.work.moved - before.work.moved >= 200 * LEAST_BYTES
+
+
+def test_the_work_of_a_look_is_its_own() -> None:
+    seen: list[Mark] = []
+
+    def body() -> None:
+        read_zeros()
+        seen.append(mark([look]))
+
+    look = Tick("look", 1, body, print)
+    before = mark([look])
+    look()
+    assert seen[0].apart["look"].moved >= 200 * LEAST_BYTES
+    assert seen[0].work.moved - before.work.moved < LEAST_BYTES
+    assert seen[0].apart["look"].cpu > 0

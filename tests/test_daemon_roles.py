@@ -9,17 +9,17 @@ import ckptsync
 from ckptsync.config.loading import read
 from ckptsync.config.values import Config
 from ckptsync.daemon.lock import Locks
-from ckptsync.daemon.roles import roles, worker_options
+from ckptsync.daemon.roles import roles
+from ckptsync.daemon.tick import DEBOUNCE
 from ckptsync.errors import ConfigError
 from ckptsync.head.catalogue import read_catalogue
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.head.consolidate import tick as consolidate
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
-from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.push import push_now
 from tests.cli_store import make
-from tests.test_daemon_schedule import until
+from tests.test_daemon_loops import until
 
 # watchdog 7.1 warns, in its own thread, of a directory that is renamed while it begins to watch it, as pins are; it watches it all the same
 pytestmark = pytest.mark.filterwarnings("ignore:Callback with id:RuntimeWarning")
@@ -42,7 +42,7 @@ BOTH = "roles: [worker, head, verifier]\nworker: {{runs: ['{tmp}/out/*'], quiet:
 def test_three_roles_bring_a_checkpoint_from_a_disk_to_verified(tmp_path: Path) -> None:
     config, store = configured(tmp_path, BOTH)
     with roles(config, "n0", store, fail) as working:
-        assert [tick.name for tick in working.ticks] == ["worker", "head", "verifier"]
+        assert [tick.name for tick in working.ticks] == ["look", "worker", "head", "verifier"]
         for node in ("node0", "node1"):  # one machine has it all, and the directory appears after the start
             shutil.copytree(DATA / "zero3" / node, tmp_path / "out" / "run", dirs_exist_ok=True)
         for _ in range(3):
@@ -61,9 +61,10 @@ def test_while_places_wait_to_be_proved_the_verifier_looks_again_at_once(tmp_pat
     looks: list[str] = []
     with roles(config, "head", store, fail) as working:
         [verifier] = working.ticks
-        verifier.soon = lambda: looks.append("soon")
+        verifier.soon = lambda _: looks.append("soon")
         verifier()
         assert looks == ["soon"]
+        until(lambda: False, DEBOUNCE)
         verifier()
         assert looks == ["soon"]
     assert [snapshot.word for snapshot in read_catalogue(store).snapshots] == ["VERIFIED", "VERIFIED"]
@@ -75,7 +76,7 @@ def test_a_new_file_hints_at_a_look(tmp_path: Path) -> None:
     looks: list[int] = []
     with roles(config, "n0", store, fail) as working:
         worker = working.ticks[0]
-        worker.soon = lambda: looks.append(1)
+        worker.soon = lambda _: looks.append(1)
         (tmp_path / "out" / "run" / "checkpoint-1").mkdir()
         (tmp_path / "out" / "run" / "checkpoint-1" / "x").write_text("x")
         assert until(lambda: looks)
@@ -85,14 +86,17 @@ def test_an_idle_worker_gives_itself_no_hints(tmp_path: Path) -> None:
     shutil.copytree(DATA / "zero3" / "node0", tmp_path / "out" / "run")
     config, store = configured(tmp_path, BOTH)
     with roles(config, "n0", store, fail) as working:
-        worker = working.ticks[0]
+        look, worker = working.ticks[:2]
         looks: list[int] = []
-        worker.soon = lambda: looks.append(1)
+        look.soon = worker.soon = lambda _: looks.append(1)
         for _ in range(6):
+            look()
             worker()
             until(lambda: False, 0.1)
-        looks.clear()
-        worker()
+        until(lambda: False, 0.5)
+        for tick in (look, worker, look):
+            looks.clear()
+            tick()
         assert not until(lambda: looks, 0.5)
 
 
@@ -115,8 +119,8 @@ def test_a_directory_that_appears_and_is_anothers_holds_up_no_other(tmp_path: Pa
         shutil.copytree(DATA / "zero3" / "node0", tmp_path / "out" / "good")
         (tmp_path / "out" / "taken").mkdir()
         locks.hold(tmp_path / "out" / "taken" / "_ckptsync")
-        for _ in range(2):
-            working.ticks[0]()
+        for tick in working.ticks[:2] * 2:
+            tick()
         [error] = working.errors()
         assert "another worker of node n0" in error
         assert [snapshot.run for snapshot in read_catalogue(store).snapshots] == ["good"]
@@ -133,19 +137,8 @@ def test_an_output_directory_in_the_store_is_refused_at_the_start(tmp_path: Path
 def test_a_directory_that_cannot_be_served_is_told_and_holds_up_no_other(tmp_path: Path) -> None:
     for job in ("one", "two"):
         (tmp_path / job / "out").mkdir(parents=True)
-    config, store = configured(tmp_path, "worker: {{runs: ['{tmp}/*/out']}}\n")
+    config, store = configured(tmp_path, "worker: {{runs: ['{tmp}/one/out', '{tmp}/two/out']}}\n")
     with roles(config, "n0", store, fail) as working:
         working.ticks[0]()
         [error] = working.errors()
         assert "two/out: its run would be named 'out'" in error
-
-
-def test_what_the_configuration_says_of_a_worker_is_what_it_is_told(tmp_path: Path) -> None:
-    text = "worker: {{runs: ['{tmp}/out'], order: newest, superseded: drop, send: weights, exclude: ['rng*'], include: ['*'], quiet: 1s, unmarked: 2s"
-    config, _ = configured(
-        tmp_path, text + ", keep_pins: 3, spool_budget: 1GB, spool_full: 'every:5', clean: verified, keep_local: 4}}\n"
-    )
-    runs = (RunDir("out", tmp_path / "out"),)
-    assert worker_options(config, "n0", runs) == WorkerOptions(
-        "n0", runs, 1, 2, 3, 4, "newest", "drop", "weights", ("*",), ("rng*",), 10**9, "every:5", "verified", 4
-    )

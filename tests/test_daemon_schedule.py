@@ -1,19 +1,13 @@
 """When ticks run."""
 
+import subprocess
+import sys
 import threading
 import time
 
 from ckptsync.daemon.schedule import scheduled
 from ckptsync.daemon.tick import Tick
-
-
-def until(condition: object, seconds: float = 5) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():  # type: ignore[operator]
-            return True
-        time.sleep(0.01)
-    return False
+from tests.test_daemon_loops import until
 
 
 def test_every_tick_runs_at_once_and_then_again_and_again() -> None:
@@ -58,3 +52,16 @@ def test_a_hint_after_the_end_is_no_fault() -> None:
         pass
     until(lambda: not tick.is_running)
     tick.hint()
+
+
+def test_a_clock_that_was_set_back_is_told_and_silences_nobody() -> None:
+    runs: list[int] = []
+    with scheduled([Tick("a", 3600, lambda: runs.append(1), print), Tick("b", 3600, lambda: runs.append(2), print)]) as again:
+        assert until(lambda: len(runs) == 2)
+        again()
+        assert until(lambda: sorted(runs) == [1, 1, 2, 2])
+
+
+def test_without_ticks_nothing_is_scheduled_and_no_scheduler_is_imported() -> None:
+    script = "import sys; from ckptsync.daemon.schedule import scheduled\nwith scheduled(()) as again: again()\nprint('apscheduler' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", script], text=True) == "False\n"

@@ -9,11 +9,11 @@ import pytest
 from ckptsync.cli.demo_processes import running
 from ckptsync.config.loading import read
 from ckptsync.config.values import Config
-from ckptsync.daemon.roles import Watching
 from ckptsync.daemon.served import Absent, opened, remember, remembers
+from ckptsync.daemon.watching import Watching
 from ckptsync.errors import StoreError
 from ckptsync.stores.opening import create_store, is_store
-from tests.test_daemon_schedule import until
+from tests.test_daemon_loops import until
 
 
 def config(home: Path, roles: str = "worker", store: str = "store") -> Config:
@@ -31,8 +31,9 @@ def test_a_worker_makes_its_first_store_and_no_other_role_does(tmp_path: Path) -
 
 
 def test_a_store_that_was_served_is_not_made_again_where_its_directory_is_empty(tmp_path: Path) -> None:
-    watching = Watching(config(tmp_path), "n0", opened(config(tmp_path)))
-    watching.begin(lambda: None)
+    watching = Watching(config(tmp_path), "n0", opened(config(tmp_path)), print)
+    watching.begin()
+    watching.send()
     watching.close()
     (tmp_path / "store").rename(tmp_path / "unmounted")
     (tmp_path / "store").mkdir()
@@ -49,7 +50,7 @@ def test_a_service_waits_for_a_store_that_is_not_there_and_goes_on_when_it_comes
     given = {"node": "n", "roles": ["head"], "store": {"url": str(tmp_path / "store")}}
     with running(tmp_path / "etc", {"head": dict(given), "stopped": {**given, "node": "m"}}) as (head, stopped):
         for child in (head, stopped):
-            until(lambda log=child.log: "phase=waiting" in log.read_text(), 20)
+            until(lambda log=child.log: "phase=waiting" in log.read_text(), 20)  # type: ignore[misc]
         assert not (tmp_path / "store").exists()
         stopped.process.terminate()
         assert stopped.process.wait(5) == 0

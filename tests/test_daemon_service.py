@@ -15,7 +15,8 @@ from ckptsync.fleet.heartbeat import read, write
 from ckptsync.stores.opening import create_store, open_store
 
 SERVICE = """
-import contextlib, sys, time
+import contextlib, os, sys, time
+from pathlib import Path
 from ckptsync.config.loading import read
 from ckptsync.daemon.service import run
 from ckptsync.daemon.working import Outcome, Role, Working
@@ -28,17 +29,22 @@ def look():
 
 @contextlib.contextmanager
 def roles(config, node, store, fatal):
-    yield Working([Role("worker", 0.2, look, fatal)])
+    glance = Role("look", 0.2, lambda: print("glanced", file=sys.stderr) or Outcome(), fatal)
+    yield Working([Role("worker", 0.2, look, fatal)], looks=[glance])
     print("left", flush=True)
 
-sys.exit(run(read("node: n0\\nroles: [worker]\\nworker: {{runs: [/data]}}\\nstore: {{url: " + sys.argv[1] + "}}", "c", {{}}), roles))
+def load():
+    text = Path(sys.argv[2]).read_text() if sys.argv[2:] else ""
+    return read("node: n0\\nroles: [worker]\\nlog: {{format: text}}\\nworker: {{runs: [/data]}}\\nstore: {{url: " + sys.argv[1] + "}}\\n" + text, "c", {{"CKPTSYNC_ROLES": os.environ.get("ROLES", "worker")}})
+
+sys.exit(run(load, roles))
 """
 
 
 @contextmanager
-def service(store: Path, look: str = "pass", **environment: str) -> Iterator[subprocess.Popen[str]]:
+def service(store: Path, look: str = "pass", *more: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
     child = subprocess.Popen(
-        [sys.executable, "-c", SERVICE.format(look=look), str(store)],
+        [sys.executable, "-c", SERVICE.format(look=look), str(store), *more],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -148,3 +154,61 @@ def test_a_hung_tick_does_not_feed_the_watchdog(tmp_path: Path) -> None:
             told = [s.recv(999) for _ in range(5)]
             assert [t for t in told[2:] if t.startswith(b"WATCHDOG=1")] == []
             child.send_signal(signal.SIGKILL)
+
+
+def until_said(child: subprocess.Popen[str], words: str) -> str:
+    assert child.stderr
+    said = ""
+    while words not in said:
+        line = child.stderr.readline()
+        assert line, said
+        said += line
+    return said
+
+
+def test_sighup_begins_it_again_in_its_place_with_the_configuration_as_it_is_now(tmp_path: Path) -> None:
+    more = tmp_path / "more"
+    more.write_text("")
+    with service(tmp_path / "s", "pass", str(more)) as child:
+        until_said(child, "phase=started")
+        more.write_text("limits: {threads: 7}\n")
+        child.send_signal(signal.SIGHUP)
+        said = until_said(child, "phase=started")
+        assert "phase=reloading" in said
+        assert "phase=stopped node=n0 exit_code=0" in said
+        told = read(open_store(str(tmp_path / "s")), "n0", ("worker",))
+        assert told
+        assert (told.pid, told.stopped) == (child.pid, False)
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(8) == 0
+
+
+def test_a_configuration_that_is_no_good_is_said_and_changes_nothing(tmp_path: Path) -> None:
+    more = tmp_path / "more"
+    more.write_text("")
+    with service(tmp_path / "s", "pass", str(more)) as child:
+        until_said(child, "phase=started")
+        more.write_text("limits: {threads: none}\n")
+        child.send_signal(signal.SIGHUP)
+        said = until_said(child, "phase=not-reloaded")
+        assert "limits.threads" in said
+        assert "phase=stopped" not in said
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(8) == 0
+
+
+def test_a_tick_that_hangs_does_not_hang_a_reload(tmp_path: Path) -> None:
+    with service(tmp_path / "s", "time.sleep(60)") as child:
+        assert line(child) == "looked"
+        until_said(child, "phase=started")
+        child.send_signal(signal.SIGHUP)
+        assert "phase=abandoned ticks=worker" in until_said(child, "phase=started")
+        assert line(child) == "looked"
+
+
+def test_looking_begins_before_the_store_is_there_and_sending_when_it_is(tmp_path: Path) -> None:
+    with service(tmp_path / "s", ROLES="head") as child:  # no worker, which would make the store
+        assert "phase=waiting" in until_said(child, "not a store")
+        until_said(child, "glanced")
+        create_store(str(tmp_path / "s"))
+        assert line(child) == "looked"

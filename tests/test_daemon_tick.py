@@ -5,8 +5,9 @@ import threading
 
 import pytest
 
-from ckptsync.daemon.tick import Tick
+from ckptsync.daemon.tick import DEBOUNCE, Tick
 from ckptsync.errors import StoreError
+from tests.test_daemon_loops import until
 
 
 class Scripted:
@@ -50,10 +51,11 @@ def test_anything_else_is_fatal_and_told_with_its_traceback() -> None:
 def test_any_number_of_hints_is_one_look() -> None:
     looks: list[int] = []
     tick = Tick("worker", 1, lambda: None, print)
-    tick.soon = lambda: looks.append(1)
+    tick.soon = lambda _: looks.append(1)
     for _ in range(5):
         tick.hint()
     assert len(looks) == 1
+    until(lambda: False, DEBOUNCE)
     tick()
     tick.hint()
     assert len(looks) == 2
@@ -68,7 +70,7 @@ def test_a_hint_during_a_tick_asks_for_another_one_after_it() -> None:
         go_on.wait(5)
 
     tick = Tick("worker", 1, slow, print)
-    tick.soon = lambda: looks.append(1)
+    tick.soon = lambda _: looks.append(1)
     thread = threading.Thread(target=tick)
     thread.start()
     begun.wait(5)
@@ -78,3 +80,23 @@ def test_a_hint_during_a_tick_asks_for_another_one_after_it() -> None:
     go_on.set()
     thread.join()
     assert looks == [1]
+
+
+def test_of_several_wishes_the_first_counts_and_one_that_is_still_to_come_outlives_a_tick() -> None:
+    wishes: list[float] = []
+    tick = Tick("worker", 1, lambda: None, print)
+    tick.soon = wishes.append
+    for seconds in (500, 1000, 100):
+        tick.at(seconds)
+    assert wishes == [500, 100]
+    tick()
+    assert 99 < wishes[2] <= 100
+
+
+def test_a_wish_whose_time_has_come_is_granted_by_the_tick() -> None:
+    wishes: list[float] = []
+    tick = Tick("worker", 1, lambda: None, print)
+    tick.soon = wishes.append
+    tick.at(0)
+    tick()
+    assert wishes == [0]

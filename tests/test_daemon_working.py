@@ -35,11 +35,14 @@ def test_a_change_is_logged_once_and_an_error_as_one(caplog: pytest.LogCaptureFi
 
 
 def test_queue_and_errors_are_those_of_the_last_ticks() -> None:
-    worker = role("worker", Outcome(queue=("run/checkpoint-1",), errors=("run: torn",)), StoreError("away"))
+    worker = role("worker", Outcome(queue=("run/checkpoint-1",), errors=("run: torn",), oldest=5.0), StoreError("away"))
     head = role("head", Outcome(queue=("run/checkpoint-1", "run/checkpoint-2")))
-    working = Working([worker, head])
+    look = role("look", Outcome(notes=("spool full",), watch={"/a": "polling"}))
+    working = Working([worker], [head], [look])
     for tick in (*working.ticks, worker.tick):
         tick()
     assert working.queue() == ("run/checkpoint-1", "run/checkpoint-2")
     assert working.errors() == ("worker: away", "run: torn")
+    assert [tick.name for tick in working.ticks] == ["look", "worker", "head"]
+    assert (working.notes(), working.watch(), working.oldest()) == (("spool full",), {"/a": "polling"}, 5.0)
     assert working.status() == "worker waits; head waits; 2 on the way; 2 errors"

@@ -103,6 +103,7 @@ def _run(commands: Any) -> None:
     command.add_argument(
         "-c", "--config", metavar="CONFIG", required=True, help="configuration file; configs/ has complete examples"
     )
+    command.add_argument("--until-gone", metavar="PID", type=int, help="end once that process has ended and what it left is stored")
 
 
 def _push(commands: Any) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
+from ckptsync.daemon.clocks import Clocks
+from ckptsync.daemon.rate import Rate
 from ckptsync.daemon.stopping import Stopping
+from ckptsync.daemon.working import Working
 from ckptsync.errors import ConfigError
 from ckptsync.fleet import heartbeat
 from ckptsync.fleet.heartbeat import Heartbeat
@@ -18,32 +21,43 @@ MOST = 1000  # entries of the queue that a heartbeat tells
 log = logging.getLogger(__name__)
 
 
-class Working(Protocol):
-    """What a heartbeat tells of the roles."""
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """What the service reads beside its roles: the clocks, and how many bytes were handed to the store."""
 
-    def queue(self) -> tuple[str, ...]:
-        """What is on its way."""
-        ...
-
-    def errors(self) -> tuple[str, ...]:
-        """What the last ticks said."""
-        ...
+    clocks: Clocks
+    handed: Callable[[], int]
 
 
 class Heart:
     """Beats until it finds that it is the second one."""
 
-    def __init__(self, store: Store, mine: Heartbeat, working: Working, stop: Stopping) -> None:
-        self._store, self._mine, self._working, self._stop = store, mine, working, stop
+    def __init__(self, store: Store, mine: Heartbeat, working: Working, stop: Stopping, gauges: Gauges) -> None:
+        self._store, self._mine, self._working, self._stop, self._gauges = store, mine, working, stop, gauges
+        self._rate = Rate()
 
     def beat(self) -> None:
         """Write one; asks for a stop with exit code 2 if another live worker of this id was there first."""
-        telling = replace(self._mine, told=time.time(), queue=self._working.queue()[:MOST], errors=self._working.errors())
         try:
-            self._mine = heartbeat.beat(self._store, telling)
+            self._mine = heartbeat.beat(self._store, self._telling(time.monotonic()))
         except ConfigError as e:
             log.critical("phase=refused error=%s hint=%s", e, e.hint)
             self._stop.ask(e.exit_code)
+
+    def _telling(self, now: float) -> Heartbeat:
+        working, handed, oldest = self._working, self._gauges.handed(), self._working.oldest()
+        return replace(
+            self._mine,
+            told=time.time(),
+            queue=working.queue()[:MOST],
+            errors=working.errors(),
+            oldest=0.0 if oldest is None else max(0.0, now - oldest),
+            sent_bytes=handed,
+            rate=self._rate.read(now, handed),
+            disk=working.disks(),
+            watch=working.watch(),
+            notes=(*self._gauges.clocks.notes, *working.notes())[:MOST],
+        )
 
     def farewell(self) -> None:
         """Say that this process has stopped, unless the name is another's."""

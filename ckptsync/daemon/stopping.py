@@ -1,15 +1,18 @@
-"""Signals: the first asks for a clean stop, the second ends the process at once."""
+"""Signals: the first asks for a clean stop, the second ends the process at once; SIGHUP asks to reload."""
 
 from __future__ import annotations
 
 import os
 import select
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ckptsync.stores import ending
+
+HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class Stopping:
@@ -17,7 +20,8 @@ class Stopping:
 
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe()
-        self.asked = False
+        os.set_blocking(self._reader, False)
+        self.asked = self.is_reload_asked = self.again = False
         self.code = 0
 
     def ask(self, code: int = 0) -> None:
@@ -30,13 +34,34 @@ class Stopping:
         """Wait until it is asked for, at most ``seconds``; whether it was."""
         until = time.monotonic() + seconds
         while not self.asked and (left := until - time.monotonic()) > 0:
-            select.select([self._reader], [], [], left)
+            self.rest(left)
         return self.asked
 
+    def rest(self, seconds: float) -> bool:
+        """As `wait`, but a wish to reload ends it too."""
+        if not (self.asked or self.is_reload_asked) and select.select([self._reader], [], [], seconds)[0]:
+            os.read(self._reader, 4096)
+        return self.asked
+
+    def taken(self) -> bool:
+        """Whether to reload was asked for; it is not asked for any more."""
+        was, self.is_reload_asked = self.is_reload_asked, False
+        return was
+
+    def ask_again(self) -> None:
+        """Ask for a stop after which this process begins again, unless a signal asks for the end meanwhile."""
+        self.again = True
+        self.ask()
+
     def on_signal(self, number: int, _frame: object) -> None:
-        """SIGTERM, SIGINT, and SIGHUP: a terminal that is closed."""
-        if self.asked:
+        """SIGTERM and SIGINT; SIGHUP too on a terminal, which is being closed."""
+        if number == signal.SIGHUP and not sys.stderr.isatty():
+            self.is_reload_asked = True
+            os.write(self._writer, b"!")
+            return
+        if self.asked and not self.again:
             os._exit(128 + number)
+        self.again = False
         self.ask()
 
     def close(self) -> None:
@@ -50,7 +75,8 @@ def stopping() -> Iterator[Stopping]:
     """Signals are taken over within the block, in the main thread."""
     stop = Stopping()
     ending.begin()
-    before = {number: signal.signal(number, stop.on_signal) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)}
+    before = {number: signal.signal(number, stop.on_signal) for number in HEARD}
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)  # a process that begins again has them wait until here
     try:
         yield stop
     finally:

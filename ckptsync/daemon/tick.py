@@ -8,54 +8,69 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Protocol
 
 from ckptsync.errors import CkptsyncError
 
+DEBOUNCE = 0.3  # seconds that a hint waits for others: a trainer writes many files at once
+
 log = logging.getLogger(__name__)
 
 
 class Soon(Protocol):
-    """Runs the tick soon."""
+    """Runs the tick within so many seconds."""
 
-    def __call__(self) -> None: ...
+    def __call__(self, seconds: float, /) -> None: ...
 
 
 class Tick:
-    """``name`` and what to do; ``soon`` is set by the schedule, ``fatal`` is told what nobody can act on."""
+    """``name`` and what to do; ``soon`` is set by what runs it, ``fatal`` is told what nobody can act on."""
 
     def __init__(self, name: str, every: float, body: Callable[[], object], fatal: Callable[[BaseException], None]) -> None:
         self.name, self.every = name, every
-        self.soon: Soon = lambda: None
+        self.soon: Soon = lambda _: None
         self.error = ""
         """What the last tick said; empty if it was well."""
         self.failures = self.finished = 0
         self.is_running = False
+        self.thread = 0
+        """The kernel's number of the thread that runs it, or did last."""
         self._body, self._fatal = body, fatal
         self._lock = threading.Lock()
-        self._is_hinted = self._is_due_again = False
+        self._wanted: float | None = None
 
     def __call__(self) -> None:
         """Run once.  Never raises."""
         with self._lock:
-            self.is_running, self._is_hinted = True, False
+            self.is_running, self.thread = True, threading.get_native_id()
+            if self._wanted is not None and self._wanted <= time.monotonic():
+                self._wanted = None
         try:
             self._guarded()
         finally:
             with self._lock:
                 self.finished += 1
-                again, self._is_due_again, self.is_running = self._is_due_again, False, False
-            if again:
-                self.hint()
+                self.is_running = False
+                wanted = self._wanted
+            if wanted is not None:
+                self.soon(max(0.0, wanted - time.monotonic()))
 
     def hint(self) -> None:
         """Look soon; once more if a tick is running, since it may have looked already.  Any number of hints is one."""
+        self.at(DEBOUNCE)
+
+    def at(self, seconds: float) -> None:
+        """Run in so many seconds, or earlier: of several wishes the first counts; those that came while it ran, once it has ended."""
+        wanted = time.monotonic() + seconds
         with self._lock:
-            self._is_due_again = self._is_due_again or self.is_running
-            is_first, self._is_hinted = not (self._is_hinted or self.is_running), self._is_hinted or not self.is_running
-        if is_first:
-            self.soon()
+            if self._wanted is not None and self._wanted <= wanted:
+                return
+            self._wanted = wanted
+            if self.is_running:
+                return
+        self.soon(seconds)
 
     def _guarded(self) -> None:
         try:

@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ckptsync.config.values import Config
 from ckptsync.daemon.phases import Line, changed
 from ckptsync.daemon.tick import Tick
+from ckptsync.fleet.heartbeat import Disk
 from ckptsync.stores.contract import Store
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one tick of a role has seen and done: ``lines`` to log where they are new, ``queue`` and ``errors`` for `ckptsync status`."""
+    """What one tick of a role has seen and done: ``lines`` to log where they are new, the rest for `ckptsync status`.
+
+    ``oldest``: since when the first of the ``queue`` waits, in seconds of the monotonic clock.  ``watch``: how each output directory is watched.
+    """
 
     lines: tuple[Line, ...] = ()
     queue: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    oldest: float | None = None
+    watch: Mapping[str, str] = field(default_factory=dict)
 
 
 class Role:
@@ -44,15 +51,27 @@ class Role:
 
 
 class Working:
-    """All roles of this process."""
+    """All roles of this process.
 
-    def __init__(self, roles: Sequence[Role]) -> None:
-        self._roles = tuple(roles)
+    ``looks`` begin with the process, ``loops`` when the store is there, and both count monotonic time; ``jobs`` are the scheduler's.
+    ``disks``: how full the disks of output directories are.
+    """
+
+    def __init__(
+        self,
+        loops: Sequence[Role] = (),
+        jobs: Sequence[Role] = (),
+        looks: Sequence[Role] = (),
+        disks: Callable[[], tuple[Disk, ...]] = tuple,
+    ) -> None:
+        self._roles = (*looks, *loops, *jobs)
+        self.looks, self.loops, self.jobs = (tuple(role.tick for role in roles) for roles in (looks, loops, jobs))
+        self.disks = disks
 
     @property
     def ticks(self) -> tuple[Tick, ...]:
-        """One a role."""
-        return tuple(role.tick for role in self._roles)
+        """All of them."""
+        return (*self.looks, *self.loops, *self.jobs)
 
     def queue(self) -> tuple[str, ...]:
         """What is on its way."""
@@ -62,9 +81,21 @@ class Working:
         """What the last ticks said."""
         return tuple(dict.fromkeys(error for role in self._roles for error in role.errors()))
 
+    def notes(self) -> tuple[str, ...]:
+        """What is no error, and an operator should know."""
+        return tuple(dict.fromkeys(note for role in self._roles for note in role.outcome.notes))
+
+    def oldest(self) -> float | None:
+        """Since when the first of what is on its way waits, in seconds of the monotonic clock."""
+        return min((role.outcome.oldest for role in self._roles if role.outcome.oldest is not None), default=None)
+
+    def watch(self) -> dict[str, str]:
+        """How each output directory is watched."""
+        return {path: mode for role in self._roles for path, mode in role.outcome.watch.items()}
+
     def status(self) -> str:
         """The present tense, on one line."""
-        states = [f"{tick.name} {'at work' if tick.is_running else 'waits'}" for tick in self.ticks]
+        states = [f"{tick.name} {'at work' if tick.is_running else 'waits'}" for tick in (*self.loops, *self.jobs)]
         return "; ".join([*states, f"{len(self.queue())} on the way", f"{len(self.errors())} errors"])
 
 

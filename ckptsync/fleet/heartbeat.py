@@ -6,8 +6,8 @@ without comparing clocks: on the same machine its process answers, and elsewhere
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
 
 import msgspec
 
@@ -16,8 +16,20 @@ from ckptsync.records.names import OURS, node_facts_name
 from ckptsync.stores.contract import Entry, Store, read_all
 
 FORMAT = 1
-PERIOD = 15.0  # seconds between beats
+PERIOD = 30.0  # seconds between beats
 LIMIT = 1 << 20
+FACTS = "~facts.json"  # the end of a node's facts' name, which lie beside its heartbeat; no node id holds a ~
+
+
+@dataclass(frozen=True, slots=True)
+class Disk:
+    """The file system of an output directory, in bytes: ``spool``, what only our pins still hold there; ``budget`` for that, 0 where the free space decides."""
+
+    path: str
+    free: int
+    total: int
+    spool: int
+    budget: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +37,9 @@ class Heartbeat:
     """``instance`` is one process; ``machine`` one boot of one machine, within which ``pid`` and ``began`` name the process.
 
     ``started`` and ``told`` (when it was written): seconds since the epoch on the node's clock.  ``queue``: what is on its way; ``errors``: what the last ticks said.
+
+    ``oldest``: seconds for which the first of the queue has waited.  ``sent_bytes``: given to the store since the start, tries that failed among them;
+    ``rate``: bytes a second over the last minute.  ``watch``: output directory → events, polling, waiting or none.  ``notes``: what is no error, and good to know.
     """
 
     node: str
@@ -41,6 +56,12 @@ class Heartbeat:
     stopped: bool = False
     queue: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
+    oldest: float = 0.0
+    sent_bytes: int = 0
+    rate: float = 0.0
+    disk: tuple[Disk, ...] = ()
+    watch: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
     format: int = FORMAT
 
 
@@ -79,7 +100,7 @@ def read(store: Store, node: str, roles: tuple[str, ...]) -> Heartbeat | None:
 def listed(store: Store) -> Iterator[tuple[Entry, Heartbeat | Corrupt]]:
     """Every node's, with its entry (whose mtime is on the store's clock); one that cannot be read is its error."""
     for entry in store.names(f"{OURS}/nodes/"):
-        if entry.name.endswith(".json"):
+        if entry.name.endswith(".json") and not entry.name.endswith(FACTS):
             try:
                 yield entry, decode(entry.name, read_all(store, entry.name, LIMIT))
             except Corrupt as e:

@@ -1,0 +1,171 @@
+"""The worker role: two ticks over the output directories that are there now.
+
+``look`` pins and judges, every second where anything moved, and asks no store; ``worker`` sends, when a look says that something is due and every
+`scan_every` besides.  So what is sent for an hour, or waits for its store, keeps nothing from being pinned.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from pathlib import Path
+
+from ckptsync.config.runs import OutputDirectories, output_directories, places
+from ckptsync.config.values import Config, WorkerConfig
+from ckptsync.daemon import told
+from ckptsync.daemon.disks import disks
+from ckptsync.daemon.lock import Locks
+from ckptsync.daemon.phases import Line, pairs
+from ckptsync.daemon.served import remember
+from ckptsync.daemon.working import Outcome, Role
+from ckptsync.errors import CkptsyncError, ConfigError, StoreError
+from ckptsync.fleet.heartbeat import Disk
+from ckptsync.stores.contract import Store
+from ckptsync.walk import OURS
+from ckptsync.watch import Watch, watch
+from ckptsync.worker.glance import aims, glance
+from ckptsync.worker.looking import Look
+from ckptsync.worker.options import RunDir, WorkerOptions
+from ckptsync.worker.result import WorkerResult
+from ckptsync.worker.tick import Worker
+
+GLANCE_EVERY = 1.0
+UNSETTLED_EVERY = 0.5  # seconds between looks while a checkpoint is being written: its files grow, and no directory changes by that
+PATIENCE = 20  # part of the time since anything moved that the next look may wait: what a crash left half written is not to be asked for ever
+
+
+class Watching:
+    """A `Worker` for each output directory that is there, so that one may come and go while another is being sent."""
+
+    def __init__(self, config: Config, node: str, store: Store, fatal: Callable[[BaseException], None]) -> None:
+        self._config, self._node, self._store = config, node, store
+        self._locks = Locks(node)
+        self._watch: Watch | None = None
+        self._workers: Mapping[RunDir, Worker] = {}
+        self._problems: tuple[str, ...] = ()
+        self._aims: tuple[str, ...] = ()
+        self._glimpse: object = None
+        self._next = self._moved = 0.0
+        self._is_hinted = True
+        self._outcome = Outcome()
+        self.looking = Role("look", GLANCE_EVERY, self.look, fatal)
+        self.sending = Role("worker", config.worker.scan_every, self.send, fatal)
+
+    def begin(self) -> None:
+        """Look which directories there are; raises ConfigError if one of them is another worker's, or none of them may be used."""
+        for run in self._found().runs:
+            with contextlib.suppress(StoreError):  # one that cannot be written to is a problem of its own, which every look tells
+                self._locks.hold(Path(run.path) / OURS)
+        self._renew()
+        if self._problems and not self._workers:
+            raise ConfigError("; ".join(self._problems), hint="see worker.runs in the configuration")
+
+    def hint(self) -> None:
+        """Something was written."""
+        self._is_hinted = True
+        self.looking.tick.hint()
+
+    def look(self) -> Outcome:
+        """One tick: a glance, and a look where it says so, or nobody has looked for long."""
+        now = time.monotonic()
+        has_moved = self._is_hinted or glance(self._aims) != self._glimpse
+        if not has_moved and now < self._next:
+            return self._outcome
+        if has_moved:
+            self._moved = now
+        self._is_hinted = False
+        self._renew()
+        self._glimpse = glance(self._aims)  # before the look: what comes while it looks is seen by the next glance
+        looks = [worker.look(now) for worker in self._workers.values()]
+        self._arrange(now, looks)
+        self._outcome = self._seen(looks)
+        return self._outcome
+
+    def send(self) -> Outcome:
+        """One tick."""
+        results: list[WorkerResult] = []
+        problems: list[str] = []
+        for run, worker in self._workers.items():
+            try:
+                remember(run.path / OURS, self._store.url)
+                results.append(worker.tick(time.monotonic()))
+            except StoreError as e:  # noqa: PERF203 - one directory's failure keeps no other back
+                problems.append(str(e))
+        since = [at for result in results for at in result.pending_since.values()]
+        return Outcome(
+            (*_left_out(problems), *(line for result in results for line in told.worker(result))),
+            tuple(item for result in results for item in result.queue),
+            (*problems, *(error for result in results for error in result.errors)),
+            tuple(dict.fromkeys(note for result in results for note in result.notes)),
+            min(since, default=None),
+        )
+
+    def disks(self) -> tuple[Disk, ...]:
+        """How full the disks of the output directories are."""
+        return disks([str(run.path) for run in self._workers], self._config.worker.spool_budget)
+
+    def close(self) -> None:
+        """Give back watches and locks."""
+        if self._watch:
+            self._watch.close()
+        self._locks.close()
+
+    def _arrange(self, now: float, looks: list[Look]) -> None:
+        """When to look again, and when to send."""
+        due = min((look.due for look in looks if look.due is not None), default=None)
+        rest = self._config.worker.scan_every
+        if due is not None:
+            rest = min(rest, max(UNSETTLED_EVERY, (now - self._moved) / PATIENCE))
+            self.sending.tick.at(max(due, rest) if due else 0)
+            self.looking.tick.at(rest)
+        self._next = now + rest
+
+    def _seen(self, looks: list[Look]) -> Outcome:
+        failures = tuple(failure for look in looks for failure in look.failures)
+        result = WorkerResult(self._node, failures=failures)
+        lost = self._watch.notes() if self._watch else ()
+        notes = tuple(dict.fromkeys((*lost, *(note for look in looks for note in look.notes))))
+        modes = self._watch.modes() if self._watch else {}
+        return Outcome(
+            (*_left_out(self._problems), *told.worker(result)), (), (*self._problems, *result.errors), notes, None, modes
+        )
+
+    def _found(self) -> OutputDirectories:
+        return output_directories(self._config.worker.runs, self._store.url)
+
+    def _renew(self) -> None:
+        """Take in directories that have appeared; one that cannot be had holds up no other."""
+        found = self._found()
+        workers: dict[RunDir, Worker] = {}
+        problems = list(found.problems)
+        for run in found.runs:
+            at = RunDir(run.name, Path(run.path))
+            try:
+                self._locks.hold(at.path / OURS)
+                workers[at] = self._workers.get(at) or Worker(worker_options(self._config, self._node, (at,)), self._store)
+            except CkptsyncError as e:
+                problems.append(str(e))
+        self._problems = tuple(problems)
+        if list(workers) != list(self._workers) or self._watch is None:
+            self._rewatch(workers)
+        else:
+            self._watch.refresh()
+        self._workers = workers
+        self._aims = (*places(self._config.worker.runs), *(aim for run in workers for aim in aims(run.path)))
+
+    def _rewatch(self, workers: Mapping[RunDir, Worker]) -> None:
+        if self._watch:
+            self._watch.close()
+        self._watch = watch([str(run.path) for run in workers], self.hint)
+
+
+def worker_options(config: Config, node: str, runs: tuple[RunDir, ...]) -> WorkerOptions:
+    """What a worker is told of a configuration: every key of ``worker`` that is not about finding runs, and how many threads."""
+    keys = {f.name for f in fields(WorkerOptions)} & {f.name for f in fields(WorkerConfig)} - {"runs"}
+    return WorkerOptions(node, runs, threads=config.limits.threads, **{key: getattr(config.worker, key) for key in keys})
+
+
+def _left_out(problems: tuple[str, ...] | list[str]) -> list[Line]:
+    return [Line(f"problem {text}", pairs(phase="left-out", error=text), is_error=True) for text in problems]

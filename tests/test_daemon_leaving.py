@@ -1,0 +1,54 @@
+"""When a service ends unasked."""
+
+import os
+import subprocess
+
+import pytest
+
+from ckptsync.daemon import leaving
+from ckptsync.daemon.leaving import Never, UntilGone
+from ckptsync.daemon.working import Outcome, Role, Working
+
+
+def working(outcomes: list[Outcome]) -> Working:
+    return Working([Role("worker", 1, lambda: outcomes[0], print)])
+
+
+def gone() -> int:
+    child = subprocess.Popen(["true"])
+    child.wait()
+    return child.pid
+
+
+def test_a_service_that_was_installed_never_ends_unasked() -> None:
+    assert not Never().is_due(working([Outcome()]))
+
+
+def test_it_stays_while_the_process_lives() -> None:
+    roles = working([Outcome()])
+    until = UntilGone(os.getpid())
+    roles.ticks[0]()
+    assert not until.is_due(roles)
+
+
+def test_it_ends_after_a_tick_that_began_when_the_process_was_gone_and_found_nothing_left() -> None:
+    outcomes = [Outcome(queue=("run/checkpoint-1",))]
+    roles = working(outcomes)
+    roles.ticks[0]()
+    until = UntilGone(gone())
+    assert not until.is_due(roles), "what it left was not looked for yet"
+    roles.ticks[0]()
+    assert not until.is_due(roles), "it is on its way"
+    outcomes[0] = Outcome()
+    roles.ticks[0]()
+    assert until.is_due(roles)
+
+
+def test_what_never_settles_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    roles = working([Outcome(queue=("run/checkpoint-1",))])
+    until = UntilGone(gone())
+    until.is_due(roles)
+    roles.ticks[0]()
+    assert not until.is_due(roles)
+    monkeypatch.setattr(leaving, "SETTLES_WITHIN", -1.0)
+    assert until.is_due(roles)
