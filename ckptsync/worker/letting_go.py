@@ -1,4 +1,4 @@
-"""Letting go of pins that nobody needs any more: the store has their files, VERIFIED."""
+"""Letting go of pins, and of local checkpoints, that nobody needs any more: the store has their files, VERIFIED."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ckptsync.errors import CkptsyncError
 from ckptsync.spool import pins as spool
+from ckptsync.worker.cleaning import clean
 from ckptsync.worker.knowledge import Knowledge
 from ckptsync.worker.looking import Seen
 from ckptsync.worker.lookout import Lookout
@@ -23,11 +24,19 @@ class Letting:
     def go(self, run: RunDir) -> tuple[list[Progress], list[Failure]]:
         """After each sending: what went, as far as people should see it, and what could not."""
         seen = [w.seen for w in self._lookout.watched() if w.seen.run == run.name]
+        told: list[Progress] = []
         try:
             self._spare(run, seen)
+            if self._options.clean == "verified":
+                self._clean(run, told)
         except CkptsyncError as e:
-            return [], [failure(run.name, "", e)]
-        return [], []
+            return told, [failure(run.name, "", e)]
+        return told, []
+
+    def _clean(self, run: RunDir, told: list[Progress]) -> None:
+        watched = [w for w in self._lookout.watched() if w.seen.run == run.name]
+        for name, size in clean(run, watched, self._knowledge, self._lookout, self._options.keep_local):
+            told.append(Progress(run.name, name, 0, "cleaned", "the store has it, VERIFIED", files=0, size=size))
 
     def _spare(self, run: RunDir, seen: Sequence[Seen]) -> None:
         ours = [s for s in seen if s.pin is not None and s.pin.node == self._options.node]

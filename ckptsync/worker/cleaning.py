@@ -1,0 +1,166 @@
+"""Removing local checkpoints that the store holds, VERIFIED: for nodes on which nobody rotates.
+
+Never the newest, never what the trainer calls its best, never what somebody has open, and nothing of which the store lacks a byte that lies here.
+A checkpoint goes by one rename, so that no trainer sees half of one; if it changed in that moment, it comes back by another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import shutil
+import signal
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckptsync.errors import CkptsyncError, Incomplete
+from ckptsync.model import read_whole
+from ckptsync.records import saves
+from ckptsync.records.manifest import Manifest
+from ckptsync.scan import Spot
+from ckptsync.spool import pins as spool
+from ckptsync.walk import OURS, Stat, walk
+from ckptsync.worker import deciding
+from ckptsync.worker.hold import Held, Hold, each_open
+from ckptsync.worker.knowledge import Knowledge, is_safe
+from ckptsync.worker.lookout import Lookout, Watched
+from ckptsync.worker.options import RunDir
+from ckptsync.worker.settle import TRAINER_STATE
+
+_GONE = ".gone-cleaned-"
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """A checkpoint's directory here.  ``is_verified``: a report has proven in the store every file of it, as it is now.
+
+    ``age``: its step, and the mtime of its last file (ns).  ``is_busy``: something of it is still on its way.
+    """
+
+    name: str
+    age: tuple[int, int]
+    is_verified: bool
+    is_busy: bool
+
+
+def cleanable(there: Iterable[Local], best: Collection[str], keep: int) -> tuple[str, ...]:
+    """Names that may go, oldest first: not the newest ``keep``, at least one, by step or by time, and none that is younger than a busy one.  Pure."""
+    every = list(there)
+    newest = {local.name for at in (0, 1) for local in sorted(every, key=lambda one: one.age[at])[-max(1, keep) :]}
+    busy = [local.age for local in every if local.is_busy]
+    return tuple(
+        local.name
+        for local in sorted(every, key=lambda one: one.age)
+        if local.is_verified
+        and not local.is_busy
+        and local.name not in newest
+        and local.name not in best
+        and all(local.age[0] < age[0] and local.age[1] < age[1] for age in busy)
+    )
+
+
+def clean(run: RunDir, watched: Sequence[Watched], knowledge: Knowledge, lookout: Lookout, keep: int) -> Iterator[tuple[str, int]]:
+    """Remove them; each name with its bytes when it is gone.  Raises StoreError, and ConfigError where a directory may not be renamed."""
+    sweep(run.path)
+    here = {w.seen.spot.name: w for w in watched if w.seen.spot.only is None and not w.seen.hold.gone}
+    best = {name for w in here.values() for name in _best(w.seen.hold)}
+    for name in cleanable([_local(w, knowledge) for w in here.values()], best, keep):
+        spot = here[name].seen.spot
+        files = walk(spot.path).files
+        if _is_listed(run.name, name, files, knowledge) and not is_open(spot.path, files) and removed(run.path, spot, files):
+            for pin in spool.pins(run.path):
+                if (pin.checkpoint, pin.node) == (name, knowledge.node) and knowledge.is_proven(run.name, name, pin.files):
+                    spool.drop(pin, lookout.lock)
+            yield name, sum(f.size for f in files)
+
+
+def sweep(output_dir: Path) -> None:
+    """Remove what a worker that was killed had put aside to remove."""
+    for folder in (output_dir / OURS, output_dir):
+        with contextlib.suppress(Incomplete), spool.refusals(folder):
+            for path in folder.iterdir():
+                if path.name.startswith(_GONE):
+                    shutil.rmtree(path)
+
+
+def is_open(root: Path, files: Iterable[Stat]) -> bool:
+    """Whether any process of this machine has one of the files open, for reading too, as far as the file system can tell."""
+    return any(_is_leased(fd) for _, fd in each_open(Held(f, root, is_pinned=False) for f in files))
+
+
+def _is_leased(fd: int) -> bool:
+    try:
+        # a write lease is refused while anybody else has the file open; the signal as in worker.evidence
+        fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except BlockingIOError:
+        return True
+    except OSError:
+        pass  # no leases here: then its age has to do
+    return False
+
+
+def _local(one: Watched, knowledge: Knowledge) -> Local:
+    seen = one.seen
+    newest = max((s.mtime for s in seen.hold.stats), default=0)
+    is_busy = one.evidence is not None or bool(seen.hold.partial)
+    is_verified = not seen.hold.others and _holder(seen.run, seen.spot.name, seen.hold.stats, knowledge) is not None
+    return Local(seen.spot.name, (seen.spot.step or 0, newest), is_verified, is_busy)
+
+
+def _holder(run: str, checkpoint: str, files: Sequence[Stat], knowledge: Knowledge) -> Manifest | None:
+    """Our manifest of all of these files, also of what is not sent by choice, if its place is VERIFIED."""
+    known = knowledge.of(run)
+    live = saves.live(known.manifests(checkpoint))
+    mine = deciding.holder(files, [k.manifest for k in live if k.manifest.node == knowledge.node])
+    return mine if mine is not None and is_safe(known, mine.place, live, retired_too=False) else None
+
+
+def _is_listed(run: str, checkpoint: str, files: Sequence[Stat], knowledge: Knowledge) -> bool:
+    """Whether the store says now that it has each of them, by name and size.  Raises StoreError."""
+    known = knowledge.read(run)
+    mine = _holder(run, checkpoint, files, knowledge)
+    if mine is None:
+        return False
+    here = [k.manifest for k in saves.live(known.manifests(checkpoint)) if k.manifest.place == mine.place]
+    located = {path: at for path, every in saves.locate(here).items() for at in every if knowledge.node in at.nodes}
+    sizes = dict(known.copies) | {e.name: e.size for e in knowledge.store.names(f"{run}/{mine.place}/")}
+    return all(f.path in located and sizes.get(located[f.path].name) == f.size for f in files)
+
+
+def removed(output_dir: Path, spot: Spot, files: Sequence[Stat]) -> bool:
+    """Whether it is gone: it stays if it is not what was looked at."""
+    with spool.refusals(spot.path):
+        aside = _put_aside(output_dir, spot)
+        if walk(aside).files != files:
+            aside.rename(spot.path)
+            return False
+        shutil.rmtree(aside)
+    return True
+
+
+def _put_aside(output_dir: Path, spot: Spot) -> Path:
+    """Out of the trainer's sight, by one rename."""
+    for folder in (output_dir / OURS, output_dir):
+        aside = folder / f"{_GONE}{spot.name}"
+        try:
+            spot.path.rename(aside)
+        except OSError as e:
+            if e.errno != errno.EXDEV or folder == output_dir:
+                raise
+            continue  # the spool is another file system
+        return aside
+    raise AssertionError("the last folder returns or raises")
+
+
+def _best(hold: Hold) -> Iterator[str]:
+    """The checkpoint that the trainer will load at the end."""
+    if TRAINER_STATE in hold.held:
+        with contextlib.suppress(ValueError, RecursionError, CkptsyncError, AttributeError):  # torn: it is not removed either
+            best = json.loads(read_whole(hold, TRAINER_STATE)).get("best_model_checkpoint")
+            if isinstance(best, str):
+                yield Path(best).name

@@ -1,0 +1,164 @@
+"""Local checkpoints go once the store has them, VERIFIED; never the newest, the best, what is open, or what the store lacks a byte of."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ckptsync.scan import spot_at
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.walk import walk
+from ckptsync.worker.cleaning import Local, cleanable, is_open, removed
+from ckptsync.worker.options import RunDir, WorkerOptions
+from ckptsync.worker.tick import Worker
+from tests.test_worker_push import lay
+from tests.test_worker_tick import pinned, progress, settle, verify
+
+
+def local(n: int, *, verified: bool = True, busy: bool = False, at: int = -1) -> Local:
+    return Local(f"c-{n}", (n, n if at < 0 else at), verified, busy)
+
+
+def test_all_but_the_newest_few_that_are_verified_may_go_oldest_first() -> None:
+    assert cleanable([local(n) for n in (3, 1, 4, 2)], (), 2) == ("c-1", "c-2")
+    assert cleanable([local(1, verified=False), local(2), local(3)], (), 1) == ("c-2",)
+    assert cleanable([local(n) for n in (1, 2, 3)], {"c-1"}, 1) == ("c-2",)
+
+
+def test_the_newest_stays_whatever_is_asked_for() -> None:
+    assert cleanable([local(1), local(2)], (), 0) == ("c-1",)
+    assert cleanable([local(1)], (), 0) == ()
+
+
+def test_the_newest_by_time_stays_as_well_as_the_newest_by_step() -> None:
+    assert cleanable([local(1, at=9), local(2, at=2), local(3, at=3)], (), 1) == ("c-2",)  # resumed from an old one
+
+
+def test_nothing_goes_that_is_younger_than_what_is_still_on_its_way() -> None:
+    assert cleanable([local(1), local(2, busy=True), local(3), local(4)], (), 1) == ("c-1",)
+
+
+def run(out: Path, store: MemoryStore, steps: int = 3, *, clean: bool = True, exclude: tuple[str, ...] = ()) -> Worker:
+    """A worker that has sent some steps of which the trainer calls none its best."""
+    for n in range(1, steps + 1):
+        state = json.dumps({"global_step": n, "best_model_checkpoint": None}).encode()
+        lay(out / "x", {"trainer_state.json": state, "w": b"weights"}, float(n)).rename(out / f"checkpoint-{n}")
+    options = WorkerOptions("n0", (RunDir("run", out),), clean="verified" if clean else "off", keep_local=1, exclude=exclude)
+    w = Worker(options, store)
+    settle(w)
+    return w
+
+
+def there(out: Path) -> list[str]:
+    return sorted(p.name for p in out.glob("checkpoint-*"))
+
+
+def test_what_is_verified_goes_with_its_pin_and_the_rest_stays(tmp_path: Path) -> None:
+    store = MemoryStore()
+    w = run(tmp_path, store)
+    w.tick(1000.0)
+    assert there(tmp_path) == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+    verify(store, "checkpoint-1")
+    verify(store, "checkpoint-3")
+    found = w.tick(1001.0)
+    assert [p.checkpoint for p in found.progress if p.phase == "cleaned"] == ["checkpoint-1"]
+    assert found.failures == ()
+    assert there(tmp_path) == ["checkpoint-2", "checkpoint-3"]
+    assert pinned(tmp_path) == ["checkpoint-2.0", "checkpoint-3.0"]
+    assert not [p for p in (tmp_path / "_ckptsync").iterdir() if p.name.startswith(".gone")]
+    assert progress(w.tick(1002.0))["checkpoint-3.0"].phase == "stored"
+
+
+def test_nothing_goes_unless_it_was_asked_for(tmp_path: Path) -> None:
+    store = MemoryStore()
+    w = run(tmp_path, store, clean=False)
+    verify(store, "checkpoint-1")
+    w.tick(1000.0)
+    assert there(tmp_path) == ["checkpoint-1", "checkpoint-2", "checkpoint-3"]
+
+
+def lose(store: MemoryStore, out: Path) -> None:
+    store.delete("run/checkpoint-1/w")
+
+
+def cut(store: MemoryStore, out: Path) -> None:
+    store.write("run/checkpoint-1/w", [b"weight"])
+
+
+def edit(store: MemoryStore, out: Path) -> None:
+    (out / "checkpoint-1" / "w").write_bytes(b"WEIGHTS")
+
+
+def add(store: MemoryStore, out: Path) -> None:
+    (out / "checkpoint-1" / "notes.txt").write_bytes(b"mine")
+
+
+def link(store: MemoryStore, out: Path) -> None:
+    (out / "checkpoint-1" / "notes").symlink_to("/dev/null")
+
+
+@pytest.mark.parametrize("happens", [lose, cut, edit, add, link])
+def test_what_the_store_lacks_in_any_way_stays(tmp_path: Path, happens: object) -> None:
+    store = MemoryStore()
+    w = run(tmp_path, store)
+    verify(store, "checkpoint-1")
+    happens(store, tmp_path)  # type: ignore[operator]
+    assert w.tick(1000.0).failures == ()
+    assert "checkpoint-1" in there(tmp_path)
+
+
+def test_what_is_not_sent_by_choice_has_no_other_copy(tmp_path: Path) -> None:
+    store = MemoryStore()
+    w = run(tmp_path, store, exclude=("w",))
+    verify(store, "checkpoint-1")
+    w.tick(1000.0)
+    assert "checkpoint-1" in there(tmp_path)
+
+
+def test_what_the_trainer_calls_its_best_stays(tmp_path: Path) -> None:
+    store = MemoryStore()
+    state = json.dumps({"global_step": 3, "best_model_checkpoint": "out/checkpoint-1"}).encode()
+    w = run(tmp_path, store, 2)
+    lay(tmp_path / "x", {"trainer_state.json": state, "w": b"weights"}, 3.0).rename(tmp_path / "checkpoint-3")
+    for name in ("checkpoint-1", "checkpoint-2"):
+        verify(store, name)
+    settle(w, 1000.0)
+    w.tick(3000.0)
+    assert there(tmp_path) == ["checkpoint-1", "checkpoint-3"]
+
+
+def test_what_somebody_reads_stays_until_he_is_done(tmp_path: Path) -> None:
+    store = MemoryStore()
+    w = run(tmp_path, store)
+    verify(store, "checkpoint-1")
+    with (tmp_path / "checkpoint-1" / "w").open("rb"):
+        if not is_open(tmp_path / "checkpoint-1", walk(tmp_path / "checkpoint-1").files):
+            pytest.skip("no leases on this file system")
+        w.tick(1000.0)
+        assert "checkpoint-1" in there(tmp_path)
+    w.tick(1001.0)
+    assert "checkpoint-1" not in there(tmp_path)
+
+
+def test_what_a_killed_worker_had_put_aside_is_removed(tmp_path: Path) -> None:
+    store = MemoryStore()
+    w = run(tmp_path, store)
+    shutil.copytree(tmp_path / "checkpoint-1", tmp_path / "_ckptsync" / ".gone-cleaned-checkpoint-0")
+    w.tick(1000.0)
+    assert not (tmp_path / "_ckptsync" / ".gone-cleaned-checkpoint-0").exists()
+
+
+def test_what_changed_in_the_last_moment_comes_back(tmp_path: Path) -> None:
+    source = lay(tmp_path, {"w": b"weights"})
+    before = walk(source).files
+    (source / "w").write_bytes(b"WEIGHTS")
+    (tmp_path / "_ckptsync").mkdir()
+    spot = spot_at(source)
+    assert spot is not None
+    assert not removed(tmp_path, spot, before)
+    assert (source / "w").read_bytes() == b"WEIGHTS"
+    assert removed(tmp_path, spot, walk(source).files)
+    assert not source.exists()
