@@ -6,6 +6,7 @@
 #               hours (strace, sshd are needed): KILL="--stores s3 --calls 50 --moments 50 --seed 7"
 # make crash-states   cut the power at every moment of a store's work, in a simulation (strace is needed): CRASH="--states 5000 --random 100"
 # make damage   damage every vector in every way, and see that nothing goes unseen: DAMAGE="--flips 400 --only zero3"
+# make nspawn   the units under real systemd, in a container of this system's own files that is gone afterwards (root and systemd-nspawn are needed)
 # make lint     format, lint, types       make format   put the format right
 # make bench    every figure in the documents, in an environment of its own: torch, accelerate, DeepSpeed; half an hour and 60 GB at most.
 #               GIB=0.1 ROUNDS=2 make bench    for a look
@@ -43,7 +44,7 @@ KILL ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint format bench bench-transfer campaign damage crash-states kill-stores clean
+.PHONY: demo test lint format bench bench-transfer campaign damage crash-states kill-stores nspawn clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -84,6 +85,9 @@ kill-stores: $(VENV)/.installed-test
 
 crash-states: $(VENV)/.installed-test
 	$(BIN)/python -m tests.campaigns.crash_states $(CRASH)
+
+nspawn: $(VENV)/.installed-test
+	CKPTSYNC_TEST_NSPAWN=1 $(BIN)/python -m pytest -rs tests/nspawn
 
 clean:
 	rm -rf $(VENV) $(BENCH_VENV) $(TRANSFER_VENV) build/bench

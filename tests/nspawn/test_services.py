@@ -97,6 +97,32 @@ def test_what_only_its_owner_may_read_is_pinned_by_a_link_within_the_service_s_m
     assert pinned.st_ino == source.st_ino
 
 
+def test_a_file_that_is_still_written_is_noticed_from_within_the_service(training: Machine) -> None:
+    configure(training)
+    install(training)
+    save(training, 5)
+    writes = "exec 3>>/data/out/exp/checkpoint-5/model.safetensors; sleep 1000"
+    training.run("systemd-run", "--quiet", "--unit=trainer", "--uid=train", "sh", "-c", writes)
+    training.systemctl("start", WORKER)
+    save(training, 6)
+    wait_until_stored(training, 6)
+    assert not is_stored(training, 5)
+    training.systemctl("stop", "trainer")
+    wait_until_stored(training, 5)
+
+
+def test_an_output_directory_that_is_removed_and_made_again_is_seen(training: Machine) -> None:
+    training.run("install", "-d", "-o", "train", "/data/special")
+    configure(training, runs="/data/special/out")
+    install(training)
+    training.systemctl("start", WORKER)
+    save(training, 1, output="/data/special/out")
+    wait_until_stored(training, 1, run="out")
+    training.run_as("train", "rm", "-r", "/data/special/out")
+    save(training, 2, output="/data/special/out")
+    wait_until_stored(training, 2, run="out")
+
+
 def test_a_hung_worker_is_killed_leaves_its_stacks_and_starts_again(training: Machine) -> None:
     configure(training)
     install(training, extra=f"{QUICK}WatchdogSec=2\n")
