@@ -1,0 +1,160 @@
+"""Trainer, hook, rotation and worker in any order, on a real directory: no save that the hook committed is lost, and none is seen torn."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckptsync.spool.pins import compare, drop, mark_stored, pins, sweep
+from ckptsync.worker.looking import Seat, Seen, look
+from ckptsync.worker.options import RunDir
+from tests.hook_pins import commit
+
+FILES = ("config.json", "model", "rng_0", "rng_1", "state")
+Content = dict[str, bytes]
+
+
+class World:
+    """One checkpoint's name, saved again and again.  ``owed``: by their save ids, the committed saves that no store has yet."""
+
+    def __init__(self, out: Path) -> None:
+        self.out, self.source = out, out / "checkpoint-4"
+        self.seat = Seat("n0", lambda *_: (), lambda *_: False)
+        self.saves, self.written = 0, 0
+        self.is_committed = True
+        self.owed: dict[str, Content] = {}
+        self.seen: tuple[Seen, ...] = ()
+
+    def begin(self) -> None:
+        """The trainer removes a checkpoint, and saves it again."""
+        if self.is_committed:
+            shutil.rmtree(self.source, ignore_errors=True)
+            self.saves, self.written, self.is_committed = self.saves + 1, 0, False
+
+    def begin_in_place(self) -> None:
+        """The same over the files that are there, by new files under the old names, as safetensors does."""
+        if self.is_committed and self.saves:
+            self.saves, self.written, self.is_committed = self.saves + 1, 0, False
+
+    def write(self) -> None:
+        if not self.is_committed and self.written < len(FILES):
+            self.put(FILES[self.written])
+            self.written += 1
+
+    def write_the_rest(self) -> None:
+        for _ in FILES:
+            self.write()
+
+    def placeholder(self) -> None:
+        """ZeRO-3 writes the weights' name, and takes it back."""
+        if not self.is_committed and 0 < self.written < len(FILES):
+            name = "placeholder"
+            (self.source / name).unlink() if (self.source / name).exists() else self.put(name)
+
+    def callback(self) -> None:
+        """Somebody's callback writes the model again, within the event."""
+        if not self.is_committed and self.written == len(FILES):
+            self.put("model", b" by a callback")
+
+    def commit(self) -> None:
+        if not self.is_committed and self.written == len(FILES):
+            (self.source / "placeholder").unlink(missing_ok=True)
+            commit(self.source, f"save-{self.saves}")
+            self.owed[f"save-{self.saves}"] = {p.name: p.read_bytes() for p in self.source.iterdir()}
+            self.is_committed = True
+
+    def rotate(self) -> None:
+        """One file after another goes, only of what was committed."""
+        if self.is_committed and self.source.exists():
+            for path in sorted(self.source.iterdir())[:2]:
+                path.unlink()
+
+    def look(self) -> None:
+        before = self.times()
+        found = look(RunDir("run", self.out), self.seat)
+        assert found.failures == ()
+        assert self.times() == before
+        self.seen = found.seen
+        self.check()
+
+    def restart(self) -> None:
+        sweep(self.out, "n0")
+        self.seat = Seat("n0", lambda *_: (), lambda *_: False)
+
+    def send(self) -> None:
+        """The oldest committed save reaches the store, and its pin goes."""
+        for one in self.seen:
+            if one.pin and one.pin.is_committed and one.pin.path.exists():
+                mark_stored(one.pin)
+                drop(one.pin)
+                assert one.pin.commit
+                self.owed.pop(one.pin.commit.save)
+                return
+
+    def put(self, name: str, more: bytes = b"") -> None:
+        self.source.mkdir(exist_ok=True)
+        fresh = self.out / "fresh"
+        fresh.write_bytes(f"{self.saves} {name}".encode() + more)
+        fresh.replace(self.source / name)
+
+    def times(self) -> object:
+        return {
+            path: (path.stat().st_mtime_ns, path.stat().st_ino)
+            for path in [*sorted(self.source.rglob("*")), self.source]
+            if path.exists()
+        }
+
+    def check(self) -> None:
+        committed = {s.pin.commit.save: s for s in self.seen if s.pin and s.pin.commit and s.pin.is_committed}
+        assert committed.keys() >= self.owed.keys()
+        for save, content in self.owed.items():
+            one = committed[save]
+            assert one.pin
+            assert one.pin.node == "n0"
+            assert {name: (one.pin.root / name).read_bytes() for name in content} == content
+        everything = pins(self.out)
+        for whole in (p for p in everything if p.is_committed):
+            assert not [p for p in everything if p.k < whole.k and not p.is_committed and compare(p.files, whole.files).same]
+        if self.source.exists() and any(self.source.iterdir()):
+            assert {p.name for p in self.source.iterdir()} <= set(self.seen[-1].hold.held)
+
+
+ACTIONS: tuple[Callable[[World], None], ...] = (
+    World.begin,
+    World.begin_in_place,
+    World.write,
+    World.write_the_rest,
+    World.placeholder,
+    World.callback,
+    World.commit,
+    World.rotate,
+    World.look,
+    World.restart,
+    World.send,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.sampled_from(ACTIONS), max_size=40))
+def test_no_committed_save_is_lost_or_torn(actions: list[Callable[[World], None]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        world = World(Path(folder))
+        for action in (World.begin, World.write_the_rest, *actions, World.look):
+            action(world)
+
+
+def test_there_is_always_something_to_see(tmp_path: Path) -> None:
+    """The story that the above tells in every order, in its own."""
+    world = World(tmp_path)
+    for action in (World.begin, World.write, World.look, World.write_the_rest, World.look, World.commit, World.rotate, World.look):
+        action(world)
+    assert [s.k for s in world.seen] == [1]
+    world.send()
+    world.look()
+    assert (world.owed, os.listdir(tmp_path / "_ckptsync" / "pins")) == ({}, ["checkpoint-4.0"])  # noqa: PTH208 - names
