@@ -94,7 +94,8 @@ def hold(found: Found | None, pin: Pin | None, family: Family, name: str) -> Hol
     """What there is to read.  A pin's names stay when the source loses them: rotation takes files one by one."""
     held = {f.path: Held(f, found.path, is_pinned=False) for f in found.files} if found else {}
     if pin is not None:
-        held |= {f.path: Held(f, pin.root, is_pinned=True) for f in pin.files}
+        root = pin.root  # a Path costs more than a Held
+        held |= {f.path: Held(f, root, is_pinned=True) for f in pin.files}
     is_gone = found is None or not (found.files or found.partial)
     return Hold(name, family, held, found.partial if found else (), found.others if found else (), is_gone)
 
