@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.worker.options import Order, RunDir, Superseded, WorkerOptions
 from ckptsync.worker.tick import Worker
+from tests.dying import Crash, Dying
 from tests.test_worker_lookout import commit
 from tests.test_worker_push import ONE, kept, lay, manifests
 from tests.test_worker_tick import progress, settle
@@ -44,7 +47,7 @@ class Recording(MemoryStore):
 
 
 def worker(
-    out: Path, store: MemoryStore, *, order: Order = "oldest", superseded: Superseded = "keep", exclude: tuple[str, ...] = ()
+    out: Path, store: Store, *, order: Order = "oldest", superseded: Superseded = "keep", exclude: tuple[str, ...] = ()
 ) -> Worker:
     options = WorkerOptions("n0", (RunDir("run", out),), order=order, superseded=superseded, exclude=exclude)
     return Worker(options, store)
@@ -177,6 +180,45 @@ def test_before_the_first_byte_of_a_save_the_store_is_asked_three_times(tmp_path
     assert store.asked[: store.asked.index("create")] == ["names", "write", "names"]  # what is known, "I am sending", and once more
 
 
+@contextmanager
+def looking(w: Worker) -> Iterator[None]:
+    """Somebody looks all the while, as a daemon's other thread does."""
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.is_set():
+            w.look(0.0)
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    try:
+        yield
+    finally:
+        done.set()
+        looker.join()
+
+
+def test_killed_at_any_moment_while_somebody_looks_and_begun_again_it_is_finished(tmp_path: Path) -> None:
+    for lives in itertools.count():
+        out, store = tmp_path / str(lives), MemoryStore()
+        lay(out, ONE)
+        commit(out)
+        w = worker(out, Dying(store, lives))
+        try:
+            with looking(w):
+                settle(w)
+        except Crash:
+            if lives % 2:
+                shutil.rmtree(out / "checkpoint-4")
+            settle(worker(out, store))
+        else:
+            break
+        finally:
+            assert kept(store) == {"checkpoint-4": {"n0": ONE}}
+            assert [k.manifest.save for k in manifests(store)] == ["5a5e"]
+    assert lives > 2 * len(ONE)
+
+
 class Blocking(MemoryStore):
     """A store that does not answer until it is told to."""
 
@@ -196,7 +238,7 @@ def test_while_the_store_does_not_answer_every_step_that_comes_and_goes_is_kept_
     sender = threading.Thread(target=w.tick, args=(0.0,))
     sender.start()
     assert store.asked.wait(60)
-    for n in range(1, 61):  # a minute of steps, and the trainer keeps one
+    for n in range(1, 21):  # and the trainer keeps one
         made = step(tmp_path, n)
         w.look(float(n))
         w.look(n + 0.5)
@@ -204,4 +246,4 @@ def test_while_the_store_does_not_answer_every_step_that_comes_and_goes_is_kept_
     store.answers.set()
     sender.join(60)
     w.tick(100.0)
-    assert set(kept(store)) == {f"checkpoint-{n}" for n in range(1, 61)}
+    assert set(kept(store)) == {f"checkpoint-{n}" for n in range(1, 21)}

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ckptsync.errors import CkptsyncError, Incomplete, StoreError
 from ckptsync.spool import pins as spool
 from ckptsync.spool.marks import Took, is_running, took_of
 from ckptsync.walk import Stat
-from ckptsync.worker.evidence import gather, is_later
+from ckptsync.worker.evidence import gather
 from ckptsync.worker.hooked import Hooked, read_hooked, word
 from ckptsync.worker.looking import Look, Seat, Seen, look
 from ckptsync.worker.options import RunDir
@@ -24,7 +24,11 @@ from ckptsync.worker.settle import Evidence, Rule, Sighting, Verdict, judge, obs
 
 DEAD_AFTER = 600.0  # seconds without a pulse, on our clock, after which another node's pin on a shared disk is taken over
 
+SELDOM = 0.1  # of the time for which files have stayed the same, they are not asked again whether they are whole
+
 Key = tuple[str, str, int]
+Span = tuple[str, int, int]
+"""Of a checkpoint: its kind, its step, and the mtime of its first file (ns)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +36,7 @@ class Watched:
     """One save as the last look saw it.  ``first``: when it was first seen.  ``evidence`` is ``None`` of what needs none (`Asked.is_done`).
 
     ``sighting``: since when nothing has changed.  ``found``: whether it is settled, by what is known of the store without asking it.
-    ``save``: the id that a hook's marks give it, where its pin says none.
+    ``save``: the id that a hook's marks give it, where its pin says none.  ``asked``: when its files were asked last.
     """
 
     seen: Seen
@@ -41,6 +45,7 @@ class Watched:
     evidence: Evidence | None
     found: Verdict
     save: str = ""
+    asked: float = 0.0
 
     @property
     def key(self) -> Key:
@@ -127,32 +132,34 @@ class Lookout:
         watched: list[Watched] = []
         wrong: list[Failure] = []
         hooked = read_hooked(run.path, {one.spot.name for one in found.seen})
+        spans = [span for one in found.seen if (span := _span(one)) is not None]
         for one in found.seen:
             try:
-                watched.append(self._watch(self._claimed(one, now), found.seen, hooked, now, wrong))
+                watched.append(self._watch(self._claimed(one, now), spans, hooked, now, wrong))
             except CkptsyncError as e:  # noqa: PERF203 - one checkpoint's failure never keeps another back
                 wrong.append(failure(run.name, one.spot.name, e))
         return watched, replace(found, failures=(*found.failures, *wrong))
 
-    def _watch(self, one: Seen, seen: Sequence[Seen], hooked: Hooked, now: float, wrong: list[Failure]) -> Watched:
+    def _watch(self, one: Seen, spans: Sequence[Span], hooked: Hooked, now: float, wrong: list[Failure]) -> Watched:
         before = self._watched.get(key_of(one))
         first = before.first if before else now
         sighting = observe(before.sighting if before else None, _shown(one), now)
         if self._asked.is_done(one):
             return Watched(one, first, sighting, None, Verdict(settled=False, reason="stored, or another's", left=None))
-        later = any(is_after(one, other) for other in seen)
         try:
-            evidence, found = self._judged(one, before, sighting, later=later, hooked=hooked, now=now)
+            evidence, found, asked = self._judged(one, before, sighting, later=_is_later(one, spans), hooked=hooked, now=now)
         except Incomplete as e:  # it changes under our hands
             return Watched(one, first, sighting, None, Verdict(settled=False, reason=str(e), left=None))
         stable = at_rest(evidence, sighting, now, self._rule)
-        return Watched(self._noted(one, stable, found, wrong), first, sighting, evidence, found, _marked(evidence, hooked, one))
+        return Watched(
+            self._noted(one, stable, found, wrong), first, sighting, evidence, found, _marked(evidence, hooked, one), asked
+        )
 
     def _judged(
         self, one: Seen, before: Watched | None, sighting: Sighting, *, later: bool, hooked: Hooked, now: float
-    ) -> tuple[Evidence, Verdict]:
-        """Files are asked anew until they have been seen at rest, and once more before they are called settled."""
-        if before and before.evidence and before.sighting == sighting and (before.found.settled or before.evidence.stable):
+    ) -> tuple[Evidence, Verdict, float]:
+        """Files are asked anew until they have been seen at rest, ever more seldom while they stay the same, and before they are called settled."""
+        if before and before.evidence and before.sighting == sighting and _needs_no_asking(before, now):
             evidence = replace(
                 before.evidence,
                 later=later,
@@ -162,10 +169,10 @@ class Lookout:
                 stable=one.pin is not None and was_at_rest(one.pin.took.stable, one.hold.stats),
             )
             found = judge(evidence, sighting, now, self._rule)
-            if before.found.settled or found.left:
-                return evidence, found
+            if before.found.settled or not found.settled:
+                return evidence, found, before.asked
         evidence = self._gathered(one, later=later, hooked=hooked)
-        return evidence, judge(evidence, sighting, now, self._rule)
+        return evidence, judge(evidence, sighting, now, self._rule), now
 
     def _gathered(self, one: Seen, *, later: bool, hooked: Hooked) -> Evidence:
         return gather(one.hold, one.spot, later=later, mates=self._asked.has_mate(one), pin=one.pin, hooked=hooked)
@@ -203,11 +210,25 @@ def recorded(one: Seen, took: Took) -> Seen:
     return replace(one, pin=replace(one.pin, took=took_of(one.pin.path)))
 
 
-def is_after(one: Seen, other: Seen) -> bool:
-    """Whether ``other`` has a higher number, and all of it was written later."""
-    if one.spot.family != other.spot.family or one.spot.step is None or other.spot.step is None:
+def _span(one: Seen) -> Span | None:
+    if one.spot.step is None or not one.hold.held:
+        return None
+    return one.spot.family, one.spot.step, min(h.stat.mtime for h in one.hold.held.values())
+
+
+def _is_later(one: Seen, spans: Iterable[Span]) -> bool:
+    """Whether one with a higher number, of the same kind, was begun when all of this had been written."""
+    step = one.spot.step
+    if step is None or not one.hold.held:
         return False
-    return other.spot.step > one.spot.step and is_later(one.hold.stats, other.hold.stats)
+    end = max(h.stat.mtime for h in one.hold.held.values())
+    return any(family == one.spot.family and other > step and start >= end for family, other, start in spans)
+
+
+def _needs_no_asking(before: Watched, now: float) -> bool:
+    if before.found.settled or (before.evidence is not None and before.evidence.stable):
+        return True
+    return now - before.asked < SELDOM * (now - before.sighting.since)
 
 
 def _marked(evidence: Evidence, hooked: Hooked, one: Seen) -> str:
