@@ -86,6 +86,11 @@ def test_the_configuration_s_memory_and_threads_fit_into_the_unit_s() -> None:
     assert "MemoryHigh=1536M\nMemoryMax=1792M\nTasksMax=512\n" in text
 
 
+def test_the_watchdog_waits_longer_than_a_transfer_that_stalls() -> None:
+    assert "WatchdogSec=350\n" in drop_in(config("/d/o/*", more="limits: {stall: 5m}"), PROGRAM, Paths(()))
+    assert "WatchdogSec" not in drop_in(config("/d/o/*"), PROGRAM, Paths(()))
+
+
 def test_a_worker_that_verifies_too_has_room_for_torch() -> None:
     text = drop_in(config("/d/o/*", roles="[worker, head, verifier]"), PROGRAM, Paths(()))
     assert "MemoryMax=4096M" in text

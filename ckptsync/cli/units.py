@@ -13,6 +13,7 @@ _EMPTIED = ("/tmp", "/var/tmp", "/run", "/dev/shm")  # noqa: S108 - at a boot, o
 _BROAD = ("/", "/home", "/root", "/srv", "/mnt", "/media", "/var", "/opt", "/usr", "/etc")
 _OWN_MEMORY = 256 << 20  # of limits.memory: what the unit's own MemoryHigh leaves room for
 _OWN_THREADS = 24  # of limits.threads, by TasksMax
+_OWN_STALL = 60  # seconds of limits.stall, by WatchdogSec, which is 50 more
 
 MARK = "Written by `ckptsync service install`"
 _KEPT = {
@@ -177,7 +178,7 @@ def _command(words: Sequence[str]) -> str:
 
 
 def _room(config: Config) -> list[str]:
-    """More than a sending worker's memory and threads, where the configuration wants more."""
+    """More than a sending worker's memory, threads and patience, where the configuration wants more."""
     has_head, more = "worker" in config.roles and len(config.roles) > 1, max(0, config.limits.memory - _OWN_MEMORY)
     base = 3072 if has_head or "worker" not in config.roles else 768
     lines = [f"MemoryHigh={base + (more >> 20)}M", f"MemoryMax={base * 4 // 3 + (more >> 20)}M"] if has_head or more else []
@@ -185,6 +186,8 @@ def _room(config: Config) -> list[str]:
         lines += ["# The head's and the verifier's work.", "MemoryDenyWriteExecute=no", "SystemCallFilter=@resources"]
     if has_head or config.limits.threads > _OWN_THREADS:
         lines.append(f"TasksMax={256 + 4 * config.limits.threads}")
+    if config.limits.stall > _OWN_STALL:
+        lines.append(f"WatchdogSec={round(config.limits.stall) + 50}")
     return lines
 
 

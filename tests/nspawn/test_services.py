@@ -223,6 +223,16 @@ def test_a_key_for_root_alone_reaches_the_worker_and_one_that_is_absent_is_no_ha
     assert training.run("nsenter", "-t", pid_of(training), "-m", "runuser", "-u", "train", "--", "ls", folder) == "aws\n"
 
 
+def test_a_training_of_root_s_as_in_many_containers_is_served_without_root_s_power(training: Machine) -> None:
+    training.run("chown", "root:root", "/data/store", "/data/out")
+    configure(training, "root")
+    install(training, "root")
+    save(training, 5, user="root")
+    training.systemctl("start", "ckptsync-worker@root")
+    wait_until_stored(training, 5)
+    assert "CapEff:\t0000000000000000" in training.path(f"/proc/{pid_of(training, 'ckptsync-worker@root')}/status").read_text()
+
+
 def test_two_users_and_a_head_of_a_third_share_one_store(training: Machine) -> None:
     group = f"{QUICK}SupplementaryGroups=ckptsync\n"
     training.run("install", "-d", "-o", "other", "/data/others")
