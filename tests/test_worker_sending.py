@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ckptsync.errors import StoreError
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.worker.options import Order, RunDir, Superseded, WorkerOptions
@@ -146,6 +147,30 @@ def test_what_was_removed_before_it_was_known_whole_is_called_missed(tmp_path: P
     assert [p.phase for p in found.progress] == ["missed"]
     assert "missed run/checkpoint-4" in found.notes[0]
     assert w.tick(2.0).notes == found.notes
+
+
+def test_a_save_is_due_when_it_settles_also_after_ticks_that_found_it_unsettled(tmp_path: Path) -> None:
+    lay(tmp_path, ONE)
+    w = worker(tmp_path, MemoryStore())
+    assert [w.tick(now).due for now in (0.0, 4.0)] == [10.0, 6.0]
+    assert w.look(10.0).due == 0.0
+    assert (progress(w.tick(10.0))["checkpoint-4.0"].phase, w.look(10.5).due) == ("sent", None)
+
+
+class Away(MemoryStore):
+    """A store that refuses everything."""
+
+    def names(self, prefix: str) -> Iterator[Entry]:
+        raise StoreError("away")
+
+
+def test_what_could_not_be_sent_is_not_due_at_once_again(tmp_path: Path) -> None:
+    lay(tmp_path, ONE)
+    w = worker(tmp_path, Away())
+    w.look(0.0)
+    found = w.tick(10.0)
+    assert ([f.text for f in found.failures], found.due) == (["away"], None)
+    assert w.look(10.5).due is None
 
 
 class Talking(MemoryStore):

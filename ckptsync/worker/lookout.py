@@ -109,14 +109,14 @@ class Lookout:
         """Whether it is settled, by what was seen and by what is known of the store by now."""
         if one.evidence is None:
             return one.found
-        return judge(replace(one.evidence, mates=self._asked.has_mate(one.seen)), one.sighting, now, self._rule)
+        return judge(replace(one.evidence, mates=self._asked.has_mate(one.seen)), one.sighting, max(now, self._looked), self._rule)
 
     def judged_again(self, one: Watched, now: float) -> Verdict:
         """Whether it is still settled, by its files as they are now.  Raises Incomplete if they vanish meanwhile."""
         run = next(run for run in self._runs if run.name == one.seen.run)
         hooked = read_hooked(run.path, (one.seen.spot.name,))
         evidence = self._gathered(one.seen, later=one.evidence is not None and one.evidence.later, hooked=hooked)
-        return judge(evidence, one.sighting, now, self._rule)
+        return judge(evidence, one.sighting, max(now, self._looked), self._rule)
 
     def _left(self, watched: Watched, now: float) -> float | None:
         if watched.found.settled:

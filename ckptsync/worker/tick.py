@@ -60,8 +60,9 @@ class Worker:
         watched = self._lookout.watched()
         ready, unread = self._read()
         told, wrong = self._sending.send([w for w in watched if w.seen.run in {run.name for run in ready}], now)
-        for one in watched:  # what could not even be tried has to wait for the next tick, too
-            self._lookout.tried(one)
+        for one in watched:
+            if one.found.settled:  # what could not even be tried has to wait for the next tick, too
+                self._lookout.tried(one)
         self._forget(watched)
         repairs: list[Repaired] = []
         for run in ready:
