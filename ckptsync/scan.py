@@ -2,7 +2,7 @@
 
 A name in a store follows from the path alone, so that every node and every look gives the same one.  Where trainers write, and what,
 was read in their sources and seen in real runs: transformers 5.23, accelerate 1.15, DeepSpeed 0.19.8, torchtitan 0.3, verl 0.9.1,
-Lightning 2.6.6, LLaMA-Factory 0.9.5.
+Lightning 2.6.6, LLaMA-Factory 0.9.5, Ray Train 2.60.
 """
 
 from __future__ import annotations
@@ -28,6 +28,11 @@ _ANYTHING = re.compile(r".*", re.DOTALL)
 _NUMBERED: tuple[tuple[re.Pattern[str], Family, re.Pattern[str] | None], ...] = (
     (re.compile(r"checkpoint-[0-9]{1,18}"), "trainer", None),
     (re.compile(r"checkpoint_[0-9]{1,18}"), "accelerate", None),
+    (
+        re.compile(r"checkpoint_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d\.\d{6}", re.ASCII),
+        "accelerate",
+        None,
+    ),  # Ray Train, whatever is in it
     (re.compile(r"step-[0-9]{1,18}"), "dcp", _DCP),
     (re.compile(r"global_step_[0-9]{1,18}"), "verl", re.compile(r"actor|critic|data\.pt")),
 )
@@ -56,7 +61,9 @@ class Spot:
 
     @property
     def step(self) -> int | None:
-        """The number at the end of the name; of Lightning's the one that says that it is a step."""
+        """The number at the end of the name; of Lightning's the one that says that it is a step, of Ray's all of the date."""
+        if self.name.startswith("checkpoint_") and "-" in self.name:
+            return int(re.sub(r"\D", "", self.name))
         found = re.search(r"step-([0-9]{1,18})" if self.family == "lightning" else r"([0-9]{1,18})$", self.name)
         return int(found[1]) if found else None
 
@@ -105,7 +112,8 @@ def family_of(name: str) -> Family:
         return "final"
     if name.endswith(_LIGHTNING):
         return "lightning"
-    return next((family for pattern, family, _ in _NUMBERED if pattern.fullmatch(name.rpartition(".")[2])), "deepspeed")
+    told = (name, name.rpartition(".")[2])  # the second where what is above it comes before
+    return next((family for pattern, family, _ in _NUMBERED if any(map(pattern.fullmatch, told))), "deepspeed")
 
 
 def _top(output_dir: Path) -> Iterator[Spot]:

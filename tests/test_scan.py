@@ -161,3 +161,16 @@ def test_whose_it_is_follows_from_its_name_alone(tmp_path: Path) -> None:
     lay(tmp_path, "global_step1/mp_rank_00_model_states.pt", "a=1.ckpt", "run-0/checkpoint-4/a", "adapter_model.bin")
     assert {s.name: family_of(s.name) for s in spots(tmp_path)} == {s.name: s.family for s in spots(tmp_path)}
     assert len(spots(tmp_path)) == 9
+
+
+def test_ray_s_dates_are_numbers_that_grow(tmp_path: Path) -> None:
+    lay(
+        tmp_path,
+        "checkpoint_2026-11-21_14-00-59.000123/checkpoint/x",
+        "checkpoint_2026-11-21_14-01-00.900000/x",
+        "checkpoint_best/x",
+    )
+    assert [(s.family, family_of(s.name), s.step) for s in spots(tmp_path)] == [
+        ("accelerate", "accelerate", 20261121140059000123),
+        ("accelerate", "accelerate", 20261121140100900000),
+    ]
