@@ -144,6 +144,22 @@ def test_systemd_hears_of_start_progress_and_stop(tmp_path: Path) -> None:
             assert child.wait(8) == 0
 
 
+def test_systemd_does_not_hear_of_a_stop_when_it_reloads(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
+        s.bind(str(tmp_path / "notify"))
+        s.settimeout(10)
+        with service(tmp_path / "s", NOTIFY_SOCKET=str(tmp_path / "notify")) as child:
+            until_said(child, "phase=started")
+            child.send_signal(signal.SIGHUP)
+            until_said(child, "phase=started")
+            child.send_signal(signal.SIGTERM)
+            told = [s.recv(999)]
+            while not told[-1].startswith(b"STOPPING=1"):
+                told.append(s.recv(999))
+            assert sum(t.startswith((b"READY=1\n", b"RELOADING=1\n")) for t in told) == 3
+            assert child.wait(8) == 0
+
+
 def test_a_hung_tick_does_not_feed_the_watchdog(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
         s.bind(str(tmp_path / "notify"))

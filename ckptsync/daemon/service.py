@@ -113,7 +113,8 @@ class _Service:
         log.info("phase=started node=%s roles=%s store=%s", mine.node, ",".join(self.config.roles), store.url)
         with looping((beat, *working.loops)), scheduled(working.jobs) as again:
             self._attend((beat, *working.ticks), working, notifier, lambda: _mind(clocks, again))
-        notifier.send("STOPPING=1", "STATUS=stopping")
+        if not self.stop.again:  # systemd takes it at its word, and kills what goes on
+            notifier.send("STOPPING=1", "STATUS=stopping")
         self._end((beat, *working.loops, *working.jobs))
         heart.farewell()
 
