@@ -11,7 +11,7 @@ from ckptsync.scan import Found
 from ckptsync.spool.marks import Commit
 from ckptsync.spool.pins import Pin
 from ckptsync.walk import Stat
-from ckptsync.worker.pinning import Drop, Grow, Open, Trim, follow, give_way, spare
+from ckptsync.worker.pinning import Drop, Grow, Open, Trim, follow, spare
 
 
 def files(told: dict[str, int]) -> tuple[Stat, ...]:
@@ -103,10 +103,3 @@ def test_the_newest_proven_pins_are_kept() -> None:
     assert spare(three, 2) == (three[0],)
     assert spare(three, 0) == tuple(three)
     assert spare(three, 9) == ()
-
-
-def test_stored_pins_give_way_one_by_one_until_there_is_room() -> None:
-    stored = [(pin(0), 5), (pin(1), 5), (pin(2), 5)]
-    assert give_way(stored, 10, 10) == ()
-    assert give_way(stored, 4, 10) == (pin(0), pin(1))
-    assert give_way(stored, 0, 100) == (pin(0), pin(1), pin(2))

@@ -92,17 +92,3 @@ def spare(proven: Iterable[Pin], keep: int) -> tuple[Pin, ...]:
     """Of pins whose checkpoints are VERIFIED, oldest first, all but the newest ``keep`` may go."""
     ordered = tuple(proven)
     return ordered[: max(0, len(ordered) - keep)]
-
-
-def give_way(stored: Iterable[tuple[Pin, int]], free: int, need: int) -> tuple[Pin, ...]:
-    """Of pins that hold the last copy on this disk of what the store has, oldest first, with their bytes: those to let go.
-
-    ``need``: bytes of the trainer's next save.  What is not stored yet never gives way.
-    """
-    going = []
-    for pin, size in stored:
-        if free >= need:
-            break
-        going.append(pin)
-        free += size
-    return tuple(going)
