@@ -140,3 +140,10 @@ def test_a_file_of_lightning_s_that_is_still_copied_is_not_closed(tmp_path: Path
     assert gather(*held(tmp_path), later=False, mates=False).unclosed == (path.name,)
     path.write_bytes(whole)
     assert gather(*held(tmp_path), later=False, mates=False).unclosed == ()
+
+
+def test_whose_rank_is_behind_is_worked_out_once(out: Path) -> None:
+    (out / "checkpoint-4" / "rng_state_1.pth").unlink()
+    found = gather(*held(out), later=False, mates=False)
+    assert found.missing == "the random state of rank 1"
+    assert "rank 1 is missing" in judge(found, Sighting(found.files, 0.0), 10.0, Rule()).reason

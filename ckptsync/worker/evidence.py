@@ -19,6 +19,7 @@ from ckptsync.scan import Spot
 from ckptsync.spool.marks import is_running
 from ckptsync.spool.pins import Pin
 from ckptsync.walk import Stat, open_file
+from ckptsync.worker.evenness import current, lacking
 from ckptsync.worker.hold import Held, Hold, each_open
 from ckptsync.worker.hooked import NOBODY, Hooked, word
 from ckptsync.worker.resting import was_at_rest
@@ -51,6 +52,7 @@ def gather(hold: Hold, spot: Spot, *, later: bool, mates: bool, pin: Pin | None 
         marker=verl_marker(spot) if hold.family == "verl" else None,
         folders=0 if hold.gone or spot.only is not None else folders(spot.path, files),
         pulse=_pulse(pin),
+        missing=lacking(current(files)),
     )
 
 

@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable
 
 from ckptsync.walk import Stat
-from ckptsync.worker.evenness import has_every_random_state, lacking, rank
-from ckptsync.worker.settle import BY_ACCELERATE, Evidence, Rule, Sighting, doubt, judge, names, proof, refusal
+from ckptsync.worker.evenness import has_every_random_state, rank
+from ckptsync.worker.settle import BY_ACCELERATE, Evidence, Rule, Sighting, behind, doubt, judge, names, proof, refusal
 
 AT_REST = 0.4  # seconds between two looks that see the same, what proves that it is whole among it
 AT_REST_UNPROVEN = 2.0  # the same where only the files of all ranks speak for it
@@ -27,7 +27,7 @@ def at_rest(evidence: Evidence, sighting: Sighting, now: float, rule: Rule) -> i
     newest = max((f.mtime for f in evidence.files), default=0)
     if judge(evidence, sighting, now, rule).settled:
         return newest
-    if evidence.gone or refusal(evidence) or doubt(evidence, rule) or lacking(names(evidence)):
+    if evidence.gone or refusal(evidence) or doubt(evidence, rule) or behind(evidence):
         return 0
     if evidence.folders - newest > AGE * 1e9:
         return 0  # something was taken out after the last file was written: rotation, half way

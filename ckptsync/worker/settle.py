@@ -67,7 +67,8 @@ class Evidence:
     were whole and at rest while the trainer's directory was there (`at_rest`).  ``marker``: verl's ``latest_checkpointed_iteration.txt``.
 
     ``folders``: when a name last came or went in the trainer's directories, ``pulse``: when they were last looked at; both in ns on
-    the clock of the file system, 0 where it is not known.
+    the clock of the file system, 0 where it is not known.  ``missing``: what a rank should have written by now (`evenness.lacking`),
+    where that was worked out already, since of 100,000 files it takes a while.
     """
 
     family: Family
@@ -85,6 +86,7 @@ class Evidence:
     marker: TrainerState | None = None
     folders: int = 0
     pulse: int = 0
+    missing: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +156,7 @@ def _wait(evidence: Evidence, rule: Rule) -> tuple[float, str]:
         return min(MARKED, rule.quiet), "every rank that writes here has said that it is done"
     if evidence.unclosed:  # somebody's own format under that name, or a crash
         return rule.unmarked, f"{evidence.unclosed[0]} is no whole JSON"
-    proven, missing = proof(evidence), lacking(names(evidence))
+    proven, missing = proof(evidence), behind(evidence)
     if proven and not missing:
         return rule.quiet, proven
     if _is_of_trainer(evidence) and evidence.state is None:
@@ -231,12 +233,14 @@ def _stale_metadata(files: Iterable[Stat], tolerance: float = 0.0) -> str:
 
     A little newer they are after a ``cp -r`` too, which is no proof of anything; a save written over an old one is further apart.
     """
+    there = list(files)
+    ends = [f for f in there if f.path.endswith(".metadata") and _is_metadata(f)]
     newest: dict[str, int] = {}
-    for f in files:
+    for f in there if ends else ():
         folder, _, name = f.path.rpartition("/")
         if _DCP_SHARD.fullmatch(name):
             newest[folder] = max(newest.get(folder, 0), f.mtime)
-    stale = (f.path for f in files if _is_metadata(f) and newest.get(f.path.rpartition("/")[0], 0) - f.mtime > tolerance * 1e9)
+    stale = (f.path for f in ends if newest.get(f.path.rpartition("/")[0], 0) - f.mtime > tolerance * 1e9)
     return next(stale, "")
 
 
@@ -253,6 +257,11 @@ def _is_newest(name: str, evidence: Evidence) -> bool:
     """Whether a file of that name is no older than what its writer writes before it."""
     at = next((f.mtime for f in evidence.files if f.path == name), None)
     return at is not None and all(f.mtime <= at for f in evidence.files if not is_random_state(f.path))
+
+
+def behind(evidence: Evidence) -> str:
+    """What a rank should have written by now; empty if nothing shows that one is behind."""
+    return lacking(names(evidence)) if evidence.missing is None else evidence.missing
 
 
 def names(evidence: Evidence) -> list[str]:
