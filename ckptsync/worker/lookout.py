@@ -131,7 +131,8 @@ class Lookout:
             return [], Look(failures=(failure(run.name, "", e),))
         watched: list[Watched] = []
         wrong: list[Failure] = []
-        hooked = read_hooked(run.path, {one.spot.name for one in found.seen})
+        pins = [one.pin for one in found.seen if one.pin is not None]
+        hooked = read_hooked(run.path, {p.checkpoint for p in pins if not (p.stored or p.is_committed)})  # of the rest nobody asks
         spans = [span for one in found.seen if (span := _span(one)) is not None]
         for one in found.seen:
             try:
