@@ -53,6 +53,7 @@ def main() -> None:
     parser.add_argument("--save-steps", type=int, default=1)
     parser.add_argument("--stop-at", type=int, default=0)
     parser.add_argument("--wait", type=float, default=0.0)
+    parser.add_argument("--store", default="")
     parser.add_argument("--no-hook", action="store_true")
     asked = parser.parse_args()
     torch.manual_seed(1)
@@ -67,7 +68,7 @@ def main() -> None:
     }
     quiet = {"use_cpu": True, "disable_tqdm": True, "report_to": [], "logging_steps": 1, "ddp_find_unused_parameters": False}
     args = TrainingArguments(output_dir=asked.out, max_steps=asked.steps, per_device_train_batch_size=2, **saving, **quiet)
-    hook = Timed(wait=asked.wait)
+    hook = Timed(wait=asked.wait, store=asked.store)
     callbacks = [Stop(asked.stop_at), *([] if asked.no_hook else [hook])]
     trainer = Trainer(model=model, args=args, train_dataset=rows, callbacks=callbacks)
     trainer.train()

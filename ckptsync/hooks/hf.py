@@ -21,7 +21,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from ckptsync.hooks import added, leaving
+from ckptsync.hooks import added, embedded, leaving
 from ckptsync.hooks.here import Here
 from ckptsync.hooks.leaving import Weights
 from ckptsync.hooks.pinning import Source
@@ -35,11 +35,13 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
     """One for each Trainer.
 
     ``wait``: how many seconds the process may stay, when all else is done, until the store has everything; for machines that are
-    torn down at the end of a job.
+    torn down at the end of a job.  ``store``: a directory or URL to send to, from a child process; where no worker can be installed.
     """
 
-    def __init__(self, *, wait: float = 0.0) -> None:
+    def __init__(self, *, store: str = "", wait: float = 0.0) -> None:
+        self._store = store
         self._wait = wait
+        self._worker: Any = None
         self._saver: Saver | None = None
         self._before: Weights = frozenset()
         self._step = 0
@@ -106,6 +108,18 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
                 if control.should_training_stop:
                     self._saver.listen(state.global_step)
                 self._saver.commit(state.global_step)
+                self._watch_worker(self._saver)
+
+    def _watch_worker(self, saver: Saver) -> None:
+        """Start the embedded worker as soon as it is known who is first here, and say if it ended."""
+        if self._store and self._worker is None and saver.is_first:
+            self._worker = embedded.start(saver.here, self._store, saver.begun.pid)
+        if self._worker is not None and self._worker.poll():
+            self._say(
+                saver.here,
+                f"the embedded worker ended with exit code {self._worker.returncode}; see embedded.log in {saver.here.spool}",
+            )
+            self._store, self._worker = "", None
 
     def _begin(self, args: Any, model: Any, processing: Any) -> None:
         folder = Path(args.output_dir).absolute()
@@ -140,7 +154,13 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         with self._unharmed("leave"):
             saver.leave()
             if self._wait > 0 and saver.is_first:
-                leaving.wait(saver.here.output_dir, saver.begun.train, self._wait, lambda text: self._say(saver.here, text))
+                self._wait_for_store(saver)
+
+    def _wait_for_store(self, saver: Saver) -> None:
+        def served(spool: Path) -> bool:
+            return leaving.is_served(spool) or (self._worker is not None and self._worker.poll() is None)
+
+        leaving.wait(saver.here.output_dir, saver.begun.train, self._wait, lambda text: self._say(saver.here, text), served)
 
     def _pin_last(self, saver: Saver) -> None:
         saver.commit(None)

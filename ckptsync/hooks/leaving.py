@@ -59,11 +59,13 @@ def unstored(output_dir: Path, train: str) -> tuple[str, ...]:
     return tuple(p.path.name for p in ours if not p.stored)
 
 
-def wait(output_dir: Path, train: str, seconds: float, say: Callable[[str], None]) -> tuple[str, ...]:
+def wait(
+    output_dir: Path, train: str, seconds: float, say: Callable[[str], None], served: Callable[[Path], bool] = is_served
+) -> tuple[str, ...]:
     """Until the store has all of them, or for so long; what it has not got is returned.  Without a worker nothing is waited for."""
     until = time.monotonic() + seconds
     while left := unstored(output_dir, train):
-        if not is_served(output_dir / OURS):
+        if not served(output_dir / OURS):
             say(f"not waiting: no worker is at work in {output_dir / OURS}")
             return left
         if time.monotonic() > until:
