@@ -80,6 +80,7 @@ PURE = (
     *(f"head.{m}" for m in ("catalogue", "checked", "deciding")),
     *(f"verify.{m}" for m in ("bits", "due", "expected", "findings", "naming", "ranges", "structure", "survey")),
     "daemon.phases",
+    "cli.units",
     *(f"stores.{m}" for m in ("generic.errors", "generic.times", "timetable")),
 )
 NOT_PURE: Mapping[str, str] = {

@@ -124,6 +124,17 @@ def test_an_output_directory_of_somebody_else_s_is_told(config: Path, tmp_path: 
     assert "out/exp: is of" in capsys.readouterr().out
 
 
+def test_what_the_user_cannot_read_or_write_is_told(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can look at it for somebody else")
+    (tmp_path / "store").chmod(0o755)
+    config.chmod(0o600)
+    assert install(config, "--as", "nobody") == 0
+    said = capsys.readouterr().out
+    assert f"note: {tmp_path}/store: nobody cannot write to it" in said
+    assert f"note: {config}: nobody cannot read it" in said
+
+
 def test_a_second_worker_on_a_machine_is_told_to_take_a_name(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

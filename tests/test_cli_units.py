@@ -36,6 +36,7 @@ def needed(*runs: str, store: str = "s3://bucket") -> tuple[str, ...]:
         ("/data/jobs/job[0-9]/x/out", "/data/jobs"),
         ("/data/special/out", "/data/special"),
         ("/home/ann/runs/*", "/home/ann/runs"),
+        ("/mnt/*/out", "/mnt"),
         ("/tmp/ray/session_*/artifacts/*", "/tmp"),
         ("/tmp/ray/out", "/tmp"),
     ],

@@ -132,10 +132,13 @@ def _template(unit: str) -> str:
 
 def _doubts(config: Config, user: pwd.struct_passwd, source: Path) -> Iterator[str]:
     """What would keep the service from its work, as far as can be seen from here."""
-    if not _can_read(source, user):
+    if not _may(user, 4, source):
         yield f"{source}: {user.pw_name} cannot read it: chown or chgrp it"
-    if not _can_read(Path(sys.executable).resolve(), user):
+    if not _may(user, 4, Path(sys.executable).resolve()):
         yield f"{Path(sys.executable).resolve()}: {user.pw_name} cannot reach this Python: make the environment with one below /usr or /opt"
+    store = Path(units.local(config.store.url))
+    if units.local(config.store.url) and store.is_dir() and not _may(user, 2, store):
+        yield f"{store}: {user.pw_name} cannot write to it, unless a drop-in gives the service a group (docs/service.md)"
     if "worker" not in config.roles:
         return
     for one in output_directories(config.worker.runs, config.store.url).runs:
@@ -148,11 +151,11 @@ def _doubts(config: Config, user: pwd.struct_passwd, source: Path) -> Iterator[s
         yield f"{source}: several workers on one machine need a node's name each: node: {node_id()}-{user.pw_name}"
 
 
-def _can_read(path: Path, user: pwd.struct_passwd) -> bool:
+def _may(user: pwd.struct_passwd, bit: int, path: Path) -> bool:
+    """Whether a user gets there, and may read (4) or write (2), by owner, groups and mode."""
     groups = {user.pw_gid, *os.getgrouplist(user.pw_name, user.pw_gid)}
-    return user.pw_uid == 0 or (
-        _allows(path, user.pw_uid, groups, 4) and all(_allows(p, user.pw_uid, groups, 1) for p in path.resolve().parents)
-    )
+    steps = [(parent, 1) for parent in path.resolve().parents]
+    return user.pw_uid == 0 or all(_allows(at, user.pw_uid, groups, wanted) for at, wanted in [*steps, (path, bit)])
 
 
 def _allows(path: Path, uid: int, groups: set[int], bit: int) -> bool:

@@ -10,7 +10,7 @@ from ckptsync.errors import ConfigError
 
 _MAGIC = frozenset("*?[")
 _EMPTIED = ("/tmp", "/var/tmp", "/run", "/dev/shm")  # noqa: S108 - at a boot, or before: what lies below may not be there when a service starts
-_BROAD = ("/", "/home", "/root", "/srv", "/mnt", "/media", "/var", "/opt", "/usr", "/etc")
+_BROAD = ("/", "/home", "/root", "/var", "/opt", "/usr", "/etc")
 _OWN_MEMORY = 256 << 20  # of limits.memory: what the unit's own MemoryHigh leaves room for
 _OWN_THREADS = 24  # of limits.threads, by TasksMax
 _OWN_STALL = 60  # seconds of limits.stall, by WatchdogSec, which is 50 more
