@@ -2,8 +2,10 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from ckptsync.cli.main import main
 from ckptsync.cli.status import node_state
 from ckptsync.daemon.identity import heartbeat
 from ckptsync.errors import Corrupt
-from ckptsync.fleet.heartbeat import beat, farewell
+from ckptsync.fleet.heartbeat import Disk, beat, farewell
 from ckptsync.stores.opening import open_store
 from tests.cli_store import make
 
@@ -36,6 +38,31 @@ def test_status_has_nodes_and_places(store: Path, capsys: pytest.CaptureFixture[
     result = json.loads(capsys.readouterr().out)
     assert [n["node"] for n in result["nodes"]] == ["boss", "n0", "odd"]
     assert len(result["places"]) == 2
+
+
+def test_status_says_how_long_things_wait_how_full_disks_are_and_what_is_odd(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heart = replace(
+        heartbeat("n0", ("worker",)),
+        queue=("run/checkpoint-1",),
+        oldest=90.0,
+        rate=5e6,
+        disk=(Disk("/data/out", 10**9, 10**10, 2 * 10**9, 5 * 10**9),),
+        watch={"/data/out": "polling"},
+        notes=("the clock jumped by +3600 s",),
+    )
+    opened = open_store(str(store))
+    beat(opened, heart)
+    assert main(["status", str(store)]) == 0
+    shown = capsys.readouterr().out
+    [row, disk] = [line for line in shown.splitlines() if line.startswith("n0")]
+    assert re.search(r" run/checkpoint-1 +1m30s +5 MB/s$", row)
+    assert disk.split() == ["n0", "/data/out", "polling", "1", "GB", "of", "10", "GB", "2", "GB", "5", "GB"]
+    assert "note: n0: the clock jumped by +3600 s" in shown
+    farewell(opened, heart)
+    assert main(["status", str(store)]) == 0
+    assert "/data/out" not in capsys.readouterr().out, "nobody watches there any more"
 
 
 def test_a_node_is_silent_after_four_periods() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from ckptsync.config.values import LogConfig
 from ckptsync.daemon.log import configure
+from ckptsync.daemon.phases import pairs
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +54,13 @@ def test_json_is_an_object_a_line() -> None:
     lines = logged("json", "debug", (logging.WARNING, "a\nb"), (logging.DEBUG, "c")).splitlines()
     assert [json.loads(line)["message"] for line in lines] == ["a\nb", "c"]
     assert json.loads(lines[0])["level"] == "warning"
+
+
+def test_json_has_each_pair_under_its_key_and_no_pair_forges_what_is_ours() -> None:
+    text = pairs(phase="sent", run="a", detail="not yet", level="debug")
+    event = json.loads(logged("json", "info", (logging.INFO, text)))
+    assert (event["phase"], event["run"], event["detail"]) == ("sent", "a", "not yet")
+    assert (event["level"], event["message"]) == ("info", text)
 
 
 def test_without_a_word_of_the_operator_it_is_json_off_a_terminal_and_text_on_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,14 @@ def test_a_worker_tells_phases_and_nothing_that_counts_down() -> None:
     assert not list(worker(WorkerResult("n0", (Progress("a", "checkpoint-1", 0, "stored", "stored"),))))
 
 
+def test_what_was_missed_is_an_error_and_a_note_is_none() -> None:
+    missed = Progress("a", "checkpoint-1", 0, "missed", "removed before it was whole")
+    lines = list(worker(WorkerResult("n0", (missed,), notes=("the spool is full",))))
+    assert [line.is_error for line in lines] == [True, False]
+    assert lines[0].text == 'phase=missed run=a checkpoint=checkpoint-1 detail="removed before it was whole"'
+    assert lines[1].text == 'phase=note detail="the spool is full"'
+
+
 def test_a_worker_tells_repairs_and_failures() -> None:
     repairs = (Repaired("a", "r1", "checkpoint-1/x"), Repaired("a", "r1", "checkpoint-1/y", "these bytes are gone"))
     failure = Failure("a", "checkpoint-1", "StoreError", "away", "look", 4)

@@ -5,27 +5,32 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ckptsync.cli import output, places
-from ckptsync.config.units import show_duration
+from ckptsync.config.units import show_duration, show_size
 from ckptsync.daemon.identity import machine
 from ckptsync.errors import Corrupt
 from ckptsync.fleet import heartbeat
-from ckptsync.fleet.heartbeat import Heartbeat
+from ckptsync.fleet.heartbeat import Disk, Heartbeat
 from ckptsync.head.catalogue import Catalogue, read_catalogue
 from ckptsync.stores.contract import Store
 
 EVERY = 2.0  # seconds between two drawings of --watch
 SILENT = 4  # periods without a beat
-HEADING = ("NODE", "ROLES", "STATE", "LAST BEAT", "ON THE WAY", "LAST ERROR")
+HEADING = ("NODE", "ROLES", "STATE", "LAST BEAT", "ON THE WAY", "OLDEST", "RATE", "LAST ERROR")
+DISKS = ("NODE", "DIRECTORY", "WATCHED BY", "FREE", "ONLY PINNED", "BUDGET")
+MOST = 20  # directories that are shown
 
 
 @dataclass(frozen=True, slots=True)
 class NodeState:
-    """A node by its heartbeat; ``age`` in seconds on the store's clock.  ``state``: alive, stopped, silent or unreadable."""
+    """A node by its heartbeat; ``age`` in seconds on the store's clock.  ``state``: alive, stopped, silent or unreadable.
+
+    ``oldest``: seconds for which the first of the queue has waited, ``rate``: bytes a second, both when it last beat.
+    """
 
     node: str
     roles: tuple[str, ...]
@@ -34,6 +39,12 @@ class NodeState:
     queue: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
     version: str = ""
+    oldest: float = 0.0
+    rate: float = 0.0
+    sent_bytes: int = 0
+    disk: tuple[Disk, ...] = ()
+    watch: Mapping[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
 
 def run(args: argparse.Namespace) -> int:
@@ -57,7 +68,8 @@ def node_state(name: str, heart: Heartbeat | Corrupt, age: float) -> NodeState:
     if isinstance(heart, Corrupt):
         return NodeState(plain, (), "unreadable", age, errors=(str(heart),))
     state = "stopped" if heart.stopped else "silent" if age > SILENT * heart.period else "alive"
-    return NodeState(heart.node, heart.roles, state, age, heart.queue, heart.errors, heart.version)
+    told = {key: getattr(heart, key) for key in ("oldest", "rate", "sent_bytes", "disk", "watch", "notes")}
+    return NodeState(heart.node, heart.roles, state, age, heart.queue, heart.errors, heart.version, **told)
 
 
 def _once(store: Store, *, as_json: bool) -> int:
@@ -76,26 +88,49 @@ def _described(store: Store, nodes: Iterable[NodeState], found: Catalogue) -> di
 
 
 def lines(store: Store, nodes: list[NodeState], found: Catalogue) -> list[str]:
-    """Two tables: the nodes, and the places with what is missing."""
-    rows = [
-        [
-            n.node,
-            "+".join(n.roles),
-            n.state,
-            f"{show_duration(round(n.age))} ago",
-            places.first_of(n.queue),
-            places.first_of(n.errors),
-        ]
-        for n in nodes
-    ]
+    """Tables: the nodes, their output directories and what an operator should know of them, and the places with what is missing."""
+    rows = [_row(node) for node in nodes]
+    disks = [row for node in nodes for row in _disk_rows(node)]
     shown = [places.row(store, snapshot) for snapshot in found.snapshots]
     return [
         f"store {output.clean(store.url)}",
         "",
         *(output.aligned([HEADING, *rows]) if rows else ["no node has been seen here"]),
+        *(["", *output.aligned([DISKS, *disks[:MOST]])] if disks else []),
+        *([f"and {len(disks) - MOST} more"] if len(disks) > MOST else []),
+        *(output.clean(f"note: {node.node}: {note}") for node in nodes if node.state != "stopped" for note in node.notes),
         "",
         *(output.aligned([places.HEADING, *shown]) if shown else ["no checkpoints yet"]),
         *(output.clean(f"unreadable: {line}") for line in places.fault_lines(found)),
+    ]
+
+
+def _row(node: NodeState) -> list[str]:
+    return [
+        node.node,
+        "+".join(node.roles),
+        node.state,
+        f"{show_duration(round(node.age))} ago",
+        places.first_of(node.queue),
+        show_duration(round(node.oldest)) if node.queue else "-",
+        f"{show_size(round(node.rate))}/s" if node.rate >= 1 else "-",
+        places.first_of(node.errors),
+    ]
+
+
+def _disk_rows(node: NodeState) -> list[list[str]]:
+    """Of a node that lives: how its output directories are watched, and how full their disks are."""
+    return [
+        [
+            node.node,
+            disk.path,
+            node.watch.get(disk.path, "-"),
+            f"{show_size(disk.free)} of {show_size(disk.total)}",
+            show_size(disk.spool),
+            show_size(disk.budget) if disk.budget else "-",
+        ]
+        for disk in node.disk
+        if node.state != "stopped"
     ]
 
 

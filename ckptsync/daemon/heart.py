@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ckptsync.daemon.clocks import Clocks
+from ckptsync.daemon.phases import pairs
 from ckptsync.daemon.rate import Rate
 from ckptsync.daemon.stopping import Stopping
 from ckptsync.daemon.working import Working
@@ -41,7 +42,7 @@ class Heart:
         try:
             self._mine = heartbeat.beat(self._store, self._telling(time.monotonic()))
         except ConfigError as e:
-            log.critical("phase=refused error=%s hint=%s", e, e.hint)
+            log.critical("%s", pairs(phase="refused", error=e, hint=e.hint))
             self._stop.ask(e.exit_code)
 
     def _telling(self, now: float) -> Heartbeat:
@@ -65,4 +66,4 @@ class Heart:
             return
         failed = heartbeat.farewell(self._store, self._mine)
         if failed:
-            log.warning("phase=stopped error=%s", failed)
+            log.warning("%s", pairs(phase="stopped", error=failed))

@@ -9,6 +9,7 @@ import time
 import warnings
 
 from ckptsync.config.values import LogConfig
+from ckptsync.daemon.phases import fields
 
 
 class Text(logging.Formatter):
@@ -20,7 +21,7 @@ class Text(logging.Formatter):
 
 
 class Json(logging.Formatter):
-    """One object a line: time, level, logger, message, traceback."""
+    """One object a line: time, level, logger, message, traceback, and the message's ``key=value`` pairs each under its key."""
 
     def format(self, record: logging.LogRecord) -> str:
         event = {
@@ -29,6 +30,7 @@ class Json(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        event |= {key: value for key, value in (fields(record.getMessage()) or {}).items() if key not in event}
         return json.dumps(event | ({"traceback": self.formatException(record.exc_info)} if record.exc_info else {}))
 
 

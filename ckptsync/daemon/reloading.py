@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 
 from ckptsync.config.values import Config
+from ckptsync.daemon.phases import pairs
 from ckptsync.daemon.sdnotify import Notifier
 from ckptsync.daemon.stopping import HEARD, Stopping
 from ckptsync.errors import ConfigError
@@ -34,7 +35,7 @@ class Reloading:
         try:
             self._load()
         except ConfigError as e:
-            log.error("phase=not-reloaded error=%s hint=%s", e, e.hint)  # noqa: TRY400 - the operator's error needs no traceback
+            log.error("%s", pairs(phase="not-reloaded", error=e, hint=e.hint))  # noqa: TRY400 - the operator's error needs no traceback
             return
         log.info("phase=reloading")
         Notifier().send("RELOADING=1", "STATUS=reloading the configuration")

@@ -21,6 +21,7 @@ from ckptsync.daemon.heart import Gauges, Heart
 from ckptsync.daemon.leaving import Never, Parting
 from ckptsync.daemon.log import configure
 from ckptsync.daemon.loops import looping
+from ckptsync.daemon.phases import pairs
 from ckptsync.daemon.progress import advanced, mark
 from ckptsync.daemon.reloading import Reloading, leave, reap
 from ckptsync.daemon.schedule import scheduled
@@ -76,7 +77,7 @@ class _Service:
             if there is not None:
                 self._claimed(node, there, store, working)
             self._end(working.ticks)
-        log.info("phase=stopped node=%s exit_code=%d", node, self.stop.code)
+        log.info("%s", pairs(phase="stopped", node=node, exit_code=self.stop.code))
 
     def _waited_for(self, ask: Callable[[], T]) -> T | None:
         """What a store answers once it is there and can be reached; ``None`` if a stop was asked for meanwhile."""
@@ -86,7 +87,7 @@ class _Service:
                 return ask()
             except (Absent, Transient) as e:
                 if str(e) != said:
-                    log.error("phase=waiting error=%s hint=%s", e, e.hint)  # noqa: TRY400 - the operator's error needs no traceback
+                    log.error("%s", pairs(phase="waiting", error=e, hint=e.hint))  # noqa: TRY400 - the operator's error needs no traceback
                 said = str(e)
                 Notifier().send("READY=1", "WATCHDOG=1", f"STATUS=waits for the store: {e}")
             self.stop.rest(STATUS_EVERY)
@@ -110,7 +111,7 @@ class _Service:
         clocks, notifier = Clocks(), Notifier()
         heart = Heart(store, mine, working, self.stop, Gauges(clocks, handed))
         beat = Tick("heartbeat", mine.period, heart.beat, self._fatal)
-        log.info("phase=started node=%s roles=%s store=%s", mine.node, ",".join(self.config.roles), store.url)
+        log.info("%s", pairs(phase="started", node=mine.node, roles=",".join(self.config.roles), store=store.url))
         with looping((beat, *working.loops)), scheduled(working.jobs) as again:
             self._attend((beat, *working.ticks), working, notifier, lambda: _mind(clocks, again))
         if not self.stop.again:  # systemd takes it at its word, and kills what goes on
@@ -133,7 +134,7 @@ class _Service:
             before = now
 
     def _fatal(self, e: BaseException) -> None:
-        log.critical("phase=failed error=%s", f"{type(e).__name__}: {e}", exc_info=e)
+        log.critical("%s", pairs(phase="failed", error=f"{type(e).__name__}: {e}"), exc_info=e)
         self.stop.ask(1)
 
     def _end(self, ticks: Sequence[Tick]) -> None:
@@ -143,7 +144,7 @@ class _Service:
             time.sleep(0.05)
         running = [tick.name for tick in ticks if tick.is_running]
         if running:
-            log.warning("phase=abandoned ticks=%s: what they were writing will not appear", ",".join(running))
+            log.warning("%s", pairs(phase="abandoned", ticks=",".join(running), detail="what they were writing will not appear"))
             leave(self.stop)
 
 
@@ -151,5 +152,5 @@ def _mind(clocks: Clocks, again: Callable[[], None]) -> None:
     """A clock that was set back an hour would keep the scheduler from running anything for an hour."""
     by = clocks.jumped()
     if by:
-        log.warning("phase=clock-jumped by=%+.0fs", by)
+        log.warning("%s", pairs(phase="clock-jumped", by=f"{by:+.0f}s"))
         again()

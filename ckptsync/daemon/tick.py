@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from ckptsync.daemon.phases import pairs
 from ckptsync.errors import CkptsyncError
 
 DEBOUNCE = 0.3  # seconds that a hint waits for others: a trainer writes many files at once
@@ -78,12 +79,13 @@ class Tick:
         except CkptsyncError as e:
             self.failures += 1
             if str(e) != self.error:
-                log.error("tick=%s failures=%d exit_code=%d error=%s hint=%s", self.name, self.failures, e.exit_code, e, e.hint)  # noqa: TRY400 - the operator's error needs no traceback
+                told = pairs(tick=self.name, failures=self.failures, exit_code=e.exit_code, error=e, hint=e.hint)
+                log.error("%s", told)  # noqa: TRY400 - the operator's error needs no traceback
             self.error = str(e)
         except BaseException as e:  # noqa: BLE001 - whatever it is, the process ends by it
             self.error = f"{type(e).__name__}: {e}"
             self._fatal(e)
         else:
             if self.error:
-                log.info("tick=%s recovered failures=%d", self.name, self.failures)
+                log.info("%s", pairs(tick=self.name, phase="recovered", failures=self.failures))
             self.error = ""

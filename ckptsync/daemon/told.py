@@ -5,7 +5,7 @@ A line's key is what it speaks of; it is logged again when its text changes, so 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from ckptsync.daemon.phases import Line, pairs
 from ckptsync.worker.result import Progress, WorkerResult
@@ -20,9 +20,15 @@ def worker(result: WorkerResult) -> Iterator[Line]:
         phase = "not-repaired" if repair.reason else "repaired"
         text = pairs(phase=phase, run=repair.run, file=repair.name, report=repair.report, reason=repair.reason)
         yield Line(f"repair {repair.report} {repair.name}", text)
+    yield from notes(result.notes)
     for failure in result.failures:
         text = pairs(phase="failed", run=failure.run, checkpoint=failure.checkpoint, error=failure.text, hint=failure.hint)
         yield Line(f"failure {failure.run} {failure.checkpoint}", text, is_error=True)
+
+
+def notes(told: Iterable[str]) -> Iterator[Line]:
+    """What is no error, and an operator should know."""
+    return (Line(f"note {note}", pairs(phase="note", detail=note)) for note in told)
 
 
 def _progress(p: Progress) -> Line:
@@ -30,4 +36,4 @@ def _progress(p: Progress) -> Line:
     notes = "; ".join(p.notes)
     counts = {"files": p.files, "bytes": p.size} if p.phase == "sent" else {}
     text = pairs(phase=p.phase, run=p.run, checkpoint=p.checkpoint, place=p.place, **counts, detail=detail, notes=notes)
-    return Line(f"checkpoint {p.run}/{p.checkpoint} {p.k}", text)
+    return Line(f"checkpoint {p.run}/{p.checkpoint} {p.k}", text, is_error=p.phase == "missed")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 from ckptsync.config.runs import OutputDirectories, output_directories, places
@@ -33,6 +33,7 @@ from ckptsync.worker.tick import Worker
 
 GLANCE_EVERY = 1.0
 UNSETTLED_EVERY = 0.5  # seconds between looks while a checkpoint is being written: its files grow, and no directory changes by that
+IDLE_LOOKS, IDLE_SENDS = 2, 4  # times `scan_every`, while nothing is on its way, nothing moves and the kernel tells of it
 PATIENCE = 20  # part of the time since anything moved that the next look may wait: what a crash left half written is not to be asked for ever
 
 
@@ -49,7 +50,9 @@ class Watching:
         self._glimpse: object = None
         self._next = self._moved = 0.0
         self._is_hinted = True
-        self._outcome = Outcome()
+        self._outcome = self._sent = Outcome()
+        self._is_idle = False
+        self._next_send = 0.0
         self.looking = Role("look", GLANCE_EVERY, self.look, fatal)
         self.sending = Role("worker", config.worker.scan_every, self.send, fatal)
 
@@ -74,7 +77,7 @@ class Watching:
         if not has_moved and now < self._next:
             return self._outcome
         if has_moved:
-            self._moved = now
+            self._moved, self._is_idle = now, False
         self._is_hinted = False
         self._renew()
         self._glimpse = glance(self._aims)  # before the look: what comes while it looks is seen by the next glance
@@ -84,13 +87,22 @@ class Watching:
         return self._outcome
 
     def send(self) -> Outcome:
-        """One tick."""
+        """One tick: what is due; and now and then what only the store knows, such as damage to mend."""
+        if self._is_idle and time.monotonic() < self._next_send:
+            return self._sent
+        self._is_idle, self._next_send = True, 0.0  # unless something moves meanwhile
+        self._sent = self._sent_now()
+        self._is_idle = self._is_idle and not (self._sent.queue or self._sent.errors)
+        self._next_send = time.monotonic() + IDLE_SENDS * self._config.worker.scan_every
+        return self._sent
+
+    def _sent_now(self) -> Outcome:
         results: list[WorkerResult] = []
         problems: list[str] = []
         for run, worker in self._workers.items():
             try:
                 remember(run.path / OURS, self._store.url)
-                results.append(worker.tick(time.monotonic()))
+                results.append(replace(worker.tick(time.monotonic()), notes=()))  # each look tells them
             except StoreError as e:  # noqa: PERF203 - one directory's failure keeps no other back
                 problems.append(str(e))
         since = [at for result in results for at in result.pending_since.values()]
@@ -98,8 +110,7 @@ class Watching:
             (*_left_out(problems), *(line for result in results for line in told.worker(result))),
             tuple(item for result in results for item in result.queue),
             (*problems, *(error for result in results for error in result.errors)),
-            tuple(dict.fromkeys(note for result in results for note in result.notes)),
-            min(since, default=None),
+            oldest=min(since, default=None),
         )
 
     def disks(self) -> tuple[Disk, ...]:
@@ -116,18 +127,25 @@ class Watching:
         """When to look again, and when to send."""
         due = min((look.due for look in looks if look.due is not None), default=None)
         rest = self._config.worker.scan_every
-        if due is not None:
+        if due is None:
+            rest *= IDLE_LOOKS if self._is_idle and self._is_heard() else 1
+        else:
+            self._is_idle = False
             rest = min(rest, max(UNSETTLED_EVERY, (now - self._moved) / PATIENCE))
             self.sending.tick.at(max(due, rest) if due else 0)
             self.looking.tick.at(rest)
         self._next = now + rest
 
+    def _is_heard(self) -> bool:
+        """Whether the kernel tells of every change that no glance sees."""
+        return self._watch is not None and set(self._watch.modes().values()) <= {"events"}
+
     def _seen(self, looks: list[Look]) -> Outcome:
         failures = tuple(failure for look in looks for failure in look.failures)
-        result = WorkerResult(self._node, failures=failures)
         lost = self._watch.notes() if self._watch else ()
         notes = tuple(dict.fromkeys((*lost, *(note for look in looks for note in look.notes))))
         modes = self._watch.modes() if self._watch else {}
+        result = WorkerResult(self._node, failures=failures, notes=notes)
         return Outcome(
             (*_left_out(self._problems), *told.worker(result)), (), (*self._problems, *result.errors), notes, None, modes
         )

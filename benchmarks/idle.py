@@ -1,0 +1,147 @@
+"""What a worker costs that has nothing to do, and how soon it sends: ``python -m benchmarks.idle``.
+
+The worker runs as its command does, over ``--checkpoints`` checkpoints that the store has already.  Idle is CPU and memory over ``--seconds`` once it has been at
+rest for a moment.  Soon is from a save's settling to the first of its bytes in the store, a directory: with a hook's word a save is settled when its pin
+appears, without one when nothing has changed for ``worker.quiet``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ckptsync.spool import pins
+from ckptsync.spool.marks import Commit, save_id, write_mark
+
+HERE = Path(__file__).parents[1]
+QUIET = 2.0  # seconds, for a run without a hook that does not take too long
+LONGEST = 60.0
+FILES = 8
+
+
+@dataclass(frozen=True)
+class Idle:
+    """``cpu``: percent of a core; ``rss`` and ``peak`` in MB."""
+
+    checkpoints: int
+    seconds: float
+    cpu: float
+    rss: float
+    peak: float
+
+
+def main() -> None:
+    """Measure, and print JSON."""
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("--checkpoints", type=int, default=20)
+    asked.add_argument("--seconds", type=float, default=60.0)
+    asked.add_argument("--rounds", type=int, default=10)
+    asked.add_argument("--work", default=tempfile.gettempdir())
+    given = asked.parse_args()
+    with tempfile.TemporaryDirectory(dir=given.work) as folder, _worker(Path(folder)) as worker:
+        out, store = Path(folder) / "out" / "run", Path(folder) / "store" / "run"
+        for step in range(given.checkpoints):
+            _write(out / f"checkpoint-{step + 1}", step + 1)
+        _until(lambda: len(list(store.glob(".ckptsync/*/manifest-*"))) >= given.checkpoints, LONGEST + 5 * given.checkpoints)
+        time.sleep(5)
+        idle = _idle(worker.pid, given.checkpoints, given.seconds)
+        hooked = [_soon(out, store, 1000 + n, _hooked) for n in range(given.rounds)]
+        plain = [_soon(out, store, 2000 + n, _plain) for n in range(given.rounds)]
+    print(json.dumps({"idle": asdict(idle), "first_byte_hook": _told(hooked), "first_byte_plain": _told(plain)}, indent=1))
+
+
+def _told(seconds: list[float]) -> dict[str, float]:
+    return {"median": round(statistics.median(seconds), 3), "longest": round(max(seconds), 3)} if seconds else {}
+
+
+@contextmanager
+def _worker(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    (folder / "out" / "run").mkdir(parents=True)
+    config = {
+        "node": "n0",
+        "store": {"url": str(folder / "store")},
+        "worker": {"runs": [f"{folder}/out/*"], "quiet": f"{QUIET}s"},
+    }
+    (folder / "c.yaml").write_text(json.dumps(config))
+    command = [sys.executable, "-m", "ckptsync", "run", "-c", str(folder / "c.yaml")]
+    with (folder / "log").open("wb") as log, subprocess.Popen(command, stderr=log, cwd=HERE) as child:
+        try:
+            yield child
+        finally:
+            child.terminate()
+
+
+def _idle(pid: int, checkpoints: int, seconds: float) -> Idle:
+    before = _cpu(pid)
+    time.sleep(seconds)
+    used = _cpu(pid) - before
+    memory = dict(line.split(":") for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    rss, peak = (int(memory[key].split()[0]) * 1024 / 1e6 for key in ("VmRSS", "VmHWM"))
+    return Idle(checkpoints, seconds, round(100 * used / seconds, 3), round(rss, 1), round(peak, 1))
+
+
+def _cpu(pid: int) -> float:
+    """Seconds on a CPU so far, of all threads, those that have ended too; the kernel scales it by what ran, so short wakes count."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _soon(out: Path, store: Path, step: int, save: Callable[[Path, int], float]) -> float:
+    """From when it is settled to the first byte."""
+    checkpoint = out / f"checkpoint-{step}"
+    settled = save(checkpoint, step)
+    there = store / checkpoint.name
+    _until(lambda: list((store / ".ckptsync" / checkpoint.name).glob("manifest-*")), LONGEST)
+    first = min(path.stat().st_mtime for path in there.rglob("*") if path.is_file())
+    shutil.rmtree(checkpoint)
+    return first - settled
+
+
+def _plain(checkpoint: Path, step: int) -> float:
+    _write(checkpoint, step)
+    return time.time() + QUIET
+
+
+def _hooked(checkpoint: Path, step: int) -> float:
+    _write(checkpoint, step)
+    output_dir = checkpoint.parent
+    fresh = output_dir / "_ckptsync" / "pins" / f".new-hook-{os.getpid()}-{step}"
+    (fresh / "files").mkdir(parents=True)
+    files = {}
+    for path in checkpoint.iterdir():
+        (fresh / "files" / path.name).hardlink_to(path)
+        files[path.name] = (path.stat().st_size, path.stat().st_mtime_ns)
+    commit = Commit("t", save_id("t", checkpoint.name, 0), checkpoint.name, step, 1, (0,), "host", "bench", time.time(), files)
+    write_mark(fresh / "commit.json", commit)
+    pins.publish(output_dir, checkpoint.name, fresh)
+    return time.time()
+
+
+def _write(checkpoint: Path, step: int) -> None:
+    checkpoint.mkdir()
+    for n in range(FILES):
+        (checkpoint / f"part-{n}.bin").write_bytes(os.urandom(1 << 16))
+    (checkpoint / "trainer_state.json").write_text(json.dumps({"global_step": step}))
+
+
+def _until(condition: Callable[[], object], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError("the worker has not stored it; its log is in the work folder")
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    main()
