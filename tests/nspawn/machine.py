@@ -73,7 +73,11 @@ class Machine:
                 stdout=console,
                 stderr=subprocess.STDOUT,
             )
-        self._leader = self._booted(after=0)
+        try:
+            self._leader = self._booted(after=0)
+        except AssertionError as e:
+            self.close()
+            raise CannotBootError(f"{e}: {self._said()}") from e
 
     def run(self, *command: str, check: bool = True, given: str | None = None) -> str:
         """What it prints on stdout; raises with what it said if it fails."""
@@ -139,6 +143,10 @@ class Machine:
         for top in _CGROUPS:
             _removed(Path(top, self._name))
 
+    def _said(self) -> str:
+        lines = [line.strip() for line in self._log.read_text("utf-8", "replace").splitlines()]
+        return next((line for line in reversed(lines) if line and not line.startswith("nspawn:")), "it said nothing")
+
     def _boots(self) -> int:
         return self._log.read_text("utf-8", "replace").count(f"nspawn: {_REBOOT}")
 
@@ -147,9 +155,7 @@ class Machine:
         until = time.monotonic() + PATIENCE
         while True:
             if self._process.poll() is not None:
-                said = self._log.read_text("utf-8", "replace").strip().splitlines()
-                self.close()
-                raise CannotBootError(f"no container can be started here: {said[-1] if said else 'it said nothing'}")
+                raise AssertionError("no container can be started here")
             leader = next(_inner(self._process.pid), 0)
             if leader and self._boots() == after:
                 self._leader = leader
