@@ -130,3 +130,26 @@ def test_two_runs_are_told_apart(tmp_path: Path) -> None:
     assert its.latest(("b", "checkpoint-4", 0)) == its.watched()[1]
     assert its.latest(("c", "checkpoint-4", 0)) is None
     assert replace(its.watched()[0]) == its.watched()[0]
+
+
+def test_a_save_that_was_seen_to_begin_is_fresh_until_it_is_written_over(tmp_path: Path) -> None:
+    its, known = lookout(tmp_path), lookout(tmp_path)
+    its.look(100.0)
+    lay(tmp_path, ONE)
+    lay(tmp_path, {"trainer_state.json": ONE["trainer_state.json"]}, -3600.0)  # the clock was set back meanwhile
+    assert (its.look(101.0).due, known.look(101.0).due) == (10.0, 600.0)
+    assert its.look(111.0).due == 0.0
+    lay(tmp_path, {"m/__0_0.distcp": b"another"}, 100.0)
+    assert its.look(112.0).due == 600.0
+
+
+def test_what_was_done_before_is_fresh_no_more(tmp_path: Path) -> None:
+    done = [True]
+    seat = Seat("n0", lambda *_: (), lambda *_: False)
+    its = Lookout([RunDir("run", tmp_path)], seat, Rule(), Asked(lambda _: done[0], lambda _: False))
+    its.look(0.0)
+    lay(tmp_path, ONE)
+    its.look(1.0)
+    lay(tmp_path, {"trainer_state.json": ONE["trainer_state.json"]}, -3600.0)
+    done[0] = False
+    assert its.look(2.0).due == 600.0

@@ -19,10 +19,10 @@ from tests.replays import S, Script, Stage, others, trainers, unproven
 RULE = Rule(quiet=10, unmarked=60, doubtful=600)
 
 
-def seen(out: Path) -> Iterator[Evidence]:
+def seen(out: Path, *, fresh: bool = False) -> Iterator[Evidence]:
     for spot in spots(out):
         held = hold(found(spot), None, spot.family, spot.name)
-        yield gather(held, spot, later=False, mates=False)
+        yield gather(held, spot, later=False, mates=False, fresh=fresh)
 
 
 def is_settled(evidence: Evidence, after: float) -> bool:
@@ -63,6 +63,22 @@ def test_a_save_over_an_old_one_is_not_settled_by_what_the_old_one_left(tmp_path
     *before, (_, last) = played(tmp_path, script, stage)
     assert [done for done, one in before if is_settled(one, RULE.quiet) or rests(one)] == []
     assert is_settled(last, RULE.quiet)
+
+
+@pytest.mark.parametrize("hours", [1, -1])
+@pytest.mark.parametrize("name", [*trainers(), *(n for n in others() if n != "verl")])
+def test_a_clock_that_jumps_during_a_save_that_we_saw_begin_changes_nothing(tmp_path: Path, name: str, hours: int) -> None:
+    script = (trainers() | others())[name]
+    calls = len(played(tmp_path / "all", script))
+    for jump in range(0, calls, max(1, calls // 6)):
+        stage = Stage(tmp_path / str(jump))
+        told: list[Evidence] = []
+        for n, _ in enumerate(stage.play(script)):
+            stage.now += hours * 3600 * S if n == jump else 0
+            told += seen(stage.out, fresh=True)
+        assert [one for one in told[:-1] if is_settled(one, RULE.quiet) or rests(one)] == [], jump
+        assert is_settled(told[-1], RULE.quiet), jump
+        assert rests(told[-1]), jump
 
 
 @pytest.mark.parametrize("name", unproven())

@@ -35,6 +35,11 @@ def test_a_directory_that_rotation_has_begun_to_empty_is_never_at_rest() -> None
     assert rest(trainer(half, folders=int(103.0 * S), pulse=int(105.0 * S)), 9.0) == 0
 
 
+def test_a_clock_that_was_set_is_told_from_rotation_where_the_save_was_seen_to_begin() -> None:
+    jumped = trainer(DONE, folders=int(3700.0 * S), fresh=True)
+    assert (rest(jumped, 1.9), rest(jumped, 2.0)) == (0, NEWEST)
+
+
 @pytest.mark.parametrize(
     "evidence",
     [

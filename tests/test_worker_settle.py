@@ -98,6 +98,16 @@ def test_a_partial_file_that_a_crash_left_delays_and_does_not_block() -> None:
     assert wait(trainer(DONE, partial=files({".tmpAb3xYz": 99.0}))) == 600
 
 
+def test_of_a_save_that_was_seen_to_begin_no_time_is_compared() -> None:
+    jumped = DONE | {"trainer_state.json": 101.2 - 3600}
+    assert wait(trainer(jumped)) == 600
+    assert wait(trainer(jumped, fresh=True)) == 10
+    sharded = {"m/__0_0.distcp": 4000.0, "m/.metadata": 401.0, "rng_state_0.pth": 402.0}
+    assert wait(replace(trainer(sharded | {"trainer_state.json": 403.0}), fresh=True)) == 10
+    assert wait(replace(trainer(sharded), fresh=True)) == 600
+    assert wait(trainer(DONE, fresh=True, state=TrainerState(8, 200 * S))) == 600
+
+
 def test_a_trainer_state_of_another_step_or_cut_short_is_doubted() -> None:
     assert wait(trainer(DONE, state=TrainerState(8, 200 * S))) == 600
     assert wait(trainer(DONE, state=TrainerState(None, 200 * S))) == 600

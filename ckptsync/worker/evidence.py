@@ -33,7 +33,9 @@ _MOUNTS = Path("/proc/self/mountinfo")
 VERL_MARKER = "latest_checkpointed_iteration.txt"
 
 
-def gather(hold: Hold, spot: Spot, *, later: bool, mates: bool, pin: Pin | None = None, hooked: Hooked = NOBODY) -> Evidence:
+def gather(
+    hold: Hold, spot: Spot, *, later: bool, mates: bool, fresh: bool = False, pin: Pin | None = None, hooked: Hooked = NOBODY
+) -> Evidence:
     """All facts about a checkpoint.  ``pin``: the one that ``hold`` reads from.  Raises Incomplete if files vanish meanwhile: look again."""
     files = hold.stats
     return Evidence(
@@ -52,7 +54,8 @@ def gather(hold: Hold, spot: Spot, *, later: bool, mates: bool, pin: Pin | None 
         marker=verl_marker(spot) if hold.family == "verl" else None,
         folders=0 if hold.gone or spot.only is not None else folders(spot.path, files),
         pulse=_pulse(pin),
-        missing=lacking(current(files)),
+        missing=lacking([f.path for f in files] if fresh else current(files)),
+        fresh=fresh,
     )
 
 

@@ -61,6 +61,16 @@ class Asked:
     has_mate: Callable[[Seen], bool]
 
 
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What the files of a save do not say themselves: see `Evidence`."""
+
+    later: bool
+    mates: bool
+    fresh: bool
+    hooked: Hooked
+
+
 class Lookout:
     """What the last look saw.  `look` may be called from any thread, one at a time looks; the rest may be called meanwhile.
 
@@ -74,6 +84,7 @@ class Lookout:
         self._looked = 0.0
         self._pulses: dict[tuple[object, int], float] = {}
         self._tried: dict[Key, float] = {}
+        self._looked_at: set[str] = set()
 
     def look(self, now: float) -> Look:
         """Look once at every run.  ``now`` in seconds on a clock that only grows."""
@@ -115,7 +126,11 @@ class Lookout:
         """Whether it is still settled, by its files as they are now.  Raises Incomplete if they vanish meanwhile."""
         run = next(run for run in self._runs if run.name == one.seen.run)
         hooked = read_hooked(run.path, (one.seen.spot.name,))
-        evidence = self._gathered(one.seen, later=one.evidence is not None and one.evidence.later, hooked=hooked)
+        before = one.evidence
+        facts = _Facts(
+            before is not None and before.later, self._asked.has_mate(one.seen), before is not None and before.fresh, hooked
+        )
+        evidence = _gathered(one.seen, facts)
         return judge(evidence, one.sighting, max(now, self._looked), self._rule)
 
     def _left(self, watched: Watched, now: float) -> float | None:
@@ -139,6 +154,7 @@ class Lookout:
                 watched.append(self._watch(self._claimed(one, now), spans, hooked, now, wrong))
             except CkptsyncError as e:  # noqa: PERF203 - one checkpoint's failure never keeps another back
                 wrong.append(failure(run.name, one.spot.name, e))
+        self._looked_at.add(run.name)
         return watched, replace(found, failures=(*found.failures, *wrong))
 
     def _watch(self, one: Seen, spans: Sequence[Span], hooked: Hooked, now: float, wrong: list[Failure]) -> Watched:
@@ -147,8 +163,9 @@ class Lookout:
         sighting = observe(before.sighting if before else None, _shown(one), now)
         if self._asked.is_done(one):
             return Watched(one, first, sighting, None, Verdict(settled=False, reason="stored, or another's", left=None))
+        facts = _Facts(_is_later(one, spans), self._asked.has_mate(one), self._is_fresh(one, before, sighting), hooked)
         try:
-            evidence, found, asked = self._judged(one, before, sighting, later=_is_later(one, spans), hooked=hooked, now=now)
+            evidence, found, asked = self._judged(one, before, sighting, facts, now)
         except Incomplete as e:  # it changes under our hands
             return Watched(one, first, sighting, None, Verdict(settled=False, reason=str(e), left=None))
         stable = at_rest(evidence, sighting, now, self._rule)
@@ -156,27 +173,31 @@ class Lookout:
             self._noted(one, stable, found, wrong), first, sighting, evidence, found, _marked(evidence, hooked, one), asked
         )
 
+    def _is_fresh(self, one: Seen, before: Watched | None, sighting: Sighting) -> bool:
+        """Whether nothing of it was there at an earlier look, and it has not been written over since it was settled."""
+        if before is None:
+            return one.k == 0 and one.run in self._looked_at
+        is_over = before.found.settled and before.sighting != sighting
+        return before.evidence is not None and before.evidence.fresh and not is_over
+
     def _judged(
-        self, one: Seen, before: Watched | None, sighting: Sighting, *, later: bool, hooked: Hooked, now: float
+        self, one: Seen, before: Watched | None, sighting: Sighting, facts: _Facts, now: float
     ) -> tuple[Evidence, Verdict, float]:
         """Files are asked anew until they have been seen at rest, ever more seldom while they stay the same, and before they are called settled."""
         if before and before.evidence and before.sighting == sighting and _needs_no_asking(before, now):
             evidence = replace(
                 before.evidence,
-                later=later,
-                mates=self._asked.has_mate(one),
+                later=facts.later,
+                mates=facts.mates,
                 gone=one.hold.gone,
-                hook=word(hooked, one.pin, one.spot.name, is_running),
+                hook=word(facts.hooked, one.pin, one.spot.name, is_running),
                 stable=one.pin is not None and was_at_rest(one.pin.took.stable, one.hold.stats),
             )
             found = judge(evidence, sighting, now, self._rule)
             if before.found.settled or not found.settled:
                 return evidence, found, before.asked
-        evidence = self._gathered(one, later=later, hooked=hooked)
+        evidence = _gathered(one, facts)
         return evidence, judge(evidence, sighting, now, self._rule), now
-
-    def _gathered(self, one: Seen, *, later: bool, hooked: Hooked) -> Evidence:
-        return gather(one.hold, one.spot, later=later, mates=self._asked.has_mate(one), pin=one.pin, hooked=hooked)
 
     def _noted(self, one: Seen, stable: int, found: Verdict, wrong: list[Failure]) -> Seen:
         """What was seen is kept beside the pin: for when rotation has taken the rest, and since the manifest says when it was settled."""
@@ -197,6 +218,10 @@ class Lookout:
         since = self._pulses.setdefault(_pulse(one), now)
         mine = spool.claim(one.pin, self._seat.node) if now - since > DEAD_AFTER else None
         return one if mine is None else Seen(one.run, one.spot, one.hold, mine)
+
+
+def _gathered(one: Seen, facts: _Facts) -> Evidence:
+    return gather(one.hold, one.spot, later=facts.later, mates=facts.mates, fresh=facts.fresh, pin=one.pin, hooked=facts.hooked)
 
 
 def key_of(seen: Seen) -> Key:

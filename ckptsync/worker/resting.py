@@ -13,7 +13,7 @@ from ckptsync.worker.evenness import has_every_random_state, rank
 from ckptsync.worker.settle import BY_ACCELERATE, Evidence, Rule, Sighting, behind, doubt, judge, names, proof, refusal
 
 AT_REST = 0.4  # seconds between two looks that see the same, what proves that it is whole among it
-AT_REST_UNPROVEN = 2.0  # the same where only the files of all ranks speak for it
+AT_REST_UNPROVEN = 2.0  # the same where only the files of all ranks speak for it, or the times of directories against it
 AGE = 1.0  # seconds by which, on the file system's clock, one look finds nothing written, added or taken away
 _REGISTERED = re.compile(r"custom_checkpoint_\d+\.pkl")
 
@@ -29,13 +29,16 @@ def at_rest(evidence: Evidence, sighting: Sighting, now: float, rule: Rule) -> i
         return newest
     if evidence.gone or refusal(evidence) or doubt(evidence, rule) or behind(evidence):
         return 0
-    if evidence.folders - newest > AGE * 1e9:
-        return 0  # something was taken out after the last file was written: rotation, half way
-    seen_for = now - sighting.since
-    if not proof(evidence):
-        return newest if _is_done_by_ranks(evidence) and seen_for >= AT_REST_UNPROVEN else 0
-    is_old = evidence.folders > 0 and evidence.pulse - max(newest, evidence.folders) >= AGE * 1e9
-    return newest if is_old or seen_for >= AT_REST else 0
+    is_emptied = (
+        evidence.folders - newest > AGE * 1e9
+    )  # something was taken out after the last file was written, or a clock was set
+    if is_emptied and not evidence.fresh:
+        return 0  # rotation, half way; what we saw begin would have been seen before that
+    proven, seen_for = bool(proof(evidence)), now - sighting.since
+    if not proven and not _is_done_by_ranks(evidence):
+        return 0
+    is_old = proven and evidence.folders > 0 and evidence.pulse - max(newest, evidence.folders) >= AGE * 1e9
+    return newest if is_old or seen_for >= (AT_REST if proven and not is_emptied else AT_REST_UNPROVEN) else 0
 
 
 def was_at_rest(stable: int, files: Iterable[Stat]) -> bool:

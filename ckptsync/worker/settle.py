@@ -69,6 +69,9 @@ class Evidence:
     ``folders``: when a name last came or went in the trainer's directories, ``pulse``: when they were last looked at; both in ns on
     the clock of the file system, 0 where it is not known.  ``missing``: what a rank should have written by now (`evenness.lacking`),
     where that was worked out already, since of 100,000 files it takes a while.
+
+    ``fresh``: all of it appeared while we looked on, so that nothing in it is of an older save.  Then what a trainer writes last tells by
+    being there, whatever a clock that was set meanwhile made of the files' times.
     """
 
     family: Family
@@ -87,6 +90,7 @@ class Evidence:
     folders: int = 0
     pulse: int = 0
     missing: str | None = None
+    fresh: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +170,7 @@ def _wait(evidence: Evidence, rule: Rule) -> tuple[float, str]:
 
 def proof(evidence: Evidence) -> str:
     """What speaks for its being finished."""
-    if _stale_metadata(evidence.files):
+    if not evidence.fresh and _stale_metadata(evidence.files):
         return ""
     if _is_of_trainer(evidence):
         return _proof_of_trainer(evidence)
@@ -200,6 +204,8 @@ def _proof_of_trainer(evidence: Evidence) -> str:
         return ""
     if not _newer_than_state(evidence):
         return f"{TRAINER_STATE} is the newest of its files"
+    if evidence.fresh:
+        return f"{TRAINER_STATE} has appeared"
     return "a later checkpoint has been written" if evidence.later else ""
 
 
@@ -208,7 +214,7 @@ def doubt(evidence: Evidence, rule: Rule) -> str:
     if evidence.partial:
         return f"{evidence.partial[0].path} is unfinished"
     stale = _stale_metadata(evidence.files, rule.unmarked)
-    if stale:
+    if stale and not evidence.fresh:
         return f"{stale} is older than its shards: written over?"
     if evidence.state is None:
         return ""
@@ -217,7 +223,7 @@ def doubt(evidence: Evidence, rule: Rule) -> str:
     if evidence.step is not None and evidence.state.step != evidence.step:
         return f"{TRAINER_STATE} speaks of step {evidence.state.step}"
     newest = max(evidence.files, key=lambda f: f.mtime, default=None)
-    if newest is not None and newest.mtime - evidence.state.mtime > rule.unmarked * 1e9:
+    if newest is not None and not evidence.fresh and newest.mtime - evidence.state.mtime > rule.unmarked * 1e9:
         # callbacks edit a checkpoint seconds after the trainer is done with it; a resumed run begins to write over it much later
         return f"{newest.path} is much newer than {TRAINER_STATE}: written over?"
     return ""
@@ -256,7 +262,7 @@ def _is_metadata(file: Stat) -> bool:
 def _is_newest(name: str, evidence: Evidence) -> bool:
     """Whether a file of that name is no older than what its writer writes before it."""
     at = next((f.mtime for f in evidence.files if f.path == name), None)
-    return at is not None and all(f.mtime <= at for f in evidence.files if not is_random_state(f.path))
+    return at is not None and (evidence.fresh or all(f.mtime <= at for f in evidence.files if not is_random_state(f.path)))
 
 
 def behind(evidence: Evidence) -> str:
@@ -266,7 +272,7 @@ def behind(evidence: Evidence) -> str:
 
 def names(evidence: Evidence) -> list[str]:
     """Of its files, by path, but for random states of the save before."""
-    return current(evidence.files)
+    return [f.path for f in evidence.files] if evidence.fresh else current(evidence.files)
 
 
 def _is_of_trainer(evidence: Evidence) -> bool:
