@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ckptsync.spool import marks
 from ckptsync.spool.marks import Commit
 from tests.hooking import FILES, STEPS, commits
 
@@ -32,7 +33,8 @@ def check_whole(output_dir: Path, name: str, commit: Commit) -> None:
     wanted = {"model.safetensors", "config.json"} if step == "final" else set(FILES)
     assert {p.name for p in root.iterdir()} == wanted == set(commit.files)
     for path in root.iterdir():
-        assert path.read_text() in (f"{path.name} {step}", f"final {path.name}")
+        own = f"{path.name} {step}" if path.name != "model.safetensors" else f"a later callback's {step}"
+        assert path.read_text() == (f"final {path.name}" if step == "final" else own)
         assert (path.stat().st_size, path.stat().st_mtime_ns) == commit.files[path.name]
 
 
@@ -54,6 +56,8 @@ def test_every_step_and_the_final_model_are_pinned_though_rotation_leaves_one(tm
     for name, commit in found.items():
         check_whole(tmp_path / "out", name, commit)
     assert len({c.save for c in found.values()}) == STEPS + 1
+    (process,) = marks.begun(tmp_path / "out" / "_ckptsync")
+    assert 0 < process.ended <= found["final.0"].at <= process.left
 
 
 def test_an_error_of_any_call_costs_one_save_at_most_and_training_never_notices(tmp_path: Path) -> None:
