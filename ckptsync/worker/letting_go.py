@@ -12,6 +12,7 @@ from ckptsync.worker.looking import Seen
 from ckptsync.worker.lookout import Lookout
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.pinning import spare
+from ckptsync.worker.remembering import forget, remember
 from ckptsync.worker.result import Failure, Progress, failure
 
 
@@ -39,7 +40,9 @@ class Letting:
             told.append(Progress(run.name, name, 0, "cleaned", "the store has it, VERIFIED", files=0, size=size))
 
     def _spare(self, run: RunDir, seen: Sequence[Seen]) -> None:
+        forget(run.path, {s.spot.name for s in seen})
         ours = [s for s in seen if s.pin is not None and s.pin.node == self._options.node]
         proven = [s.pin for s in ours if s.pin and self._knowledge.is_proven(run.name, s.spot.name, s.hold.stats)]
         for pin in spare(proven, self._options.keep_pins):
+            remember(run.path, pin)
             spool.drop(pin, self._lookout.lock)

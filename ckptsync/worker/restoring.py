@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -10,14 +10,15 @@ from ckptsync.errors import Corrupt
 from ckptsync.records import coding, saves
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.names import RecordName, parse_record_name
+from ckptsync.spool.marks import Took
 from ckptsync.stores.contract import About
 from ckptsync.worker.deciding import draft, span
 from ckptsync.worker.looking import Seen
-from ckptsync.worker.saving import Desk, outgoing, read_whole, told
+from ckptsync.worker.saving import Desk, outgoing, read_whole, told, with_took
 
 
-def restore(seen: Seen, desk: Desk) -> tuple[str, ...]:
-    """The names of those that were written again.  Raises as `read_whole` and the store do.
+def restore(seen: Seen, desk: Desk, kept: Sequence[Took] = ()) -> tuple[str, ...]:
+    """The names of those that were written again.  ``kept``: what was said beside pins that are gone.  Raises as `read_whole` and the store do.
 
     The digest in a record's name proves the bytes that are written.  What cannot be told from the files any more stays as it is:
     which files an earlier manifest of several had named, one that had moved, or one of another version of this program.
@@ -29,7 +30,7 @@ def restore(seen: Seen, desk: Desk) -> tuple[str, ...]:
     whole = draft(told(seen, desk.node), read_whole(seen, desk))
     done = []
     for parsed in damaged:
-        for manifest in _candidates(parsed, whole, desk):
+        for manifest in _candidates(parsed, whole, desk, kept):
             data = coding.encode(manifest)
             if coding.record_name(manifest, data) == str(parsed):
                 desk.road.store.write(str(parsed), [data], About(len(data)))
@@ -47,14 +48,17 @@ def _damaged(seen: Seen, desk: Desk) -> Iterator[RecordName]:
             yield parsed
 
 
-def _candidates(parsed: RecordName, whole: Manifest, desk: Desk) -> Iterator[Manifest]:
+def _candidates(parsed: RecordName, whole: Manifest, desk: Desk, kept: Iterable[Took]) -> Iterator[Manifest]:
     """All that it may have said: every file, or those that no other manifest of this node there names; by our clock, or by none."""
     live = saves.live(desk.known.manifests(whole.checkpoint))
     others = {f.path for k in live if (k.manifest.node, k.manifest.place) == (parsed.node, parsed.place) for f in k.manifest.files}
-    forgetful = replace(whole, save="", times={})  # what a push says, who has no pin to remember it beside
+    said = [
+        whole,
+        *(with_took(whole, took) for took in (Took(), *kept)),
+    ]  # a push says nothing, since it has no pin to remember it beside
     rest = tuple(f for f in whole.files if f.path not in others)
     for files in dict.fromkeys((whole.files, rest)):
-        for offset, remembered in product(dict.fromkeys((0, desk.offset())), (whole, forgetful)) if files else ():
+        for offset, remembered in product(dict.fromkeys((0, desk.offset())), said) if files else ():
             first, last = span(files, whole)
             found = replace(remembered, place=parsed.place, n=parsed.n, clock_offset=offset)
             yield replace(found, files=files, started=first, ended=last)

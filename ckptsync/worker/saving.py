@@ -63,15 +63,16 @@ class Standing:
 
 def told(seen: Seen, node: str) -> Manifest:
     """A manifest that says nothing yet but whose it is, and what is remembered beside its pin."""
-    took = begun(seen, 0)
-    times = {key: at for key, at in (("settled", took.settled), ("sending", took.sending)) if at}
-    return Manifest(
-        *(seen.run, seen.spot.name, "", node, 0, (), (), 0, 0, Demands()),
-        save=took.save,
-        version=__version__,
-        trainer=took.trainer,
-        times=times,
+    nothing = Manifest(
+        seen.run, seen.spot.name, "", node, 0, (), (), 0, 0, Demands(), version=__version__, trainer=seen.spot.family
     )
+    return with_took(nothing, begun(seen, 0))
+
+
+def with_took(manifest: Manifest, took: Took) -> Manifest:
+    """The same, as it is said where this was remembered."""
+    times = {key: at for key, at in (("settled", took.settled), ("sending", took.sending)) if at}
+    return replace(manifest, save=took.save, trainer=took.trainer or manifest.trainer, times=times)
 
 
 def begun(seen: Seen, at: int, save: str = "") -> Took:

@@ -9,6 +9,7 @@ from functools import partial
 
 from ckptsync.errors import CkptsyncError, Incomplete, StoreError
 from ckptsync.spool import pins as spool
+from ckptsync.spool.marks import Took
 from ckptsync.worker import rivals
 from ckptsync.worker.clock import Clock
 from ckptsync.worker.knowledge import Knowledge
@@ -17,6 +18,7 @@ from ckptsync.worker.looking import Seen
 from ckptsync.worker.lookout import Key, Lookout, Watched, recorded
 from ckptsync.worker.options import WorkerOptions
 from ckptsync.worker.ordering import Turn, queue
+from ckptsync.worker.remembering import remembered
 from ckptsync.worker.restoring import restore
 from ckptsync.worker.result import Failure, Phase, Progress, failure
 from ckptsync.worker.saving import Desk, Memory, begun, known_already, save
@@ -66,7 +68,7 @@ class Sending:
         """Why it need not, or cannot, be sent now; ``None`` if it is to be sent."""
         seen, desk = one.seen, self._desk(one, now)
         broken = desk.known.broken_place(seen.spot.name)
-        if broken is not None and not restore(seen, desk):
+        if broken is not None and not restore(seen, desk, self._kept(seen)):
             raise broken
         if broken is not None:
             return _told(one, "waiting", "a damaged manifest of this node was written again")
@@ -91,6 +93,9 @@ class Sending:
         sent = save(self._begun(latest), self._desk(latest, now))
         self._mark(latest, sent)
         return sent
+
+    def _kept(self, seen: Seen) -> tuple[Took, ...]:
+        return next((remembered(run.path, seen.spot.name) for run in self._options.runs if run.name == seen.run), ())
 
     def _begun(self, one: Watched) -> Seen:
         """With what its manifest will say written beside its pin first: whoever writes it again has to say the same."""
