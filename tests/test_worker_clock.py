@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ckptsync.stores.contract import Entry
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
-from ckptsync.worker.clock import measure, offset
+from ckptsync.worker.clock import Clock, jumped, measure, offset
 
 
 @pytest.mark.parametrize(
@@ -59,3 +59,46 @@ def test_a_listing_that_is_late_tells_nothing_of_the_clock() -> None:
 @pytest.mark.parametrize("told", [100.0, 101.0])
 def test_whole_seconds_are_no_offset_whether_cut_or_just_begun(told: float) -> None:
     assert offset(100.98, 101.01, told) == 0
+
+
+def test_only_who_sets_a_clock_makes_it_jump() -> None:
+    assert jumped(1000.0, 1001.5) == 0.0
+    assert jumped(1000.0, 4600.0) == 3600.0
+    assert jumped(4600.0, 1000.0) == -3600.0
+
+
+class Counted(MemoryStore):
+    """Counts measurements."""
+
+    measured = 0
+
+    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        self.measured += 1
+        super().write(name, chunks, about)
+
+
+def test_a_clock_is_compared_once_an_hour_before_anybody_waits_for_it_and_not_while_nothing_is_to_do() -> None:
+    store = Counted()
+    clock = Clock(store, "n0")
+    clock.measure_in_time(0.0, is_idle=True)
+    assert store.measured == 0
+    clock.measure_in_time(1.0, is_idle=False)
+    assert (clock.offset(2.0), clock.offset(3500.0), store.measured) == (clock.last, clock.last, 1)
+    clock.offset(3602.0)
+    assert store.measured == 2
+
+
+def test_a_clock_that_was_set_is_compared_anew_and_said_for_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Counted()
+    clock = Clock(store, "n0")
+    clock.offset(0.0)
+    really = time.time
+    monkeypatch.setattr(time, "time", lambda: really() - 3600)
+    clock.notice(10.0)
+    assert clock.notes == ("this node's clock was set back by 3600 s",)
+    clock.offset(11.0)
+    assert store.measured == 2
+    clock.notice(3000.0)
+    assert clock.notes
+    clock.notice(3611.0)
+    assert clock.notes == ()

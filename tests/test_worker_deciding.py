@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ckptsync.digest import digest
 from ckptsync.model import Demands
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.saves import Known
 from ckptsync.records.tombstone import Tombstone
 from ckptsync.walk import Stat
-from ckptsync.worker.deciding import displaced, has_mate, holder, is_retired, missing, stored
+from ckptsync.worker.deciding import displaced, has_mate, holder, is_retired, missing, span, stored
 
 S = 10**9
 
@@ -83,3 +85,10 @@ def test_given_up_is_what_a_tombstone_names_or_what_is_older_than_one_whose_mani
     assert is_retired(ours, stats(at=6 * S, a="x"), buried, [])
     assert not is_retired(ours, stats(at=11 * S, a="x"), buried, [])
     assert not is_retired(manifest("n1"), stats(at=5 * S, a="x"), buried, [])
+
+
+def test_the_span_of_a_take_begins_with_the_trainers_own_files() -> None:
+    whole = replace(manifest("n0", at=5 * S, a="x"), ended=9 * S)
+    files = [replace(whole.files[0], mtime=at * S) for at in (1, 6, 8)]
+    assert span(files, whole) == (6 * S, 8 * S)
+    assert span(files[:1], whole) == (S, S)

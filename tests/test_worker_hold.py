@@ -11,7 +11,7 @@ from ckptsync.errors import Corrupt, Incomplete
 from ckptsync.scan import found, spots
 from ckptsync.spool.links import grow
 from ckptsync.spool.pins import open_pin, pins
-from ckptsync.walk import look
+from ckptsync.walk import look, walk
 from ckptsync.worker.hold import LATER, Hold, each_open, hold
 
 
@@ -73,3 +73,24 @@ def test_who_opens_each_is_told_which_one_is_gone(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path)
     with pytest.raises(Incomplete, match="a: gone"):
         list(each_open(both.held.values()))
+
+
+def test_what_is_not_sent_still_tells_what_the_checkpoint_is(tmp_path: Path) -> None:
+    both = held(tmp_path)
+    part = both.only({"b"})
+    assert [s.path for s in part.stats] == ["b"]
+    assert part.sizes() == both.sizes()
+    out = bytearray(both.sizes()["a"])
+    part.read_into("a", 0, memoryview(out))
+    assert any(out)
+
+
+def test_what_was_added_takes_no_name_that_the_trainer_has_used(tmp_path: Path) -> None:
+    both = held(tmp_path)
+    (tmp_path / "added").mkdir()
+    for name in ("a", "config.json"):
+        (tmp_path / "added" / name).write_text("added")
+    more = both.with_added(tmp_path / "added", walk(tmp_path / "added").files)
+    assert more.held.keys() == both.held.keys() | {"config.json"}
+    assert more.held["a"] == both.held["a"]
+    assert more.held["config.json"].is_added
