@@ -10,7 +10,7 @@ import copy
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,14 @@ def write_added(model: Any, processing: Any, folder: Path) -> list[str]:
     if hasattr(processing, "save_pretrained"):
         steps.append(("the tokenizer", lambda: processing.save_pretrained(folder)))
     return [trouble for what, step in steps for trouble in _tried(what, step)]
+
+
+def processing_of(given: Mapping[str, Any]) -> Any:
+    """The tokenizer or processor among what an event is given; Trainer saves the collator's own where it has no other."""
+    collate = getattr(given.get("train_dataloader"), "collate_fn", None)
+    collator = getattr(collate, "data_collator", collate)  # it may be wrapped, to remove columns
+    named = (given.get("processing_class"), given.get("tokenizer"), getattr(collator, "tokenizer", None))
+    return next((found for found in named if found is not None), None)
 
 
 def about_model(model: Any) -> dict[str, str]:

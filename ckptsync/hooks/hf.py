@@ -52,7 +52,7 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         with self._unharmed("begin"):
             self._leave_former()
             if not state.is_hyper_param_search:  # trials have directories of their own, which only the worker knows
-                self._begin(args, kwargs.get("model"), kwargs.get("processing_class") or kwargs.get("tokenizer"))
+                self._begin(args, kwargs.get("model"), added.processing_of(kwargs))
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Too early for anything but to remember it."""
