@@ -131,8 +131,8 @@ class Watching:
             rest *= IDLE_LOOKS if self._is_idle and self._is_heard() else 1
         else:
             self._is_idle = False
-            rest = min(rest, max(UNSETTLED_EVERY, (now - self._moved) / PATIENCE))
-            self.sending.tick.at(max(due, rest) if due else 0)
+            rest = min(rest, max(UNSETTLED_EVERY, min(due, (now - self._moved) / PATIENCE)))
+            self.sending.tick.at(due)
             self.looking.tick.at(rest)
         self._next = now + rest
 

@@ -136,7 +136,9 @@ class Lookout:
     def _left(self, watched: Watched, now: float) -> float | None:
         if watched.found.settled:
             return None if self._tried.get(watched.key) == watched.sighting.since else 0.0
-        left = self._rule.quiet if watched.found.left is None else watched.found.left  # what is refused now may be whole soon
+        left = watched.found.left
+        if left is None:  # what is refused now may be whole soon; what a crash has left never is
+            left = max(self._rule.quiet, (self._looked - watched.sighting.since) * SELDOM)
         return max(0.0, left - (now - self._looked))
 
     def _look_at(self, run: RunDir, now: float) -> tuple[list[Watched], Look]:
