@@ -22,7 +22,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,9 +93,9 @@ def compare(pinned: Iterable[Stat], source: Iterable[Stat]) -> Relation:
     )
 
 
-def pins(output_dir: Path) -> tuple[Pin, ...]:
-    """Every pin in an output directory, by checkpoint and number."""
-    found = (_pin(path) for path in _children(output_dir / OURS / "pins"))
+def pins(output_dir: Path, wanted: Callable[[str], bool] = lambda _: True) -> tuple[Pin, ...]:
+    """Every pin in an output directory, by checkpoint and number; of those ``wanted`` by their checkpoint's name."""
+    found = (_pin(path) for path in _children(output_dir / OURS / "pins") if wanted(_numbered(path)[0]))
     return tuple(sorted((p for p in found if p is not None), key=lambda p: (p.checkpoint, p.k)))
 
 

@@ -70,10 +70,13 @@ class Look:
     notes: tuple[str, ...] = ()
 
 
-def look(run: RunDir, seat: Seat) -> Look:
-    """Pin what has appeared; every save that is here, oldest first.  Raises ConfigError or StoreError if nothing can be seen at all."""
-    spots = {s.name: s for s in scan.spots(run.path)}
-    pins = spool.pins(run.path)
+def look(run: RunDir, seat: Seat, without: Collection[str] = ()) -> Look:
+    """Pin what has appeared; every save that is here, oldest first, but of checkpoints that another looks at (`look_at`).
+
+    Raises ConfigError or StoreError if nothing can be seen at all.
+    """
+    spots = {s.name: s for s in scan.spots(run.path) if s.name not in without}
+    pins = spool.pins(run.path, lambda name: name not in without)
     relief, failures = _relieved(run, spots, pins, seat)
     seat.told.extend(relief.words)
     seen: list[Seen] = []
@@ -95,6 +98,15 @@ def look(run: RunDir, seat: Seat) -> Look:
     return Look(tuple(seen), tuple(failures), notes=notes)
 
 
+def look_at(run: RunDir, seat: Seat, name: str) -> Look:
+    """The same of one checkpoint, as far as it is here."""
+    spots = (s for s in scan.spots(run.path) if s.name == name)
+    spot = next(spots, Spot(name, scan.family_of(name), run.path / name))
+    found = _look_at(run, spot, spool.pins(run.path, lambda other: other == name), seat, is_full=False)
+    seat.told.extend(found.notes)
+    return found
+
+
 def _look_at(run: RunDir, spot: Spot, pins: Iterable[Pin], seat: Seat, *, is_full: bool) -> Look:
     found = scan.found(spot)
     ours, failures = _adopted(run, pins, seat.node)
@@ -110,7 +122,7 @@ def _look_at(run: RunDir, spot: Spot, pins: Iterable[Pin], seat: Seat, *, is_ful
     except CkptsyncError as e:  # a full disk, another user's files: what cannot be pinned can be sent from where it lies
         failures.append(failure(run.name, spot.name, e))
     if actions:
-        ours, _ = _adopted(run, (p for p in spool.pins(run.path) if p.checkpoint == spot.name), seat.node)
+        ours, _ = _adopted(run, spool.pins(run.path, lambda name: name == spot.name), seat.node)
     for pin in ours:
         if pin.node == seat.node:
             spool.pulse(pin)
