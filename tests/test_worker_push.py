@@ -281,3 +281,16 @@ def test_one_bad_checkpoint_does_not_keep_the_others_back(tmp_path: Path) -> Non
     with pytest.raises(Incomplete, match="checkpoint-2: holds no file"):
         push_now(tmp_path / "run", store, "n0")
     assert kept(store) == {"checkpoint-4": {"n0": ONE}}
+
+
+def test_a_file_of_lightning_s_and_a_final_model_are_pushed_without_what_lies_beside_them(tmp_path: Path) -> None:
+    store, out = MemoryStore(), tmp_path / "run"
+    whole = (vector("verl-fsdp2").sources[0] / "actor" / "model_world_size_3_rank_0.pt").read_bytes()
+    (out / "lightning_logs" / "version_0" / "checkpoints").mkdir(parents=True)
+    (out / "lightning_logs" / "version_0" / "checkpoints" / "epoch=0-step=5.ckpt").write_bytes(whole)
+    for path in (vector("hf-sharded").sources[0]).iterdir():
+        shutil.copyfile(path, out / path.name)
+    (out / "train.log").write_text("on and on")
+    assert {p.place for p in push_now(out, store, "n0")} == {"final", "version_0.epoch-0-step-5.ckpt"}
+    assert kept(store)["version_0.epoch-0-step-5.ckpt"]["n0"].keys() == {"epoch=0-step=5.ckpt"}
+    assert kept(store)["final"]["n0"].keys() == {p.name for p in vector("hf-sharded").sources[0].iterdir()}

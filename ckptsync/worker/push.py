@@ -44,7 +44,7 @@ def to_push(directory: Path) -> tuple[str, tuple[Spot, ...]]:
     if not found:
         raise ConfigError(
             f"{directory}: no checkpoint in it",
-            hint="wanted: checkpoint-N, checkpoints/checkpoint_K, step-N, or a DeepSpeed save directory",
+            hint="wanted: checkpoint-N, checkpoint_K, step-N, global_step_N, *.ckpt, a DeepSpeed save directory, or a model with its weights",
         )
     return directory.resolve().name, found
 
