@@ -1,6 +1,7 @@
 """A training of one process that calls the hook's events as Trainer does, saves each step and keeps one; run as a program.
 
     hook_training.py run DIR             trains once
+    hook_training.py twice DIR           trains in DIR/a and then in DIR/b with one callback, and forks a process that only ends
     hook_training.py fail|dead|kill DIR  trains once for each call that the hook makes to the system: at the n-th it gets an error (`fail`), it gets
                                          one from then on (`dead`), or the process is killed (`kill`); DIR/<n> is what each leaves
 
@@ -47,9 +48,9 @@ class Faults:
             raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def train(output_dir: Path, faults: Faults) -> None:
+def train(output_dir: Path, faults: Faults, hook: Any = None) -> None:
     """The events of `Trainer.train`, and what it writes between them."""
-    hook = CkptSyncCallback()
+    hook = hook or CkptSyncCallback()
     args = SimpleNamespace(output_dir=str(output_dir), process_index=0, world_size=1, should_save=True, save_only_model=False)
     state, control = SimpleNamespace(global_step=0, is_hyper_param_search=False), SimpleNamespace(should_training_stop=False)
 
@@ -113,5 +114,13 @@ if __name__ == "__main__":
     what, where = sys.argv[1], Path(sys.argv[2])
     if what == "run":
         train(where, Faults())
+    elif what == "twice":
+        only = CkptSyncCallback()
+        train(where / "a", Faults(), only)
+        train(where / "b", Faults(), only)
+        forked = os.fork()
+        if not forked:
+            sys.exit(0)
+        os.waitpid(forked, 0)
     else:
         each(what, where, Faults())

@@ -60,6 +60,19 @@ def test_every_step_and_the_final_model_are_pinned_though_rotation_leaves_one(tm
     assert 0 < process.ended <= found["final.0"].at <= process.left
 
 
+def test_a_second_training_with_the_same_callback_ends_the_first(tmp_path: Path) -> None:
+    done = program("-m", "tests.hook_training", "twice", str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    (first,), (second,) = (marks.begun(tmp_path / name / "_ckptsync") for name in ("a", "b"))
+    assert 0 < first.left <= second.at < second.left
+    assert set(commits(tmp_path / "a")) == {*CHECKPOINTS, "final.0"}
+
+
+def test_a_forked_process_says_nothing_of_the_training(tmp_path: Path) -> None:
+    assert program("-m", "tests.hook_training", "twice", str(tmp_path)).returncode == 0
+    assert set(commits(tmp_path / "b")) == {*CHECKPOINTS, "final.0"}
+
+
 def test_an_error_of_any_call_costs_one_save_at_most_and_training_never_notices(tmp_path: Path) -> None:
     for code, output_dir in runs(tmp_path, "fail"):
         assert code == 0

@@ -141,7 +141,8 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         if self._saver is not None:
             former, self._saver = self._saver, None
             atexit.unregister(self._at_exit)
-            former.end()
+            if former.begun.ended:  # else an exception ended it, and what was begun then may not be whole
+                self._pin_last(former)
             former.leave()
 
     def _at_exit(self, saver: Saver) -> None:
