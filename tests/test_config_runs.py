@@ -1,5 +1,6 @@
 """Which output directories are there, and under which names."""
 
+from glob import escape
 from pathlib import Path
 
 from ckptsync.config.runs import output_directories, places
@@ -33,6 +34,12 @@ def test_many_jobs_directories_of_one_name_are_told_apart_by_what_the_wildcards_
     for pattern, names in named.items():
         found = output_directories([RunConfig(pattern)], "/store")
         assert ([r.name for r in found.runs], found.problems) == (names, ())
+
+
+def test_a_wildcard_that_is_escaped_is_a_name_and_names_no_run(tmp_path: Path) -> None:
+    (tmp_path / "a [b] c" / "zero3").mkdir(parents=True)
+    found = output_directories([RunConfig(f"{tmp_path}/{escape('a [b] c')}/*")], "/store")
+    assert [run.name for run in found.runs] == ["zero3"]
 
 
 def test_a_name_does_not_depend_on_what_else_is_there(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ Looked up before every tick: a glob takes in the jobs that start later.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from glob import glob
@@ -15,6 +16,7 @@ from ckptsync.config.settings import run_name
 from ckptsync.config.values import RunConfig
 
 _MAGIC = frozenset("*?[")
+_ESCAPED = re.compile(r"\[[*?[]\]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +61,14 @@ def places(runs: Iterable[RunConfig]) -> tuple[str, ...]:
     found: dict[str, None] = {}
     for run in runs:
         parts = Path(run.path).parts
-        for end in sorted({n for n, part in enumerate(parts) if _MAGIC & set(part)} | {len(parts) - 1}):
+        for end in sorted({*_wild(parts), len(parts) - 1}):
             found |= dict.fromkeys(_nearest(parts[:end]))
     return tuple(found)
+
+
+def _wild(parts: Sequence[str]) -> list[int]:
+    """Which components are patterns; one whose wildcards are all escaped, as ``glob.escape`` does, is a name."""
+    return [n for n, part in enumerate(parts) if _MAGIC & set(_ESCAPED.sub("", part))]
 
 
 def _nearest(parts: Sequence[str]) -> list[str]:
@@ -73,7 +80,7 @@ def _nearest(parts: Sequence[str]) -> list[str]:
 def _expanded(run: RunConfig) -> Iterable[RunConfig]:
     """A given path may be a link; what a glob matches may not: whoever can write there would choose what is read."""
     parts = Path(run.path).parts
-    wild = [n for n, part in enumerate(parts) if _MAGIC & set(part)]
+    wild = _wild(parts)
     paths = [path for path in _matches(parts) if not wild or not _has_link(path, wild[0])]
     return [RunConfig(os.path.realpath(path), run.name or _name(path, wild)) for path in paths if Path(path).is_dir()]
 
