@@ -18,6 +18,7 @@ from ckptsync.walk import Stat
 from ckptsync.worker import evidence
 from ckptsync.worker.evidence import gather, is_later, trainer_state, writing
 from ckptsync.worker.hold import Hold, hold
+from ckptsync.worker.resting import mark
 from ckptsync.worker.settle import Rule, Sighting, judge
 from tests.vector import vector
 
@@ -94,12 +95,12 @@ def test_what_the_pin_and_its_directories_tell_is_gathered(out: Path) -> None:
     hold, spot = held(out)
     pin = open_pin(out, spot.name, 0, "n0")
     assert pin is not None
-    newest = max(f.mtime for f in hold.stats)
-    found = gather(hold, spot, later=False, mates=False, pin=replace(pin, took=Took(stable=newest)))
+    stable = mark(hold.stats)
+    found = gather(hold, spot, later=False, mates=False, pin=replace(pin, took=Took(stable=stable)))
     assert (found.stable, found.hook) == (True, "")
     assert found.folders == max(p.stat().st_mtime_ns for p in (spot.path, *spot.path.iterdir()) if p.is_dir())
     assert found.pulse == (pin.path / "owner.json").stat().st_mtime_ns >= found.folders
-    assert not gather(hold, spot, later=False, mates=False, pin=replace(pin, took=Took(stable=newest - 1))).stable
+    assert not gather(hold, spot, later=False, mates=False, pin=replace(pin, took=Took(stable=stable - 1))).stable
 
 
 def test_a_name_that_goes_shows_in_the_time_of_its_directory(out: Path) -> None:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import shutil
+import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ckptsync.spool import pins as spool
 from ckptsync.spool.marks import Commit, write_mark
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.worker.looking import Seat
+from ckptsync.worker import lookout as module
+from ckptsync.worker.looking import Look, Seat, look_at
 from ckptsync.worker.lookout import Asked, Lookout
 from ckptsync.worker.options import RunDir
+from ckptsync.worker.resting import was_at_rest
 from ckptsync.worker.settle import Rule
 from tests.test_worker_push import ONE, T, lay
 from tests.test_worker_tick import EIGHT, worker
@@ -75,7 +79,7 @@ def test_what_was_seen_at_rest_is_remembered_for_whoever_comes_after_and_for_the
     lookout(tmp_path).look(0.0)
     shutil.rmtree(source)
     (pin,) = spool.pins(tmp_path)
-    assert pin.took.stable == T + len("trainer_state.json")
+    assert was_at_rest(pin.took.stable, pin.files)
     assert lookout(tmp_path).look(0.0).due == 0.0
 
 
@@ -159,3 +163,38 @@ def test_what_was_done_before_is_fresh_no_more(tmp_path: Path) -> None:
     lay(tmp_path, {"trainer_state.json": ONE["trainer_state.json"]}, -3600.0)
     done[0] = False
     assert its.look(2.0).due == 600.0
+
+
+def test_what_was_not_all_pinned_when_rotation_came_is_not_thought_whole(tmp_path: Path) -> None:
+    source = lay(tmp_path, ONE)
+    lookout(tmp_path).look(0.0)
+    (spool.pins(tmp_path)[0].root / "m" / "__0_0.distcp").unlink()  # a full disk, or somebody who tidied up
+    shutil.rmtree(source)
+    its = lookout(tmp_path)
+    assert its.look(0.0).due != 0.0
+    assert "before it was known whole" in its.watched()[0].found.reason
+
+
+def test_a_checkpoint_of_very_many_files_keeps_no_small_one_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CROWD", len(ONE))
+    lay(tmp_path, ONE | {"one more": b"1"})
+    its = lookout(tmp_path)
+    its.look(0.0)
+    slow, go_on = threading.Event(), threading.Event()
+
+    def look_slowly(*args: Any) -> Look:
+        slow.set()
+        go_on.wait()
+        return look_at(*args)
+
+    monkeypatch.setattr(module, "look_at", look_slowly)
+    lay(tmp_path / "x", EIGHT, 50.0).rename(tmp_path / "checkpoint-8")
+    its.look(10.0)
+    slow.wait()
+    assert [(w.seen.spot.name, w.seen.pin is not None) for w in its.watched()] == [("checkpoint-4", True), ("checkpoint-8", True)]
+    shutil.rmtree(tmp_path / "checkpoint-4")
+    assert not its.look(11.0).seen[0].hold.gone
+    go_on.set()
+    while not its.look(12.0).seen[0].hold.gone:
+        pass
+    assert len(its.watched()[0].seen.hold.held) == len(ONE) + 1

@@ -92,7 +92,7 @@ class Commit:
 class Took:
     """When a worker saw the pin settled, and when it began to send (ns); 0 or empty where it does not know yet.
 
-    ``stable``: when the newest of its files was written (ns), once they were seen whole and at rest (`ckptsync.worker.resting`).
+    ``stable``: a number for the files that were seen whole and at rest, and for no others (`ckptsync.worker.resting`).
     """
 
     stable: int = 0

@@ -5,6 +5,7 @@ What rotation takes before it could be settled holds still for ever, whole or no
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterable
 
@@ -19,16 +20,16 @@ _REGISTERED = re.compile(r"custom_checkpoint_\d+\.pkl")
 
 
 def at_rest(evidence: Evidence, sighting: Sighting, now: float, rule: Rule) -> int:
-    """When the newest of its files was written (ns), if what was seen is a whole save and nothing more is to come; else 0.
+    """The `mark` of its files, if what was seen is a whole save and nothing more is to come; else 0.
 
     To be remembered beside the pin, since it is what counts once rotation has taken the rest (`was_at_rest`).  Sooner than settled, and
     as good: whatever a trainer did to the checkpoint after this look would have to fall, with all of its next save, before the next one.
     """
-    newest = max((f.mtime for f in evidence.files), default=0)
     if judge(evidence, sighting, now, rule).settled:
-        return newest
+        return mark(evidence.files)
     if evidence.gone or refusal(evidence) or doubt(evidence, rule) or behind(evidence):
         return 0
+    newest = max(f.mtime for f in evidence.files)
     is_emptied = (
         evidence.folders - newest > AGE * 1e9
     )  # something was taken out after the last file was written, or a clock was set
@@ -38,12 +39,18 @@ def at_rest(evidence: Evidence, sighting: Sighting, now: float, rule: Rule) -> i
     if not proven and not _is_done_by_ranks(evidence):
         return 0
     is_old = proven and evidence.folders > 0 and evidence.pulse - max(newest, evidence.folders) >= AGE * 1e9
-    return newest if is_old or seen_for >= (AT_REST if proven and not is_emptied else AT_REST_UNPROVEN) else 0
+    return mark(evidence.files) if is_old or seen_for >= (AT_REST if proven and not is_emptied else AT_REST_UNPROVEN) else 0
 
 
 def was_at_rest(stable: int, files: Iterable[Stat]) -> bool:
-    """Whether what `at_rest` once said holds for these files: nothing was added since, or written again."""
-    return stable > 0 and max((f.mtime for f in files), default=0) == stable
+    """Whether what `at_rest` once said holds for these files: none was added since, taken away, or written again."""
+    return stable > 0 and mark(files) == stable
+
+
+def mark(files: Iterable[Stat]) -> int:
+    """One positive number for these names, sizes and times: a copy of a file is as good as the file."""
+    told = "\n".join(f"{f.path}\0{f.size}\0{f.mtime}" for f in sorted(files))
+    return int.from_bytes(hashlib.blake2b(told.encode("utf-8", "surrogateescape"), digest_size=7).digest(), "big") + 1
 
 
 def _is_done_by_ranks(evidence: Evidence) -> bool:
