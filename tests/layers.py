@@ -74,7 +74,20 @@ PURE = (
     "fleet.*",
     *(
         f"worker.{m}"
-        for m in ("budget", "deciding", "evenness", "known", "moving", "pinning", "putting", "repair", "result", "rivals", "road")
+        for m in (
+            "budget",
+            "order_of_writing",
+            "deciding",
+            "evenness",
+            "known",
+            "moving",
+            "pinning",
+            "putting",
+            "repair",
+            "result",
+            "rivals",
+            "road",
+        )
     ),
     *(f"worker.{m}" for m in ("knowledge", "ordering", "resting", "saving", "selecting", "send", "settle")),
     *(f"head.{m}" for m in ("catalogue", "checked", "deciding")),

@@ -5,30 +5,33 @@ Nothing here asks the store, so nothing here waits for it: while it is away, wha
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ckptsync.errors import CkptsyncError, Incomplete, StoreError
 from ckptsync.spool import pins as spool
 from ckptsync.spool.marks import Took, is_running, took_of
 from ckptsync.walk import Stat
+from ckptsync.worker.aside import Aside
 from ckptsync.worker.evidence import gather
 from ckptsync.worker.hooked import Hooked, read_hooked, word
-from ckptsync.worker.looking import Look, Seat, Seen, look
+from ckptsync.worker.looking import Look, Seat, Seen, look, look_at
 from ckptsync.worker.options import RunDir
+from ckptsync.worker.order_of_writing import Span, is_later, spans_of
 from ckptsync.worker.resting import at_rest, was_at_rest
 from ckptsync.worker.result import Failure, failure
 from ckptsync.worker.settle import Evidence, Rule, Sighting, Verdict, judge, observe
 
 DEAD_AFTER = 600.0  # seconds without a pulse, on our clock, after which another node's pin on a shared disk is taken over
 
+CROWD = 5000  # files of a checkpoint at which to look takes longer than a small one may live
+CROWD_SHARE = 0.3  # of the time
 SELDOM = 0.1  # of the time for which files have stayed the same, they are not asked again whether they are whole
 
 Key = tuple[str, str, int]
-Span = tuple[str, int, int]
-"""Of a checkpoint: its kind, its step, and the mtime of its first file (ns)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,7 @@ class Lookout:
         self._pulses: dict[tuple[object, int], float] = {}
         self._tried: dict[Key, float] = {}
         self._looked_at: set[str] = set()
+        self._aside: dict[str, Aside[list[Watched]]] = {}
 
     def look(self, now: float) -> Look:
         """Look once at every run.  ``now`` in seconds on a clock that only grows."""
@@ -142,22 +146,48 @@ class Lookout:
         return max(0.0, left - (now - self._looked))
 
     def _look_at(self, run: RunDir, now: float) -> tuple[list[Watched], Look]:
+        crowds = [w for w in self._watched.values() if w.seen.run == run.name and len(w.seen.hold.held) > CROWD]
         try:
-            found = look(run, self._seat)
+            found = look(run, self._seat, {w.seen.spot.name for w in crowds})
         except CkptsyncError as e:
             return [], Look(failures=(failure(run.name, "", e),))
+        watched, wrong = self._watch_all(run, found.seen, [w.seen for w in crowds], now)
+        if crowds:
+            watched = sorted(
+                [*watched, *self._look_aside(run, crowds, found.seen, now)], key=lambda w: (w.seen.spot.step or 0, *w.key)
+            )
+        self._looked_at.add(run.name)
+        return watched, replace(found, failures=(*found.failures, *wrong))
+
+    def _look_aside(self, run: RunDir, crowds: Sequence[Watched], others: Sequence[Seen], now: float) -> Sequence[Watched]:
+        """Checkpoints of so many files that small ones would be missed meanwhile, as they were seen last: another thread looks at them."""
+        aside = self._aside.setdefault(run.name, Aside(CROWD_SHARE))
+        latest = aside.take()
+        names = {w.seen.spot.name for w in crowds}
+        aside.begin(lambda: [w for name in sorted(names) for w in self._watch_one(run, name, others, now)])
+        return crowds if latest is None else [w for w in latest if w.seen.spot.name in names]
+
+    def _watch_one(self, run: RunDir, name: str, others: Sequence[Seen], now: float) -> list[Watched]:
+        with contextlib.suppress(
+            CkptsyncError
+        ):  # as it was seen last, until it can be seen: then a look that has the time says why
+            return self._watch_all(run, look_at(run, self._seat, name).seen, others, now)[0]
+        return [w for w in self._watched.values() if w.seen.run == run.name and w.seen.spot.name == name]
+
+    def _watch_all(
+        self, run: RunDir, seen: Sequence[Seen], others: Sequence[Seen], now: float
+    ) -> tuple[list[Watched], list[Failure]]:
         watched: list[Watched] = []
         wrong: list[Failure] = []
-        pins = [one.pin for one in found.seen if one.pin is not None]
+        pins = [one.pin for one in seen if one.pin is not None]
         hooked = read_hooked(run.path, {p.checkpoint for p in pins if not (p.stored or p.is_committed)})  # of the rest nobody asks
-        spans = [span for one in found.seen if (span := _span(one)) is not None]
-        for one in found.seen:
+        spans = spans_of((*seen, *others))
+        for one in seen:
             try:
                 watched.append(self._watch(self._claimed(one, now), spans, hooked, now, wrong))
             except CkptsyncError as e:  # noqa: PERF203 - one checkpoint's failure never keeps another back
                 wrong.append(failure(run.name, one.spot.name, e))
-        self._looked_at.add(run.name)
-        return watched, replace(found, failures=(*found.failures, *wrong))
+        return watched, wrong
 
     def _watch(self, one: Seen, spans: Sequence[Span], hooked: Hooked, now: float, wrong: list[Failure]) -> Watched:
         before = self._watched.get(key_of(one))
@@ -165,7 +195,7 @@ class Lookout:
         sighting = observe(before.sighting if before else None, _shown(one), now)
         if self._asked.is_done(one):
             return Watched(one, first, sighting, None, Verdict(settled=False, reason="stored, or another's", left=None))
-        facts = _Facts(_is_later(one, spans), self._asked.has_mate(one), self._is_fresh(one, before, sighting), hooked)
+        facts = _Facts(is_later(one, spans), self._asked.has_mate(one), self._is_fresh(one, before, sighting), hooked)
         try:
             evidence, found, asked = self._judged(one, before, sighting, facts, now)
         except Incomplete as e:  # it changes under our hands
@@ -236,21 +266,6 @@ def recorded(one: Seen, took: Took) -> Seen:
     assert one.pin is not None
     spool.record(one.pin, took)
     return replace(one, pin=replace(one.pin, took=took_of(one.pin.path)))
-
-
-def _span(one: Seen) -> Span | None:
-    if one.spot.step is None or not one.hold.held:
-        return None
-    return one.spot.family, one.spot.step, min(h.stat.mtime for h in one.hold.held.values())
-
-
-def _is_later(one: Seen, spans: Iterable[Span]) -> bool:
-    """Whether one with a higher number, of the same kind, was begun when all of this had been written."""
-    step = one.spot.step
-    if step is None or not one.hold.held:
-        return False
-    end = max(h.stat.mtime for h in one.hold.held.values())
-    return any(family == one.spot.family and other > step and start >= end for family, other, start in spans)
 
 
 def _needs_no_asking(before: Watched, now: float) -> bool:

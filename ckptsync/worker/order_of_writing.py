@@ -1,0 +1,28 @@
+"""Which checkpoint was begun when another had been written: then the trainer was done with that one.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ckptsync.worker.looking import Seen
+
+Span = tuple[str, int, int]
+"""Of a checkpoint: its kind, its step, and the mtime of its first file (ns)."""
+
+
+def spans_of(seen: Iterable[Seen]) -> list[Span]:
+    """Of those that have a step, and files."""
+    return [
+        (one.spot.family, one.spot.step, min(h.stat.mtime for h in one.hold.held.values()))
+        for one in seen
+        if one.spot.step is not None and one.hold.held
+    ]
+
+
+def is_later(one: Seen, spans: Iterable[Span]) -> bool:
+    """Whether one with a higher number, of the same kind, was begun when all of this had been written."""
+    step = one.spot.step
+    if step is None or not one.hold.held:
+        return False
+    end = max(h.stat.mtime for h in one.hold.held.values())
+    return any(family == one.spot.family and other > step and start >= end for family, other, start in spans)
