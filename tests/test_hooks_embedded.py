@@ -28,7 +28,7 @@ def test_the_embedded_worker_sends_and_ends_after_the_training(tmp_path: Path) -
     saver, said, trains = committed(tmp_path / "out"), Said(), training()
     worker = embedded.start(saver.here, str(tmp_path / "store"), trains.pid)
     try:
-        left = leaving.wait(tmp_path / "out", saver.begun.train, 60, said, lambda _: worker.poll() is None)
+        left = leaving.wait(tmp_path / "out", saver.begun.train, 60, said, served=lambda _: worker.poll() is None)
         assert (left, said, worker.poll()) == ((), [], None)
         assert (tmp_path / "store" / "out" / "checkpoint-1" / "model.safetensors").read_text() == "weights 1 "
         trains.communicate()

@@ -118,8 +118,23 @@ def test_waiting_has_an_end(tmp_path: Path) -> None:
     assert "has not got checkpoint-1.0" in said[0]
 
 
+def test_a_worker_that_begins_again_is_waited_for(tmp_path: Path) -> None:
+    pin, said, locks = pinned(tmp_path, "mine", "checkpoint-1"), Said(), Locks("n0")
+
+    def served(spool: Path) -> bool:
+        if leaving.is_served(spool):
+            (pin / "stored").touch()
+            return True
+        locks.hold(spool)  # at the second look it is back
+        return False
+
+    assert leaving.wait(tmp_path, "mine", 3600, said, served=served, restart=60) == ()
+    locks.close()
+    assert said == []
+
+
 def test_where_no_worker_is_nobody_waits(tmp_path: Path) -> None:
     said = Said()
     pinned(tmp_path, "mine", "checkpoint-1")
-    assert leaving.wait(tmp_path, "mine", 3600, said) == ("checkpoint-1.0",)
+    assert leaving.wait(tmp_path, "mine", 3600, said, restart=0) == ("checkpoint-1.0",)
     assert "no worker" in said[0]

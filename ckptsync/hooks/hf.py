@@ -49,8 +49,9 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Say who trains here, and write what sharded checkpoints will lack."""
-        with self._unharmed("begin"):
+        with self._unharmed("leave the training before"):
             self._leave_former()
+        with self._unharmed("begin"):
             if not state.is_hyper_param_search:  # trials have directories of their own, which only the worker knows
                 self._begin(args, kwargs.get("model"), added.processing_of(kwargs))
 
@@ -141,9 +142,11 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         if self._saver is not None:
             former, self._saver = self._saver, None
             atexit.unregister(self._at_exit)
-            if former.begun.ended:  # else an exception ended it, and what was begun then may not be whole
-                self._pin_last(former)
-            former.leave()
+            try:
+                if former.begun.ended:  # else an exception ended it, and what was begun then may not be whole
+                    self._pin_last(former)
+            finally:
+                former.leave()
 
     def _at_exit(self, saver: Saver) -> None:
         """When the script is over; a process that it forked is not ours to speak of."""
@@ -161,7 +164,7 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         def served(spool: Path) -> bool:
             return leaving.is_served(spool) or (self._worker is not None and self._worker.poll() is None)
 
-        leaving.wait(saver.here.output_dir, saver.begun.train, self._wait, lambda text: self._say(saver.here, text), served)
+        leaving.wait(saver.here.output_dir, saver.begun.train, self._wait, lambda text: self._say(saver.here, text), served=served)
 
     def _pin_last(self, saver: Saver) -> None:
         saver.commit(None)

@@ -60,15 +60,28 @@ def unstored(output_dir: Path, train: str) -> tuple[str, ...]:
 
 
 def wait(
-    output_dir: Path, train: str, seconds: float, say: Callable[[str], None], served: Callable[[Path], bool] = is_served
+    output_dir: Path,
+    train: str,
+    seconds: float,
+    say: Callable[[str], None],
+    *,
+    served: Callable[[Path], bool] = is_served,
+    restart: float = 15.0,
 ) -> tuple[str, ...]:
-    """Until the store has all of them, or for so long; what it has not got is returned.  Without a worker nothing is waited for."""
-    until = time.monotonic() + seconds
+    """Until the store has all of them, or for so long; what it has not got is returned.
+
+    Without a worker for ``restart`` seconds, longer than one needs to begin again, nothing is waited for.
+    """
+    now = time.monotonic()
+    until, gone_at = now + seconds, now + restart
     while left := unstored(output_dir, train):
-        if not served(output_dir / OURS):
+        now = time.monotonic()
+        if served(output_dir / OURS):
+            gone_at = now + restart
+        if now >= gone_at:
             say(f"not waiting: no worker is at work in {output_dir / OURS}")
             return left
-        if time.monotonic() > until:
+        if now >= until:
             say(f"waited {seconds:g} s: the store has not got {', '.join(left)} yet")
             return left
         time.sleep(_POLL)
