@@ -55,6 +55,12 @@ def test_due_counts_down_from_look_to_look_and_stays_nothing_once_it_was_tried(t
     assert its.look(113.0).due == 60.0  # newer than trainer_state.json
 
 
+def test_who_had_to_wait_for_anothers_look_knows_no_earlier_time(tmp_path: Path) -> None:
+    lay(tmp_path, ONE)
+    its = lookout(tmp_path)
+    assert [its.look(now).due for now in (100.0, 99.0, 109.5)] == [10.0, 10.0, 0.5]
+
+
 def test_what_may_never_be_whole_is_due_ever_more_seldom(tmp_path: Path) -> None:
     lay(tmp_path, {"model.safetensors": b"torn"})
     its = lookout(tmp_path)

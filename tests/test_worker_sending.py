@@ -80,6 +80,21 @@ def test_a_newer_save_that_was_settled_meanwhile_goes_before_the_rest(tmp_path: 
     assert store.created == ["checkpoint-3", "checkpoint-9", "checkpoint-2", "checkpoint-1"]
 
 
+def test_what_is_written_over_while_others_are_sent_waits_again(tmp_path: Path) -> None:
+    def meanwhile() -> None:
+        (tmp_path / "checkpoint-2" / "x").write_bytes(b"other weights")
+        w.look(20.0)
+
+    store = Recording(meanwhile)
+    for n in (1, 2):
+        step(tmp_path, n)
+    w = worker(tmp_path, store)
+    w.tick(0.0)
+    found = progress(w.tick(10.0))
+    assert [found[f"checkpoint-{n}.0"].phase for n in (1, 2)] == ["sent", "waiting"]
+    assert store.created == ["checkpoint-1"]
+
+
 def test_superseded_saves_are_given_up_where_the_operator_says_so_and_it_is_said(tmp_path: Path) -> None:
     store = MemoryStore()
     paths = [step(tmp_path, n) for n in (1, 2, 3)]
