@@ -202,14 +202,16 @@ def trained() -> None:
     trainer.train()
     trainer.save_model()
     witness.say("trained", trainer.state.global_step)
-    torch.distributed.barrier()
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
     if not OPTIONS.no_truth:
         witness.keep(trainer.state.global_step)
         if LOCAL == 0:
-            keep_root()
+            keep_rest()
     witness.say("kept", trainer.state.global_step)
-    torch.distributed.barrier()
-    torch.distributed.destroy_process_group()
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
 
 
 def model() -> Any:
@@ -226,13 +228,15 @@ def corpus() -> list[str]:
     return [" ".join(WORDS[(7 * line + 3 * word * word) % len(WORDS)] for word in range(12)) for line in range(40)]
 
 
-def keep_root() -> None:
-    """What lies beside the checkpoints."""
+def keep_rest() -> None:
+    """What lies beside the checkpoints: files in ``root``; a DeepSpeed tag (ZeRO-3's final save) is a checkpoint of its own."""
     root = OPTIONS.truth / "root"
     root.mkdir()
     for path in OPTIONS.out.iterdir():
         if path.is_file():
             shutil.copy2(path, root)
+        elif path.name.startswith("global_step"):
+            shutil.copytree(path, OPTIONS.truth / path.name)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -80,7 +81,8 @@ class Judge:
         return {e["step"] for e in said if e["event"] == "saved" and gone.get(e["step"], float("inf")) - e["at"] > LIVED}
 
     def _absent(self, seen: Mapping[str, Snapshot]) -> list[str]:
-        wanted = [f"checkpoint-{step}" for step in sorted(self._wanted())]
+        tags = {path.name for n in range(NODES) for path in self._truth(n).glob("global_step*")}
+        wanted = [*(f"checkpoint-{step}" for step in sorted(self._wanted())), *sorted(tags)]
         parts = [(name, {f"node{n}" for n in range(NODES) if (self._truth(n) / name).is_dir()}) for name in wanted]
         if any((self._truth(0) / "root" / name).exists() for name in WEIGHTS):
             parts.append(("final", {"node0"}))
@@ -154,7 +156,7 @@ class Judge:
         except CkptsyncError as e:
             yield f"{told}: cannot be merged: {e}"
             return
-        reference = self._truth(0) / f"model-{snapshot.checkpoint.rpartition('-')[2]}.safetensors"
+        reference = self._truth(0) / f"model-{re.sub(r'.*[^0-9]', '', snapshot.checkpoint)}.safetensors"
         if bits(*(fetched / "merged").glob("*.safetensors")) != bits(reference):
             yield f"{told}: the merged model is not the framework's reference"
 
