@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 
+from ckptsync.records.tombstone import Tombstone
 from ckptsync.scan import spot_at
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.walk import walk
 from ckptsync.worker.cleaning import Local, cleanable, is_open, removed
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.tick import Worker
-from tests.test_worker_push import lay
-from tests.test_worker_tick import pinned, progress, settle, verify
+from tests.test_worker_push import lay, manifests
+from tests.test_worker_tick import pinned, progress, put, settle, verify
 
 
 def local(n: int, *, verified: bool = True, busy: bool = False, at: int = -1) -> Local:
@@ -107,6 +108,15 @@ def test_what_the_store_lacks_in_any_way_stays(tmp_path: Path, happens: object) 
     verify(store, "checkpoint-1")
     happens(store, tmp_path)  # type: ignore[operator]
     assert w.tick(1000.0).failures == ()
+    assert "checkpoint-1" in there(tmp_path)
+
+
+def test_what_the_store_has_given_up_is_the_only_copy(tmp_path: Path) -> None:
+    store = MemoryStore()
+    w = run(tmp_path, store)
+    names = tuple(k.name for k in manifests(store) if k.manifest.place == "checkpoint-1")
+    put(store, Tombstone("run", "checkpoint-1", "checkpoint-1", 0, names, "old"))
+    assert progress(w.tick(1000.0))["checkpoint-1.0"].phase == "retired"
     assert "checkpoint-1" in there(tmp_path)
 
 

@@ -111,7 +111,7 @@ def test_superseded_saves_are_given_up_where_the_operator_says_so_and_it_is_said
 def test_a_manifest_says_who_wrote_it_and_when_and_is_written_again_byte_for_byte(tmp_path: Path) -> None:
     store = MemoryStore()
     lay(tmp_path, ONE)
-    commit(tmp_path)
+    commit(tmp_path, added={"config.json": b"{}"})
     assert progress(worker(tmp_path, store).tick(0.0))["checkpoint-4.0"].phase == "sent"
     ((name, manifest),) = ((k.name, k.manifest) for k in manifests(store))
     assert (manifest.save, manifest.trainer) == ("5a5e", "transformers 5.2.0")
