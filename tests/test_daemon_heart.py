@@ -12,8 +12,9 @@ from ckptsync.daemon.heart import MOST, Gauges, Heart
 from ckptsync.daemon.identity import heartbeat
 from ckptsync.daemon.stoppable import Stoppable
 from ckptsync.daemon.stopping import Stopping
-from ckptsync.daemon.working import Outcome, Role, Working
-from ckptsync.fleet.heartbeat import Disk, read, write
+from ckptsync.daemon.working import Ground, Outcome, Role, Working
+from ckptsync.fleet import facts
+from ckptsync.fleet.heartbeat import Disk, Heartbeat, listed, read, write
 from ckptsync.stores.posix.store import PosixStore
 
 MINE = heartbeat("n0", ("worker",))
@@ -25,7 +26,7 @@ def busy(*queue: str) -> Working:
     role = Role("worker", 1, lambda: outcome, print)
     role.tick()
     role.tick.error = "away"
-    return Working([role], disks=lambda: (Disk("/data/out", 1, 2, 3),))
+    return Working([role], ground=Ground(dict, lambda: (Disk("/data/out", 1, 2, 3),)))
 
 
 @pytest.fixture
@@ -61,6 +62,23 @@ def test_a_beat_tells_how_long_it_waits_how_fast_it_is_and_how_full_the_disks_ar
     assert seen.sent_bytes > 1000
     assert seen.rate > 0
     assert (seen.disk, seen.watch, seen.notes) == ((Disk("/data/out", 1, 2, 3),), {"/data/out": "events"}, ("spool full",))
+
+
+def test_what_a_node_is_made_of_is_told_once_and_again_when_it_has_changed(
+    store: Stoppable, stop: Stopping, tmp_path: Path
+) -> None:
+    runs: dict[str, Path] = {}
+    heart = Heart(store, MINE, Working(ground=Ground(lambda: runs, tuple)), stop, Gauges(Clocks(), lambda: 0))
+    heart.beat()
+    [first] = facts.listed(store)
+    heart.beat()
+    assert list(facts.listed(store)) == [first]
+    runs["run"] = tmp_path
+    heart.beat()
+    [second] = facts.listed(store)
+    assert isinstance(second, facts.Facts)
+    assert list(second.file_systems) == [str(tmp_path)]
+    assert [h.node for _, h in listed(store) if isinstance(h, Heartbeat)] == ["n0"], "facts are no heartbeat"
 
 
 def test_the_second_of_two_asks_for_a_stop_with_2_and_leaves_the_firsts_word(store: Stoppable, stop: Stopping) -> None:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from ckptsync.daemon.surveying import shown
 from ckptsync.fleet.heartbeat import Disk
 from ckptsync.walk import OURS
 
@@ -20,7 +21,9 @@ def _disk(path: str, budget: int) -> Iterator[Disk]:
         there = os.statvfs(path)
     except OSError:
         return  # the look says what is wrong with it
-    yield Disk(path, there.f_bavail * there.f_frsize, there.f_blocks * there.f_frsize, _alone(Path(path) / OURS / "pins"), budget)
+    yield Disk(
+        shown(path), there.f_bavail * there.f_frsize, there.f_blocks * there.f_frsize, _alone(Path(path) / OURS / "pins"), budget
+    )
 
 
 def _alone(pins: Path) -> int:

@@ -11,9 +11,11 @@ from ckptsync.daemon.clocks import Clocks
 from ckptsync.daemon.phases import pairs
 from ckptsync.daemon.rate import Rate
 from ckptsync.daemon.stopping import Stopping
+from ckptsync.daemon.surveying import survey
 from ckptsync.daemon.working import Working
 from ckptsync.errors import ConfigError
-from ckptsync.fleet import heartbeat
+from ckptsync.fleet import facts, heartbeat
+from ckptsync.fleet.facts import Facts
 from ckptsync.fleet.heartbeat import Heartbeat
 from ckptsync.stores.contract import Store
 
@@ -36,6 +38,7 @@ class Heart:
     def __init__(self, store: Store, mine: Heartbeat, working: Working, stop: Stopping, gauges: Gauges) -> None:
         self._store, self._mine, self._working, self._stop, self._gauges = store, mine, working, stop, gauges
         self._rate = Rate()
+        self._facts: Facts | None = None
 
     def beat(self) -> None:
         """Write one; asks for a stop with exit code 2 if another live worker of this id was there first."""
@@ -44,6 +47,15 @@ class Heart:
         except ConfigError as e:
             log.critical("%s", pairs(phase="refused", error=e, hint=e.hint))
             self._stop.ask(e.exit_code)
+        else:
+            self._tell_facts()
+
+    def _tell_facts(self) -> None:
+        """Where something has changed since they were told last."""
+        found = survey(self._mine.node, self._working.ground.runs())
+        if found != self._facts:
+            facts.write(self._store, replace(found, at=time.time()), self._mine.roles)
+            self._facts = found
 
     def _telling(self, now: float) -> Heartbeat:
         working, handed, oldest = self._working, self._gauges.handed(), self._working.oldest()
@@ -55,7 +67,7 @@ class Heart:
             oldest=0.0 if oldest is None else max(0.0, now - oldest),
             sent_bytes=handed,
             rate=self._rate.read(now, handed),
-            disk=working.disks(),
+            disk=working.ground.disks(),
             watch=working.watch(),
             notes=(*self._gauges.clocks.notes, *working.notes())[:MOST],
         )

@@ -6,8 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from ckptsync.config.values import Config
-from ckptsync.daemon.working import Role, Working
-from ckptsync.fleet.heartbeat import Disk
+from ckptsync.daemon.working import NOWHERE, Ground, Role, Working
 from ckptsync.stores.contract import Store
 
 
@@ -18,7 +17,7 @@ def roles(config: Config, node: str, store: Store, fatal: Callable[[BaseExceptio
         looks: list[Role] = []
         loops: list[Role] = []
         jobs: list[Role] = []
-        disks: Callable[[], tuple[Disk, ...]] = tuple
+        ground = NOWHERE
         if "worker" in config.roles:
             from ckptsync.daemon.watching import Watching  # noqa: PLC0415
 
@@ -27,7 +26,7 @@ def roles(config: Config, node: str, store: Store, fatal: Callable[[BaseExceptio
             watching.begin()
             looks.append(watching.looking)
             loops.append(watching.sending)
-            disks = watching.disks
+            ground = Ground(watching.runs, watching.disks)
         if "head" in config.roles:
             from ckptsync.daemon.heading import head  # noqa: PLC0415
 
@@ -39,4 +38,4 @@ def roles(config: Config, node: str, store: Store, fatal: Callable[[BaseExceptio
             verifier = Role("verifier", config.verify.tick, proving.look, fatal)
             proving.hint = verifier.tick.hint
             jobs.append(verifier)
-        yield Working(loops, jobs, looks, disks)
+        yield Working(loops, jobs, looks, ground)

@@ -19,6 +19,7 @@ from ckptsync.daemon.disks import disks
 from ckptsync.daemon.lock import Locks
 from ckptsync.daemon.phases import Line, pairs
 from ckptsync.daemon.served import remember
+from ckptsync.daemon.surveying import shown
 from ckptsync.daemon.working import Outcome, Role
 from ckptsync.errors import CkptsyncError, ConfigError, StoreError
 from ckptsync.fleet.heartbeat import Disk
@@ -113,6 +114,10 @@ class Watching:
             oldest=min(since, default=None),
         )
 
+    def runs(self) -> Mapping[str, Path]:
+        """The output directories by the names of their runs."""
+        return {run.name: run.path for run in self._workers}
+
     def disks(self) -> tuple[Disk, ...]:
         """How full the disks of the output directories are."""
         return disks([str(run.path) for run in self._workers], self._config.worker.spool_budget)
@@ -144,7 +149,7 @@ class Watching:
         failures = tuple(failure for look in looks for failure in look.failures)
         lost = self._watch.notes() if self._watch else ()
         notes = tuple(dict.fromkeys((*lost, *(note for look in looks for note in look.notes))))
-        modes = self._watch.modes() if self._watch else {}
+        modes = {shown(path): mode for path, mode in self._watch.modes().items()} if self._watch else {}
         result = WorkerResult(self._node, failures=failures, notes=notes)
         return Outcome(
             (*_left_out(self._problems), *told.worker(result)), (), (*self._problems, *result.errors), notes, None, modes

@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ckptsync.config.values import Config
 from ckptsync.daemon.phases import Line, changed
@@ -50,11 +51,22 @@ class Role:
             self._log.log(logging.ERROR if line.is_error else logging.INFO, "%s", line.text)
 
 
+@dataclass(frozen=True, slots=True)
+class Ground:
+    """``runs``: the output directories by the names of their runs; ``disks``: how full their disks are."""
+
+    runs: Callable[[], Mapping[str, Path]]
+    disks: Callable[[], tuple[Disk, ...]]
+
+
+NOWHERE = Ground(dict, tuple)
+
+
 class Working:
     """All roles of this process.
 
     ``looks`` begin with the process, ``loops`` when the store is there, and both count monotonic time; ``jobs`` are the scheduler's.
-    ``disks``: how full the disks of output directories are.
+    ``ground``: the output directories that it works on.
     """
 
     def __init__(
@@ -62,11 +74,11 @@ class Working:
         loops: Sequence[Role] = (),
         jobs: Sequence[Role] = (),
         looks: Sequence[Role] = (),
-        disks: Callable[[], tuple[Disk, ...]] = tuple,
+        ground: Ground = NOWHERE,
     ) -> None:
         self._roles = (*looks, *loops, *jobs)
         self.looks, self.loops, self.jobs = (tuple(role.tick for role in roles) for roles in (looks, loops, jobs))
-        self.disks = disks
+        self.ground = ground
 
     @property
     def ticks(self) -> tuple[Tick, ...]:

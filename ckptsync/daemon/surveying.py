@@ -1,0 +1,89 @@
+"""The facts of this node, gathered where the system tells them; what it does not tell is left out."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import platform
+import resource
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+
+from ckptsync import __version__
+from ckptsync.daemon.identity import machine
+from ckptsync.fleet.facts import Facts, Train
+from ckptsync.spool import marks
+from ckptsync.walk import OURS
+from ckptsync.watch import file_system_type
+
+_INOTIFY = Path("/proc/sys/fs/inotify")
+_GPUS = Path("/proc/driver/nvidia")
+
+
+def survey(node: str, runs: Mapping[str, Path]) -> Facts:
+    """Now; ``runs``: the output directories by the names of their runs."""
+    mounts = _text(Path("/proc/self/mountinfo"))
+    return Facts(
+        node=node,
+        host=socket.gethostname(),
+        machine=machine(),
+        user=_user(),
+        umask=_umask(),
+        ckptsync=__version__,
+        python=platform.python_version(),
+        kernel=platform.release(),
+        limits=_limits(),
+        file_systems={shown(path): file_system_type(mounts, os.path.realpath(path)) for path in runs.values()},
+        gpus=_gpus(),
+        trains={name: train for name, path in runs.items() if (train := _train(path / OURS))},
+    )
+
+
+def shown(path: Path | str) -> str:
+    """A path as text that JSON can hold."""
+    return os.fsencode(path).decode("utf-8", "replace")
+
+
+def _train(spool: Path) -> Train | None:
+    """The newest one: of several ranks here the first speaks for all, with the number that they counted last."""
+    begun = marks.begun(spool)
+    newest = [b for b in begun if b.train == begun[-1].train]
+    if not newest:
+        return None
+    first = min(newest, key=lambda b: b.rank)
+    return Train(first.trainer, first.world, max(b.local_world for b in newest), first.at, dict(first.facts))
+
+
+def _limits() -> dict[str, int]:
+    found = {"nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[0]}
+    for name in ("max_user_instances", "max_user_watches", "max_queued_events"):
+        text = _text(_INOTIFY / name).strip()
+        found |= {name: int(text)} if text.isdigit() else {}
+    return found
+
+
+def _gpus() -> tuple[str, ...]:
+    told = [_text(path) for path in sorted(_GPUS.glob("gpus/*/information"))]
+    models = [line.partition(":")[2].strip() for text in told for line in text.splitlines() if line.startswith("Model:")]
+    driver = _text(_GPUS / "version").partition("\n")[0].strip()
+    return (*models, *([driver] if driver else []))
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a number without a name, as in containers
+        return str(os.getuid())
+
+
+def _umask() -> str:
+    lines = _text(Path("/proc/self/status")).splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("Umask:")), "")
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", "surrogateescape")
+    except OSError:
+        return ""  # the system does not tell

@@ -1,0 +1,84 @@
+"""What a node is made of, for whoever compares nodes: one file beside its heartbeat, written again when something in it has changed.
+
+Nothing secret stands in it: of an environment only what the hook lists, of a configuration nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+
+import msgspec
+
+from ckptsync.errors import Corrupt, NotFound
+from ckptsync.fleet.heartbeat import FACTS, LIMIT, heartbeat_name
+from ckptsync.records.names import OURS
+from ckptsync.stores.contract import Store, read_all
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Train:
+    """The newest training of a run on this node, as its hook introduced it: ``facts`` are versions of libraries and what the environment says of the network.
+
+    ``local_world``: ranks that write into this output directory, 0 while they have not met.  ``began`` in seconds on the node's clock.
+    """
+
+    trainer: str
+    world: int
+    local_world: int
+    began: float
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """``machine``: one boot of one machine; ``limits`` by the system's names; ``file_systems``: path → type; ``gpus``: the driver's names of them.
+
+    ``at`` in seconds on the node's clock, when something in it was last found changed.
+    """
+
+    node: str
+    host: str
+    machine: str
+    user: str
+    umask: str
+    ckptsync: str
+    python: str
+    kernel: str
+    limits: Mapping[str, int] = field(default_factory=dict)
+    file_systems: Mapping[str, str] = field(default_factory=dict)
+    gpus: tuple[str, ...] = ()
+    trains: Mapping[str, Train] = field(default_factory=dict)
+    at: float = 0.0
+    format: int = FORMAT
+
+
+def facts_name(node: str, roles: tuple[str, ...]) -> str:
+    """Where they lie: beside the heartbeat."""
+    return heartbeat_name(node, roles).removesuffix(".json") + FACTS
+
+
+def write(store: Store, facts: Facts, roles: tuple[str, ...]) -> None:
+    """Replaces the node's last ones; raises StoreError."""
+    store.write(facts_name(facts.node, roles), [msgspec.json.encode(asdict(facts), order="sorted") + b"\n"])
+
+
+def listed(store: Store) -> Iterator[Facts | Corrupt]:
+    """Every node's; those that cannot be read are their errors."""
+    for entry in store.names(f"{OURS}/nodes/"):
+        if entry.name.endswith(FACTS):
+            try:
+                yield _decoded(entry.name, read_all(store, entry.name, LIMIT))
+            except Corrupt as e:
+                yield e
+            except NotFound:
+                continue  # gone since it was listed
+
+
+def _decoded(name: str, data: bytes) -> Facts:
+    try:
+        return msgspec.convert(msgspec.json.decode(data), Facts, strict=True)
+    except (msgspec.ValidationError, msgspec.DecodeError, RecursionError) as e:
+        raise Corrupt(f"{name}: not a node's facts: {e}") from e
