@@ -156,6 +156,7 @@ def test_a_rank_whose_random_state_is_not_here_yet_is_waited_for() -> None:
     assert wait(trainer(sharded)) == 60
     assert wait(trainer(sharded | {"rng_state_1.pth": 101.5})) == 10
     assert wait(trainer(SHARDS | {"m/__3_0.distcp": 100.0}, mates=True)) == 60
+    assert wait(trainer(sharded | {"rng_state_1.pth": 98.9})) == 60  # of the save before this one
 
 
 def test_that_training_goes_on_proves_nothing_of_a_save_that_a_crash_cut_short() -> None:
