@@ -10,8 +10,8 @@ watches   the kernel gives ten inotify watches to this user, for forty runs
 elsewhere the spool lies on a tmpfs: no hard link leads there
 full      the disk of the checkpoints is full to the last byte while a save lives; the worker can write nothing
 store     the disk of the store is full for a while
-clock     the wall clock is set back an hour, then forward two, for the worker and the times of new files (Debian's faketime: the kernel's
-          own clock is not moved)
+clock     the wall clock is set back an hour, then forward two, for the worker and the times of new files (by a library that
+          the worker preloads: the kernel's own clock is not moved)
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -30,7 +32,6 @@ from tests.campaigns.cluster import CLEAN
 from tests.campaigns.replayed import LIVES, Replay
 
 FILES, RUNS = 100_000, 40
-FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
 _WATCHES = 'echo 10 > /proc/sys/user/max_inotify_watches; exec "$@"'
 
 
@@ -124,15 +125,15 @@ def store(home: Path, _args: argparse.Namespace) -> list[str]:
 
 
 def clock(home: Path, _args: argparse.Namespace) -> list[str]:
-    """``FAKETIME_TIMESTAMP_FILE`` is read anew at each call; monotonic clocks are left alone."""
-    offset = home / "offset"
-    offset.write_text("+0\n")
-    faked = {"LD_PRELOAD": FAKETIME, "FAKETIME_TIMESTAMP_FILE": str(offset), "FAKETIME_NO_CACHE": "1"}
-    faked |= {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "NO_FAKE_STAT": "1", "FAKETIME_DISABLE_SHM": "1"}
-    with started(home, before=["env", *(f"{key}={value}" for key, value in faked.items())]) as replay:
+    """The worker's own clock, and with it the times of the files that appear."""
+    library, offset = home / "shifted_clock.so", home / "offset"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(Path(__file__).with_name("shifted_clock.c"))], check=True)
+    offset.write_bytes(struct.pack("=q", 0))
+    with started(home, before=["env", f"LD_PRELOAD={library}", f"SHIFTED_CLOCK={offset}"]) as replay:
         replay.pass_by("run", 1, lives=LIVES)
         for step, hours in ((2, -1), (5, 1)):
-            offset.write_text(f"{hours * 3600:+d}\n")
+            with offset.open("r+b") as there:
+                there.write(struct.pack("=q", hours * 3600))
             replay.shift = hours * 3600.0
             for later in range(step, step + 3):
                 replay.pass_by("run", later, lives=LIVES)
@@ -154,8 +155,8 @@ def missing(name: str) -> str:
         and subprocess.run(["unshare", "--user", "--map-root-user", "true"], capture_output=True, check=False).returncode
     ):
         return "no user namespaces here"
-    if name == "clock" and not Path(FAKETIME).exists():
-        return "faketime is not installed"
+    if name == "clock" and not shutil.which("cc"):
+        return "there is no C compiler"
     return ""
 
 
@@ -165,6 +166,7 @@ def started(home: Path, before: Sequence[str] = (), settings: Mapping[str, objec
     replay = Replay(home, settings or {})
     replay.service.start(before)
     try:
+        replay.wait_for_log("phase=started")
         yield replay
     finally:
         replay.service.kill()

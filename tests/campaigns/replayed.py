@@ -93,6 +93,13 @@ class Replay:
             time.sleep(1)
         return [f"status does not say {words!r}, but: {' / '.join(said.splitlines()[2:6])}"]
 
+    def wait_for_log(self, words: str, patience: float = 60) -> None:
+        """Until the worker has said so."""
+        until = time.monotonic() + patience
+        while self.logged(words):
+            assert time.monotonic() < until, self.service.log.read_text()
+            time.sleep(0.05)
+
     def logged(self, words: str) -> list[str]:
         """Wrong if the worker's log does not say so."""
         return [] if words in self.service.log.read_text() else [f"the log does not say {words!r}"]
