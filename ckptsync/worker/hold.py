@@ -48,16 +48,17 @@ class Hold:
     gone: bool = False
     unsent: Mapping[str, Held] = field(default_factory=dict)
     _sizes: Mapping[str, int] = field(init=False, repr=False, compare=False)
+    _stats: tuple[Stat, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "_sizes", {path: h.stat.size for path, h in {**self.unsent, **self.held}.items()}
-        )  # asked for once a file
+        # both are asked for once a file
+        object.__setattr__(self, "_sizes", {path: h.stat.size for path, h in {**self.unsent, **self.held}.items()})
+        object.__setattr__(self, "_stats", tuple(self.held[path].stat for path in sorted(self.held)))
 
     @property
     def stats(self) -> tuple[Stat, ...]:
         """Of the files, by path."""
-        return tuple(self.held[path].stat for path in sorted(self.held))
+        return self._stats
 
     @property
     def unpinned(self) -> tuple[str, ...]:

@@ -286,5 +286,5 @@ def _pulse(one: Seen) -> tuple[object, int]:
 
 def _shown(one: Seen) -> tuple[Stat, ...]:
     """What a change of is a change of the save.  A pinned file is ours to replace, by a reflink of it: its inode says nothing."""
-    held = (replace(h.stat, inode=0, device=0) if h.is_pinned else h.stat for h in one.hold.held.values())
-    return (*held, *one.hold.partial)
+    stats = ((h.stat, h.is_pinned) for h in one.hold.held.values())
+    return (*(Stat(s.path, s.size, s.mtime, 0, 0) if is_pinned else s for s, is_pinned in stats), *one.hold.partial)
