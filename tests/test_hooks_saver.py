@@ -112,6 +112,16 @@ def test_a_save_without_on_save_is_found_while_training_stops(tmp_path: Path) ->
     assert set(commits(tmp_path)) == {"checkpoint-4.0"}
 
 
+def test_a_just_in_time_save_over_one_that_is_not_pinned_yet_is_one_save(tmp_path: Path) -> None:
+    (saver,) = ranks(Table(), Said(), tmp_path)
+    saved(saver, step=4)
+    (tmp_path / "checkpoint-4" / "trainer_state.json").unlink()
+    write_part(saver, 4, "again")
+    saver.listen(4)
+    saver.commit(4)
+    assert set(commits(tmp_path)) == {"checkpoint-4.0"}
+
+
 def test_a_save_without_on_save_is_found_at_the_end(tmp_path: Path) -> None:
     savers = ranks(Table(), Said(), tmp_path, tmp_path)
     for saver in savers:

@@ -121,6 +121,8 @@ class Saver:
         pin(self.here, source, commit, self._say)
 
     def _pend(self, checkpoint: str, step: int) -> None:
+        if any(save.checkpoint == checkpoint for save in self._pending):
+            return  # a just-in-time save over one that is not pinned yet: one save, as far as anybody will see
         self._pending.append(Save(checkpoint, step, self._saved[checkpoint]))
         self._saved[checkpoint] += 1
 
