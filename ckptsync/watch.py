@@ -181,14 +181,13 @@ def _aim(path: str, mounts: str) -> _Aim | None:
 
 
 def _limit(directory: str) -> OSError | None:
-    """The limit of inotify that is reached, if one is: watchdog does not say so of a directory that came after the first."""
-    if not hasattr(_libc, "inotify_init1"):  # no Linux
+    """The limit of watches, if it is reached: watchdog does not say so of a directory that came after the first."""
+    fd = _libc.inotify_init1(os.O_CLOEXEC) if hasattr(_libc, "inotify_init1") else -1
+    if fd < 0:  # no Linux; or no instance left, which the one that we have does not need
         return None
-    fd = _libc.inotify_init1(os.O_CLOEXEC)
-    failed = ctypes.get_errno() if fd < 0 or _libc.inotify_add_watch(fd, os.fsencode(directory), _IN_CREATE) < 0 else 0
-    if fd >= 0:
-        os.close(fd)
-    return OSError(failed, os.strerror(failed)) if failed in _LIMITS else None
+    failed = ctypes.get_errno() if _libc.inotify_add_watch(fd, os.fsencode(directory), _IN_CREATE) < 0 else 0
+    os.close(fd)
+    return OSError(failed, os.strerror(failed)) if failed == errno.ENOSPC else None
 
 
 def _arm(aim: _Aim, listener: _Listener, poll_s: int, limit: OSError | None) -> tuple[BaseObserver | None, Mode]:
