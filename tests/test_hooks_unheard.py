@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-import shutil
+import itertools
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,11 +10,15 @@ from ckptsync.hooks.unheard import Unheard
 from tests.hooking import here
 
 
+TIMES = itertools.count(10**18)
+
+
 def written(output_dir: Path, *names: str) -> None:
     (output_dir / "checkpoint-1").mkdir(exist_ok=True)
     for name in names:
-        (output_dir / "checkpoint-1" / name).unlink(missing_ok=True)
         (output_dir / "checkpoint-1" / name).write_text(name)
+        at = next(TIMES)  # two writes of a test may come within one tick of the file system's clock
+        os.utime(output_dir / "checkpoint-1" / name, ns=(at, at))
 
 
 def rank(output_dir: Path, number: int) -> Here:
@@ -32,7 +37,6 @@ def test_what_lay_there_before_was_told_of(tmp_path: Path) -> None:
     written(tmp_path, "trainer_state.json")
     unheard = Unheard(rank(tmp_path, 0))
     assert unheard.all_since() == []
-    shutil.copytree(tmp_path / "checkpoint-1", tmp_path / "other")
     written(tmp_path, "trainer_state.json")  # training resumes, and saves the step again
     assert unheard.all_since() == ["checkpoint-1"]
 
