@@ -9,7 +9,6 @@ from ckptsync.hooks.here import Here
 from ckptsync.hooks.unheard import Unheard
 from tests.hooking import here
 
-
 TIMES = itertools.count(10**18)
 
 
