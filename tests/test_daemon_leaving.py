@@ -32,11 +32,12 @@ def test_it_stays_while_the_process_lives() -> None:
 
 
 def test_it_ends_after_a_tick_that_began_when_the_process_was_gone_and_found_nothing_left() -> None:
-    outcomes = [Outcome(queue=("run/checkpoint-1",))]
+    outcomes = [Outcome()]
     roles = working(outcomes)
     roles.ticks[0]()
     until = UntilGone(gone())
     assert not until.is_due(roles), "what it left was not looked for yet"
+    outcomes[0] = Outcome(queue=("run/checkpoint-1",))
     roles.ticks[0]()
     assert not until.is_due(roles), "it is on its way"
     outcomes[0] = Outcome()

@@ -148,6 +148,9 @@ def test_a_worker_that_has_nothing_to_do_asks_the_store_nothing_and_anything_tha
         assert until(lambda: asks(found, store) == 0)
         write(out / "run" / "checkpoint-2")
         assert asks(found, store) > 0
+        assert until(lambda: asks(found, store) == 0)
+        shutil.rmtree(out / "run" / "checkpoint-1")
+        assert asks(found, store) > 0
     assert len(read_catalogue(open_store(store.url)).snapshots) == 2
 
 
