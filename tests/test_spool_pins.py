@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
@@ -155,6 +156,20 @@ def test_an_owner_that_a_crash_left_torn_is_nobody(source: Path) -> None:
     mine = adopt(lost, "n1")
     assert mine is not None
     assert (mine.node, mine.files) == ("n1", pin.files)
+
+
+def test_where_there_are_no_links_a_pin_is_adopted_by_a_rename(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commit(source)
+    (pin,) = pins(source.parent)
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    monkeypatch.setattr(os, "link", refused)
+    mine = adopt(pin, "n0")
+    assert mine is not None
+    assert (mine.node, mine.files, mine.is_committed) == ("n0", pin.files, True)
+    assert sorted(p.name for p in pin.path.iterdir()) == ["commit.json", "files", "owner.json"]
 
 
 def test_a_commit_is_void_once_a_file_is_overwritten_in_place(source: Path) -> None:
