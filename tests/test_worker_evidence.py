@@ -16,7 +16,7 @@ from ckptsync.spool.marks import Took
 from ckptsync.spool.pins import open_pin
 from ckptsync.walk import Stat
 from ckptsync.worker import evidence
-from ckptsync.worker.evidence import gather, is_later, trainer_state, writing
+from ckptsync.worker.evidence import gather, trainer_state, writing
 from ckptsync.worker.hold import Hold, hold
 from ckptsync.worker.resting import mark
 from ckptsync.worker.settle import Rule, Sighting, judge
@@ -80,15 +80,6 @@ def test_files_that_vanish_meanwhile_are_incomplete(out: Path) -> None:
     shutil.rmtree(out / "checkpoint-4")
     with pytest.raises(Incomplete):
         gather(*seen, later=False, mates=False)
-
-
-def test_later_is_what_was_written_wholly_later() -> None:
-    def at(*times: int) -> list[Stat]:
-        return [Stat(str(t), 1, t, t, 0) for t in times]
-
-    assert is_later(at(1, 5), at(5, 9))
-    assert not is_later(at(1, 5), at(4, 9))
-    assert not is_later(at(1, 5), [])
 
 
 def test_what_the_pin_and_its_directories_tell_is_gathered(out: Path) -> None:

@@ -94,12 +94,6 @@ def _pulse(pin: Pin | None) -> int:
         return 0
 
 
-def is_later(this: Iterable[Stat], other: Iterable[Stat]) -> bool:
-    """Whether a checkpoint with a higher number was written after this one: not so if a resumed run writes over this one."""
-    ends, starts = [s.mtime for s in this], [s.mtime for s in other]
-    return bool(ends and starts) and min(starts) >= max(ends)
-
-
 def trainer_state(hold: Hold) -> TrainerState | None:
     """``trainer_state.json``, if there is one."""
     held = hold.held.get(TRAINER_STATE)
