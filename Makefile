@@ -2,6 +2,10 @@
 # make test     what CI runs: format, lint, types, tests.  Installs torch: for its small CPU build, where there is one,
 #               PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test
 # make campaign kill processes of a small cluster at any moment, a hundred times and more if asked: CAMPAIGN="--rounds 20 --seed 7"
+# make campaign-trainers   train for real on two nodes, with the hook and without: DDP, FSDP2, ZeRO-2, ZeRO-3; each step of each training must be in the
+#               store and equal to what the framework gathered (as root on Linux each node has a network of its own): a quarter of an hour a
+#               round.  TRAINERS="--rounds 10", TRAINERS="--hooks hook --pause 0.8 --steps 12 --kill 3 --store s3", TRAINERS="--pause 1 --store s3 --cut 60"
+# make campaign-hostile    floods of files, ten inotify watches, a spool elsewhere, full disks, a clock that jumps: HOSTILE="--only clock"
 # make kill-stores   kill writers to a directory, S3 and SFTP at every system call with which they change something, and at 200 moments: two
 #               hours (strace, sshd are needed): KILL="--stores s3 --calls 50 --moments 50 --seed 7"
 # make crash-states   cut the power at every moment of a store's work, in a simulation (strace is needed): CRASH="--states 5000 --random 100"
@@ -12,6 +16,7 @@
 #               GIB=0.1 ROUNDS=2 make bench    for a look
 # make bench-transfer   uploads, downloads and merges over S3 and SFTP beside s5cmd, rclone, boto3, s3fs, sftp, rsync, into docs/benchmarks-transfer.md:
 #               an hour, and 20 GB in WORK=/dev/shm.  ONE=0.25 MANY=4 SMALL=200 SFTP=0.1 MERGE=0.1 ROUNDS=1 make bench-transfer    for a look
+# make bench-beside   of that, what a training feels of a worker that sends at its cap: five minutes, BESIDE="--cap 100 --pairs 12"
 # make clean    forget the environment
 #
 # PYTHON=python3.12 make test    takes another Python, VENV=... another place for the environment, TESTS=tests/test_watch.py fewer tests.
@@ -40,6 +45,9 @@ CAMPAIGN ?=
 DAMAGE ?=
 CRASH ?=
 KILL ?=
+TRAINERS ?=
+HOSTILE ?=
+BESIDE ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
@@ -62,11 +70,11 @@ format: $(VENV)/.installed-test
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(BENCH_VENV)/.installed
+bench: $(BENCH_VENV)/.installed bench-beside
 	$(BENCH_VENV)/bin/python -m benchmarks.merge --gib $(GIB) --rounds $(ROUNDS) --cold $(COLD) --tensors $(TENSORS)
 	$(BENCH_VENV)/bin/python -m benchmarks.memory --gib $(MEMORY_GIB)
 	$(BENCH_VENV)/bin/python -m benchmarks.plan --counts $(PLAN_COUNTS) > build/bench/plan.txt
-	$(BENCH_VENV)/bin/python -m benchmarks.report build/bench/merge.json build/bench/memory.json --plan build/bench/plan.txt > docs/benchmarks.md.new
+	$(BENCH_VENV)/bin/python -m benchmarks.report build/bench/merge.json build/bench/memory.json --plan build/bench/plan.txt --beside build/bench/beside.json > docs/benchmarks.md.new
 	mv docs/benchmarks.md.new docs/benchmarks.md
 
 bench-transfer: $(TRANSFER_VENV)/.installed $(BENCH_VENV)/.installed
@@ -76,6 +84,15 @@ bench-transfer: $(TRANSFER_VENV)/.installed $(BENCH_VENV)/.installed
 
 campaign: $(VENV)/.installed-test
 	$(BIN)/python -m tests.campaigns.kill $(CAMPAIGN)
+
+campaign-trainers: $(VENV)/.installed-test $(BENCH_VENV)/.installed
+	$(BIN)/python -m tests.campaigns.trainers --python $(BENCH_VENV)/bin/python $(TRAINERS)
+
+campaign-hostile: $(VENV)/.installed-test
+	$(BIN)/python -m tests.campaigns.hostile $(HOSTILE)
+
+bench-beside: $(VENV)/.installed-test $(BENCH_VENV)/.installed
+	$(BIN)/python -m benchmarks.beside --python $(BENCH_VENV)/bin/python $(BESIDE)
 
 damage: $(VENV)/.installed-test
 	$(BIN)/python -m tests.campaigns.damage $(DAMAGE)

@@ -1,4 +1,4 @@
-"""``docs/benchmarks.md`` out of what was measured: ``python -m benchmarks.report merge.json memory.json [plan.json] > docs/benchmarks.md``."""
+"""``docs/benchmarks.md`` out of what was measured: ``python -m benchmarks.report merge.json memory.json [--plan plan.txt] [--beside beside.json] > docs/benchmarks.md``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.beside import Beside, beside_of
+from benchmarks.beside import table as table_beside
 from benchmarks.contest import COLD_ENOUGH, Contest
 from benchmarks.machine import described
 from benchmarks.measure import Run
@@ -35,6 +37,7 @@ def main() -> None:
     parser.add_argument("merge", type=Path)
     parser.add_argument("memory", type=Path, nargs="?")
     parser.add_argument("--plan", type=Path, help="what benchmarks/plan.py printed")
+    parser.add_argument("--beside", type=Path, help="what benchmarks/beside.py wrote")
     args = parser.parse_args()
     told = json.loads(args.merge.read_text())
     print(HEAD.format(command="make bench", machine="\n".join(f"- {line}" for line in described()), **told["settings"]))
@@ -42,6 +45,8 @@ def main() -> None:
         print("\n".join(table(contest_of(one))), end="\n\n")
     if args.memory:
         print("\n".join(_memory(json.loads(args.memory.read_text()))), end="\n\n")
+    if args.beside:
+        print("\n".join(_beside([beside_of(one) for one in json.loads(args.beside.read_text())])), end="\n\n")
     if args.plan:
         print(f"## Planning, by the number of chunks\n\n```\n{args.plan.read_text().rstrip()}\n```")
 
@@ -93,6 +98,16 @@ def _memory(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for row in rows:
         cells = [f"{size:g} | {peak / 2**20:.0f}" for size, peak in zip(row["gib"], row["peak"], strict=True)]
         yield f"| {row['title']} | {' | '.join(cells)} |"
+
+
+def _beside(found: list[Beside]) -> Iterator[str]:
+    yield "## A worker that sends at its cap, beside a training"
+    yield ""
+    yield f"`benchmarks/beside.py`: {len(found[0].pairs)} pairs of blocks of one training, without the worker and with it, in an order that turns; a block's step is"
+    yield "the median of its steps, and the table has medians over the pairs. The training takes all cores; the store is on the same machine, and"
+    yield "SeaweedFS' own CPU is taken from the training too."
+    yield ""
+    yield from table_beside(found)
 
 
 if __name__ == "__main__":

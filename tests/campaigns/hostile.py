@@ -6,6 +6,7 @@
 No hook here: a trainer's save is replayed file after file, lives `LIVES` seconds, and is rotated away.
 
 flood     100,000 files appear in a directory that is watched: more events than the kernel keeps
+crowd     a checkpoint has 100,000 files
 watches   the kernel gives ten inotify watches to this user, for forty runs
 elsewhere the spool lies on a tmpfs: no hard link leads there
 full      the disk of the checkpoints is full to the last byte while a save lives; the worker can write nothing
@@ -61,17 +62,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def flood(home: Path, args: argparse.Namespace) -> list[str]:
-    """In the run's directory itself, below a checkpoint that lives on, while others come and go."""
+    """In the run's directory itself, while checkpoints come and go."""
+    with started(home) as replay:
+        replay.save("run", 1)
+        for n in range(args.files):
+            (replay.out("run") / f"{n}.json").write_bytes(b"{}")
+            if n % (args.files // 4) == args.files // 8:
+                replay.pass_by("run", 2 + n // (args.files // 4), lives=LIVES)
+        return replay.judged(120)
+
+
+def crowd(home: Path, args: argparse.Namespace) -> list[str]:
+    """Small ones pass by while the crowded one is written, looked at and sent."""
     with started(home) as replay:
         replay.save("run", 1)
         crowded = replay.out("run") / "checkpoint-1" / "dataloader"
         crowded.mkdir()
         for n in range(args.files):
             (crowded / f"{n}.json").write_bytes(b"{}")
-            if n % (args.files // 4) == args.files // 8:
-                replay.pass_by("run", 2 + n // (args.files // 4), lives=LIVES)
         replay.keep("run", 1)
-        return replay.judged(240)
+        for step in range(2, 6):
+            replay.pass_by("run", step, lives=LIVES)
+        return replay.judged(120 + args.files / 100)
 
 
 def watches(home: Path, _args: argparse.Namespace) -> list[str]:
@@ -142,7 +154,7 @@ def clock(home: Path, _args: argparse.Namespace) -> list[str]:
 
 
 CASES: Mapping[str, Callable[[Path, argparse.Namespace], list[str]]] = {
-    case.__name__: case for case in (flood, watches, elsewhere, full, store, clock)
+    case.__name__: case for case in (flood, crowd, watches, elsewhere, full, store, clock)
 }
 
 

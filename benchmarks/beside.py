@@ -1,0 +1,211 @@
+"""What a training feels of a worker that sends at its cap: ``python -m benchmarks.beside --python PYTHON_WITH_TRANSFORMERS``.
+
+One training (Trainer, all cores, no saves of its own) and one worker that sends an earlier checkpoint all the while, as the systemd unit runs it
+(nice 10).  The worker is stopped and let go on (SIGSTOP, SIGCONT) in blocks of some seconds: two blocks are a pair, in an order that turns, so that
+what else changes on the machine falls on both.  A block's figure is the median of its steps; what is reported is the median over the pairs.
+The store is on this machine too: a directory in memory, or SeaweedFS over S3, whose own CPU is taken from the training as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import seconds_of
+
+HERE = Path(__file__).parents[1]
+SKIPPED = 0.7  # seconds at the begin of a block: the other block's last step, and what the worker does first
+MIB = 1 << 20
+STARTING = 400.0
+
+
+@dataclass(frozen=True)
+class Block:
+    """``step``: median seconds of a step; ``trainer``, ``worker``: seconds of CPU for each second of wall; ``sent``: bytes for each second."""
+
+    step: float
+    trainer: float
+    worker: float
+    sent: float
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Pairs of blocks, without the worker and with it."""
+
+    store: str
+    cap: int
+    pairs: list[tuple[Block, Block]]
+
+
+def main() -> None:
+    """Measure each kind of store, and write what came of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", default=sys.executable, help="that has transformers and accelerate")
+    parser.add_argument("--stores", nargs="+", choices=("posix", "s3"), default=("posix", "s3"))
+    parser.add_argument("--pairs", type=int, default=8)
+    parser.add_argument("--block", type=float, default=8.0, help="seconds")
+    parser.add_argument("--cap", type=int, default=50, help="MB/s")
+    parser.add_argument("--hidden", type=int, default=512, help="width of the model that is trained")
+    parser.add_argument("--work", type=Path, default=Path("/dev/shm"), help="where the store lies")  # noqa: S108  a directory is made in it
+    parser.add_argument("--json", type=Path, default=Path("build/bench/beside.json"))
+    args = parser.parse_args()
+    found = []
+    for kind in args.stores:
+        with tempfile.TemporaryDirectory(prefix="ckptsync-beside-") as home, tempfile.TemporaryDirectory(dir=args.work) as store:
+            found.append(measured(args, kind, Path(home), Path(store)))
+        for line in table(found):
+            print(line, flush=True)
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+    args.json.write_text(json.dumps([asdict(one) for one in found], indent=1))
+
+
+def measured(args: argparse.Namespace, kind: str, home: Path, store: Path) -> Beside:
+    """One kind of store."""
+    with ExitStack() as stack:
+        trainer = stack.enter_context(_training(args, home))
+        worker = stack.enter_context(_sending(args, kind, home, store))
+        pairs = []
+        for n in range(args.pairs + 1):
+            order = (False, True) if n % 2 else (True, False)
+            both = {runs: _block(trainer, worker, home, args.block, runs=runs) for runs in order}
+            if worker.poll() is not None or both[True].sent < args.cap * 1e6 / 4:
+                raise SystemExit(f"the worker does not send: see {home}; {(home / 'worker.log').read_text()[-2000:]}")
+            pairs.append((both[False], both[True]))
+    return Beside(kind, args.cap, pairs[1:])  # the first one warms caches
+
+
+def table(found: list[Beside]) -> Iterator[str]:
+    """Markdown: medians over pairs; ratios are medians of the pairs' ratios."""
+    yield "| store | MB/s sent | step ms alone | step ms beside | ratio | trainer's CPU, cores alone | beside | worker's CPU, cores | CPU s a GB |"
+    yield "|---|--:|--:|--:|--:|--:|--:|--:|--:|"
+    for one in found:
+        alone, beside = ([pair[n] for pair in one.pairs] for n in (0, 1))
+        ratio = statistics.median(b.step / a.step for a, b in one.pairs)
+        sent, worker = _median(beside, "sent"), _median(beside, "worker")
+        cells = (
+            *(
+                one.store,
+                f"{sent / 1e6:.0f} of {one.cap}",
+                f"{_median(alone, 'step') * 1e3:.1f}",
+                f"{_median(beside, 'step') * 1e3:.1f}",
+            ),
+            *(f"{ratio:.3f}", f"{_median(alone, 'trainer'):.2f}", f"{_median(beside, 'trainer'):.2f}", f"{worker:.2f}"),
+            f"{worker / sent * 1e9:.2f}",
+        )
+        yield f"| {' | '.join(cells)} |"
+
+
+def beside_of(told: Mapping[str, Any]) -> Beside:
+    """From what was written of it."""
+    return Beside(told["store"], told["cap"], [(Block(**a), Block(**b)) for a, b in told["pairs"]])
+
+
+def _median(blocks: list[Block], what: str) -> float:
+    return statistics.median(getattr(block, what) for block in blocks)
+
+
+def _block(trainer: subprocess.Popen[bytes], worker: subprocess.Popen[bytes], home: Path, seconds: float, *, runs: bool) -> Block:
+    worker.send_signal(signal.SIGCONT if runs else signal.SIGSTOP)
+    time.sleep(SKIPPED)
+    begun, before = time.time(), _counted(trainer, worker)
+    time.sleep(seconds)
+    ended, after = time.time(), _counted(trainer, worker)
+    spent = [(b - a) / (ended - begun) for a, b in zip(before, after, strict=True)]
+    steps = [at for at in _steps(home) if begun <= at <= ended]
+    return Block(statistics.median(b - a for a, b in itertools.pairwise(steps)), *spent)
+
+
+def _counted(trainer: subprocess.Popen[bytes], worker: subprocess.Popen[bytes]) -> tuple[float, float, float]:
+    read = Path(f"/proc/{worker.pid}/io").read_text().split()[1]
+    return seconds_of(trainer.pid), seconds_of(worker.pid), float(read)
+
+
+def _steps(home: Path) -> list[float]:
+    path = home / "truth" / "events-0.jsonl"
+    told = (json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")) if path.exists() else iter(())
+    return [each["at"] for each in told if each["event"] == "begin"]
+
+
+@contextmanager
+def _training(args: argparse.Namespace, home: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """It goes on for ever; given once it has made some steps."""
+    words = ["ddp", "--out", home / "trains", "--truth", home / "truth", "--base", HERE / "tests" / "vectors" / "base"]
+    words += ["--steps", 10**6, "--save-steps", 10**6, "--hidden", args.hidden, "--no-truth"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(HERE),
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),
+    }
+    command = [args.python, str(HERE / "tests" / "campaigns" / "hf_training.py"), *map(str, words)]
+    with _process(command, home / "trainer.log", environment) as process:
+        until = time.monotonic() + STARTING
+        while len(_steps(home)) < 10:
+            if process.poll() is not None or time.monotonic() > until:
+                raise SystemExit((home / "trainer.log").read_text()[-2000:])
+            time.sleep(0.2)
+        yield process
+
+
+@contextmanager
+def _sending(args: argparse.Namespace, kind: str, home: Path, store: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A worker with a checkpoint that lasts for all blocks; given once it sends."""
+    sent = home / "out" / "sent" / "checkpoint-4"
+    shutil.copytree(HERE / "tests" / "vectors" / "hf-ddp" / "out" / "checkpoint-4", sent)
+    with (sent / "ballast_0.distcp").open("wb") as large:
+        large.truncate(int((args.pairs + 3) * (args.block + SKIPPED) * args.cap * 1e6))
+    os.utime(sent / "trainer_state.json")
+    config = home / "worker.json"  # which YAML is, too
+    worker = {"runs": [{"path": str(home / "out" / "*")}], "quiet": "1s"}
+    limits = {"bandwidth": f"{args.cap}MB/s"}
+    config.write_text(
+        json.dumps({"node": "beside", "roles": ["worker"], "store": _place(kind, store), "worker": worker, "limits": limits})
+    )
+    command = ["nice", "-n", "10", sys.executable, "-m", "ckptsync", "run", "-c", str(config)]
+    with _process(command, home / "worker.log", {**os.environ, "PYTHONPATH": str(HERE)}) as process:
+        until = time.monotonic() + STARTING
+        while float(Path(f"/proc/{process.pid}/io").read_text().split()[1]) < 100 * MIB:
+            if process.poll() is not None or time.monotonic() > until:
+                raise SystemExit((home / "worker.log").read_text()[-2000:])
+            time.sleep(0.2)
+        yield process
+
+
+def _place(kind: str, store: Path) -> dict[str, Any]:
+    if kind == "posix":
+        return {"url": str(store / "store")}
+    os.environ["TMPDIR"] = tempfile.tempdir = str(store)  # where the server keeps what it is sent
+    from tests.weed import weed  # noqa: PLC0415  it wants botocore
+
+    server = weed()
+    return {"url": f"s3://{server.bucket()}", "options": server.options()}
+
+
+@contextmanager
+def _process(command: list[str], log: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    with log.open("wb") as out:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+if __name__ == "__main__":
+    main()

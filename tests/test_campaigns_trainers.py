@@ -1,0 +1,93 @@
+"""The campaigns with trainers, real and replayed, in short: `make campaign-trainers` and `make campaign-hostile` are the long ones."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from tests.campaigns import hostile
+from tests.campaigns.judged import Judge
+from tests.campaigns.nodes import Network, can_isolate
+from tests.campaigns.replayed import Replay
+from tests.campaigns.two_nodes import NODES, START, Job, TwoNodes, can_train, default_python, finish
+
+PYTHON = default_python()
+NEEDS_TRAINER = pytest.mark.skipif(
+    not can_train(PYTHON),
+    reason="CKPTSYNC_TEST_TRAINER names no Python with transformers and accelerate, and this one has them not",
+)
+NEEDS_ISOLATION = pytest.mark.skipif(not can_isolate(), reason="only root may make network namespaces")
+
+
+@NEEDS_TRAINER
+def test_every_step_of_a_training_on_two_nodes_is_in_the_store_as_the_framework_gathered_it(tmp_path: Path) -> None:
+    job = Job("run", "ddp", hook=True, steps=3, ranks=1)
+    with ExitStack() as stack:
+        network = stack.enter_context(closing(Network(NODES))) if can_isolate() else None
+        nodes = stack.enter_context(closing(TwoNodes(tmp_path, "posix", PYTHON, {"quiet": "1s"}, network)))
+        for n in range(NODES):
+            nodes.begin(n)
+        with nodes.training(job) as trainers:
+            codes = finish(trainers, START)
+        judge = Judge(nodes, job)
+        judge.wait(60)
+        tally = judge.tally(codes)
+    assert tally.wrong == ()
+    assert (tally.saved, tally.wanted) == (3, 3)
+
+
+def test_a_judge_sees_what_is_missed_torn_and_touched(tmp_path: Path) -> None:
+    replay = Replay(tmp_path, {})
+    replay.save("run", 1)
+    assert replay.judged(0)[0] == "run/checkpoint-1: MISSED"
+    pushed = [
+        sys.executable,
+        "-m",
+        "ckptsync",
+        "push",
+        str(replay.out("run") / "checkpoint-1"),
+        replay.store.url,
+        "--run",
+        "run",
+        "--node",
+        "node",
+    ]
+    subprocess.run(pushed, check=True, capture_output=True)
+    assert replay.judged(0) == []
+    stored = tmp_path / "store" / "run" / "checkpoint-1" / "model.safetensors"
+    stored.write_bytes(bytes(stored.stat().st_size))
+    (replay.out("run") / "checkpoint-1" / "ours").touch()
+    shutil.copytree(replay.out("run") / "checkpoint-1", tmp_path / "truth" / "run" / "checkpoint-2")
+    assert replay.judged(0) == [
+        "run/checkpoint-1/model.safetensors: TORN, not the bytes that the trainer wrote",
+        "run/checkpoint-2: MISSED",
+        f"{replay.out('run') / 'checkpoint-1'}: was touched",
+    ]
+
+
+@NEEDS_ISOLATION
+def test_a_node_that_is_cut_off_reaches_the_hub_no_more_until_it_is_mended() -> None:
+    with closing(Network(NODES)) as network, closing(network.hub.listener()) as listener:
+        ask = f"import socket; socket.create_connection(({network.address!r}, {listener.getsockname()[1]}), 1)"
+        answers = []
+        for change in (lambda n: None, network.cut, network.mend):
+            change(0)
+            answers.append(
+                [
+                    subprocess.run(node.within(sys.executable, "-c", ask), capture_output=True, check=False).returncode
+                    for node in network.nodes
+                ]
+            )
+    assert answers == [[0, 0], [1, 0], [0, 0]]
+
+
+@pytest.mark.parametrize("name", ["clock"])
+def test_a_worker_in_hostile_surroundings_misses_nothing(tmp_path: Path, name: str) -> None:
+    if why := hostile.missing(name):
+        pytest.skip(why)
+    assert hostile.main(["--only", name, "--home", str(tmp_path)]) == 0
