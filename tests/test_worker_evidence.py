@@ -14,7 +14,6 @@ from ckptsync.scan import Spot, spots
 from ckptsync.scan import found as scanned
 from ckptsync.spool.marks import Took
 from ckptsync.spool.pins import open_pin
-from ckptsync.walk import Stat
 from ckptsync.worker import evidence
 from ckptsync.worker.evidence import gather, trainer_state, writing
 from ckptsync.worker.hold import Hold, hold
