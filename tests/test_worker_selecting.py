@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
+
 import pytest
 
+from ckptsync.head.consolidate import HeadOptions, tick
 from ckptsync.model import Demands
-from ckptsync.worker.options import Preset, WorkerOptions
+from ckptsync.stores.opening import create_store
+from ckptsync.verify.survey import survey
+from ckptsync.worker.options import Preset, RunDir, WorkerOptions
 from ckptsync.worker.selecting import EVERYTHING, Selection, chosen, select
+from ckptsync.worker.tick import Worker
+from tests.vector import vector
 
 DDP = (
     "config.json",
@@ -59,3 +67,19 @@ def test_globs_choose_among_that_but_never_leave_out_what_describes_the_rest() -
     left = select(FSDP, Selection(exclude=("optimizer_0/*", "*.metadata")), Demands())
     assert left == {*FSDP} - {"optimizer_0/__0_0.distcp"}
     assert "rng_state_0.pth" not in select(DDP, Selection(exclude=("rng_state*",)), WHOLE)
+
+
+@pytest.mark.parametrize("name", ["hf-fsdp2-2node", "hf-zero3-2node"])
+def test_a_model_is_made_of_the_weights_of_two_nodes_alone(tmp_path: Path, name: str) -> None:
+    store = create_store(str(tmp_path / "store"))
+    for n, source in enumerate(vector(name).sources):
+        shutil.copytree(source, tmp_path / f"n{n}" / "checkpoint-4", copy_function=shutil.copyfile)
+        worker = Worker(WorkerOptions(f"n{n}", (RunDir("run", tmp_path / f"n{n}"),), 0.0, 0.0, send="weights"), store)
+        assert [p.phase for p in (*worker.tick(0.0).progress, *worker.tick(1.0).progress)] == ["sent", "stored"]
+    assert not list((tmp_path / "store" / "run" / "checkpoint-4").glob("rng_state_*"))
+    assert tick(store, HeadOptions(), 0.0).failed == ()
+    (place,) = survey(store).places
+    assert place.word == "CONSOLIDATED"
+    assert {p for p in place.demands.resume if p.startswith("rng_state_")} == {
+        f"rng_state_{n}.pth" for n in range(4)
+    }  # and that is told
