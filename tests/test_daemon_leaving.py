@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 
 import pytest
 
@@ -43,6 +44,18 @@ def test_it_ends_after_a_tick_that_began_when_the_process_was_gone_and_found_not
     outcomes[0] = Outcome()
     roles.ticks[0]()
     assert until.is_due(roles)
+
+
+def test_a_store_that_never_comes_is_not_waited_for_for_ever_and_a_send_under_way_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    roles = working([Outcome()])
+    until = UntilGone(gone())
+    assert not until.is_due(roles)
+    monkeypatch.setattr(leaving, "SETTLES_WITHIN", -1.0)
+    assert until.is_due(roles)
+    monkeypatch.setattr(leaving, "SETTLES_WITHIN", 0.5)
+    roles.ticks[0].is_running = True
+    time.sleep(0.6)
+    assert not until.is_due(roles)
 
 
 def test_what_never_settles_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from ckptsync.daemon.identity import heartbeat
@@ -170,6 +171,21 @@ def test_a_hung_tick_does_not_feed_the_watchdog(tmp_path: Path) -> None:
             told = [s.recv(999) for _ in range(5)]
             assert [t for t in told[2:] if t.startswith(b"WATCHDOG=1")] == []
             child.send_signal(signal.SIGKILL)
+
+
+def test_systemd_hears_of_life_while_it_waits_for_another_machines_heart(tmp_path: Path) -> None:
+    create_store(str(tmp_path / "s"))
+    write(open_store(str(tmp_path / "s")), replace(heartbeat("n0", ("worker",)), machine="another", period=0.4))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as s:
+        s.bind(str(tmp_path / "notify"))
+        s.settimeout(20)
+        with service(tmp_path / "s", NOTIFY_SOCKET=str(tmp_path / "notify"), WATCHDOG_USEC="6000000") as child:
+            told: list[bytes] = []
+            while not told or b"worker" not in told[-1]:
+                told.append(s.recv(999))
+            assert told[:2] == [b"READY=1\nSTATUS=opening the store", b"WATCHDOG=1"]
+            child.send_signal(signal.SIGTERM)
+            assert child.wait(8) == 0
 
 
 def until_said(child: subprocess.Popen[str], words: str) -> str:

@@ -41,12 +41,15 @@ class UntilGone:
         if began(self._pid) == self._began != "":
             return False
         if self._gone is None:
+            self._since = time.monotonic()
             self._gone = tuple(tick.finished + tick.is_running for tick in working.ticks)
             for tick in working.ticks:
                 tick.hint()
-        if any(tick.finished <= before for tick, before in zip(working.ticks, self._gone, strict=True)):
+        late = [tick for tick, before in zip(working.ticks, self._gone, strict=True) if tick.finished <= before]
+        if any(tick.is_running for tick in late):
             self._since = time.monotonic()
-            return False
+        if late:  # or its store has never been there
+            return time.monotonic() - self._since > SETTLES_WITHIN
         return self._is_all_done(working.queue(), time.monotonic())
 
     def _is_all_done(self, left: tuple[str, ...], now: float) -> bool:

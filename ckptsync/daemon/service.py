@@ -73,13 +73,13 @@ class _Service:
         node = self.config.node or node_id()
         with roles(self.config, node, store, self._fatal) as working, looping(working.looks):
             Notifier().send("READY=1", "STATUS=opening the store")
-            there = self._waited_for(lambda: opened(self.config))
+            there = self._waited_for(lambda: opened(self.config), working)
             if there is not None:
                 self._claimed(node, there, store, working)
             self._end(working.ticks)
         log.info("%s", pairs(phase="stopped", node=node, exit_code=self.stop.code))
 
-    def _waited_for(self, ask: Callable[[], T]) -> T | None:
+    def _waited_for(self, ask: Callable[[], T], working: Working) -> T | None:
         """What a store answers once it is there and can be reached; ``None`` if a stop was asked for meanwhile."""
         said = ""
         while not self.stop.asked:
@@ -91,12 +91,19 @@ class _Service:
                 said = str(e)
                 Notifier().send("READY=1", "WATCHDOG=1", f"STATUS=waits for the store: {e}")
             self.stop.rest(STATUS_EVERY)
-            self.reloading.heed()
+            self._heed(working)
         return None
+
+    def _pause(self, seconds: float) -> None:
+        """Nothing hangs meanwhile."""
+        until = time.monotonic() + seconds
+        while not self.stop.asked and (left := until - time.monotonic()) > 0:
+            self.stop.wait(min(left, STATUS_EVERY))
+            Notifier().send("WATCHDOG=1")
 
     def _claimed(self, node: str, there: Store, store: Awaited, working: Working) -> None:
         own = identity.heartbeat(node, self.config.roles)
-        mine = self._waited_for(lambda: claim(there, own, identity.is_running, self.stop.wait))
+        mine = self._waited_for(lambda: claim(there, own, identity.is_running, self._pause), working)
         if mine is None or self.stop.asked:
             return
         try:
@@ -126,12 +133,16 @@ class _Service:
         before = mark(ticks)
         while not self.stop.rest(period):
             mind()
-            self.reloading.heed()
-            if self.parting.is_due(working):
-                self.stop.ask()
+            self._heed(working)
             now = mark(ticks)
             notifier.send(*(["WATCHDOG=1"] if advanced(before, now, names) else []), f"STATUS={working.status()}")
             before = now
+
+    def _heed(self, working: Working) -> None:
+        """Whether to begin again, or to end."""
+        self.reloading.heed()
+        if self.parting.is_due(working):
+            self.stop.ask()
 
     def _fatal(self, e: BaseException) -> None:
         log.critical("%s", pairs(phase="failed", error=f"{type(e).__name__}: {e}"), exc_info=e)
