@@ -1,6 +1,6 @@
 """What a training feels of a worker that sends at its cap: ``python -m benchmarks.beside --python PYTHON_WITH_TRANSFORMERS``.
 
-One training (Trainer, all cores, no saves of its own) and one worker that sends an earlier checkpoint all the while, as the systemd unit runs it
+One training (Trainer on all cores, then on all but one, no saves of its own) and one worker that sends an earlier checkpoint all the while, as the systemd unit runs it
 (nice 10).  The worker is stopped and let go on (SIGSTOP, SIGCONT) in blocks of some seconds: two blocks are a pair, in an order that turns, so that
 what else changes on the machine falls on both.  A block's figure is the median of its steps; what is reported is the median over the pairs.
 The store is on this machine too: a directory in memory, or SeaweedFS over S3, whose own CPU is taken from the training as well.
@@ -48,6 +48,7 @@ class Beside:
     """Pairs of blocks, without the worker and with it."""
 
     store: str
+    threads: int
     cap: int
     pairs: list[tuple[Block, Block]]
 
@@ -57,27 +58,28 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default=sys.executable, help="that has transformers and accelerate")
     parser.add_argument("--stores", nargs="+", choices=("posix", "s3"), default=("posix", "s3"))
-    parser.add_argument("--pairs", type=int, default=8)
-    parser.add_argument("--block", type=float, default=8.0, help="seconds")
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument("--threads", nargs="+", type=int, default=sorted({cores, max(1, cores - 1)}), help="of the training")
+    parser.add_argument("--pairs", type=int, default=6)
+    parser.add_argument("--block", type=float, default=6.0, help="seconds")
     parser.add_argument("--cap", type=int, default=50, help="MB/s")
     parser.add_argument("--hidden", type=int, default=512, help="width of the model that is trained")
     parser.add_argument("--work", type=Path, default=Path("/dev/shm"), help="where the store lies")  # noqa: S108  a directory is made in it
     parser.add_argument("--json", type=Path, default=Path("build/bench/beside.json"))
     args = parser.parse_args()
     found = []
-    for kind in args.stores:
+    for kind, threads in itertools.product(args.stores, args.threads):
         with tempfile.TemporaryDirectory(prefix="ckptsync-beside-") as home, tempfile.TemporaryDirectory(dir=args.work) as store:
-            found.append(measured(args, kind, Path(home), Path(store)))
-        for line in table(found):
-            print(line, flush=True)
+            found.append(measured(args, kind, threads, Path(home), Path(store)))
+        print(*[*table(found)][-1:], flush=True)
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps([asdict(one) for one in found], indent=1))
 
 
-def measured(args: argparse.Namespace, kind: str, home: Path, store: Path) -> Beside:
-    """One kind of store."""
+def measured(args: argparse.Namespace, kind: str, threads: int, home: Path, store: Path) -> Beside:
+    """One kind of store, one training."""
     with ExitStack() as stack:
-        trainer = stack.enter_context(_training(args, home))
+        trainer = stack.enter_context(_training(args, threads, home))
         worker = stack.enter_context(_sending(args, kind, home, store))
         pairs = []
         for n in range(args.pairs + 1):
@@ -86,13 +88,13 @@ def measured(args: argparse.Namespace, kind: str, home: Path, store: Path) -> Be
             if worker.poll() is not None or both[True].sent < args.cap * 1e6 / 4:
                 raise SystemExit(f"the worker does not send: see {home}; {(home / 'worker.log').read_text()[-2000:]}")
             pairs.append((both[False], both[True]))
-    return Beside(kind, args.cap, pairs[1:])  # the first one warms caches
+    return Beside(kind, threads, args.cap, pairs[1:])  # the first one warms caches
 
 
 def table(found: list[Beside]) -> Iterator[str]:
     """Markdown: medians over pairs; ratios are medians of the pairs' ratios."""
-    yield "| store | MB/s sent | step ms alone | step ms beside | ratio | trainer's CPU, cores alone | beside | worker's CPU, cores | CPU s a GB |"
-    yield "|---|--:|--:|--:|--:|--:|--:|--:|--:|"
+    yield "| store | trainer's threads | MB/s sent | step ms alone | step ms beside | ratio | trainer's CPU, cores alone | beside | worker's CPU, cores | CPU s a GB |"
+    yield "|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
     for one in found:
         alone, beside = ([pair[n] for pair in one.pairs] for n in (0, 1))
         ratio = statistics.median(b.step / a.step for a, b in one.pairs)
@@ -112,7 +114,7 @@ def table(found: list[Beside]) -> Iterator[str]:
 
 def beside_of(told: Mapping[str, Any]) -> Beside:
     """From what was written of it."""
-    return Beside(told["store"], told["cap"], [(Block(**a), Block(**b)) for a, b in told["pairs"]])
+    return Beside(told["store"], told["threads"], told["cap"], [(Block(**a), Block(**b)) for a, b in told["pairs"]])
 
 
 def _median(blocks: list[Block], what: str) -> float:
@@ -142,7 +144,7 @@ def _steps(home: Path) -> list[float]:
 
 
 @contextmanager
-def _training(args: argparse.Namespace, home: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _training(args: argparse.Namespace, threads: int, home: Path) -> Iterator[subprocess.Popen[bytes]]:
     """It goes on for ever; given once it has made some steps."""
     words = ["ddp", "--out", home / "trains", "--truth", home / "truth", "--base", HERE / "tests" / "vectors" / "base"]
     words += ["--steps", 10**6, "--save-steps", 10**6, "--hidden", args.hidden, "--no-truth"]
@@ -150,7 +152,7 @@ def _training(args: argparse.Namespace, home: Path) -> Iterator[subprocess.Popen
         **os.environ,
         "PYTHONPATH": str(HERE),
         "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": str(len(os.sched_getaffinity(0))),
+        "OMP_NUM_THREADS": str(threads),
     }
     command = [args.python, str(HERE / "tests" / "campaigns" / "hf_training.py"), *map(str, words)]
     with _process(command, home / "trainer.log", environment) as process:
@@ -168,7 +170,9 @@ def _sending(args: argparse.Namespace, kind: str, home: Path, store: Path) -> It
     sent = home / "out" / "sent" / "checkpoint-4"
     shutil.copytree(HERE / "tests" / "vectors" / "hf-ddp" / "out" / "checkpoint-4", sent)
     with (sent / "ballast_0.distcp").open("wb") as large:
-        large.truncate(int((args.pairs + 3) * (args.block + SKIPPED) * args.cap * 1e6))
+        block = os.urandom(MIB)  # real bytes: they lie in memory as those of a save just written do, and a hole's would not
+        for _ in range(int((args.pairs + 3) * (args.block + SKIPPED) * args.cap * 1e6 / MIB)):
+            large.write(block)
     os.utime(sent / "trainer_state.json")
     config = home / "worker.json"  # which YAML is, too
     worker = {"runs": [{"path": str(home / "out" / "*")}], "quiet": "1s"}

@@ -104,7 +104,7 @@ def _beside(found: list[Beside]) -> Iterator[str]:
     yield "## A worker that sends at its cap, beside a training"
     yield ""
     yield f"`benchmarks/beside.py`: {len(found[0].pairs)} pairs of blocks of one training, without the worker and with it, in an order that turns; a block's step is"
-    yield "the median of its steps, and the table has medians over the pairs. The training takes all cores; the store is on the same machine, and"
+    yield "the median of its steps, and the table has medians over the pairs. The store is on the same machine, and"
     yield "SeaweedFS' own CPU is taken from the training too."
     yield ""
     yield from table_beside(found)
