@@ -102,6 +102,7 @@ def table(found: list[Beside]) -> Iterator[str]:
         cells = (
             *(
                 one.store,
+                str(one.threads),
                 f"{sent / 1e6:.0f} of {one.cap}",
                 f"{_median(alone, 'step') * 1e3:.1f}",
                 f"{_median(beside, 'step') * 1e3:.1f}",

@@ -89,8 +89,7 @@ class Campaign:
 
     def _begin(self) -> None:
         for n in range(NODES):
-            if self._nodes.workers[n].ended() is None:
-                self._nodes.begin(n)
+            self._nodes.begin(n)
 
     def _train(self, job: Job) -> Tally:
         begun = time.monotonic()
