@@ -21,6 +21,7 @@ import argparse
 import contextlib
 import os
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -209,4 +210,5 @@ def fill(ballast: Path) -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended, too
     sys.exit(main())

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import random
+import signal
 import sys
 import tempfile
 import threading
@@ -149,4 +150,5 @@ class Campaign:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended, too
     sys.exit(main())
