@@ -52,7 +52,7 @@ BESIDE ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint format bench bench-transfer campaign damage crash-states kill-stores nspawn clean
+.PHONY: demo test lint format bench bench-transfer bench-beside campaign campaign-trainers campaign-hostile damage crash-states kill-stores nspawn clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
