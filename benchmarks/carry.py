@@ -8,7 +8,6 @@ compared with its manifest's), ``boto3`` (upload_file and download_file, eight f
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import sys
@@ -25,7 +24,6 @@ AT_ONCE = 8
 def main() -> None:
     """Carry, and say nothing."""
     how, direction, directory, url = sys.argv[1:]
-    gc.set_threshold(50_000)  # as the commands do
     {"store": _store, "fetch": _fetch, "boto3": _boto3, "s3fs": _s3fs}[how](direction, Path(directory), url)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -103,3 +105,41 @@ def test_a_fork_waits_for_none_of_its_parents_threads() -> None:
         status = os.waitpid(child, 0)[1]
         doing.going.set()
     assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_what_is_done_is_let_go_of_at_once() -> None:
+    """Contents of files are items: rings of them would stay in memory until somebody looks for rings."""
+
+    class Item:
+        pass
+
+    items: list[weakref.ref[Item]] = []
+    begun, going = threading.Semaphore(0), threading.Event()
+
+    def do(_: Sequence[Item]) -> None:
+        begun.release()
+        assert going.wait(20)
+
+    bundles: Bundles[Item] = Bundles(do, 2, 1)
+
+    def join() -> None:
+        item = Item()
+        items.append(weakref.ref(item))
+        bundles.join(item)
+
+    gc.disable()
+    try:
+        threads = [threading.Thread(target=join) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        assert begun.acquire(timeout=20)
+        end = time.monotonic() + 20
+        while len(bundles._line) < 5:
+            assert time.monotonic() < end
+            time.sleep(0.001)
+        going.set()
+        for thread in threads:
+            thread.join()
+        assert [item() for item in items] == [None] * 6
+    finally:
+        gc.enable()

@@ -25,9 +25,6 @@ _ALGEBRA = "OPENBLAS_NUM_THREADS"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code.  Anything but an operator's error escapes with its traceback (and exits 1)."""
-    gc.set_threshold(
-        50_000, *gc.get_threshold()[1:]
-    )  # what is imported and read at the start stays: looking through it takes a fifth of that time
     args = parser().parse_args(argv)
     logging.basicConfig(format="ckptsync: %(message)s")  # a service says later how it wants to have it
     return bounded(lambda: int(_imported(args.command).run(args)), as_json=args.json)
@@ -39,13 +36,16 @@ def _imported(command: str) -> Any:
     OpenBLAS would start a thread for each core, which wait for work by spinning: more CPU than all else at the start, and never any work here.
     The variable is taken away again, as other programs that are started from here would inherit it.
     """
-    if _ALGEBRA in os.environ:
-        return import_module(command)
-    os.environ[_ALGEBRA] = "1"
+    is_told = _ALGEBRA in os.environ
+    os.environ.setdefault(_ALGEBRA, "1")
+    gc.disable()  # what is imported stays: looking through it for garbage takes a tenth of the time
     try:
         return import_module(command)
     finally:
-        del os.environ[_ALGEBRA]
+        gc.freeze()
+        gc.enable()
+        if not is_told:
+            del os.environ[_ALGEBRA]
 
 
 def bounded(command: Callable[[], int], *, as_json: bool = False) -> int:

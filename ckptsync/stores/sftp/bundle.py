@@ -41,7 +41,7 @@ class Bundles(Generic[T]):
             if bundle:
                 self._lead(bundle)
             seat.gate.acquire()
-            bundle = seat.bundle
+            bundle, seat.bundle = seat.bundle, []  # the seat is in it: rings stay in memory until somebody looks for them
 
     def _reset(self) -> None:
         self._process = os.getpid()
