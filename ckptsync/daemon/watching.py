@@ -34,7 +34,7 @@ from ckptsync.worker.tick import Worker
 
 GLANCE_EVERY = 1.0
 UNSETTLED_EVERY = 0.5  # seconds between looks while a checkpoint is being written: its files grow, and no directory changes by that
-IDLE_LOOKS, IDLE_SENDS = 4, 4  # times `scan_every`, while nothing is on its way, nothing moves and the kernel tells of it
+IDLE_LOOKS, IDLE_SENDS = 2, 4  # times `scan_every`, while nothing is on its way, nothing moves and the kernel tells of it
 PATIENCE = 20  # part of the time since anything moved that the next look may wait: what a crash left half written is not to be asked for ever
 
 
