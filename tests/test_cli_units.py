@@ -106,6 +106,12 @@ def test_a_head_whose_python_lies_in_a_home_may_look_there(python: str, *, is_sh
     assert ("ProtectHome=read-only" in text) == is_shown
 
 
+@pytest.mark.parametrize(("python", "is_shown"), [("/tmp/venv/bin/python", True), ("/opt/tmp/bin/python", False)])
+def test_a_head_whose_program_lies_in_tmp_sees_it(python: str, *, is_shown: bool) -> None:
+    text = drop_in(config(roles="[head]"), Program(PROGRAM.command, PROGRAM.source, (python,)), Paths(()))
+    assert ("PrivateTmp=no" in text) == is_shown
+
+
 def test_the_copy_of_a_unit_has_no_paths_of_its_own() -> None:
     text = copied(TEMPLATE)
     assert MARK in text.splitlines()[0]

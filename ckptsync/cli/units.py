@@ -192,8 +192,7 @@ def _room(config: Config) -> list[str]:
 
 
 def _reading(config: Config, program: Program) -> list[str]:
-    """A head looks into nobody's home, unless the program (uv keeps its Pythons there), or what it reads, is there."""
-    wanted = [*program.command, *program.seen, *config.head.config_from.values()]
-    if "worker" not in config.roles and any(path.startswith(("/home/", "/root/", "/run/user/")) for path in wanted):
-        return ["ProtectHome=read-only"]
-    return []
+    """A head looks into nobody's home and has a /tmp of its own, unless the program (uv keeps its Pythons at home), or what it reads, is there."""
+    wanted = [] if "worker" in config.roles else [*program.command, *program.seen, *config.head.config_from.values()]
+    lines = ["ProtectHome=read-only"] if any(path.startswith(("/home/", "/root/", "/run/user/")) for path in wanted) else []
+    return [*lines, "PrivateTmp=no"] if any(path.startswith(("/tmp/", "/var/tmp/")) for path in wanted) else lines  # noqa: S108
