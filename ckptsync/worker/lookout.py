@@ -27,7 +27,7 @@ from ckptsync.worker.settle import Evidence, Rule, Sighting, Verdict, judge, obs
 
 DEAD_AFTER = 600.0  # seconds without a pulse, on our clock, after which another node's pin on a shared disk is taken over
 
-CROWD = 5000  # files of a checkpoint at which to look takes longer than a small one may live
+CROWD = 1000  # files of a checkpoint at which to look takes longer than a small one may live
 CROWD_SHARE = 0.3  # of the time
 SELDOM = 0.1  # of the time for which files have stayed the same, they are not asked again whether they are whole
 
