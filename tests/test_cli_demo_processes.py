@@ -8,7 +8,7 @@ import pytest
 from ckptsync.cli.demo_processes import check, running
 from ckptsync.errors import CkptsyncError
 from ckptsync.stores.opening import create_store
-from tests.test_daemon_loops import until
+from tests.ticks import until
 
 
 def is_alive(pid: int) -> bool:

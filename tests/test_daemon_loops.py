@@ -2,19 +2,10 @@
 
 import threading
 import time
-from collections.abc import Callable
 
 from ckptsync.daemon.loops import looping
 from ckptsync.daemon.tick import Tick
-
-
-def until(condition: Callable[[], object], seconds: float = 5) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.01)
-    return False
+from tests.ticks import most_at_once, until
 
 
 def test_every_tick_runs_at_once_and_then_again_and_again() -> None:
@@ -51,19 +42,7 @@ def test_a_wish_that_comes_while_it_runs_is_granted_when_it_has_ended() -> None:
 
 
 def test_a_tick_never_runs_twice_at_a_time_and_does_not_hold_up_others() -> None:
-    at_once, most, others = [0], [0], []
-    release = threading.Event()
-
-    def slow() -> None:
-        at_once[0] += 1
-        most[0] = max(most[0], at_once[0])
-        release.wait(5)
-        at_once[0] -= 1
-
-    with looping([Tick("slow", 0.05, slow, print), Tick("quick", 0.05, lambda: others.append(1), print)]):
-        assert until(lambda: len(others) > 5)
-        release.set()
-    assert most[0] == 1
+    assert most_at_once(looping) == 1
 
 
 def test_after_the_end_nothing_runs_and_a_hint_is_no_fault() -> None:

@@ -19,7 +19,7 @@ from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
 from ckptsync.worker.push import push_now
 from tests.cli_store import make
-from tests.test_daemon_loops import until
+from tests.ticks import until
 
 # watchdog 7.1 warns, in its own thread, of a directory that is renamed while it begins to watch it, as pins are; it watches it all the same
 pytestmark = pytest.mark.filterwarnings("ignore:Callback with id:RuntimeWarning")

@@ -2,12 +2,11 @@
 
 import subprocess
 import sys
-import threading
 import time
 
 from ckptsync.daemon.schedule import scheduled
 from ckptsync.daemon.tick import Tick
-from tests.test_daemon_loops import until
+from tests.ticks import most_at_once, until
 
 
 def test_every_tick_runs_at_once_and_then_again_and_again() -> None:
@@ -31,19 +30,7 @@ def test_a_hint_hastens_a_tick_that_is_far_away() -> None:
 
 
 def test_a_tick_never_runs_twice_at_a_time_and_does_not_hold_up_others() -> None:
-    at_once, most, others = [0], [0], []
-    release = threading.Event()
-
-    def slow() -> None:
-        at_once[0] += 1
-        most[0] = max(most[0], at_once[0])
-        release.wait(5)
-        at_once[0] -= 1
-
-    with scheduled([Tick("slow", 0.05, slow, print), Tick("quick", 0.05, lambda: others.append(1), print)]):
-        assert until(lambda: len(others) > 5)
-        release.set()
-    assert most[0] == 1
+    assert most_at_once(scheduled) == 1
 
 
 def test_a_hint_after_the_end_is_no_fault() -> None:

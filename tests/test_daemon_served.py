@@ -13,7 +13,7 @@ from ckptsync.daemon.served import Absent, opened, remember, remembers
 from ckptsync.daemon.watching import Watching
 from ckptsync.errors import StoreError
 from ckptsync.stores.opening import create_store, is_store
-from tests.test_daemon_loops import until
+from tests.ticks import until
 
 
 def config(home: Path, roles: str = "worker", store: str = "store") -> Config:

@@ -7,7 +7,7 @@ import pytest
 
 from ckptsync.daemon.tick import DEBOUNCE, Tick
 from ckptsync.errors import StoreError
-from tests.test_daemon_loops import until
+from tests.ticks import until
 
 
 class Scripted:

@@ -20,7 +20,7 @@ from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store, open_store
 from ckptsync.worker.looking import Look
 from ckptsync.worker.options import RunDir, WorkerOptions
-from tests.test_daemon_loops import until
+from tests.ticks import until
 
 pytestmark = pytest.mark.filterwarnings("ignore:Callback with id:RuntimeWarning")
 
