@@ -52,7 +52,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--ranks", type=int, default=2, help="on each node")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds before each step with the hook")
-    parser.add_argument("--store", choices=("posix", "s3"), default="posix")
+    parser.add_argument("--store", choices=("posix", "s3", "sftp"), default="posix")
     parser.add_argument("--kill", type=float, default=0.0, help="seconds between two kills, on average")
     parser.add_argument("--cut", type=float, default=0.0, help="seconds without the store")
     parser.add_argument("--late", action="store_true")

@@ -45,15 +45,15 @@ class Job:
 
 
 class TwoNodes:
-    """``kind`` of store: posix (a directory that both see) or s3; ``python`` runs the trainers; ``network``: if namespaces can be made."""
+    """``kind`` of store: posix (a directory that both see), s3 or sftp; ``python`` runs the trainers; ``network``: if namespaces can be made."""
 
     def __init__(self, home: Path, kind: str, python: str, worker: Mapping[str, object], network: Network | None) -> None:
         self.home, self._python, self.network = home, python, network
         self._url, self._reached, self._options = str(home / "store"), str(home / "store"), dict[str, Any]()
         self._reached_options: dict[str, Any] = {}
         self._proxy: TcpProxy | None = None
-        if kind == "s3":
-            self._serve()
+        if kind != "posix":
+            {"s3": self._serve_s3, "sftp": self._serve_sftp}[kind]()
         self.store: Store = create_store(self._url, self._options)
         self.workers = [self._worker(n, worker) for n in range(NODES)]
 
@@ -116,18 +116,34 @@ class TwoNodes:
         told = {"node": f"node{n}", "roles": ["worker"], "store": store, "worker": {"runs": [found], **worker}}
         return Service(self.home, f"node{n}", told)
 
-    def _serve(self) -> None:
+    def _serve_s3(self) -> None:
         from tests.weed import weed
 
         server = weed()
         bucket = server.bucket()
-        self._url, self._options = f"s3://{bucket}", server.options()
-        self._reached, endpoint = self._url, server.endpoint
+        self._url = self._reached = f"s3://{bucket}"
+        self._options, endpoint = server.options(), server.endpoint
         if self.network:
-            upstream = ("127.0.0.1", int(server.endpoint.rpartition(":")[2]))
-            self._proxy = TcpProxy(upstream, listener=self.network.hub.listener())
-            endpoint = f"http://{self.network.address}:{self._proxy.port}"
+            endpoint = "http://{}:{}".format(*self._proxied(self.network, int(endpoint.rpartition(":")[2])))
         self._reached_options = server.options(endpoint=endpoint)
+
+    def _serve_sftp(self) -> None:
+        from tests.sshd import sshd
+
+        server = sshd()
+        self._url = self._reached = server.url(self.home / "store")
+        self._options = self._reached_options = dict(server.options)
+        if self.network:
+            host, port = self._proxied(self.network, server.port)
+            self._reached = self._url.replace(f"127.0.0.1:{server.port}", f"{host}:{port}")
+            known = self.home / "known_hosts"
+            known.write_text(server.known_hosts.read_text().replace(f"[127.0.0.1]:{server.port} ", f"[{host}]:{port} "))
+            self._reached_options = {**server.options, "known_hosts": str(known)}
+
+    def _proxied(self, network: Network, port: int) -> tuple[str, int]:
+        """Where the nodes reach a port of this machine's loopback."""
+        self._proxy = TcpProxy(("127.0.0.1", port), listener=network.hub.listener())
+        return network.address, self._proxy.port
 
 
 def events(truth: Path) -> dict[str, list[dict[str, Any]]]:
