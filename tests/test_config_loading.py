@@ -25,7 +25,7 @@ def test_a_short_file_gives_every_default() -> None:
     assert config.worker.runs == (RunConfig("/data/out"),)
     assert (config.worker.quiet, config.worker.unmarked, config.worker.scan_every, config.worker.keep_pins) == (10, 60, 30, 2)
     assert (config.head.every, config.head.dtype, config.head.max_shard_size) == (30, "auto", 5_000_000_000)
-    assert (config.verify.level, config.verify.every, config.verify.tick) == ("digest", 604800, 60)
+    assert (config.verify.level, config.verify.period, config.verify.tick) == ("digest", 604800, 60)
     assert (config.log.level, config.log.format) == ("info", "auto")
 
 
@@ -40,6 +40,13 @@ def test_all_problems_are_told_at_once_each_with_its_line_and_path() -> None:
         "c.yaml: store.url: missing",
     ):
         assert part in said
+
+
+def test_an_old_name_of_a_key_is_still_read_and_not_beside_the_new_one() -> None:
+    old = "verify: {every: 2d}\n"
+    assert read(GOOD + old, "c.yaml", {}).verify.period == 172800
+    assert read(GOOD + old, "c.yaml", {"CKPTSYNC_VERIFY_EVERY": "1d"}).verify.period == 86400
+    assert "verify.every: the old name of verify.period, which is given too" in problems(GOOD + "verify: {every: 2d, period: 2d}\n")
 
 
 def test_a_key_in_the_wrong_section_is_sent_to_the_right_one() -> None:

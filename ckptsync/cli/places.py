@@ -11,7 +11,7 @@ from typing import Any
 
 from ckptsync.config import reach
 from ckptsync.config.loading import from_environment, load
-from ckptsync.config.settings import bandwidth
+from ckptsync.config.readers import bandwidth
 from ckptsync.config.units import show_size
 from ckptsync.errors import ConfigError
 from ckptsync.head.catalogue import Catalogue

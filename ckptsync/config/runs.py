@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from glob import glob
 from pathlib import Path
 
-from ckptsync.config.settings import run_name
+from ckptsync.config.readers import run_name
 from ckptsync.config.values import RunConfig
 
 _MAGIC = frozenset("*?[")

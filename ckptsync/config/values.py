@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from typing import Any, Literal
 
+from ckptsync.head.rules import Best, Rules
 from ckptsync.merge.plan import DType
 from ckptsync.records.report import Level
 from ckptsync.stores.timetable import Timetable
 
 Role = Literal["worker", "head", "verifier"]
 ROLES: tuple[Role, ...] = ("worker", "head", "verifier")
+ALARMS = ("damage", "stall", "lost-node", "full")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +71,66 @@ class WorkerConfig:
 
 @dataclass(frozen=True, slots=True)
 class HeadConfig:
-    """How often to consolidate, and how; ``config_from`` maps a run (or ``*``) to where config and tokenizer lie."""
+    """How often to look for what is to be done, and how models are made.
+
+    ``config_from`` maps a run (or ``*``) to where config and tokenizer lie.  ``jobs``: child processes at once.  ``threads``: of one merge.
+    ``patience_node``: seconds of silence after which a node counts as lost.
+    """
 
     every: float
     dtype: DType
     max_shard_size: int
     config_from: Mapping[str, str]
+    jobs: int
+    threads: int
+    engine: Literal["local", "ray"]
+    patience_node: float
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyConfig:
-    """``level`` and how often each place is verified again; ``tick`` is how often to look what is due."""
+    """``level``; within which ``period`` every byte is read again; ``tick`` is how often to look what is due."""
 
     level: Level
-    every: float
+    period: float
     tick: float
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionConfig:
+    """What is kept of every run, ``runs`` (or globs of their names) with what is said of them instead, and how long a tombstone stands before."""
+
+    keep_last: int = 0
+    keep_every: int = 0
+    keep_best: Best | None = None
+    max_age: float = 0.0
+    max_size: int = 0
+    shards: int | None = None
+    grace: float = 86400.0
+    runs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def of(self, run: str) -> Rules:
+        """What holds for one run: its own name counts, or else the first glob that it matches."""
+        rules = Rules(self.keep_last, self.keep_every, self.keep_best, self.max_age, self.max_size, self.shards)
+        names = (run, *(name for name in self.runs if fnmatchcase(run, name)))
+        return replace(rules, **next((self.runs[name] for name in names if name in self.runs), {}))
+
+
+@dataclass(frozen=True, slots=True)
+class AlertsConfig:
+    """Whom to tell of which alarms, and after how many seconds again.  The webhook's URL may be a secret, so nothing prints it."""
+
+    webhook: str = field(repr=False)
+    command: tuple[str, ...]
+    on: tuple[str, ...]
+    repeat: float
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsConfig:
+    """``listen``: host and port, or nothing."""
+
+    listen: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,4 +152,7 @@ class Config:
     worker: WorkerConfig
     head: HeadConfig
     verify: VerifyConfig
+    retention: RetentionConfig
+    alerts: AlertsConfig
+    metrics: MetricsConfig
     log: LogConfig

@@ -32,7 +32,7 @@ class Proving:
     """The verifier role: a tick proves one place; while others wait, the next tick comes at once."""
 
     def __init__(self, config: Config, store: Store) -> None:
-        self._store, self._schedule = store, Schedule(config.verify.level, config.verify.every)
+        self._store, self._schedule = store, Schedule(config.verify.level, config.verify.period)
         self.hint: Callable[[], None] = lambda: None
 
     def look(self) -> Outcome:
