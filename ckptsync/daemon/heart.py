@@ -69,6 +69,8 @@ class Heart:
             rate=self._rate.read(now, handed),
             disk=working.ground.disks(),
             watch=working.watch(),
+            jobs=working.ground.children(),
+            verifies=working.ground.verifies,
             notes=(*self._gauges.clocks.notes, *working.notes())[:MOST],
         )
 

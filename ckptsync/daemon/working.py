@@ -11,7 +11,7 @@ from pathlib import Path
 from ckptsync.config.values import Config
 from ckptsync.daemon.phases import Line, changed
 from ckptsync.daemon.tick import Tick
-from ckptsync.fleet.heartbeat import Disk
+from ckptsync.fleet.heartbeat import Disk, Job
 from ckptsync.stores.contract import Store
 
 
@@ -53,10 +53,15 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """``runs``: the output directories by the names of their runs; ``disks``: how full their disks are."""
+    """``runs``: the output directories by the names of their runs; ``disks``: how full their disks are.
+
+    ``children``: what child processes do at this moment; ``verifies``: as in a heartbeat.
+    """
 
     runs: Callable[[], Mapping[str, Path]]
     disks: Callable[[], tuple[Disk, ...]]
+    children: Callable[[], tuple[Job, ...]] = tuple
+    verifies: float = 0.0
 
 
 NOWHERE = Ground(dict, tuple)

@@ -33,6 +33,20 @@ class Disk:
 
 
 @dataclass(frozen=True, slots=True)
+class Job:
+    """Long work of a head, in a process of its own: ``kind`` (consolidate, verify, ...) is done to ``subject`` (a run's place).
+
+    ``done`` of ``total`` bytes, 0 where that is not known; ``seconds`` since it began.
+    """
+
+    kind: str
+    subject: str
+    done: int = 0
+    total: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeat:
     """``instance`` is one process; ``machine`` one boot of one machine, within which ``pid`` and ``began`` name the process.
 
@@ -40,6 +54,7 @@ class Heartbeat:
 
     ``oldest``: seconds for which the first of the queue has waited.  ``sent_bytes``: given to the store since the start, tries that failed among them;
     ``rate``: bytes a second over the last minute.  ``watch``: output directory → events, polling, waiting or none.  ``notes``: what is no error, and good to know.
+    ``jobs``: what its child processes do; ``verifies``: seconds within which it reads every byte of the store again, 0 if it does not.
     """
 
     node: str
@@ -62,6 +77,8 @@ class Heartbeat:
     disk: tuple[Disk, ...] = ()
     watch: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    jobs: tuple[Job, ...] = ()
+    verifies: float = 0.0
     format: int = FORMAT
 
 
