@@ -14,7 +14,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"records"}),
     frozenset({"walk"}),
     frozenset({"stores", "spool", "scan", "watch"}),
-    frozenset({"merge"}),
+    frozenset({"merge", "catalogue"}),
     frozenset({"worker", "head", "verify", "fleet"}),
     frozenset({"config"}),
     frozenset({"daemon", "hooks"}),
@@ -22,7 +22,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"__main__"}),
 )
 BASE = frozenset(
-    {"", "collector", "crc", "digest", "errors", "model", "paths"}
+    {"", "collector", "crc", "digest", "errors", "model", "paths", "units"}
 )  # one room without a folder; "" is ckptsync itself, its version
 FLOOR = {room: n for n, rooms in enumerate(FLOORS) for room in rooms}
 
@@ -72,6 +72,7 @@ PURE = (
     "merge.*",
     "config.*",
     "fleet.*",
+    *(f"catalogue.{m}" for m in ("fresh", "shortened", "summary")),
     *(
         f"worker.{m}"
         for m in (

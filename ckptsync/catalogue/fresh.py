@@ -1,0 +1,77 @@
+"""What a store holds now, of a run or of one place, with every record and the size and time of every file: nothing is remembered, so it may be acted on."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from ckptsync.catalogue.summary import Fault
+from ckptsync.errors import Corrupt, NotFound, Unsupported
+from ckptsync.records.coding import Record, decode_any, is_made_anew
+from ckptsync.records.names import RecordName
+from ckptsync.records.places import record_names, snapshots
+from ckptsync.records.state import Snapshot
+from ckptsync.stores.contract import Store, read_all
+
+RECORD_LIMIT = 256 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Fresh:
+    """``places``: by run and step, also those with records that cannot be read.  ``mtimes``: store name → seconds on the store's clock."""
+
+    places: tuple[Snapshot, ...]
+    faults: tuple[Fault, ...]
+    mtimes: Mapping[str, float]
+
+    @property
+    def readable(self) -> tuple[Snapshot, ...]:
+        """Those of which something may be said: a manifest or a tombstone that cannot be read hides its place."""
+        hidden = hidden_by(self.faults)
+        return tuple(s for s in self.places if (s.run, s.place) not in hidden)
+
+    def of(self, run: str, place: str) -> Snapshot | None:
+        """One place; ``None`` where no manifest counts."""
+        return next((s for s in self.places if (s.run, s.place) == (run, place)), None)
+
+    def faults_of(self, run: str, place: str) -> tuple[Fault, ...]:
+        """Those in the records of one place."""
+        return tuple(f for f in self.faults if (f.run, f.place) == (run, place))
+
+    def newer(self, run: str, place: str) -> Unsupported | None:
+        """The first record of a place that was written by a newer program: nothing can be said about it here."""
+        return next((f.error for f in self.faults_of(run, place) if isinstance(f.error, Unsupported)), None)
+
+
+def fresh(store: Store, run: str = "") -> Fresh:
+    """All of ``run``, or of the store.  Raises StoreError; what is wrong with one record is a `Fault`."""
+    entries = list(store.names(f"{run}/" if run else ""))
+    records, faults = read_records(store, record_names(entry.name for entry in entries))
+    found = snapshots(records, {entry.name: entry.size for entry in entries})
+    return Fresh(found, faults, {entry.name: entry.mtime for entry in entries})
+
+
+def fresh_place(store: Store, run: str, place: str) -> Fresh:
+    """One place, and of others nothing."""
+    found = fresh(store, run)
+    here = found.of(run, place)
+    return replace(found, places=(here,) if here else (), faults=found.faults_of(run, place))
+
+
+def read_records(store: Store, names: Mapping[str, RecordName]) -> tuple[dict[str, Record], tuple[Fault, ...]]:
+    """Those that are still there, and those that cannot be read.  Raises StoreError."""
+    records: dict[str, Record] = {}
+    faults = []
+    for name, parsed in names.items():
+        try:
+            records[name] = decode_any(parsed, read_all(store, name, RECORD_LIMIT))
+        except NotFound:  # noqa: PERF203 - a read costs a thousand times more
+            continue  # let go since it was listed
+        except (Corrupt, Unsupported) as e:
+            faults.append(Fault(name, parsed, e))
+    return records, tuple(faults)
+
+
+def hidden_by(faults: Iterable[Fault]) -> Collection[tuple[str, str]]:
+    """Run and place of those of which nothing is said.  Without a damaged seal or report a place is only not sealed, or not verified."""
+    return {(f.run, f.place) for f in faults if not is_made_anew(f.record, f.error)}

@@ -1,0 +1,104 @@
+"""From a snapshot to its summary.  Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from ckptsync.catalogue.summary import LINES, Proven, Summary
+from ckptsync.digest import digest
+from ckptsync.records.report import LEVELS, Level, Report
+from ckptsync.records.state import Snapshot
+
+_STEP = re.compile(r"(\d+)$")
+_NO_DAMAGE = ("note", "nonfinite")
+
+
+def summary(seen: Snapshot, mtimes: Mapping[str, float]) -> Summary:
+    """``mtimes``: of its records, and of its files as far as they are known, in seconds on the store's clock."""
+    facets = seen.facets
+    there = seen.present().values()
+    times = [mtimes.get(k.name, 0.0) for k in seen.manifests]
+    return Summary(
+        run=seen.run,
+        checkpoint=seen.checkpoint,
+        place=seen.place,
+        step=step(seen.checkpoint),
+        word=seen.word,
+        evidence=cut(damage(seen) if seen.word == "DAMAGED" else seen.evidence),
+        lacks=cut(facets.resume.evidence),
+        nodes=tuple(sorted({k.manifest.node for k in seen.manifests})),
+        manifests=tuple(k.name for k in seen.manifests),
+        seal=seen.seal_name,
+        seals=len(seen.records.seals),
+        reports=len(seen.records.reports),
+        tombstones=len(seen.records.tombstones),
+        files=len(seen.files),
+        size=sum(size for _, size in there),
+        model_files=len(seen.seal.files) if seen.seal else 0,
+        model_size=sum(f.size for f in seen.seal.files) if seen.seal else 0,
+        ended=max(k.manifest.ended - k.manifest.clock_offset for k in seen.manifests) / 1e9,
+        first=min(times),
+        arrived=max(times),
+        model=facets.model.holds,
+        resume=facets.resume.holds,
+        sealed=facets.sealed.holds,
+        proof=proven(seen, mtimes),
+        retired=facets.retired,
+        state=state(seen),
+    )
+
+
+def step(checkpoint: str) -> int | None:
+    """The number at the end of a checkpoint's name; ``None`` if it ends in none, as ``final`` does."""
+    found = _STEP.search(checkpoint)
+    return int(found[1]) if found else None
+
+
+def cut(lines: Sequence[str]) -> tuple[str, ...]:
+    """At most `LINES` of them, then how many more there are."""
+    return tuple(lines) if len(lines) <= LINES else (*lines[:LINES], f"and {len(lines) - LINES} more")
+
+
+def damage(seen: Snapshot) -> tuple[str, ...]:
+    """What the reports that nobody has answered found."""
+    findings = (f for r in _unanswered(seen) for f in r.findings if f.kind not in _NO_DAMAGE)
+    return tuple(dict.fromkeys(f"{f.name}: {f.kind}: {f.detail}" for f in findings))
+
+
+def proven(seen: Snapshot, mtimes: Mapping[str, float]) -> Proven:
+    """What its reports prove, and when the store took them."""
+    proof = seen.facets.proof
+    complained = {f"{seen.run}/{f.name}" for r in _unanswered(seen) for f in r.findings if f.kind not in _NO_DAMAGE}
+    return Proven(
+        report=proof.report,
+        verdict=proof.verdict,
+        level=proof.level,
+        when=mtimes.get(proof.report, 0.0),
+        holds=proof.holds,
+        passed=_passed(seen, mtimes),
+        damage=proof.damage,
+        asked=max((r.level for r in _unanswered(seen)), key=LEVELS.index, default=None),
+        said=max((mtimes.get(name, 0.0) for name in proof.damage), default=0.0),
+        changed=max((mtimes.get(name, 0.0) for name in complained), default=0.0),
+    )
+
+
+def state(seen: Snapshot) -> str:
+    """A digest of the names of all records that say something about it."""
+    records = seen.records
+    names = (*(k.name for k in seen.manifests), *records.seals, *records.reports, *records.tombstones)
+    return digest("\n".join(sorted(names)).encode())[:16]
+
+
+def _unanswered(seen: Snapshot) -> Iterable[Report]:
+    return [seen.records.reports[name] for name in seen.facets.proof.damage]
+
+
+def _passed(seen: Snapshot, mtimes: Mapping[str, float]) -> tuple[tuple[Level, float], ...]:
+    names = {k.name for k in seen.manifests}
+    last: dict[Level, float] = {}
+    for name, report in seen.records.reports.items():
+        if report.verdict == "ok" and names.issubset(report.manifests) and report.seal == seen.seal_name:
+            last[report.level] = max(last.get(report.level, 0.0), mtimes.get(name, 0.0))
+    return tuple((level, last[level]) for level in LEVELS if level in last)

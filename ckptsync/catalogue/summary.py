@@ -1,0 +1,114 @@
+"""What a catalogue keeps of each place: no manifest, no listing, a few lines at most, so that ten thousand of them are small."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ckptsync.errors import CkptsyncError, Corrupt
+from ckptsync.records.names import RecordName
+from ckptsync.records.report import Finding, Level, Verdict
+from ckptsync.records.state import Word
+
+LINES = 8
+"""Lines of evidence, of lost files and the like that are kept; one more says how many there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proven:
+    """The last report that counts (see `records.state.proof`).  Times: seconds on the store's clock.
+
+    ``when``: the mtime of that report's record.  ``holds``: a report at level digest or above found no damage in these very manifests and this
+    very seal.  ``passed``: each level at which a report said so, and when the last one did.  ``damage``: names of the DAMAGED reports that nobody
+    has answered; then ``asked`` is the level that an answer must have, ``said`` the mtime of the newest of them, and ``changed`` that of the
+    newest file that they complain of, as it lies in the store now (0 if none is there).
+    """
+
+    report: str = ""
+    verdict: Verdict | None = None
+    level: Level | None = None
+    when: float = 0.0
+    holds: bool = False
+    passed: tuple[tuple[Level, float], ...] = ()
+    damage: tuple[str, ...] = ()
+    asked: Level | None = None
+    said: float = 0.0
+    changed: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """One place, as `records.state.Snapshot` has it, in short.
+
+    ``step``: the number that its checkpoint's name ends in.  ``evidence``: why it is no better than its ``word``; ``lacks``: what resuming a
+    training needs and is not there; both at most `LINES` lines and one that counts the others.  ``nodes``: whose manifests count; ``manifests``:
+    their names.  ``seal``: the name of the one that counts.  ``seals``, ``reports``, ``tombstones``: how many records there are.
+
+    ``files`` and ``size`` (bytes): the checkpoint's own, each once; of a place that is not settled, those that are there.  ``model_files``,
+    ``model_size``: the consolidated model's, as sealed.  ``ended``: seconds on the store's clock, the newest file's mtime, corrected by what its
+    node measured; ``arrived``: the mtime of the newest manifest that counts, ``first`` of the oldest.
+
+    ``retired``: a tombstone's reason, else empty.  ``lost``: of an ARRIVING place, what is missing and who should have it, as far as metadata tells.
+    ``state``: changes with any record that is written or taken away; equal states fail equally.
+    """
+
+    run: str
+    checkpoint: str
+    place: str
+    step: int | None
+    word: Word
+    evidence: tuple[str, ...]
+    lacks: tuple[str, ...]
+    nodes: tuple[str, ...]
+    manifests: tuple[str, ...]
+    seal: str
+    seals: int
+    reports: int
+    tombstones: int
+    files: int
+    size: int
+    model_files: int
+    model_size: int
+    ended: float
+    first: float
+    arrived: float
+    model: bool
+    resume: bool
+    sealed: bool
+    proof: Proven
+    retired: str = ""
+    lost: tuple[str, ...] = ()
+    state: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A record that cannot be read.  A damaged seal or report hides nothing: its place is then only not sealed, or not verified."""
+
+    name: str
+    record: RecordName
+    error: CkptsyncError
+
+    @property
+    def run(self) -> str:
+        """Of the place that it is about."""
+        return self.record.run
+
+    @property
+    def place(self) -> str:
+        """As its name says."""
+        return self.record.place
+
+    @property
+    def finding(self) -> Finding:
+        """Damage, except to a report, which the next one replaces, and what is only newer than this program."""
+        is_damage = isinstance(self.error, Corrupt) and self.record.kind != "report"
+        return Finding("digest" if is_damage else "note", self.name.removeprefix(f"{self.record.run}/"), str(self.error))
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """``summaries`` by run and step; ``faults`` in the order of their names; ``clock``: the newest mtime that was seen, seconds of the store's clock."""
+
+    summaries: tuple[Summary, ...] = ()
+    faults: tuple[Fault, ...] = field(default=())
+    clock: float = 0.0

@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import pytest
+
+from ckptsync.catalogue.fresh import fresh, fresh_place
+from ckptsync.errors import Corrupt, StoreError, Unsupported
+from ckptsync.records.report import Report
+from ckptsync.records.tombstone import Tombstone
+from ckptsync.stores.memory import MemoryStore
+from tests.filled import contents, flip, newer, put, two_nodes
+
+
+def test_a_place_is_as_it_is_among_all_and_no_other_is_told_of() -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    two_nodes(store, "zero3", "checkpoint-5")
+    everything = fresh(store)
+    found = fresh_place(store, "run", "checkpoint-5")
+    assert found.places == (everything.of("run", "checkpoint-5"),)
+    assert fresh_place(store, "run", "checkpoint-6").places == ()
+
+
+@pytest.mark.parametrize("kind", ["manifest-node2", "seal", "report", "tombstone"])
+def test_a_record_of_a_newer_format_hides_its_own_place_only(kind: str) -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    two_nodes(store, "zero3", "checkpoint-5")
+    name = newer(store, kind)
+    found = fresh(store)
+    assert [s.place for s in found.readable] == ["checkpoint-4"]
+    assert [s.place for s in found.places] == ["checkpoint-4", "checkpoint-5"]
+    assert [(f.place, f.name, type(f.error)) for f in found.faults] == [("checkpoint-5", name, Unsupported)]
+    assert isinstance(found.newer("run", "checkpoint-5"), Unsupported)
+    assert found.newer("run", "checkpoint-4") is None
+
+
+def test_a_damaged_manifest_is_damage_and_hides_its_place() -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    name = next(name for name in contents(store) if "manifest-node1" in name)
+    flip(store, name)
+    (fault,) = fresh(store).faults
+    assert (fault.name, fault.finding.kind, type(fault.error)) == (name, "digest", Corrupt)
+    assert fresh(store).readable == ()
+
+
+def test_a_damaged_tombstone_hides_its_place_and_a_damaged_report_does_not() -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    two_nodes(store, "zero3", "checkpoint-5")
+    flip(store, put(store, Report("run", "checkpoint-4", "checkpoint-4", 0, "digest", "damaged", (), "", 0, ())))
+    flip(store, put(store, Tombstone("run", "checkpoint-5", "checkpoint-5", 0, (), "old")))
+    found = fresh(store)
+    assert [s.place for s in found.readable] == ["checkpoint-4"]
+    assert [f.finding.kind for f in found.faults] == ["note", "digest"]
+
+
+def test_one_run_is_read_alone() -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    assert fresh(store, "run").places == fresh(store).places
+    assert fresh(store, "other").places == ()
+
+
+def test_a_record_that_goes_while_it_is_listed_was_never_there() -> None:
+    class Forgetful(MemoryStore):
+        def size(self, name: str) -> int:
+            if "manifest-node1" in name:
+                self.delete(name)
+            return super().size(name)
+
+    store = Forgetful()
+    two_nodes(store)
+    found = fresh(store)
+    assert (found.faults, [s.word for s in found.places]) == ((), ["ARRIVING"])
+
+
+def test_a_store_that_does_not_answer_is_an_error_and_no_empty_place() -> None:
+    class Broken(MemoryStore):
+        def read_into(self, name: str, start: int, out: memoryview) -> None:
+            raise StoreError(f"{name}: no answer")
+
+    store = Broken()
+    two_nodes(store)
+    with pytest.raises(StoreError, match="no answer"):
+        fresh(store)
