@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 
+from ckptsync.units import show_duration, show_size
+
+__all__ = ["parse_duration", "parse_size", "show_duration", "show_size"]
+
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -28,28 +32,3 @@ def parse_size(text: str) -> int:
     if not found:
         raise ValueError(f"{text!r} is not a size: a number and a unit are wanted, such as 5GB or 512MiB")
     return round(float(found[1]) * _BYTES[(found[2] or "").upper()])
-
-
-def show_duration(seconds: float) -> str:
-    """The two largest units: ``90.0`` → ``1m30s``.  Below a minute, tenths."""
-    if seconds < 0:
-        return "-" + show_duration(-seconds)
-    if seconds < 60:
-        return f"{seconds:.1f}s".replace(".0s", "s")
-    parts: list[str] = []
-    left = round(seconds)
-    for unit in ("d", "h", "m", "s"):
-        count, left = divmod(left, int(_SECONDS[unit]))
-        if count or parts:
-            parts.append(f"{count}{unit}")
-    return "".join(p for p in parts[:2] if not p.startswith("0"))
-
-
-def show_size(size: int) -> str:
-    """Three figures in powers of 1000, as ``ls --si`` would: ``5_000_000_000`` → ``5 GB``."""
-    value, unit = float(size), "B"
-    for larger in ("KB", "MB", "GB", "TB", "PB"):
-        if value < 999.5:
-            break
-        value, unit = value / 1000, larger
-    return f"{value:.3g} {unit}"

@@ -1,0 +1,30 @@
+"""Durations (``1h30m``) and sizes (``5 GB``) as people read them."""
+
+from __future__ import annotations
+
+_UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+
+
+def show_duration(seconds: float) -> str:
+    """The two largest units: ``90.0`` → ``1m30s``.  Below a minute, tenths."""
+    if seconds < 0:
+        return "-" + show_duration(-seconds)
+    if seconds < 60:
+        return f"{seconds:.1f}s".replace(".0s", "s")
+    parts: list[str] = []
+    left = round(seconds)
+    for unit, length in _UNITS.items():
+        count, left = divmod(left, length)
+        if count or parts:
+            parts.append(f"{count}{unit}")
+    return "".join(p for p in parts[:2] if not p.startswith("0"))
+
+
+def show_size(size: int) -> str:
+    """Three figures in powers of 1000, as ``ls --si`` would: ``5_000_000_000`` → ``5 GB``."""
+    value, unit = float(size), "B"
+    for larger in ("KB", "MB", "GB", "TB", "PB"):
+        if value < 999.5:
+            break
+        value, unit = value / 1000, larger
+    return f"{value:.3g} {unit}"
