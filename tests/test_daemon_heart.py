@@ -13,8 +13,10 @@ from ckptsync.daemon.identity import heartbeat
 from ckptsync.daemon.stoppable import Stoppable
 from ckptsync.daemon.stopping import Stopping
 from ckptsync.daemon.working import Ground, Outcome, Role, Working
+from ckptsync.errors import StoreError
 from ckptsync.fleet import facts
 from ckptsync.fleet.heartbeat import Disk, Heartbeat, listed, read, write
+from ckptsync.stores.contract import Entry
 from ckptsync.stores.posix.store import PosixStore
 
 MINE = heartbeat("n0", ("worker",))
@@ -103,3 +105,34 @@ def test_a_farewell_says_stopped_and_nothing_on_the_way(store: Stoppable, stop: 
     seen = read(store, "n0", ("worker",))
     assert seen
     assert (seen.stopped, seen.queue) == (True, ())
+
+
+class Early(PosixStore):
+    """A store whose clock is a minute behind this node's."""
+
+    def names(self, prefix: str) -> Iterator[Entry]:
+        return (replace(e, mtime=e.mtime - 60) for e in super().names(prefix))
+
+
+def test_the_facts_say_how_far_the_node_s_clock_is_from_the_store_s(tmp_path: Path, stop: Stopping) -> None:
+    for kind, expected in ((PosixStore, 0), (Early, 60e9)):
+        (tmp_path / kind.__name__).mkdir()
+        store = kind(str(tmp_path / kind.__name__))
+        Heart(store, MINE, Working(), stop, Gauges(Clocks(), lambda: 0)).beat()
+        [told] = facts.listed(store)
+        assert isinstance(told, facts.Facts)
+        assert told.clock_offset == pytest.approx(expected, abs=1e8)
+
+
+def test_what_cannot_be_measured_is_not_told_and_keeps_back_no_other_fact(tmp_path: Path, stop: Stopping) -> None:
+    class Unmeasured(PosixStore):
+        def names(self, prefix: str) -> Iterator[Entry]:
+            if "clocks" in prefix:
+                raise StoreError(f"{prefix}: not allowed")
+            return super().names(prefix)
+
+    store = Unmeasured(str(tmp_path))
+    Heart(store, MINE, Working(), stop, Gauges(Clocks(), lambda: 0)).beat()
+    [told] = facts.listed(store)
+    assert isinstance(told, facts.Facts)
+    assert (told.clock_offset, bool(told.kernel)) == (None, True)

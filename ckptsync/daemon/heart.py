@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -13,11 +14,12 @@ from ckptsync.daemon.rate import Rate
 from ckptsync.daemon.stopping import Stopping
 from ckptsync.daemon.surveying import survey
 from ckptsync.daemon.working import Working
-from ckptsync.errors import ConfigError
+from ckptsync.errors import ConfigError, StoreError
 from ckptsync.fleet import facts, heartbeat
 from ckptsync.fleet.facts import Facts
 from ckptsync.fleet.heartbeat import Heartbeat
 from ckptsync.stores.contract import Store
+from ckptsync.worker.clock import Clock
 
 MOST = 1000  # entries of the queue that a heartbeat tells
 
@@ -39,6 +41,8 @@ class Heart:
         self._store, self._mine, self._working, self._stop, self._gauges = store, mine, working, stop, gauges
         self._rate = Rate()
         self._facts: Facts | None = None
+        self._clock = Clock(store, mine.node)
+        self._offset: int | None = None
 
     def beat(self) -> None:
         """Write one; asks for a stop with exit code 2 if another live worker of this id was there first."""
@@ -52,10 +56,17 @@ class Heart:
 
     def _tell_facts(self) -> None:
         """Where something has changed since they were told last."""
-        found = survey(self._mine.node, self._working.ground.runs())
+        found = survey(self._mine.node, self._working.ground.runs(), self._measured(time.monotonic()))
         if found != self._facts:
             facts.write(self._store, replace(found, at=time.time()), self._mine.roles)
             self._facts = found
+
+    def _measured(self, now: float) -> int | None:
+        """How far the node's clock is from the store's; as it was last known where the store does not say now."""
+        self._clock.notice(now)
+        with contextlib.suppress(StoreError):  # the facts that follow tell that the store is away
+            self._offset = self._clock.offset(now)
+        return self._offset
 
     def _telling(self, now: float) -> Heartbeat:
         working, handed, oldest = self._working, self._gauges.handed(), self._working.oldest()

@@ -21,8 +21,8 @@ _INOTIFY = Path("/proc/sys/fs/inotify")
 _GPUS = Path("/proc/driver/nvidia")
 
 
-def survey(node: str, runs: Mapping[str, Path]) -> Facts:
-    """Now; ``runs``: the output directories by the names of their runs."""
+def survey(node: str, runs: Mapping[str, Path], clock_offset: int | None = None) -> Facts:
+    """Now; ``runs``: the output directories by the names of their runs.  ``clock_offset``: see `Facts`; the store alone can tell it."""
     mounts = _text(Path("/proc/self/mountinfo"))
     return Facts(
         node=node,
@@ -37,6 +37,7 @@ def survey(node: str, runs: Mapping[str, Path]) -> Facts:
         file_systems={shown(path): file_system_type(mounts, os.path.realpath(path)) for path in runs.values()},
         gpus=_gpus(),
         trains={name: train for name, path in runs.items() if (train := _train(path / OURS))},
+        clock_offset=clock_offset,
     )
 
 

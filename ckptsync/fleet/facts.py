@@ -36,7 +36,8 @@ class Train:
 class Facts:
     """``machine``: one boot of one machine; ``limits`` by the system's names; ``file_systems``: path → type; ``gpus``: the driver's names of them.
 
-    ``at`` in seconds on the node's clock, when something in it was last found changed.
+    ``at`` in seconds on the node's clock, when something in it was last found changed.  ``clock_offset``: that clock minus the store's in ns, measured
+    once an hour; 0 within the error of measuring, ``None`` where it is not known.
     """
 
     node: str
@@ -52,6 +53,7 @@ class Facts:
     gpus: tuple[str, ...] = ()
     trains: Mapping[str, Train] = field(default_factory=dict)
     at: float = 0.0
+    clock_offset: int | None = None
     format: int = FORMAT
 
 
