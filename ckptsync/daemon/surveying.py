@@ -7,13 +7,14 @@ import os
 import platform
 import resource
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ckptsync import __version__
 from ckptsync.daemon.identity import machine
 from ckptsync.fleet.facts import Facts, Train
 from ckptsync.spool import marks
+from ckptsync.spool.marks import Begun
 from ckptsync.walk import OURS
 from ckptsync.watch import file_system_type
 
@@ -53,7 +54,14 @@ def _train(spool: Path) -> Train | None:
     if not newest:
         return None
     first = min(newest, key=lambda b: b.rank)
-    return Train(first.trainer, first.world, max(b.local_world for b in newest), first.at, dict(first.facts))
+    return Train(first.trainer, first.world, max(b.local_world for b in newest), first.at, dict(first.facts), _state(newest))
+
+
+def _state(train: Sequence[Begun]) -> str:
+    """Processes of another container cannot be asked: those run until they say that they have ended."""
+    if all(b.ended for b in train):
+        return "ended"
+    return "runs" if any(marks.is_running(b) is not False for b in train if not b.ended) else "gone"
 
 
 def _limits() -> dict[str, int]:

@@ -23,6 +23,7 @@ class Train:
     """The newest training of a run on this node, as its hook introduced it: ``facts`` are versions of libraries and what the environment says of the network.
 
     ``local_world``: ranks that write into this output directory, 0 while they have not met.  ``began`` in seconds on the node's clock.
+    ``state``: ``runs``, ``ended`` (every process here said so), ``gone`` (none is there, and not all had said so); empty where nobody knows.
     """
 
     trainer: str
@@ -30,6 +31,7 @@ class Train:
     local_world: int
     began: float
     facts: Mapping[str, str] = field(default_factory=dict)
+    state: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +74,15 @@ def listed(store: Store) -> Iterator[Facts | Corrupt]:
     for entry in store.names(f"{OURS}/nodes/"):
         if entry.name.endswith(FACTS):
             try:
-                yield _decoded(entry.name, read_all(store, entry.name, LIMIT))
+                yield decode(entry.name, read_all(store, entry.name, LIMIT))
             except Corrupt as e:
                 yield e
             except NotFound:
                 continue  # gone since it was listed
 
 
-def _decoded(name: str, data: bytes) -> Facts:
+def decode(name: str, data: bytes) -> Facts:
+    """Raises Corrupt."""
     try:
         return msgspec.convert(msgspec.json.decode(data), Facts, strict=True)
     except (msgspec.ValidationError, msgspec.DecodeError, RecursionError) as e:
