@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
+from itertools import chain
 
 from ckptsync.errors import Corrupt, NotFound
 from ckptsync.model import Extent, Files
@@ -11,15 +12,23 @@ from ckptsync.records.report import Finding
 from ckptsync.verify.expected import Expected
 from ckptsync.verify.naming import named
 from ckptsync.verify.ranges import Ranges, Spans, differing, joined
-from ckptsync.verify.reading import Reads, blocks_of, digest_of
+from ckptsync.verify.reading import Counted, blocks_of, digest_of
+from ckptsync.verify.sweep import is_far, suspects
+from ckptsync.verify.units import units
 
 
-def contents(source: Reads, files: Iterable[Expected], checkpoint: Files) -> tuple[Finding, ...]:
+def contents(source: Counted, files: Iterable[Expected], checkpoint: Files) -> tuple[Finding, ...]:
     """What differs in ``files``, which are there with their sizes; ``checkpoint`` is read to name the tensors of its shards.
 
     Raises StoreError where the store does not answer: that is not damage.
     """
-    damaged = [(file, finding) for file in files if (finding := _check(source, file))]
+    files, in_ranges = tuple(files), is_far(source)
+    return narrowed(source, files, suspects(source, chain.from_iterable(units(f, in_ranges=in_ranges) for f in files)), checkpoint)
+
+
+def narrowed(source: Counted, files: Iterable[Expected], names: Collection[str], checkpoint: Files) -> tuple[Finding, ...]:
+    """Findings for those of ``files`` whose store names are among ``names``: each is read once more, and its damage narrowed."""
+    damaged = [(file, _look_closer(source, file)) for file in files if file.name in names]
     own = {file.path: finding.ranges for file, finding in damaged if _is_shard(file)}
     tensors = named(checkpoint, own) if own else {}
     return tuple(replace(finding, tensors=tensors.get(file.path, ())) if _is_shard(file) else finding for file, finding in damaged)
@@ -29,10 +38,8 @@ def _is_shard(file: Expected) -> bool:
     return not file.is_sealed and not file.is_copy
 
 
-def _check(source: Reads, file: Expected) -> Finding | None:
+def _look_closer(source: Counted, file: Expected) -> Finding:
     try:
-        if digest_of(source, Extent(file.name, 0, file.size)) == file.wanted.digest:
-            return None
         if file.is_sealed:
             return _sealed(source, file)
         ranges = differing(file.wanted, blocks_of(source, file.name, file.size))
@@ -43,11 +50,12 @@ def _check(source: Reads, file: Expected) -> Finding | None:
     return Finding("digest", file.shown, _detail(ranges, file), ranges)
 
 
-def _sealed(source: Reads, file: Expected) -> Finding:
+def _sealed(source: Counted, file: Expected) -> Finding:
     """Each tensor's own digest tells which differ; what no tensor explains lies in the header."""
     odd = [t for t in file.tensors if digest_of(source, Extent(file.name, t.start, t.size)) != t.digest]
-    header = (0, min((t.start for t in file.tensors), default=file.size))
-    ranges = joined((t.start, t.start + t.size) for t in odd if t.size) or (header,)
+    ranges = joined((t.start, t.start + t.size) for t in odd if t.size)
+    if not ranges and digest_of(source, Extent(file.name, 0, file.size)) != file.wanted.digest:
+        ranges = ((0, min((t.start for t in file.tensors), default=file.size)),)
     spans = Spans((t.name, Extent(file.path, t.start, t.size)) for t in file.tensors)
     return Finding("digest", file.shown, _detail(ranges, file), ranges, spans.overlapping(file.path, ranges))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Protocol
 
 from blake3 import blake3
@@ -12,6 +12,7 @@ from ckptsync.digest import FileDigest, digest_stream
 from ckptsync.model import Extent, Files, expect
 from ckptsync.stores.ahead import ahead
 from ckptsync.stores.pieces import is_near
+from ckptsync.stores.pouring import pour
 
 WINDOW = 4 << 20
 
@@ -22,6 +23,10 @@ class Reads(Protocol):
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         """Fill ``out`` from ``start``."""
         ...
+
+
+Told = Callable[[int], object]
+"""Is called, by any thread, with bytes that have just been read; and with 0 as a sign of life of what reads by itself."""
 
 
 class Watched:
@@ -56,17 +61,30 @@ class Watched:
 
 
 class Counted:
-    """A source that counts the bytes that were really read.  Threads may share it."""
+    """A source that counts the bytes that were really read, and tells of them.  Threads may share it."""
 
-    def __init__(self, source: Reads) -> None:
-        self.source, self.read = source, 0
+    def __init__(self, source: Reads, told: Told = lambda _: None) -> None:
+        self.source, self.read, self._told = source, 0, told
         self._lock = threading.Lock()
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         """As the source does."""
         self.source.read_into(name, start, out)
+        self._count(out)
+
+    def pour(self, extent: Extent, buffer: memoryview, take: Callable[[memoryview], None]) -> None:
+        """As `stores.pouring.Pours` says."""
+
+        def counted(view: memoryview) -> None:
+            self._count(view)
+            take(view)
+
+        pour(self.source, extent, buffer, counted)
+
+    def _count(self, view: memoryview) -> None:
         with self._lock:
-            self.read += out.nbytes
+            self.read += view.nbytes
+        self._told(view.nbytes)
 
 
 def pieces(source: Reads, extent: Extent) -> Iterator[memoryview]:

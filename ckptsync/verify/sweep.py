@@ -1,0 +1,127 @@
+"""Reading stretches of files, several at once, and comparing them with their digests.
+
+On a disk of this machine each thread reads a file from front to back, which is what disks and the system's readahead like best; elsewhere
+each has a request of its own under way, and large files are read in ranges.  A buffer a thread is all the memory.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from blake3 import blake3
+
+from ckptsync.errors import Corrupt, NotFound
+from ckptsync.model import Extent
+from ckptsync.stores.ahead import ahead
+from ckptsync.stores.opening import directory_of
+from ckptsync.stores.pouring import pour
+from ckptsync.verify.reading import Counted
+from ckptsync.verify.units import LARGE, Unit
+
+FAR = 8
+"""Requests at once."""
+NEAR = 4
+"""Threads at most: a disk's queue is full, and memory no faster with more."""
+_NEAR_BUFFER, _FAR_BUFFER, _AHEAD = 4 << 20, 1 << 20, 8
+
+
+def is_far(source: Counted) -> bool:
+    """Whether its files are no files of this machine (they may be a server's, which it mounts)."""
+    return directory_of(source.source) is None
+
+
+def suspects(source: Counted, wanted: Iterable[Unit]) -> frozenset[str]:
+    """Names of the files of which a stretch is not what was recorded, or is not there.  Raises StoreError."""
+    far, todo = is_far(source), list(wanted)
+    # what has one digest alone is read in its order: ahead, and one after the other, or its buffers would be many
+    ordered = [unit for unit in todo if far and len(unit.wanted) == 1 and unit.size > LARGE]
+    others = [unit for unit in todo if not far or len(unit.wanted) > 1 or unit.size <= LARGE]
+    found = _Sweep(source, FAR if far else min(NEAR, _cores()), _FAR_BUFFER if far else _NEAR_BUFFER).run(others)
+    return found | {unit.file.name for unit in ordered if not _is_well_ahead(source, unit)}
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Sweep:
+    """Threads that take one unit after the other."""
+
+    def __init__(self, source: Counted, threads: int, buffer: int) -> None:
+        self._source, self._threads, self._buffer = source, threads, buffer
+        self._own = threading.local()
+        self._stopped = threading.Event()
+
+    def run(self, todo: Sequence[Unit]) -> frozenset[str]:
+        """Names of the files that are not well; the first error of another kind is raised once all threads have ended."""
+        threads = min(self._threads, len(todo))
+        if threads < 2:
+            return frozenset(unit.file.name for unit in todo if not self._is_well(unit, self._threads))
+        with ThreadPoolExecutor(threads, thread_name_prefix="ckptsync-verify") as pool:
+            try:
+                results = list(pool.map(self._look, todo))
+            except BaseException:
+                self._stopped.set()
+                raise
+        return frozenset(unit.file.name for unit, is_well in zip(todo, results, strict=True) if not is_well)
+
+    def _look(self, unit: Unit) -> bool:
+        return self._stopped.is_set() or self._is_well(unit, 1)
+
+    def _is_well(self, unit: Unit, threads: int) -> bool:
+        sums = _Sums(unit, threads if unit.size >= LARGE else 1)
+        try:
+            pour(self._source, Extent(unit.file.name, unit.start, unit.size), self._memory(), sums.add)
+        except (NotFound, Corrupt):
+            return False  # gone, or shorter than it was: who looks closer says which
+        return sums.are_right()
+
+    def _memory(self) -> memoryview:
+        if not hasattr(self._own, "buffer"):
+            self._own.buffer = memoryview(mmap.mmap(-1, self._buffer))
+        buffer: memoryview = self._own.buffer
+        return buffer
+
+
+class _Sums:
+    """The digests of a unit's blocks, as its bytes come."""
+
+    def __init__(self, unit: Unit, threads: int) -> None:
+        self._unit, self._threads = unit, threads
+        self._left = iter(unit.wanted)
+        self._at, self._is_right = 0, True
+        self._sum = blake3(max_threads=threads)
+
+    def add(self, view: memoryview) -> None:
+        block, at = self._unit.block, 0
+        while at < len(view):
+            count = min(len(view) - at, block - self._at)
+            self._sum.update(view[at : at + count])
+            at, self._at = at + count, self._at + count
+            if self._at == block:
+                self._compare()
+
+    def are_right(self) -> bool:
+        """After the last byte: the last block of a file is shorter, and that of an empty one has none."""
+        if self._at or not self._unit.size:
+            self._compare()
+        return self._is_right and next(self._left, None) is None
+
+    def _compare(self) -> None:
+        wanted = next(self._left, "")
+        self._is_right &= bool(wanted) and self._sum.hexdigest().startswith(wanted)
+        self._at, self._sum = 0, blake3(max_threads=self._threads)
+
+
+def _is_well_ahead(source: Counted, unit: Unit) -> bool:
+    sums = _Sums(unit, 1)
+    try:
+        for piece in ahead(source, unit.file.name, unit.size, depth=_AHEAD):
+            sums.add(piece)
+    except (NotFound, Corrupt):
+        return False  # as above
+    return sums.are_right()
