@@ -107,13 +107,14 @@ class RetentionConfig:
     max_size: int = 0
     shards: int | None = None
     grace: float = 86400.0
-    runs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    runs: Mapping[str, Mapping[str, int | float | Best | None]] = field(default_factory=dict)
 
     def of(self, run: str) -> Rules:
         """What holds for one run: its own name counts, or else the first glob that it matches."""
         rules = Rules(self.keep_last, self.keep_every, self.keep_best, self.max_age, self.max_size, self.shards)
         names = (run, *(name for name in self.runs if fnmatchcase(run, name)))
-        return replace(rules, **next((self.runs[name] for name in names if name in self.runs), {}))
+        said: Mapping[str, Any] = next((self.runs[name] for name in names if name in self.runs), {})
+        return replace(rules, **said)
 
 
 @dataclass(frozen=True, slots=True)
