@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ckptsync.catalogue.fresh import fresh
 from ckptsync.catalogue.shortened import cut, step, summary
 from ckptsync.catalogue.summary import Proven, Summary
+from ckptsync.head.consolidate import HeadOptions, tick
 from ckptsync.records.report import Finding
 from ckptsync.stores.memory import MemoryStore
 from tests.filled import DEMO, FIRST, SECOND, put, report_on, send, two_nodes
@@ -65,7 +68,8 @@ def test_what_was_proven_when() -> None:
     two_nodes(store)
     seen = fresh(store).places[0]
     assert short(store).proof == Proven()
-    first, second = (put(store, report_on(seen, n, "ok", level=level)) for n, level in ((1, "load"), (2, "digest")))
+    first = put(store, report_on(seen, 1, "ok", level="load"))
+    second = put(store, report_on(seen, 2, "ok", level="digest"))
     mtimes = fresh(store).mtimes
     assert short(store).proof.passed == (("digest", mtimes[second]), ("load", mtimes[first]))
     assert (short(store).proof.report, short(store).proof.when) == (second, mtimes[second])
@@ -87,3 +91,14 @@ def test_a_step_is_the_number_at_the_end(name: str, number: int | None) -> None:
 def test_of_many_lines_the_others_are_counted() -> None:
     assert cut(["a"] * 8) == ("a",) * 8
     assert cut(["a"] * 11) == (*("a",) * 8, "and 3 more")
+
+
+def test_what_has_come_since_it_was_sealed_and_what_its_model_lacks_is_told() -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    assert (short(store).late, short(store).bare) == (False, False), "nothing is sealed"
+    tick(store, HeadOptions(), 0.0)
+    assert (short(store).late, short(store).bare) == (False, True)
+    late = fresh(store).places[0].manifests[1].manifest
+    put(store, replace(late, n=1, files=(replace(late.files[0], path="README.md"),)))
+    assert short(store).late

@@ -11,6 +11,7 @@ from ckptsync.records.report import LEVELS, Level, Report
 from ckptsync.records.state import Snapshot
 
 _STEP = re.compile(r"(\d+)$")
+_CONFIGURED = frozenset({"config", "tokenizer"})
 _NO_DAMAGE = ("note", "nonfinite")
 
 
@@ -46,7 +47,14 @@ def summary(seen: Snapshot, mtimes: Mapping[str, float]) -> Summary:
         proof=proven(seen, mtimes),
         retired=facets.retired,
         state=state(seen),
+        late=bool(seen.seal) and not {k.name for k in seen.manifests}.issubset(seen.seal.manifests if seen.seal else ()),
+        bare=bool(seen.seal) and not _CONFIGURED.issubset({stem(f.path) for f in (seen.seal.files if seen.seal else ())}),
     )
+
+
+def stem(path: str) -> str:
+    """What kind of configuration a file is: ``config`` (an adapter's too), ``tokenizer``, or the name itself."""
+    return "config" if path in ("config.json", "adapter_config.json") else "tokenizer" if path.startswith("tokenizer") else path
 
 
 def step(checkpoint: str) -> int | None:

@@ -48,7 +48,8 @@ class Summary:
     node measured; ``arrived``: the mtime of the newest manifest that counts, ``first`` of the oldest.
 
     ``retired``: a tombstone's reason, else empty.  ``lost``: of an ARRIVING place, what is missing and who should have it, as far as metadata tells.
-    ``state``: changes with any record that is written or taken away; equal states fail equally.
+    ``state``: changes with any record that is written or taken away; equal states fail equally.  ``late``: manifests count that the seal does not
+    name; ``bare``: the sealed model has no configuration, or no tokenizer.
     """
 
     run: str
@@ -78,6 +79,8 @@ class Summary:
     retired: str = ""
     lost: tuple[str, ...] = ()
     state: str = ""
+    late: bool = False
+    bare: bool = False
 
 
 @dataclass(frozen=True, slots=True)
