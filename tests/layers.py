@@ -91,8 +91,8 @@ PURE = (
         )
     ),
     *(f"worker.{m}" for m in ("knowledge", "ordering", "resting", "saving", "selecting", "send", "settle")),
-    *(f"head.{m}" for m in ("catalogue", "checked", "deciding")),
-    *(f"verify.{m}" for m in ("bits", "due", "expected", "findings", "naming", "ranges", "structure", "survey")),
+    *(f"head.{m}" for m in ("checked", "deciding")),
+    *(f"verify.{m}" for m in ("bits", "due", "expected", "findings", "naming", "ranges", "structure", "reporting")),
     "daemon.phases",
     "cli.units",
     *(f"stores.{m}" for m in ("generic.errors", "generic.times", "timetable")),

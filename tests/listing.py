@@ -6,12 +6,13 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
+from ckptsync.catalogue.fresh import fresh
 from ckptsync.head.consolidate import HeadOptions, tick
 from ckptsync.records.saves import choose_place
 from ckptsync.records.state import Snapshot
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.verify.place import verify_place
-from ckptsync.verify.survey import survey, write_report
+from ckptsync.verify.reporting import write_report
 from tests.filled import DEMO, FIRST, SECOND, flip, manifest_of, read, send, two_nodes
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "store-format.md"
@@ -36,7 +37,7 @@ def store() -> MemoryStore:
 
 
 def _verified(made: MemoryStore) -> Snapshot:
-    snapshot = survey(made).places[0]
+    snapshot = fresh(made).places[0]
     write_report(made, verify_place(made, snapshot, "digest"))
     return snapshot
 

@@ -4,6 +4,7 @@ import pytest
 
 from ckptsync.catalogue.fresh import fresh, fresh_place
 from ckptsync.errors import Corrupt, StoreError, Unsupported
+from ckptsync.head.consolidate import HeadOptions, tick
 from ckptsync.records.report import Report
 from ckptsync.records.tombstone import Tombstone
 from ckptsync.stores.memory import MemoryStore
@@ -51,6 +52,7 @@ def test_a_damaged_tombstone_hides_its_place_and_a_damaged_report_does_not() -> 
     flip(store, put(store, Report("run", "checkpoint-4", "checkpoint-4", 0, "digest", "damaged", (), "", 0, ())))
     flip(store, put(store, Tombstone("run", "checkpoint-5", "checkpoint-5", 0, (), "old")))
     found = fresh(store)
+    assert [m.place for m in tick(store, HeadOptions(), 0.0).made] == ["checkpoint-4"]
     assert [s.place for s in found.readable] == ["checkpoint-4"]
     assert [f.finding.kind for f in found.faults] == ["note", "digest"]
 

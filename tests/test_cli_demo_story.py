@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from ckptsync.catalogue.fresh import fresh
 from ckptsync.cli.demo_story import CHECKPOINT, Story, a_byte_of_a_tensor, configurations, damage
 from ckptsync.cli.demo_training import DATA, flip, play, script
 from ckptsync.cli.demo_view import Lines
 from ckptsync.config.loading import read
 from ckptsync.errors import Corrupt
-from ckptsync.head.catalogue import read_catalogue
 from ckptsync.layouts import table
 from ckptsync.stores.opening import open_store
 from ckptsync.stores.tree import LocalFiles
@@ -39,7 +39,7 @@ def test_damage_is_seen_only_in_a_new_report_of_that_file(tmp_path: Path) -> Non
     path, at, name = a_byte_of_a_tensor(store / "fsdp2" / CHECKPOINT)
     flip(store / "fsdp2" / CHECKPOINT / path, at)
     tick(open_store(str(store)), Schedule(every=0.0), 1e12)
-    [seen] = [s for s in read_catalogue(open_store(str(store))).snapshots if s.run == "fsdp2"]
+    [seen] = [s for s in fresh(open_store(str(store))).readable if s.run == "fsdp2"]
     found = damage(seen, set(), path)
     assert found
     assert name in found[1].tensors

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import ckptsync
+from ckptsync.catalogue.fresh import fresh
 from ckptsync.cli.main import main
-from ckptsync.head.catalogue import read_catalogue
 from ckptsync.stores.opening import open_store
 
 DATA = Path(ckptsync.__file__).parent / "demo_data"
@@ -98,7 +98,7 @@ def test_a_worker_that_a_job_brings_along_ends_when_the_job_has_and_all_it_left_
         shutil.copytree(DATA / "zero3" / "node1", tmp_path / "out", dirs_exist_ok=True)
         job.kill()
         assert child.wait(30) == 0
-    assert [s.run for s in read_catalogue(open_store(f"{tmp_path}/store")).snapshots] == ["out"]
+    assert [s.run for s in fresh(open_store(f"{tmp_path}/store")).readable] == ["out"]
 
 
 def test_a_configuration_with_problems_is_2_and_starts_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 import ckptsync
+from ckptsync.catalogue.fresh import fresh
 from ckptsync.config.loading import read
 from ckptsync.config.values import Config
 from ckptsync.daemon.lock import Locks
 from ckptsync.daemon.roles import roles
 from ckptsync.daemon.tick import DEBOUNCE
 from ckptsync.errors import ConfigError
-from ckptsync.head.catalogue import read_catalogue
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.head.consolidate import tick as consolidate
 from ckptsync.stores.contract import Store
@@ -48,7 +48,7 @@ def test_three_roles_bring_a_checkpoint_from_a_disk_to_verified(tmp_path: Path) 
         for _ in range(3):
             for tick in working.ticks:
                 tick()
-        [snapshot] = read_catalogue(store).snapshots
+        [snapshot] = fresh(store).readable
         assert (snapshot.run, snapshot.word, working.errors()) == ("run", "VERIFIED", ())
 
 
@@ -67,7 +67,7 @@ def test_while_places_wait_to_be_proved_the_verifier_looks_again_at_once(tmp_pat
         until(lambda: False, DEBOUNCE)
         verifier()
         assert looks == ["soon"]
-    assert [snapshot.word for snapshot in read_catalogue(store).snapshots] == ["VERIFIED", "VERIFIED"]
+    assert [snapshot.word for snapshot in fresh(store).readable] == ["VERIFIED", "VERIFIED"]
 
 
 def test_a_new_file_hints_at_a_look(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_directory_that_appears_and_is_anothers_holds_up_no_other(tmp_path: Pa
             tick()
         [error] = working.errors()
         assert "another worker of node n0" in error
-        assert [snapshot.run for snapshot in read_catalogue(store).snapshots] == ["good"]
+        assert [snapshot.run for snapshot in fresh(store).readable] == ["good"]
     locks.close()
 
 

@@ -1,9 +1,9 @@
 """What the results of the head and the verifier say in the log."""
 
+from ckptsync.catalogue.fresh import Fresh
 from ckptsync.daemon.phases import Line
 from ckptsync.daemon.told_head import head, head_errors, verifier, verifier_errors
 from ckptsync.errors import Unsupported
-from ckptsync.head.catalogue import Catalogue
 from ckptsync.head.consolidate import Failed, HeadResult
 from ckptsync.head.sealing import Made
 from ckptsync.records.report import Finding, Report
@@ -12,7 +12,7 @@ from ckptsync.verify.tick import VerifyResult
 
 def test_a_head_tells_what_it_made_and_what_it_could_not() -> None:
     failed = Failed("a", "checkpoint-2", Unsupported("odd", hint="try b"), is_new=True)
-    result = HeadResult((Made("a", "checkpoint-1", "seal", ("m", "i"), 30),), (failed,), Catalogue((), ()))
+    result = HeadResult((Made("a", "checkpoint-1", "seal", ("m", "i"), 30),), (failed,), Fresh((), (), {}))
     assert list(head(result)) == [
         Line("made seal 2", "phase=sealed run=a place=checkpoint-1 files=2 bytes=30"),
         Line("failed a/checkpoint-2", 'phase=failed run=a place=checkpoint-2 error=odd hint="try b"', is_error=True),

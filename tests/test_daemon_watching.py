@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from ckptsync.catalogue.fresh import fresh
 from ckptsync.config.loading import read
 from ckptsync.config.values import Config
 from ckptsync.daemon.awaited import Awaited
 from ckptsync.daemon.watching import UNSETTLED_EVERY, Watching, worker_options
-from ckptsync.head.catalogue import read_catalogue
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store, open_store
 from ckptsync.worker.looking import Look
@@ -107,7 +107,7 @@ def test_what_appears_while_a_send_is_held_up_is_pinned_and_what_was_held_up_is_
         sending.join()
         found.look()
         found.send()
-    assert {p.place for p in read_catalogue(open_store(store.url)).snapshots} == {"checkpoint-1", "checkpoint-2"}
+    assert {p.place for p in fresh(open_store(store.url)).readable} == {"checkpoint-1", "checkpoint-2"}
 
 
 def test_what_is_settled_is_sent_at_once_and_what_is_not_when_it_will_be(tmp_path: Path, out: Path) -> None:
@@ -151,7 +151,7 @@ def test_a_worker_that_has_nothing_to_do_asks_the_store_nothing_and_anything_tha
         assert until(lambda: asks(found, store) == 0)
         shutil.rmtree(out / "run" / "checkpoint-1")
         assert asks(found, store) > 0
-    assert len(read_catalogue(open_store(store.url)).snapshots) == 2
+    assert len(fresh(open_store(store.url)).readable) == 2
 
 
 def test_a_job_that_begins_is_served_by_a_glance_without_any_event(tmp_path: Path, out: Path) -> None:
@@ -178,7 +178,7 @@ def test_before_the_store_is_there_what_appears_is_pinned(tmp_path: Path, out: P
     found.look()
     found.send()
     found.close()
-    assert [p.place for p in read_catalogue(store).snapshots] == ["checkpoint-1"]
+    assert [p.place for p in fresh(store).readable] == ["checkpoint-1"]
 
 
 def test_what_the_configuration_says_of_a_worker_is_what_it_is_told(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def test_what_was_made_is_sealed_and_not_made_again() -> None:
     tick(store, BASE, 0.0)
     before = contents(store)
     again = tick(store, BASE, 0.0)
-    assert again.catalogue.snapshots[0].word == "CONSOLIDATED"
+    assert again.catalogue.readable[0].word == "CONSOLIDATED"
     assert (again.made, contents(store)) == ((), before)
 
 
@@ -80,7 +80,7 @@ def test_half_a_checkpoint_is_not_merged() -> None:
     store = MemoryStore()
     send(store, DEMO / "fsdp2/node0/checkpoint-4", "node0")
     result = tick(store, BASE, 0.0)
-    assert (result.made, result.failed, result.catalogue.snapshots[0].word) == ((), (), "ARRIVING")
+    assert (result.made, result.failed, result.catalogue.readable[0].word) == ((), (), "ARRIVING")
 
 
 def test_halves_of_two_saves_in_one_place_are_not_merged() -> None:
@@ -88,7 +88,7 @@ def test_halves_of_two_saves_in_one_place_are_not_merged() -> None:
     send(store, DEMO / "fsdp2/node0/checkpoint-4", "node0")
     send(store, DEMO / "fsdp2/node1/checkpoint-4", "node1", at=FIRST + 3600 * SECOND)
     result = tick(store, BASE, 0.0)
-    assert (result.made, result.catalogue.snapshots[0].word) == ((), "AMBIGUOUS")
+    assert (result.made, result.catalogue.readable[0].word) == ((), "AMBIGUOUS")
 
 
 def test_what_is_retired_is_left_alone() -> None:
@@ -149,7 +149,7 @@ def test_a_report_lets_a_failure_be_tried_again_at_once() -> None:
     store, memory = MemoryStore(), Memory()
     two_nodes(store)
     flip(store, SHARD, 50_000)
-    snapshot = tick(store, BASE, 0.0, memory).catalogue.snapshots[0]
+    snapshot = tick(store, BASE, 0.0, memory).catalogue.readable[0]
     flip(store, SHARD, 50_000)
     put(store, report_on(snapshot, 0, "ok"))
     assert made(tick(store, BASE, 1.0, memory)) == ["checkpoint-4"]

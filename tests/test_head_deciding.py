@@ -19,10 +19,10 @@ def sealed(*findings: Finding) -> Snapshot:
     store = MemoryStore()
     two_nodes(store)
     tick(store, HeadOptions(), 0.0)
-    snapshot = tick(store, HeadOptions(), 0.0).catalogue.snapshots[0]
+    snapshot = tick(store, HeadOptions(), 0.0).catalogue.readable[0]
     if findings:
         put(store, report_on(snapshot, 0, "damaged", findings))
-    return tick(store, HeadOptions(), 0.0).catalogue.snapshots[0]
+    return tick(store, HeadOptions(), 0.0).catalogue.readable[0]
 
 
 def test_what_is_sealed_may_still_lack_configuration() -> None:

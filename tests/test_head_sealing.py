@@ -21,7 +21,7 @@ from tests.test_head_consolidate import BASE, CONFIG, MODEL, SHARD, VECTORS, sea
 
 
 def look(store: MemoryStore) -> Snapshot:
-    return tick(store, BASE, 0.0).catalogue.snapshots[0]
+    return tick(store, BASE, 0.0).catalogue.readable[0]
 
 
 def complain(store: MemoryStore, name: str, n: int = 0) -> None:
@@ -92,7 +92,7 @@ def test_configuration_that_comes_with_the_final_model_is_added_under_a_further_
     assert "config.json" in tick(store, HeadOptions(), 0.0).made[0].files
     after = tick(store, HeadOptions(), 0.0)
     assert (after.made, contents(store)[MODEL], len(seals(store))) == ((), weights, 2)
-    assert "config.json=final" in after.catalogue.snapshots[0].records.seals[seals(store)[1]].options["config"]
+    assert "config.json=final" in after.catalogue.readable[0].records.seals[seals(store)[1]].options["config"]
 
 
 def test_a_late_file_that_the_model_does_not_need_leaves_the_seal() -> None:
@@ -102,7 +102,7 @@ def test_a_late_file_that_the_model_does_not_need_leaves_the_seal() -> None:
     late = look(store).manifests[1].manifest
     put(store, replace(late, n=1, files=(replace(late.files[0], path="README.md"),)))
     result = tick(store, BASE, 0.0)
-    assert (result.made, result.catalogue.snapshots[0].facets.sealed.holds) == ((), True)
+    assert (result.made, result.catalogue.readable[0].facets.sealed.holds) == ((), True)
 
 
 def test_other_options_do_not_write_over_what_is_sealed() -> None:

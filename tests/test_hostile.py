@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
+from ckptsync.catalogue.fresh import fresh
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete
 from ckptsync.layouts import table
 from ckptsync.records.names import STORE_FILE
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.verify.loading import limits, load
-from ckptsync.verify.survey import survey
 from ckptsync.verify.target import target, verify
 from tests.hostile import headers, pickles, records, truncations, zips
 from tests.hostile.running import SECONDS
@@ -108,7 +108,7 @@ def _answered(read: Callable[[], None]) -> None:
 def test_a_hostile_manifest_is_damage_and_nothing_else(kind: str, name: str, data: bytes) -> None:
     store = MemoryStore()
     store.write(name, [data])
-    found = survey(store)
+    found = fresh(store)
     assert found.places == ()
     assert [(fault.name, type(fault.error)) for fault in found.faults] == [(name, Corrupt)]
 

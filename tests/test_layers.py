@@ -71,7 +71,7 @@ BAD = {
     "an upward import within a function": ("records.names", "def f():\n    import ckptsync.stores.posix"),
     "an upward import of a room": ("worker.take", "from ckptsync import daemon"),
     "the base looking up": ("model", "from ckptsync.formats import dcp"),
-    "a sibling role": ("worker.take", "from ckptsync.head import catalogue"),
+    "a sibling role": ("worker.take", "from ckptsync.head import sealing"),
     "a sibling port": ("scan", "import ckptsync.spool"),
     "sibling rooms above": ("hooks.hf", "from ckptsync.daemon.tick import tick"),
     "a room that is not in the table": ("helpers.strings", ""),

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from ckptsync.catalogue.fresh import fresh
 from ckptsync.records.names import file_name
 from ckptsync.records.report import Finding, Level, Verdict
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.verify.due import RETRY, SEALING, Due, Schedule, due
-from ckptsync.verify.survey import survey
 from tests.plain_files import MemoryFiles
 from tests.verified import PLACE, RUN, WHOLE, arrive, manifest, place, put, seal, verified, whole_store
 
@@ -28,7 +28,7 @@ def asked(
 
 
 def _due(store: MemoryStore, now: float, mtimes: Mapping[str, float], schedule: Schedule = WEEKLY) -> tuple[Due, ...]:
-    found = survey(store)
+    found = fresh(store)
     return due(found.places, schedule, {**found.mtimes, **mtimes}, now)
 
 

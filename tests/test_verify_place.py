@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from ckptsync.catalogue.fresh import fresh
 from ckptsync.errors import Incomplete
 from ckptsync.records.names import consolidated_prefix, file_name
 from ckptsync.records.report import LEVELS, Level
@@ -14,7 +15,6 @@ from ckptsync.records.tombstone import Tombstone
 from ckptsync.stores.contract import Entry
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.verify.place import verify_place
-from ckptsync.verify.survey import survey
 from tests.plain_files import MemoryFiles, safetensors_file, tree
 from tests.vector import vector
 from tests.verified import PLACE, RUN, WHOLE, arrive, damage, flip, place, put, seal, verified, whole_store
@@ -121,7 +121,7 @@ class Moving(MemoryStore):
 
     def let_go(self) -> None:
         if self.then == "tombstone":
-            names = tuple(k.name for k in survey(self).places[0].manifests)
+            names = tuple(k.name for k in fresh(self).places[0].manifests)
             put(self, Tombstone(RUN, PLACE, PLACE, 0, names, "too old"))
             self.delete(MODEL)
         else:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from ckptsync.catalogue.fresh import fresh
 from ckptsync.head.consolidate import HeadOptions, tick
 from ckptsync.model import Demands
 from ckptsync.stores.opening import create_store
-from ckptsync.verify.survey import survey
 from ckptsync.worker.options import Preset, RunDir, WorkerOptions
 from ckptsync.worker.selecting import EVERYTHING, Selection, chosen, select
 from ckptsync.worker.tick import Worker
@@ -78,7 +78,7 @@ def test_a_model_is_made_of_the_weights_of_two_nodes_alone(tmp_path: Path, name:
         assert [p.phase for p in (*worker.tick(0.0).progress, *worker.tick(1.0).progress)] == ["sent", "stored"]
     assert not list((tmp_path / "store" / "run" / "checkpoint-4").glob("rng_state_*"))
     assert tick(store, HeadOptions(), 0.0).failed == ()
-    (place,) = survey(store).places
+    (place,) = fresh(store).places
     assert place.word == "CONSOLIDATED"
     assert {p for p in place.demands.resume if p.startswith("rng_state_")} == {
         f"rng_state_{n}.pth" for n in range(4)

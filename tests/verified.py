@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
+from ckptsync.catalogue.fresh import fresh
 from ckptsync.digest import digest_stream
 from ckptsync.layouts import rank_names, table
 from ckptsync.merge.consolidate import consolidate
@@ -19,7 +20,6 @@ from ckptsync.records.state import Snapshot
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.verify.place import verify_place
-from ckptsync.verify.survey import survey
 from tests.plain_files import MemoryFiles, safetensors_file
 
 RUN, PLACE = "run", "checkpoint-4"
@@ -71,12 +71,12 @@ def whole_store() -> MemoryStore:
 
 
 def place(store: Store) -> Snapshot:
-    (found,) = survey(store).places
+    (found,) = fresh(store).places
     return found
 
 
 def verified(store: Store, level: Level = "digest") -> Report:
-    found = survey(store)
+    found = fresh(store)
     return verify_place(store, found.places[0], level, found.faults)
 
 

@@ -8,10 +8,12 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from ckptsync.catalogue.fresh import Fresh, fresh
+from ckptsync.catalogue.shortened import summary
 from ckptsync.cli import demo_processes, places
 from ckptsync.cli.demo_processes import Child
 from ckptsync.cli.demo_training import BASE, DATA, flip, play, script
@@ -20,7 +22,6 @@ from ckptsync.config.units import show_size
 from ckptsync.errors import CkptsyncError, Corrupt
 from ckptsync.fleet import heartbeat
 from ckptsync.fleet.heartbeat import Heartbeat
-from ckptsync.head.catalogue import Catalogue, RecordCache, read_catalogue
 from ckptsync.layouts import table
 from ckptsync.merge.local import merge_local
 from ckptsync.merge.plan import Options
@@ -69,7 +70,6 @@ class Story:
     store: Store
     children: tuple[Child, ...]
     view: View
-    cache: RecordCache = field(default_factory=RecordCache)
 
     def tell(self) -> None:
         """All of it.  Raises where anything is not as it should be."""
@@ -118,11 +118,11 @@ class Story:
         self._see("the file sent again and VERIFIED", lambda c: self._is_repaired(c, path, report) or None)
         self.view.say("the node that still had the bytes has sent them again; everything is verified once more")
 
-    def _is_verified(self, catalogue: Catalogue, run: str) -> bool:
-        found = [s for s in catalogue.snapshots if (s.run, s.place) == (run, CHECKPOINT)]
-        return bool(found) and found[0].word == "VERIFIED" and places.nodes(found[0]) == list(NODES)
+    def _is_verified(self, catalogue: Fresh, run: str) -> bool:
+        found = [s for s in catalogue.places if (s.run, s.place) == (run, CHECKPOINT)]
+        return bool(found) and found[0].word == "VERIFIED" and [k.manifest.node for k in found[0].manifests] == list(NODES)
 
-    def _is_repaired(self, catalogue: Catalogue, path: str, damaged: Report) -> bool:
+    def _is_repaired(self, catalogue: Fresh, path: str, damaged: Report) -> bool:
         after = [r for r in self._snapshot(catalogue, "fsdp2").records.reports.values() if r.n > damaged.n and r.verdict == "ok"]
         return bool(after) and self._is_verified(catalogue, "fsdp2") and self._stored("fsdp2", path) == self._written("fsdp2", path)
 
@@ -165,18 +165,18 @@ class Story:
         """Where the consolidated model of a run lies."""
         return Path(self.store.url) / consolidated_prefix(run, CHECKPOINT).rstrip("/")
 
-    def _snapshot(self, catalogue: Catalogue, run: str) -> Snapshot:
-        found = [s for s in catalogue.snapshots if (s.run, s.place) == (run, CHECKPOINT)]
+    def _snapshot(self, catalogue: Fresh, run: str) -> Snapshot:
+        found = [s for s in catalogue.places if (s.run, s.place) == (run, CHECKPOINT)]
         if not found:
             raise CkptsyncError(f"{run}/{CHECKPOINT}: no longer in the store", hint=self._logs())
         return found[0]
 
-    def _look(self) -> Catalogue:
-        catalogue = read_catalogue(self.store, cache=self.cache)
-        self.view.table([places.row(self.store, snapshot) for snapshot in catalogue.snapshots])
+    def _look(self) -> Fresh:
+        catalogue = fresh(self.store)
+        self.view.table([places.row(self.store, summary(s, catalogue.mtimes)) for s in catalogue.places])
         return catalogue
 
-    def _see(self, what: str, seen: Callable[[Catalogue], T | None]) -> T:
+    def _see(self, what: str, seen: Callable[[Fresh], T | None]) -> T:
         """Look until ``seen`` has an answer; raises CkptsyncError after `PATIENCE` seconds, or if a child ends."""
         until = time.monotonic() + PATIENCE
         while True:

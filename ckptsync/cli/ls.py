@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import argparse
 
+from ckptsync.catalogue.reading import read
 from ckptsync.cli import output
 from ckptsync.cli.places import HEADING, asked_store, described, exit_code, fault_lines, row
-from ckptsync.head.catalogue import read_catalogue
 
 
 def run(args: argparse.Namespace) -> int:
     """List the store once."""
     store = asked_store(args)
-    found = read_catalogue(store)
+    found = read(store)
     faults = fault_lines(found)
     if args.json:
-        output.print_json({"store": store.url, "places": [described(store, s) for s in found.snapshots], "unreadable": faults})
+        output.print_json({"store": store.url, "places": [described(store, s) for s in found.summaries], "unreadable": faults})
         return exit_code(found)
-    if found.snapshots:
-        output.print_table(HEADING, [row(store, snapshot) for snapshot in found.snapshots])
+    if found.summaries:
+        output.print_table(HEADING, [row(store, s) for s in found.summaries])
     elif not faults:
         print(f"{output.clean(store.url)}: no checkpoints yet")
     for line in faults:

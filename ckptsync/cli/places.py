@@ -9,14 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ckptsync.catalogue.summary import Catalogue, Summary
 from ckptsync.config import reach
 from ckptsync.config.loading import from_environment, load
 from ckptsync.config.readers import bandwidth
 from ckptsync.config.units import show_size
 from ckptsync.errors import ConfigError
-from ckptsync.head.catalogue import Catalogue
 from ckptsync.records.names import consolidated_prefix
-from ckptsync.records.state import Snapshot
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import open_store
 from ckptsync.stores.timetable import Timetable
@@ -66,7 +65,7 @@ def _bandwidth(text: str) -> Timetable | None:
 
 def fault_lines(catalogue: Catalogue) -> list[str]:
     """A line for each record that cannot be read."""
-    return [f"{fault.record}: {fault.error}" for fault in catalogue.faults]
+    return [f"{fault.name}: {fault.error}" for fault in catalogue.faults]
 
 
 def exit_code(catalogue: Catalogue) -> int:
@@ -74,57 +73,43 @@ def exit_code(catalogue: Catalogue) -> int:
     return max((fault.error.exit_code for fault in catalogue.faults), default=0)
 
 
-def described(store: Store, snapshot: Snapshot) -> dict[str, Any]:
+def described(store: Store, seen: Summary) -> dict[str, Any]:
     """One place, for ``--json``."""
-    facets = snapshot.facets
     return {
-        "run": snapshot.run,
-        "checkpoint": snapshot.checkpoint,
-        "place": snapshot.place,
-        "word": snapshot.word,
-        "evidence": damage(snapshot) or list(snapshot.evidence),
-        "nodes": nodes(snapshot),
-        "files": len(snapshot.files),
-        "bytes": size(snapshot),
-        "model_complete": facets.model.holds,
-        "resume_complete": facets.resume.holds,
-        "missing_for_resume": list(facets.resume.evidence),
-        "model": model(store, snapshot),
+        "run": seen.run,
+        "checkpoint": seen.checkpoint,
+        "place": seen.place,
+        "word": seen.word,
+        "evidence": list(seen.evidence),
+        "lost": list(seen.lost),
+        "nodes": list(seen.nodes),
+        "files": seen.files,
+        "bytes": seen.size,
+        "model_complete": seen.model,
+        "resume_complete": seen.resume,
+        "missing_for_resume": list(seen.lacks),
+        "model": model(store, seen),
         "proof": {
-            "holds": facets.proof.holds,
-            "verdict": facets.proof.verdict,
-            "level": facets.proof.level,
-            "when": facets.proof.when or None,
+            "holds": seen.proof.holds,
+            "verdict": seen.proof.verdict,
+            "level": seen.proof.level,
+            "when": seen.proof.when or None,
         },
     }
 
 
-def row(store: Store, snapshot: Snapshot) -> list[str]:
+def row(store: Store, seen: Summary) -> list[str]:
     """One place, as a line of a table under `HEADING`."""
-    return [
-        snapshot.run,
-        snapshot.place,
-        snapshot.word,
-        show_size(size(snapshot)),
-        str(len(nodes(snapshot))),
-        detail(store, snapshot),
-    ]
+    return [seen.run, seen.place, seen.word, show_size(seen.size), str(len(seen.nodes)), detail(store, seen)]
 
 
-def detail(store: Store, snapshot: Snapshot) -> str:
+def detail(store: Store, seen: Summary) -> str:
     """Why it is no better; where the model lies, if it is as good as can be."""
-    where = model(store, snapshot)
-    if snapshot.word in ("VERIFIED", "CONSOLIDATED") and where:
-        level = f" ({snapshot.facets.proof.level})" if snapshot.word == "VERIFIED" else ""
+    where = model(store, seen)
+    if seen.word in ("VERIFIED", "CONSOLIDATED") and where:
+        level = f" ({seen.proof.level})" if seen.word == "VERIFIED" else ""
         return f"{where}{level}"
-    return first_of(damage(snapshot) if snapshot.word == "DAMAGED" else snapshot.evidence)
-
-
-def damage(snapshot: Snapshot) -> list[str]:
-    """What the reports that nobody has answered found."""
-    reports = [snapshot.records.reports[name] for name in snapshot.facets.proof.damage]
-    findings = [f for report in reports for f in report.findings if f.kind not in ("note", "nonfinite")]
-    return list(dict.fromkeys(f"{f.name}: {f.kind}: {f.detail}" for f in findings))
+    return first_of(seen.lost or seen.evidence)
 
 
 def first_of(lines: Sequence[str]) -> str:
@@ -133,18 +118,8 @@ def first_of(lines: Sequence[str]) -> str:
     return f"{lines[0]}{more}" if lines else ""
 
 
-def nodes(snapshot: Snapshot) -> list[str]:
-    """The nodes whose manifests count."""
-    return sorted({known.manifest.node for known in snapshot.manifests})
-
-
-def size(snapshot: Snapshot) -> int:
-    """Bytes of the checkpoint's own files that are there, without the consolidated model."""
-    return sum(size for _, size in snapshot.present().values())
-
-
-def model(store: Store, snapshot: Snapshot) -> str | None:
+def model(store: Store, seen: Summary) -> str | None:
     """Where the consolidated model lies, if it is whole."""
-    if not snapshot.facets.sealed.holds:
+    if not seen.sealed:
         return None
-    return f"{store.url.rstrip('/')}/{consolidated_prefix(snapshot.run, snapshot.place).rstrip('/')}"
+    return f"{store.url.rstrip('/')}/{consolidated_prefix(seen.run, seen.place).rstrip('/')}"

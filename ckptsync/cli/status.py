@@ -9,13 +9,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckptsync.catalogue.reading import read
+from ckptsync.catalogue.summary import Catalogue
 from ckptsync.cli import output, places
 from ckptsync.config.units import show_duration, show_size
 from ckptsync.daemon.identity import machine
 from ckptsync.errors import Corrupt
 from ckptsync.fleet import heartbeat
 from ckptsync.fleet.heartbeat import Disk, Heartbeat
-from ckptsync.head.catalogue import Catalogue, read_catalogue
 from ckptsync.stores.contract import Store
 
 EVERY = 2.0  # seconds between two drawings of --watch
@@ -73,7 +74,7 @@ def node_state(name: str, heart: Heartbeat | Corrupt, age: float) -> NodeState:
 
 
 def _once(store: Store, *, as_json: bool) -> int:
-    nodes, found = node_states(store, time.time()), read_catalogue(store)
+    nodes, found = node_states(store, time.time()), read(store)
     if as_json:
         output.print_json(_described(store, nodes, found))
     else:
@@ -83,7 +84,7 @@ def _once(store: Store, *, as_json: bool) -> int:
 
 
 def _described(store: Store, nodes: Iterable[NodeState], found: Catalogue) -> dict[str, Any]:
-    described = [places.described(store, snapshot) for snapshot in found.snapshots]
+    described = [places.described(store, snapshot) for snapshot in found.summaries]
     return {"store": store.url, "nodes": list(nodes), "places": described, "unreadable": places.fault_lines(found)}
 
 
@@ -91,7 +92,7 @@ def lines(store: Store, nodes: list[NodeState], found: Catalogue) -> list[str]:
     """Tables: the nodes, their output directories and what an operator should know of them, and the places with what is missing."""
     rows = [_row(node) for node in nodes]
     disks = [row for node in nodes for row in _disk_rows(node)]
-    shown = [places.row(store, snapshot) for snapshot in found.snapshots]
+    shown = [places.row(store, snapshot) for snapshot in found.summaries]
     return [
         f"store {output.clean(store.url)}",
         "",
@@ -144,6 +145,6 @@ def _watch(store: Store, *, as_json: bool) -> int:
 
     with Live(auto_refresh=False, screen=True) as live:
         while True:
-            drawn = lines(store, node_states(store, time.time()), read_catalogue(store))
+            drawn = lines(store, node_states(store, time.time()), read(store))
             live.update(Text.from_ansi("\n".join(map(output.painted, drawn))), refresh=True)
             time.sleep(EVERY)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ckptsync.catalogue.fresh import Fresh
 from ckptsync.daemon.phases import Line, pairs
-from ckptsync.head.catalogue import Catalogue
 from ckptsync.head.consolidate import HeadResult
 from ckptsync.records.report import Finding
 from ckptsync.verify.tick import VerifyResult
@@ -32,17 +32,17 @@ def head(result: HeadResult) -> Iterator[Line]:
 def head_errors(result: HeadResult) -> tuple[str, ...]:
     """A line for each place that could not be consolidated, and each record that cannot be read."""
     failed = [f"{f.run}/{f.place}: {f.error}" for f in result.failed]
-    return (*failed, *(f"{fault.record}: {fault.error}" for fault in result.catalogue.faults))
+    return (*failed, *(f"{fault.name}: {fault.error}" for fault in result.catalogue.faults))
 
 
-def catalogue(found: Catalogue) -> Iterator[Line]:
+def catalogue(found: Fresh) -> Iterator[Line]:
     """The word of each place; what is wrong with the records of others."""
-    for snapshot in found.snapshots:
+    for snapshot in found.readable:
         detail = "; ".join(snapshot.evidence) if snapshot.word in ("AMBIGUOUS", "RETIRED") else ""
         text = pairs(phase=snapshot.word.lower(), run=snapshot.run, place=snapshot.place, detail=detail)
         yield Line(f"place {snapshot.run}/{snapshot.place}", text)
     for fault in found.faults:
-        yield Line(f"fault {fault.record}", pairs(phase="unreadable", record=fault.record, error=fault.error), is_error=True)
+        yield Line(f"fault {fault.name}", pairs(phase="unreadable", record=fault.name, error=fault.error), is_error=True)
 
 
 def verifier(result: VerifyResult) -> Iterator[Line]:

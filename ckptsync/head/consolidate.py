@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 
+from ckptsync.catalogue.fresh import Fresh, fresh
 from ckptsync.errors import CkptsyncError
 from ckptsync.head import deciding, sealing
-from ckptsync.head.catalogue import Catalogue, RecordCache, read_catalogue
 from ckptsync.head.deciding import Failure, Place, Task
 from ckptsync.head.sealing import Made, Origin
 from ckptsync.merge.plan import Options
@@ -45,14 +45,13 @@ class HeadResult:
 
     made: tuple[Made, ...]
     failed: tuple[Failed, ...]
-    catalogue: Catalogue
+    catalogue: Fresh
 
 
 @dataclass(slots=True)
 class Memory:
     """What a head may forget at any time: it saves reading again, and trying again too soon."""
 
-    cache: RecordCache = field(default_factory=RecordCache)
     failures: dict[Place, Failure] = field(default_factory=dict)
     looked_at: dict[Place, frozenset[str]] = field(default_factory=dict)
     """Places whose files were found well, or mended, in this state: a report that is not answered yet does not cost a read a tick."""
@@ -64,10 +63,10 @@ def tick(store: Store, options: HeadOptions, now: float, memory: Memory | None =
     ``now``: seconds on a clock that only this process reads.
     """
     memory = memory or Memory()
-    catalogue = read_catalogue(store, cache=memory.cache)
+    catalogue = fresh(store)
     configured = cache(top.named)  # one look at a directory a tick
     made, fails = [], []
-    for snapshot in catalogue.snapshots:
+    for snapshot in catalogue.readable:
         place = (snapshot.run, snapshot.place)
         if not deciding.is_due(snapshot, memory.failures, now):
             fails.append(Failed(*place, memory.failures[place].error, is_new=False))
@@ -102,11 +101,11 @@ def _is_looked_at(snapshot: Snapshot, task: Task, memory: Memory) -> bool:
 
 
 def _origins(
-    store: Store, snapshot: Snapshot, options: HeadOptions, catalogue: Catalogue, configured: Callable[[str], Files]
+    store: Store, snapshot: Snapshot, options: HeadOptions, catalogue: Fresh, configured: Callable[[str], Files]
 ) -> Sequence[Origin]:
     """After the checkpoint itself: the model that the trainer left in the run's root, then what the operator gave."""
     finals = [
-        s for s in catalogue.snapshots if (s.run, s.checkpoint) == (snapshot.run, FINAL) and s.word not in ("AMBIGUOUS", "RETIRED")
+        s for s in catalogue.readable if (s.run, s.checkpoint) == (snapshot.run, FINAL) and s.word not in ("AMBIGUOUS", "RETIRED")
     ]
     newest = sorted(finals, key=lambda s: (max(k.manifest.ended for k in s.manifests), s.place))[-1:]
     found = [Origin(FINAL, sealing.source_files(store, s)) for s in newest if s.place != snapshot.place]

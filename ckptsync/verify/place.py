@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 
+from ckptsync.catalogue.fresh import fresh_place
+from ckptsync.catalogue.summary import Fault
 from ckptsync.errors import Incomplete
 from ckptsync.records.names import consolidated_prefix
 from ckptsync.records.report import LEVELS, Finding, Level, Report
@@ -19,7 +21,6 @@ from ckptsync.verify.expected import Expected, expected, missing_parts, stat
 from ckptsync.verify.findings import verdict, worst_first
 from ckptsync.verify.loads import Part, loads
 from ckptsync.verify.reading import Counted, Watched
-from ckptsync.verify.survey import Fault, survey
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +102,7 @@ def _let_go(finding: Finding) -> Finding:
 
 def _check_unchanged(store: Store, seen: Snapshot, gone: Collection[str]) -> None:
     """Before a file is called missing, look again: it may have been let go, moved with its save, or written since the listing."""
-    again = next((s for s in survey(store, seen.run).places if s.place == seen.place), None)
+    again = fresh_place(store, seen.run, seen.place).of(seen.run, seen.place)
     still = {f.shown for f in expected(again) if again.sizes.get(f.name) != f.size} if again and not again.facets.retired else set()
     if not still.issuperset(gone):
         raise Incomplete(f"{seen.run}/{seen.place}: changed while it was verified", hint="verify it again")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from ckptsync.catalogue.fresh import Fresh, fresh
 from ckptsync.errors import ConfigError, Incomplete
 from ckptsync.records.names import CONSOLIDATED, OURS
 from ckptsync.records.report import Finding, Level, Report
@@ -15,7 +16,6 @@ from ckptsync.stores.trees import Access, Place
 from ckptsync.stores.urls import Remote, located
 from ckptsync.verify.place import verify_place
 from ckptsync.verify.plain import verify_path
-from ckptsync.verify.survey import Survey, survey
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def verify(where: InStore | Plain, level: Level, now: float = 0.0) -> Iterator[R
     if isinstance(where, Plain):
         yield verify_path(trees.tree(where.place, where.access), level, trees.path(where.place).name)
         return
-    found = survey(where.store, where.run)
+    found = fresh(where.store, where.run)
     asked = sorted(_places(found, where))
     if where.run and not asked:
         raise ConfigError(
@@ -79,12 +79,12 @@ def _inside(store: Store, parts: tuple[str, ...]) -> InStore:
     return InStore(store, *parts[:2])
 
 
-def _places(found: Survey, where: InStore) -> set[tuple[str, str]]:
+def _places(found: Fresh, where: InStore) -> set[tuple[str, str]]:
     everything = {(s.run, s.place) for s in found.places} | {(f.record.run, f.record.place) for f in found.faults}
     return {(run, place) for run, place in everything if where.place in ("", place) and where.run in ("", run)}
 
 
-def _report(store: Store, found: Survey, where: tuple[str, str], level: Level, now: float) -> Report:
+def _report(store: Store, found: Fresh, where: tuple[str, str], level: Level, now: float) -> Report:
     run, place = where
     seen = next((s for s in found.places if (s.run, s.place) == where), None)
     faults = found.faults_of(run, place)

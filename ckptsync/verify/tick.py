@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ckptsync.catalogue.fresh import Fresh, fresh
+from ckptsync.catalogue.summary import Fault
 from ckptsync.errors import Incomplete
 from ckptsync.records.report import Report
 from ckptsync.stores.contract import Store
 from ckptsync.verify.due import Due, Schedule, due
 from ckptsync.verify.place import verify_place
-from ckptsync.verify.survey import Fault, Survey, survey, write_report
+from ckptsync.verify.reporting import write_report
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ def tick(store: Store, schedule: Schedule, now: float) -> VerifyResult:
 
     Ages count on the store's clock, which stands at its newest file's mtime at least; ``now`` moves it on where nothing writes.
     """
-    found = survey(store)
+    found = fresh(store)
     clock = max(now, *found.mtimes.values(), 0.0)
     todo = [d for d in due(found.places, schedule, found.mtimes, clock) if found.newer(d.place.run, d.place.place) is None]
     for i, next_ in enumerate(todo):
@@ -42,7 +44,7 @@ def tick(store: Store, schedule: Schedule, now: float) -> VerifyResult:
     return VerifyResult(None, "", tuple(f"{d.place.run}/{d.place.place}" for d in todo), found.faults)
 
 
-def _verified(store: Store, next_: Due, found: Survey, now: float) -> Report | None:
+def _verified(store: Store, next_: Due, found: Fresh, now: float) -> Report | None:
     seen = next_.place
     try:
         return verify_place(store, seen, next_.level, found.faults_of(seen.run, seen.place), now)

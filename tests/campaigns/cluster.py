@@ -20,8 +20,8 @@ from pathlib import Path
 
 import yaml
 
+from ckptsync.catalogue.fresh import fresh
 from ckptsync.cli.demo_training import play, script
-from ckptsync.head.catalogue import read_catalogue
 from ckptsync.layouts import table
 from ckptsync.merge.local import merge_local
 from ckptsync.merge.plan import Options
@@ -176,7 +176,7 @@ def services(home: Path) -> dict[str, Service]:
 
 def snapshots(home: Path) -> dict[tuple[str, str], Snapshot]:
     """What the store says, by run and place."""
-    return {(s.run, s.place): s for s in read_catalogue(create_store(str(home / "store"))).snapshots}
+    return {(s.run, s.place): s for s in fresh(create_store(str(home / "store"))).readable}
 
 
 def settle(home: Path, saves: Sequence[Save], patience: float) -> str:

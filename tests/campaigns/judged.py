@@ -10,8 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ckptsync.catalogue.fresh import fresh
 from ckptsync.errors import CkptsyncError
-from ckptsync.head.catalogue import read_catalogue
 from ckptsync.merge.local import merge_local
 from ckptsync.merge.output import is_beside
 from ckptsync.merge.plan import Options
@@ -66,8 +66,8 @@ class Judge:
         return self._nodes.node(n) / "truth" / self._job.run
 
     def _snapshots(self) -> dict[str, Snapshot]:
-        catalogue = read_catalogue(self._nodes.store, self._job.run)
-        return {s.place: s for s in catalogue.snapshots}
+        catalogue = fresh(self._nodes.store, self._job.run)
+        return {s.place: s for s in catalogue.readable}
 
     def _saved(self) -> set[int]:
         return {e["step"] for e in events(self._truth(0)).get("events-0", []) if e["event"] == "saved"}

@@ -13,8 +13,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from ckptsync.catalogue.fresh import fresh
 from ckptsync.errors import CkptsyncError
-from ckptsync.head.catalogue import read_catalogue
 from ckptsync.stores.opening import create_store
 from tests.campaigns.cluster import CLEAN, Service
 from tests.vector import vector
@@ -123,7 +123,7 @@ class Replay:
     def _absent(self) -> list[str]:
         try:
             listed = {entry.name: entry.size for entry in self.store.names("")}
-            seen = {(s.run, s.place): s for s in read_catalogue(self.store).snapshots}
+            seen = {(s.run, s.place): s for s in fresh(self.store).readable}
         except CkptsyncError as e:
             return [f"the store cannot be read: {e}"]
         wrong = [f"{run}/{place}: nobody wrote that" for run, place in seen if not (self._truth / run / place).is_dir()]
