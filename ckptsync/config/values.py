@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+from ckptsync.fleet.alarms import KINDS
 from ckptsync.head.rules import Best, Rules
 from ckptsync.merge.plan import DType
 from ckptsync.records.report import Level
@@ -14,7 +15,7 @@ from ckptsync.stores.timetable import Timetable
 
 Role = Literal["worker", "head", "verifier"]
 ROLES: tuple[Role, ...] = ("worker", "head", "verifier")
-ALARMS = ("damage", "stall", "lost-node", "full")
+ALARMS = KINDS
 
 
 @dataclass(frozen=True, slots=True)

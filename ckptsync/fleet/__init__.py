@@ -1,1 +1,5 @@
-"""The fleet: ``heartbeat`` is what a node says of itself in the store, and how two workers under one id are told apart."""
+"""The fleet: what nodes say of themselves, and what is to be seen of all of it.
+
+``heartbeat``: a node's word about itself in the store, and how two workers under one id are told apart; ``facts``: what a node is made of;
+``told``: all of both.  ``nodes``, ``runs`` and ``alarms`` make of them, and of the catalogue, what `ckptsync status` shows; ``overview`` is all of that as one value.
+"""

@@ -1,0 +1,111 @@
+"""All that a page about a store would show, as one value: `overview` makes it, `document` is its JSON.  Pure; times are seconds on the store's clock."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ckptsync.catalogue.summary import Catalogue
+from ckptsync.fleet.alarms import Alarm, Patience, Room, Scene, alarms
+from ckptsync.fleet.nodes import Node, nodes
+from ckptsync.fleet.runs import Run, runs
+from ckptsync.fleet.told import Told
+from ckptsync.records.state import WORDS
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What was read: ``now`` on the store's clock; ``room`` where the store can tell."""
+
+    store: str
+    catalogue: Catalogue
+    told: Told
+    now: float
+    room: Room | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Overview:
+    """``at``: when what it says was read.  ``checkpoints``: word → places, of all runs."""
+
+    store: str
+    at: float
+    alarms: tuple[Alarm, ...]
+    nodes: tuple[Node, ...]
+    runs: tuple[Run, ...]
+    checkpoints: dict[str, int]
+    size: int
+    model_size: int
+    room: Room | None
+    catalogue: Catalogue
+
+
+def overview(seen: Seen, patience: Patience) -> Overview:
+    """The same for the same arguments."""
+    found = nodes(seen.told, seen.now)
+    made = runs(seen.catalogue.summaries, found)
+    words = Counter(s.word for s in seen.catalogue.summaries)
+    return Overview(
+        store=seen.store,
+        at=seen.now,
+        alarms=alarms(Scene(seen.catalogue, found, made, seen.room, seen.now, patience)),
+        nodes=found,
+        runs=made,
+        checkpoints={word: words[word] for word in WORDS if words[word]},
+        size=sum(run.size for run in made),
+        model_size=sum(run.model_size for run in made),
+        room=seen.room,
+        catalogue=seen.catalogue,
+    )
+
+
+def document(seen: Overview) -> dict[str, Any]:
+    """Of plain values, as docs/monitoring.md has it.  The places are `ckptsync ls`'s, and no part of it."""
+    return {
+        "format": FORMAT,
+        "store": seen.store,
+        "at": seen.at,
+        "alarms": [_alarm(a) for a in seen.alarms],
+        "nodes": [asdict(n) for n in seen.nodes],
+        "runs": [asdict(r) for r in seen.runs],
+        "checkpoints": seen.checkpoints,
+        "size": seen.size,
+        "model_size": seen.model_size,
+        "room": asdict(seen.room) if seen.room else None,
+        "repairs": _repairs(seen.catalogue),
+        "retired": _retired(seen.catalogue),
+        "unreadable": [f"{fault.name}: {fault.error}" for fault in seen.catalogue.faults],
+    }
+
+
+def _alarm(alarm: Alarm) -> dict[str, Any]:
+    return {"kind": alarm.kind, **asdict(alarm)}
+
+
+def _repairs(catalogue: Catalogue) -> list[dict[str, Any]]:
+    """What is damaged, and whether something was sent again since."""
+    return [
+        {
+            "run": s.run,
+            "place": s.place,
+            "reports": len(s.proof.damage),
+            "said": s.proof.said,
+            "changed": s.proof.changed or None,
+            "findings": list(s.evidence),
+            "nodes": list(s.nodes),
+        }
+        for s in catalogue.summaries
+        if s.word == "DAMAGED"
+    ]
+
+
+def _retired(catalogue: Catalogue) -> list[dict[str, Any]]:
+    """What has a tombstone and is still there."""
+    return [
+        {"run": s.run, "place": s.place, "reason": s.retired, "size": s.size + s.model_size}
+        for s in catalogue.summaries
+        if s.word == "RETIRED"
+    ]
