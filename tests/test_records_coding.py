@@ -12,13 +12,14 @@ from ckptsync.digest import digest, digest_stream
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.model import Demands
 from ckptsync.records.coding import Record, decode, decode_any, encode, is_made_anew, record_name
+from ckptsync.records.keep import Keep
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.names import RecordKind, RecordName, parse_record_name
 from ckptsync.records.report import Finding, Report
 from ckptsync.records.seal import Seal, SealedFile, SealedTensor
 from ckptsync.records.tombstone import Tombstone
 
-KINDS: tuple[RecordKind, ...] = ("manifest", "seal", "report", "tombstone")
+KINDS: tuple[RecordKind, ...] = ("manifest", "seal", "report", "tombstone", "keep")
 FOUND = digest_stream([b"hello"], 5)
 FILE = FileEntry("dcp/__0_0.distcp", 5, FOUND.digest, FOUND.block_size, FOUND.blocks, 7)
 OTHER = "run/.ckptsync/checkpoint-5/manifest-a-0-0123456789abcdef.json"
@@ -30,12 +31,14 @@ REPORT = Report(
 )
 TENSOR = SealedTensor("w", "F32", (1,), "m", 4, 4, FOUND.digest)
 TOMBSTONE = Tombstone("run", "checkpoint-5", "checkpoint-5", 0, (OTHER,), "old")
+SHARDS = replace(TOMBSTONE, scope="shards", stage="begun", ended={"a": 3}, format=2)
+KEEP = Keep("run", "checkpoint-5", "checkpoint-5", 0, keeps=True, reason="for the paper")
 
 
 TIMED = replace(MANIFEST, save="0123456789abcdef", trainer="transformers 5.2.0", times={"settled": 3, "sending": 4})
 
 
-@pytest.mark.parametrize("record", [MANIFEST, TIMED, SEAL, REPORT, TOMBSTONE])
+@pytest.mark.parametrize("record", [MANIFEST, TIMED, SEAL, REPORT, TOMBSTONE, SHARDS, KEEP])
 def test_a_record_comes_back_as_it_was(record: Record) -> None:
     data, kind = encode(record), type(record)
     assert decode(record_name(record, data), data, kind) == record  # type: ignore[type-var]
@@ -70,8 +73,8 @@ def forged(record: Record, **changes: Any) -> tuple[str, bytes]:
 
 
 def test_a_newer_format_is_refused_and_not_guessed_at() -> None:
-    with pytest.raises(Unsupported, match="record format 2"):
-        decode(*forged(TOMBSTONE, format=2, reason={"new": "shape"}), Tombstone)
+    with pytest.raises(Unsupported, match="record format 3"):
+        decode(*forged(TOMBSTONE, format=3, reason={"new": "shape"}), Tombstone)
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b"null", b"\xff", b"[" * 100_000])
@@ -105,7 +108,7 @@ def test_threads_may_read_their_first_records_at_once() -> None:
         assert done.returncode == 0
 
 
-def test_only_a_damaged_seal_or_report_is_made_anew() -> None:
+def test_only_a_damaged_seal_or_report_or_word_to_keep_hides_no_place() -> None:
     digest16 = "0" * 16
     told = {
         kind: [
@@ -114,5 +117,6 @@ def test_only_a_damaged_seal_or_report_is_made_anew() -> None:
         ]
         for kind in KINDS
     }
-    assert told == {"manifest": [False, False], "seal": [True, False], "report": [True, False], "tombstone": [False, False]}
+    anew = ("seal", "report", "keep")
+    assert told == {kind: [kind in anew, False] for kind in KINDS}
     assert not is_made_anew(None, Corrupt("x"))

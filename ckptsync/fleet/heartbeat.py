@@ -54,6 +54,7 @@ class Heartbeat:
 
     ``oldest``: seconds for which the first of the queue has waited.  ``sent_bytes``: given to the store since the start, tries that failed among them;
     ``rate``: bytes a second over the last minute.  ``watch``: output directory → events, polling, waiting or none.  ``notes``: what is no error, and good to know.
+    ``lacks``: name of a report (or of its own damaged manifest) → what of its findings this node cannot give, since its bytes are here no more.
     ``jobs``: what its child processes do; ``verifies``: seconds within which it reads every byte of the store again, 0 if it does not.
     """
 
@@ -77,6 +78,7 @@ class Heartbeat:
     disk: tuple[Disk, ...] = ()
     watch: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    lacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     jobs: tuple[Job, ...] = ()
     verifies: float = 0.0
     format: int = FORMAT

@@ -7,24 +7,29 @@ from collections.abc import Iterable
 
 from ckptsync.errors import Corrupt
 from ckptsync.paths import checked_path
+from ckptsync.records.keep import Keep
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.names import checked_node, parse_record_name
 from ckptsync.records.report import Report
 from ckptsync.records.seal import Seal, SealedFile
-from ckptsync.records.tombstone import Tombstone
+from ckptsync.records.tombstone import Tombstone, least_format
 
 _TRAINER = 200  # characters: people read it
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-def check(record: Manifest | Seal | Report | Tombstone) -> None:
+def check(record: Manifest | Seal | Report | Tombstone | Keep) -> None:
     """Raises Corrupt."""
     if record.place != record.checkpoint and not record.place.startswith(f"{record.checkpoint}~"):
         raise Corrupt(f"{record.place!r}: not a place of {record.checkpoint!r}")
     if isinstance(record, Manifest):
         _check_manifest(record)
         return
+    if isinstance(record, Keep):
+        return
     _check_names(record.manifests)
+    if isinstance(record, Tombstone):
+        _check_tombstone(record)
     if isinstance(record, Seal):
         _check_files(record.files)
         _check_tensors(record)
@@ -42,6 +47,13 @@ def _check_manifest(manifest: Manifest) -> None:
         raise Corrupt(f"{manifest.node}: its files begin at {manifest.started} and end at {manifest.ended}")
     if len(manifest.trainer) > _TRAINER or not manifest.trainer.isprintable():
         raise Corrupt(f"{manifest.trainer!r:.80}: not what names a trainer")
+
+
+def _check_tombstone(stone: Tombstone) -> None:
+    for node in stone.ended:
+        checked_node(node)
+    if stone.format < least_format(stone.scope, stone.stage):
+        raise Corrupt(f"{stone.scope}, {stone.stage}: not what a tombstone of format {stone.format} says")
 
 
 def _check_names(names: Iterable[str]) -> None:

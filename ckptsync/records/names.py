@@ -2,7 +2,7 @@
 
 <run>/checkpoint-500/…                                  the trainer's own files
 <run>/consolidated/checkpoint-500/…                     the consolidated model
-<run>/.ckptsync/checkpoint-500/manifest-<node>-<n>-<digest>.json, seal-<n>-…, report-<n>-…, tombstone-<n>-…
+<run>/.ckptsync/checkpoint-500/manifest-<node>-<n>-<digest>.json, seal-<n>-…, report-<n>-…, tombstone-<n>-…, keep-<n>-…
 <run>/.ckptsync/checkpoint-500/files/<node>/<path>      a node's copy of a name that another node owns with other bytes
 <run>/.ckptsync/checkpoint-500/sending/<node>           not empty while that node sends files of that checkpoint's name
 .ckptsync/store.json, .ckptsync/nodes/<node>.json, .ckptsync/clocks/<node>
@@ -19,9 +19,12 @@ from ckptsync.errors import Corrupt
 OURS = ".ckptsync"
 CONSOLIDATED = "consolidated"
 STORE_FILE = f"{OURS}/store.json"
-RecordKind = Literal["manifest", "seal", "report", "tombstone"]
+RecordKind = Literal["manifest", "seal", "report", "tombstone", "keep"]
+_SINGLE: tuple[RecordKind, ...] = ("seal", "report", "tombstone", "keep")
 
-_RECORD = re.compile(r"(manifest)-([A-Za-z0-9_.-]+)-(\d+)-([0-9a-f]{16})\.json|(seal|report|tombstone)-(\d+)-([0-9a-f]{16})\.json")
+_RECORD = re.compile(
+    r"(manifest)-([A-Za-z0-9_.-]+)-(\d+)-([0-9a-f]{16})\.json|(seal|report|tombstone|keep)-(\d+)-([0-9a-f]{16})\.json"
+)
 _NODE = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 
@@ -62,7 +65,7 @@ def parse_record_name(name: str) -> RecordName | None:
         return None
     if found[1]:
         return RecordName(run, place, "manifest", found[2], int(found[3]), found[4])
-    kind: RecordKind = "seal" if found[5] == "seal" else "report" if found[5] == "report" else "tombstone"
+    kind = next(kind for kind in _SINGLE if kind == found[5])
     return RecordName(run, place, kind, "", int(found[6]), found[7])
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from ckptsync.records.coding import Record
+from ckptsync.records.keep import Keep
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.names import RecordName, consolidated_prefix, parse_record_name, records_prefix
 from ckptsync.records.report import Report
@@ -16,7 +17,7 @@ from ckptsync.records.seal import Seal
 from ckptsync.records.state import Records, Snapshot, snapshot
 from ckptsync.records.tombstone import Tombstone
 
-R = TypeVar("R", Manifest, Seal, Report, Tombstone)
+R = TypeVar("R", Manifest, Seal, Report, Tombstone, Keep)
 Place = tuple[str, str]
 """Run, place."""
 
@@ -55,7 +56,8 @@ def _by_place(records: Mapping[str, Record]) -> dict[Place, Records]:
     for name, record in sorted(records.items()):
         grouped.setdefault((record.run, record.place), {})[name] = record
     return {
-        place: Records(_of(Manifest, its), _of(Seal, its), _of(Report, its), _of(Tombstone, its)) for place, its in grouped.items()
+        place: Records(_of(Manifest, its), _of(Seal, its), _of(Report, its), _of(Tombstone, its), _of(Keep, its))
+        for place, its in grouped.items()
     }
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ckptsync.model import Demands
+from ckptsync.records.fate import Fate, fate
+from ckptsync.records.keep import Keep
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.names import consolidated_prefix
 from ckptsync.records.report import LEVELS, Level, Report, Verdict
@@ -31,6 +33,7 @@ class Records:
     seals: Mapping[str, Seal] = field(default_factory=dict)
     reports: Mapping[str, Report] = field(default_factory=dict)
     tombstones: Mapping[str, Tombstone] = field(default_factory=dict)
+    keeps: Mapping[str, Keep] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,10 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Facets:
-    """``ambiguous`` and ``retired`` give the reason, and are empty where they do not apply."""
+    """``ambiguous`` and ``retired`` give the reason, and are empty where they do not apply.
+
+    ``shards``: why the trainer's own files were let go while the consolidated model stays: nothing of them is expected in the store any more.
+    """
 
     model: Facet
     resume: Facet
@@ -67,6 +73,7 @@ class Facets:
     proof: Proof
     ambiguous: str = ""
     retired: str = ""
+    shards: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,16 +149,19 @@ def snapshot(place: str, records: Records, known: Iterable[Known], sizes: Mappin
     files = {} if doubt else locate(manifests)
     demands = demanded(manifests)
     seal_name, seal = seal_that_counts(records.seals, here)
-    model = _model(demands, files, sizes)
+    names = {k.name for k in here}
+    fate_ = fate(records.tombstones, names)
+    model = Facet(holds=True) if fate_.shards else _model(demands, files, sizes)
     if not model.holds:
         model = Facet(holds=False, evidence=(*model.evidence, *_elsewhere(here, counting)))
     facets = Facets(
         model=model,
-        resume=_resume(demands, files, sizes, model),
+        resume=_let_go(fate_) if fate_.shards else _resume(demands, files, sizes, model),
         sealed=_sealed(records.seals, seal_name, seal, sizes),
-        proof=proof(records.reports, {k.name for k in here}, seal_name),
+        proof=proof(records.reports, set() if fate_.shards else names, seal_name),
         ambiguous=doubt,
-        retired=_retired(records.tombstones, {k.name for k in here}),
+        retired=fate_.retired,
+        shards=fate_.shards,
     )
     return Snapshot(first.run, first.checkpoint, place, here, files, sizes, demands, records, facets, seal_name, seal)
 
@@ -244,8 +254,6 @@ def _sealed(seals: Mapping[str, Seal], name: str, seal: Seal | None, sizes: Mapp
     return Facet(not lacking, lacking + differing)
 
 
-def _retired(tombstones: Mapping[str, Tombstone], manifests: set[str]) -> str:
-    for name, stone in sorted(tombstones.items()):
-        if not manifests.isdisjoint(stone.manifests):
-            return stone.reason or name
-    return ""
+def _let_go(fate_: Fate) -> Facet:
+    """What is left is proven by its seal alone."""
+    return Facet(holds=False, evidence=(f"its shards were let go: {fate_.shards}",))

@@ -1,15 +1,28 @@
-"""Letting go: no worker sends a tombstoned save again."""
+"""Letting go: no worker sends a tombstoned save again.
+
+A tombstone is said first, and carried out when it has stood for a while; until that has begun it can be taken back.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 FORMAT = 1
+LATER = 2
+"""Of what a program that knows whole places only would take for the end of one: shards alone, and what is taken back."""
+Scope = Literal["place", "shards"]
+Stage = Literal["said", "begun", "done", "back"]
 
 
 @dataclass(frozen=True, slots=True)
 class Tombstone:
-    """``manifests``: the records of the save that is given up; ``reason`` is for people."""
+    """``manifests``: the records of the save that is given up; ``reason`` is for people.
+
+    ``scope``: all of it, or the trainer's own files (``shards``) while the consolidated model stays.  ``stage``: ``begun`` before the first file
+    goes, ``done`` when no shard is left; ``back`` takes back what was said of these manifests under lower numbers.  ``ended``: node → mtime of
+    its last file, ns on its own clock, by which it knows its save again when its manifest is gone.
+    """
 
     run: str
     checkpoint: str
@@ -17,4 +30,12 @@ class Tombstone:
     n: int
     manifests: tuple[str, ...]
     reason: str
+    scope: Scope = "place"
+    stage: Stage = "said"
+    ended: dict[str, int] = field(default_factory=dict)
     format: int = FORMAT
+
+
+def least_format(scope: Scope, stage: Stage) -> int:
+    """The number that such a tombstone must have at least."""
+    return FORMAT if scope == "place" and stage in ("said", "begun") else LATER

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ckptsync.records import saves
+from ckptsync.records import fate, saves
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.names import node_file_name
 from ckptsync.records.tombstone import Tombstone
@@ -128,17 +128,33 @@ def is_retired(
 ) -> bool:
     """Whether these very files were given up.  ``buried``: tombstones of this checkpoint, and when they came (store's clock).
 
-    Where gc has already removed the manifest that a tombstone names, time decides: a save that ended before was the one meant.
+    So are files that come later to what was given up.  Where gc has already removed the manifest that a tombstone names, time decides: a save
+    that ended before, by this node's own clock, was the one meant.
     """
     seen = tuple(stats)
     manifests = {k.name: k.manifest for k in known}
-    named = {name for tombstone, _ in buried.values() for name in tombstone.manifests}
-    if holder(seen, [m for name, m in manifests.items() if name in named]):
+    force = _in_force({name: stone for name, (stone, _) in buried.items()})
+    named = {name for stone in force.values() for name in stone.manifests}
+    given_up = [m for name, m in manifests.items() if name in named]
+    if holder(seen, given_up) or any(_is_more_of(seen, m) for m in given_up if m.node == told.node):
         return True
     ended = max((s.mtime for s in seen), default=0)
     mine = f"/manifest-{told.node}-"
-    lost = (at for tombstone, at in buried.values() if any(mine in name and name not in manifests for name in tombstone.manifests))
-    return any(ended < at * 1e9 for at in lost)
+    lost = ((name, t) for name, t in force.items() if any(mine in m and m not in manifests for m in t.manifests))
+    return any(ended <= t.ended[told.node] if told.node in t.ended else ended < buried[name][1] * 1e9 for name, t in lost)
+
+
+def _in_force(stones: Mapping[str, Tombstone]) -> dict[str, Tombstone]:
+    places = {t.place for t in stones.values()}
+    by_place = ({name: t for name, t in stones.items() if t.place == place} for place in places)
+    return {name: t for its in by_place for name, t in fate.in_force(its).items()}
+
+
+def _is_more_of(seen: Iterable[Stat], given_up: Manifest) -> bool:
+    """Whether some of the files are those of a manifest, and none is another by the same name."""
+    named = {f.path: (f.size, f.mtime) for f in given_up.files}
+    both = [named[s.path] == (s.size, s.mtime) for s in seen if s.path in named]
+    return bool(both) and all(both)
 
 
 def _covering(wanted: set[Hashable], manifests: Iterable[Manifest], key: Callable[[FileEntry], Hashable]) -> Manifest | None:

@@ -95,7 +95,7 @@ def standing(seen: Seen, node: str, known: Known, selection: Selection = EVERYTH
     """What need not be looked at any further: it is stored, by this node or another on the same disk, or it was given up."""
     if seen.pin is not None and seen.pin.node not in ("", node):
         return Standing("elsewhere", f"{seen.pin.node} sends it")
-    if is_given_up(seen, node, known):
+    if is_given_up(seen, node, known, selection):
         return Standing("retired", "given up in the store")
     live = [k.manifest for k in saves.live(known.manifests(seen.spot.name))]
     mine = own(seen.hold.stats, [m for m in live if m.node == node], selection)
@@ -128,11 +128,12 @@ def known_already(seen: Seen, desk: Desk) -> Progress | None:
     return _stored(seen, found.mine, desk) if found.mine else progress(seen, found.phase, found.detail, found.other)
 
 
-def is_given_up(seen: Seen, node: str, known: Known) -> bool:
-    """Whether a tombstone speaks of these very files."""
+def is_given_up(seen: Seen, node: str, known: Known, selection: Selection = EVERYTHING) -> bool:
+    """Whether a tombstone speaks of these very files, as far as they are sent."""
     name = seen.spot.name
+    stats = seen.hold.stats if selection.is_everything else _wanted(seen.hold.stats, selection, Demands())
     buried = {n: (t, known.times.get(n, 0.0)) for n, t in known.tombstones(name).items()}
-    return deciding.is_retired(told(seen, node), seen.hold.stats, buried, known.manifests(name))
+    return deciding.is_retired(told(seen, node), stats, buried, known.manifests(name))
 
 
 def save(seen: Seen, desk: Desk) -> Progress:
