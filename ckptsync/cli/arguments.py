@@ -174,9 +174,18 @@ def _ls(commands: Any) -> None:
 
 
 def _status(commands: Any) -> None:
-    command = _command(commands, "status", "what a store's nodes and heads are doing, and what is missing")
+    command = _command(
+        commands,
+        "status",
+        "what a store's nodes and heads are doing, and what is wrong",
+        "With --json all of it as one document (docs/monitoring.md).",
+    )
     _store(command)
-    command.add_argument("--watch", action="store_true", help="draw again every 2 seconds")
+    how = command.add_mutually_exclusive_group()
+    how.add_argument("--watch", action="store_true", help="draw again every 2 seconds")
+    how.add_argument(
+        "--check", action="store_true", help="a line for each alarm; exit code 1 if there is any, 10 if one is damage: for cron, Nagios and the like"
+    )  # fmt: skip
 
 
 def _service(commands: Any) -> None:
