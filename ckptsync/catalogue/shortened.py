@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ckptsync.catalogue.summary import LINES, Proven, Summary
 from ckptsync.digest import digest
+from ckptsync.records.fate import fate
+from ckptsync.records.keep import kept
 from ckptsync.records.report import LEVELS, Level, Report
 from ckptsync.records.state import Snapshot
 
@@ -20,6 +22,8 @@ def summary(seen: Snapshot, mtimes: Mapping[str, float]) -> Summary:
     facets = seen.facets
     there = seen.present().values()
     times = [mtimes.get(k.name, 0.0) for k in seen.manifests]
+    stones = seen.records.tombstones
+    fate_ = fate(stones, {k.name for k in seen.manifests})
     return Summary(
         run=seen.run,
         checkpoint=seen.checkpoint,
@@ -47,6 +51,12 @@ def summary(seen: Snapshot, mtimes: Mapping[str, float]) -> Summary:
         proof=proven(seen, mtimes),
         retired=facets.retired,
         state=state(seen),
+        let_go=fate_.shards,
+        kept=kept(seen.records.keeps),
+        said=max((mtimes.get(name, 0.0) for name in fate_.said), default=0.0),
+        back=max((mtimes.get(name, 0.0) for name, t in stones.items() if t.stage == "back"), default=0.0),
+        begun=fate_.is_begun,
+        done=fate_.is_done,
         late=bool(seen.seal) and not {k.name for k in seen.manifests}.issubset(seen.seal.manifests if seen.seal else ()),
         bare=bool(seen.seal) and not _CONFIGURED.issubset({stem(f.path) for f in (seen.seal.files if seen.seal else ())}),
     )
@@ -95,7 +105,7 @@ def proven(seen: Snapshot, mtimes: Mapping[str, float]) -> Proven:
 def state(seen: Snapshot) -> str:
     """A digest of the names of all records that say something about it."""
     records = seen.records
-    names = (*(k.name for k in seen.manifests), *records.seals, *records.reports, *records.tombstones)
+    names = (*(k.name for k in seen.manifests), *records.seals, *records.reports, *records.tombstones, *records.keeps)
     return digest("\n".join(sorted(names)).encode())[:16]
 
 
@@ -104,7 +114,7 @@ def _unanswered(seen: Snapshot) -> Iterable[Report]:
 
 
 def _passed(seen: Snapshot, mtimes: Mapping[str, float]) -> tuple[tuple[Level, float], ...]:
-    names = {k.name for k in seen.manifests}
+    names = set() if seen.facets.shards else {k.name for k in seen.manifests}
     last: dict[Level, float] = {}
     for name, report in seen.records.reports.items():
         if report.verdict == "ok" and names.issubset(report.manifests) and report.seal == seen.seal_name:

@@ -47,7 +47,9 @@ class Summary:
     ``model_size``: the consolidated model's, as sealed.  ``ended``: seconds on the store's clock, the newest file's mtime, corrected by what its
     node measured; ``arrived``: the mtime of the newest manifest that counts, ``first`` of the oldest.
 
-    ``retired``: a tombstone's reason, else empty.  ``lost``: of an ARRIVING place, what is missing and who should have it, as far as metadata tells.
+    ``retired``: a tombstone's reason, else empty; ``let_go``: the same where only the trainer's own files go.  ``said``: the mtime of the newest
+    tombstone in force, ``back`` of the newest that took one back; ``begun``: files may be gone already, ``done``: no shard is left.  ``kept``: why a
+    person keeps it, else empty.  ``lost``: of an ARRIVING place, what is missing and who should have it, as far as metadata tells.
     ``state``: changes with any record that is written or taken away; equal states fail equally.  ``late``: manifests count that the seal does not
     name; ``bare``: the sealed model has no configuration, or no tokenizer.
     """
@@ -79,6 +81,12 @@ class Summary:
     retired: str = ""
     lost: tuple[str, ...] = ()
     state: str = ""
+    let_go: str = ""
+    kept: str = ""
+    said: float = 0.0
+    back: float = 0.0
+    begun: bool = False
+    done: bool = False
     late: bool = False
     bare: bool = False
 

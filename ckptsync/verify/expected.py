@@ -36,12 +36,15 @@ class Expected:
 
 
 def expected(seen: Snapshot) -> tuple[Expected, ...]:
-    """All files of a place, the checkpoint's before the consolidated model's."""
-    return (*_shards(seen), *(_sealed(seen.run, seen.seal) if seen.seal else ()))
+    """All files of a place, the checkpoint's before the consolidated model's; not the former where they were let go."""
+    return (*(() if seen.facets.shards else _shards(seen)), *(_sealed(seen.run, seen.seal) if seen.seal else ()))
 
 
 def missing_parts(seen: Snapshot) -> Iterator[Finding]:
     """What the checkpoint's own metadata demands and no manifest names: nothing is damaged, it has not arrived."""
+    if seen.facets.shards:
+        yield Finding("note", seen.place, f"only the consolidated model is kept: {seen.facets.shards}")
+        return
     for use, demanded in (("consolidation", seen.demands.model), ("resuming", seen.demands.resume)):
         for path in sorted(demanded.keys() - seen.files.keys()):
             yield Finding("note", f"{seen.place}/{path}", f"has not arrived: the checkpoint's metadata demands it for {use}")

@@ -76,7 +76,7 @@ def _checked(store: Store, seen: Snapshot, files: Sequence[Expected], level: int
     trees = _trees(store, there)
     if level >= LEVELS.index("digest"):
         found += contents(source, there, trees[0])
-    if level >= LEVELS.index("parse") and not seen.facets.ambiguous:
+    if level >= LEVELS.index("parse") and not (seen.facets.ambiguous or seen.facets.shards):
         found += structure.checkpoint(trees[0], lambda path: f"{seen.place}/{path}".rstrip("/"))
     if level >= LEVELS.index("parse") and seen.seal:
         prefix = consolidated_prefix(seen.run, seen.place).removeprefix(f"{seen.run}/")
