@@ -64,7 +64,7 @@ def test_what_was_there_is_replaced_and_only_then(store: PosixStore) -> None:
 
 
 def test_who_gives_up_leaves_nothing_but_what_a_next_try_can_use(store: PosixStore) -> None:
-    for error, left in [(StoreError("gone"), 0), (Transient("busy"), 1)]:
+    for error, left in [(StoreError("gone"), 0), (Transient("busy"), 1), (StoreError("gone"), 0), (KeyboardInterrupt(), 1)]:
         placing = store.place("a", 10, "origin")
         placing.write_at(0, memoryview(b"01234"))
         placing.give_up(error)

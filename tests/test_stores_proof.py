@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from ckptsync.digest import FileDigest, digest_stream
+from ckptsync.digest import digest, digest_stream
 from ckptsync.errors import Corrupt
-from ckptsync.stores.proof import proof
+from ckptsync.stores.proof import Digests, Stretches, pieces, proof
 
 CONTENT = bytes(range(251)) * 50  # four blocks, the last one shorter
 DIGEST = digest_stream([CONTENT], len(CONTENT))
+ENDS = (100, 101, 9000, 12550)
+STRETCHES = Stretches(
+    len(CONTENT), DIGEST.digest, ENDS, tuple(digest(CONTENT[a:b]) for a, b in zip((0, *ENDS), ENDS, strict=False))
+)
 
 
-def prove(data: bytes, start: int, end: int, step: int, wanted: FileDigest | None = DIGEST) -> None:
+def prove(data: bytes, start: int, end: int, step: int, wanted: Digests | None = DIGEST) -> None:
     found = proof("a", wanted, start, end)
     for at in range(0, len(data), step):
         found.add(memoryview(data)[at : at + step])
@@ -43,3 +47,24 @@ def test_bytes_of_which_nothing_is_known_are_taken_as_they_are() -> None:
     prove(b"whatever", 0, 8, 3, None)
     with pytest.raises(Corrupt):
         prove(b"whatever", 0, len(CONTENT), 3)
+
+
+@pytest.mark.parametrize("step", [1, 1000, 20000])
+@pytest.mark.parametrize("span", [(0, 12550), (0, 100), (100, 9000), (101, 12550)])
+def test_stretches_of_any_length_are_proven_as_blocks_are(span: tuple[int, int], step: int) -> None:
+    prove(CONTENT[slice(*span)], *span, step, STRETCHES)
+    for at in (span[0], span[1] - 1):
+        with pytest.raises(Corrupt):
+            prove(changed(at)[slice(*span)], *span, step, STRETCHES)
+
+
+def test_bytes_that_did_not_all_come_are_not_proven() -> None:
+    for wanted in (DIGEST, STRETCHES):
+        with pytest.raises(Corrupt, match="differ"):
+            prove(CONTENT[101:8191], 101 if wanted is STRETCHES else 4096, 12550, 1000, wanted)
+
+
+def test_pieces_are_the_blocks_or_the_stretches() -> None:
+    assert list(pieces(DIGEST, 4096, 12550)) == [(4096, 8192), (8192, 12288), (12288, 12550)]
+    assert list(pieces(STRETCHES, 100, 12550)) == [(100, 101), (101, 9000), (9000, 12550)]
+    assert not list(pieces(DIGEST, 0, 0))

@@ -9,14 +9,13 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from ckptsync.digest import FileDigest
 from ckptsync.errors import Corrupt
 from ckptsync.model import Extent
 from ckptsync.stores.ahead import Reads
 from ckptsync.stores.posix.placing import Placing
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.pouring import pour
-from ckptsync.stores.proof import Proof, proof
+from ckptsync.stores.proof import Digests, Proof, pieces, proof
 
 RANGE = 32 << 20  # bytes of a request: many small ones cost a server more
 WORTH = 256 << 10  # bytes of a file below which it is quicker to bring it again than to look for what is left of it
@@ -31,26 +30,33 @@ class Wanted:
     name: str
     under: str
     size: int
-    digest: FileDigest | None
+    digest: Digests | None
 
     def ranges(self) -> list[tuple[int, int]]:
-        """Of whole blocks; a file without bytes has one, too."""
-        step = max(RANGE, self.digest.block_size if self.digest else 0)
-        return [(start, min(start + step, self.size)) for start in range(0, max(1, self.size), step)]
+        """Of whole blocks or stretches; a file without bytes has one, too."""
+        if not self.digest:
+            return [(start, min(start + RANGE, self.size)) for start in range(0, max(1, self.size), RANGE)]
+        found, begun = [], 0
+        for _, end in pieces(self.digest, 0, self.size):
+            if end - begun >= RANGE:
+                found.append((begun, end))
+                begun = end
+        return [*found, (begun, self.size)] if begun < self.size or not found else found
 
 
 class Arrival:
     """Threads may bring its ranges at once.  Raises Corrupt, NotFound, StoreError."""
 
     def __init__(self, source: Reads, target: PosixStore, wanted: Wanted) -> None:
-        self._source, self._target, self._wanted = source, target, wanted
+        self.wanted = wanted
+        self._source, self._target = source, target
         self._left = len(wanted.ranges())
         self._lock = threading.Lock()
         self._placing: Placing | None = None
 
     def bring(self, span: tuple[int, int], buffer: memoryview, told: Told) -> bool:
         """One of `Wanted.ranges`, and whether it was the last one: then the file is there."""
-        placing, wanted = self._begun(), self._wanted
+        placing, wanted = self._begun(), self.wanted
         for start, end in _missing(placing, wanted, span, buffer) if placing.left else (span,):
             way = _Way(placing, proof(wanted.name, wanted.digest, start, end), start, told)
             pour(self._source, Extent(wanted.name, start, end - start), buffer, way.take)
@@ -71,7 +77,7 @@ class Arrival:
     def _begun(self) -> Placing:
         with self._lock:
             if self._placing is None:
-                wanted = self._wanted
+                wanted = self.wanted
                 origin = wanted.digest.digest if wanted.digest and wanted.size >= WORTH else ""
                 self._placing = self._target.place(wanted.under, wanted.size, origin)
             return self._placing
@@ -97,9 +103,8 @@ def _missing(placing: Placing, wanted: Wanted, span: tuple[int, int], buffer: me
     if wanted.digest is None:
         yield span
         return
-    first, size = span[0], wanted.digest.block_size
-    for start in range(*span, size):
-        end = min(start + size, span[1])
+    first = span[0]
+    for start, end in pieces(wanted.digest, *span):
         if _is_there(placing, wanted.name, wanted.digest, (start, end), buffer):
             if first < start:
                 yield first, start
@@ -108,7 +113,7 @@ def _missing(placing: Placing, wanted: Wanted, span: tuple[int, int], buffer: me
         yield first, span[1]
 
 
-def _is_there(placing: Placing, name: str, digest: FileDigest, block: tuple[int, int], buffer: memoryview) -> bool:
+def _is_there(placing: Placing, name: str, digest: Digests, block: tuple[int, int], buffer: memoryview) -> bool:
     found = proof(name, digest, *block)
     try:
         for at in range(*block, len(buffer)):

@@ -8,7 +8,7 @@ import os
 import threading
 from collections.abc import Callable
 
-from ckptsync.errors import Transient
+from ckptsync.errors import CkptsyncError, Transient
 from ckptsync.stores import beneath
 from ckptsync.stores.oserrors import Telling
 from ckptsync.stores.posix.draft import Draft
@@ -65,10 +65,10 @@ class Placing:
             self._draft.release()
 
     def give_up(self, error: BaseException) -> None:
-        """What is there stays for the next try if that may end better.  May be called again."""
+        """What is there stays for the next try if that may end better, as after an interruption.  May be called again."""
         if not self._is_first():
             return
-        if not (self._draft.may_stay and isinstance(error, Transient)):
+        if not self._draft.may_stay or (isinstance(error, CkptsyncError) and not isinstance(error, Transient)):
             self._draft.remove()
         self._draft.release()
 
