@@ -87,3 +87,71 @@ def test_a_push_reads_each_file_once_and_tells_of_each_byte_once(tmp_path: Path)
 )
 def test_a_store_that_continues_nothing_is_said_to_be_one(url: str, count: int) -> None:
     assert len(notes(url)) == count
+
+
+def configured(tmp_path: Path, more: str = "send: weights") -> Path:
+    """A worker's configuration, whose output directory holds one checkpoint."""
+    shutil.copytree(FSDP / "node0", tmp_path / "jobs" / "sft" / "out")
+    config = tmp_path / "worker.yaml"
+    config.write_text(
+        f"node: n7\nstore: {{url: {tmp_path}/store}}\nlimits: {{threads: 2}}\n"
+        f"worker:\n  runs: [{{path: '{tmp_path}/jobs/*/out'}}]\n  {more}\n"
+    )
+    return config
+
+
+def test_a_configuration_says_where_to_under_which_names_and_what(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = configured(tmp_path)
+    assert main(["push", str(tmp_path / "jobs/sft/out"), "-c", str(config), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    [sent] = result["checkpoints"]
+    assert (result["store"], sent["run"], sent["phase"]) == (f"{tmp_path}/store", "sft", "sent")
+    [manifest] = (tmp_path / "store" / "sft" / ".ckptsync").rglob("manifest-n7-*")
+    files = {f["path"] for f in json.loads(manifest.read_bytes())["files"]}
+    assert "pytorch_model_fsdp_0/__0_0.distcp" in files
+    assert not any("optimizer" in path for path in files if path.endswith(".distcp"))
+
+
+@pytest.mark.parametrize(
+    ("flags", "there", "absent"),
+    [
+        (["--send", "all"], "optimizer_0/__0_0.distcp", "none"),
+        (["--send", "all", "--exclude", "optimizer_*/*"], "pytorch_model_fsdp_0/__0_0.distcp", "optimizer_0/__0_0.distcp"),
+        (["--include", "*.json"], "trainer_state.json", "pytorch_model_fsdp_0/__0_0.distcp"),
+    ],
+)
+def test_flags_go_before_the_configuration(
+    flags: list[str], there: str, absent: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configured(tmp_path)
+    assert main(["push", str(tmp_path / "jobs/sft/out"), "-c", str(config), "--run", "mine", "--node", "n1", *flags]) == 0
+    assert "mine/checkpoint-4: sent" in capsys.readouterr().out
+    stored = tmp_path / "store" / "mine" / "checkpoint-4"
+    assert (stored / there).exists()
+    assert not (stored / absent).exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["-c", "{config}", "/else"], "a store and a configuration are given"),
+        ([], "no store is named"),
+        (["/else", "--exclude", "/abs"], "--exclude: '/abs' is no glob"),
+    ],
+)
+def test_what_contradicts_itself_sends_nothing(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CKPTSYNC_STORE", raising=False)
+    config = configured(tmp_path)
+    assert main(["push", str(tmp_path / "jobs/sft/out"), *(w.format(config=config) for w in words)]) == 2
+    assert said in capsys.readouterr().err
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_dry_run_counts_what_was_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    counts = []
+    for preset in ("all", "weights"):
+        assert main(["push", str(FSDP / "node0"), str(tmp_path / "s"), "--send", preset, "--dry-run", "--json"]) == 0
+        counts += [c["files"] for c in json.loads(capsys.readouterr().out)["checkpoints"]]
+    assert counts[0] > counts[1] > 0

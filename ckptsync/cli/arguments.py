@@ -19,7 +19,18 @@ exit codes:
   130  interrupted (143: terminated)
 """
 DTYPES = ("auto", "keep", "bf16", "fp16", "fp32")
+PRESETS = ("all", "no-optimizer", "weights")
 LEVELS = ("stat", "digest", "parse", "load")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Takes a URL that may be left out also where flags stand before it: argparse gives it up as soon as it meets a flag after the word before it."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:  # type: ignore[override]
+        found, rest = super().parse_known_args(args, namespace)
+        if len(rest) == 1 and not rest[0].startswith("-") and getattr(found, "url", "") is None:
+            found.url = rest.pop()
+        return found, rest
 
 
 def parser() -> argparse.ArgumentParser:
@@ -31,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action="version", version=f"ckptsync {__version__}")
-    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Parser)
     for add in (_demo, _run, _push, _merge, _verify, _inspect, _ls, _status, _service):
         add(commands)
     return top
@@ -109,7 +120,27 @@ def _run(commands: Any) -> None:
 def _push(commands: Any) -> None:
     command = _command(commands, "push", "send one checkpoint (or every one below a directory) to a store, now")
     command.add_argument("directory", metavar="DIR", help="a checkpoint, or an output directory of checkpoints")
-    command.add_argument("url", metavar="STORE_URL", help="the store, a path or a URL")
+    command.add_argument(
+        "url", metavar="STORE_URL", nargs="?", help="the store, a path or a URL (default: the -c file's, or $CKPTSYNC_STORE)"
+    )
+    command.add_argument(
+        "-c",
+        "--config",
+        metavar="CONFIG",
+        help="a worker's configuration: its store, limits, node, names of runs, and what it sends",
+    )
+    command.add_argument(
+        "--send",
+        choices=PRESETS,
+        help="all; no-optimizer: without its states; weights: the model alone (default: the -c file's, or all)",
+    )
+    command.add_argument(
+        "--include",
+        metavar="GLOB",
+        action="append",
+        help="of that only files that match this, or another --include, by path or name",
+    )
+    command.add_argument("--exclude", metavar="GLOB", action="append", help="of that no file that matches this")
     command.add_argument("--run", metavar="NAME", help="the run's name in the store (default: the output directory's name)")
     command.add_argument("--node", metavar="ID", help="the node's id in the store (default: computed)")
     _bandwidth(command)

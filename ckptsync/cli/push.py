@@ -3,45 +3,88 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ckptsync import scan
 from ckptsync.cli import output
 from ckptsync.cli.places import options_for, reached
 from ckptsync.cli.progress import Progress, shown, silent
+from ckptsync.config.loading import load
+from ckptsync.config.runs import output_directories
 from ckptsync.config.units import show_size
+from ckptsync.config.values import Config
 from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.records.names import checked_node
 from ckptsync.stores.generic.store import NOTE
 from ckptsync.stores.opening import create_store
 from ckptsync.stores.urls import Remote, located
 from ckptsync.worker import result
-from ckptsync.worker.options import checked_run
-from ckptsync.worker.push import push_now, to_push
+from ckptsync.worker.node import node_id
+from ckptsync.worker.offering import offered
+from ckptsync.worker.options import RunDir, checked_run
+from ckptsync.worker.push import planned, push_now
+from ckptsync.worker.selecting import Selection
 
 CONTINUED = frozenset({"s3", "sftp"})  # kinds of stores elsewhere in which a write that was interrupted goes on where it was
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command line wants, and where it says nothing the configuration."""
+
+    url: str
+    node: str
+    selection: Selection
+    runs: tuple[RunDir, ...]
+
+
 def run(args: argparse.Namespace) -> int:
     """Send; what the store has already is not sent again."""
-    directory, node = Path(args.directory), checked(args.node or "")
-    name, spots = to_push(directory)
-    name = checked_run(args.run or name)
-    located(args.url)
-    access = reached(args)
-    sizes = {spot.name: [file.size for file in scan.found(spot).files] for spot in spots}
+    asked = _asked(args, load(Path(args.config)) if args.config else None)
+    directory, access = Path(args.directory), reached(args)
+    offer = offered(directory, asked.runs)
+    name = checked_run(args.run or offer.run)
+    located(asked.url)
+    sizes = planned(offer, asked.node, asked.selection)
     if args.dry_run:
-        _say(args, [_planned(name, checkpoint, found) for checkpoint, found in sizes.items()])
+        _say(args, asked.url, [_planned(name, checkpoint, found) for checkpoint, found in sizes])
         return 0
-    store = create_store(args.url, options_for(args.url, access), access.limits)
-    total = sum(map(sum, sizes.values()))
+    store = create_store(asked.url, options_for(asked.url, access), access.limits)
+    total = sum(sum(found) for _, found in sizes)
     with (silent if args.json else shown)(f"sending {name}") as progress:
-        sent = push_now(directory, store, node, name, counting(progress, total), threads=access.limits.threads)
-    _say(args, [_described(one) for one in sent])
+        passed, threads = counting(progress, total), access.limits.threads
+        sent = push_now(directory, store, asked.node, name, passed, threads=threads, selection=asked.selection, runs=asked.runs)
+    _say(args, asked.url, [_described(one) for one in sent])
     return 0
+
+
+def _asked(args: argparse.Namespace, config: Config | None) -> Asked:
+    if config and args.url:
+        raise ConfigError(f"{args.url}: a store and a configuration are given", hint="give one of them")
+    url = config.store.url if config else args.url or os.environ.get("CKPTSYNC_STORE", "")
+    if not url:
+        raise ConfigError("no store is named", hint="give its URL, a configuration with -c, or set CKPTSYNC_STORE")
+    worker = config.worker if config else None
+    return Asked(
+        url,
+        checked(args.node or "") or (config.node if config else "") or node_id(),
+        Selection(
+            args.send or (worker.send if worker else "all"),
+            _globs("--include", args.include) or (worker.include if worker else ()),
+            _globs("--exclude", args.exclude) or (worker.exclude if worker else ()),
+        ),
+        tuple(RunDir(r.name, Path(r.path)) for r in output_directories(worker.runs, url).runs) if worker else (),
+    )
+
+
+def _globs(flag: str, given: list[str] | None) -> tuple[str, ...]:
+    wrong = next((glob for glob in given or () if not glob or glob.startswith("/")), None)
+    if wrong is not None:
+        raise ConfigError(f"{flag}: {wrong!r} is no glob of a checkpoint's files", hint='such as "*.safetensors", or "optimizer*"')
+    return tuple(given or ())
 
 
 def checked(node: str) -> str:
@@ -86,9 +129,9 @@ def _described(one: result.Progress) -> dict[str, Any]:
     return {key: value for key, value in asdict(one).items() if key not in ("k", "detail")}
 
 
-def _say(args: argparse.Namespace, found: list[dict[str, Any]]) -> None:
+def _say(args: argparse.Namespace, url: str, found: list[dict[str, Any]]) -> None:
     if args.json:
-        output.print_json({"store": args.url, "dry_run": args.dry_run, "checkpoints": found, "notes": notes(args.url)})
+        output.print_json({"store": url, "dry_run": args.dry_run, "checkpoints": found, "notes": notes(url)})
         return
     for one in found:
         where = f" as {one['place']}" if one["place"] not in ("", one["checkpoint"]) else ""

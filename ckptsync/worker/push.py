@@ -2,76 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
-from ckptsync import scan
-from ckptsync.errors import CkptsyncError, ConfigError, Incomplete
+from ckptsync.errors import CkptsyncError, Incomplete
+from ckptsync.records import saves
 from ckptsync.scan import Spot
+from ckptsync.spool import pins as spool
+from ckptsync.spool.marks import Took, took_of
 from ckptsync.stores.contract import Store
 from ckptsync.stores.limits import Limits
-from ckptsync.worker import clock, deciding, rivals
-from ckptsync.worker.evidence import gather
-from ckptsync.worker.hold import hold
+from ckptsync.walk import OURS
+from ckptsync.worker import clock, deciding, remembering, rivals
 from ckptsync.worker.known import Known, read_known
 from ckptsync.worker.looking import Seen
 from ckptsync.worker.moving import tidy
 from ckptsync.worker.node import node_id
-from ckptsync.worker.options import checked_run, local_root, refuse_overlap
+from ckptsync.worker.offering import Offer, evidence_of, is_proven, judged, left_behind, of_source, offered, spans
+from ckptsync.worker.options import RunDir, checked_run, local_root, refuse_overlap
+from ckptsync.worker.order_of_writing import Span
 from ckptsync.worker.result import Progress
-from ckptsync.worker.saving import is_given_up, sent_progress, told
+from ckptsync.worker.saving import begun, is_given_up, outgoing, own, sent_progress, told, with_took
+from ckptsync.worker.selecting import EVERYTHING, Selection
 from ckptsync.worker.send import Road, send
-from ckptsync.worker.settle import Rule, Sighting, judge
 from ckptsync.worker.take import Passed, nothing, take
 
-NOW = Rule(quiet=0, unmarked=0, doubtful=0)
 UNCLAIMED = "another node is sending files of this checkpoint, and this store may let two nodes write one name at once: push again when that node is done"
-
-
-def to_push(directory: Path) -> tuple[str, tuple[Spot, ...]]:
-    """The run's name by its directory, and the checkpoints; raises ConfigError if there are none."""
-    if not directory.is_dir():
-        raise ConfigError(
-            f"{directory}: no such directory", hint="give a checkpoint's directory, or the one that holds checkpoints"
-        )
-    own = scan.spot_at(directory)
-    if own is not None:
-        above = own.path.parent
-        return (above.parent if above.name in scan.NESTED else above).name, (own,)
-    found = scan.spots(directory.resolve())
-    if not found:
-        raise ConfigError(
-            f"{directory}: no checkpoint in it",
-            hint="wanted: checkpoint-N, checkpoint_K, step-N, global_step_N, *.ckpt, a DeepSpeed save directory, or a model with its weights",
-        )
-    return directory.resolve().name, found
+ASSUMED = "taken to be finished on your word"
 
 
 def push_now(
-    directory: Path, store: Store, node: str = "", run: str = "", passed: Passed = nothing, *, threads: int = Limits().threads
+    directory: Path,
+    store: Store,
+    node: str = "",
+    run: str = "",
+    passed: Passed = nothing,
+    *,
+    threads: int = Limits().threads,
+    selection: Selection = EVERYTHING,
+    runs: Iterable[RunDir] = (),
 ) -> tuple[Progress, ...]:
     """Send all of them; of several errors the first is raised, after everything else has been tried.
 
     ``passed`` is told the bytes of each chunk that is read, each byte of a file once: what has to be read again is taken back.
+    ``runs``: output directories whose runs have names already, as a daemon's configuration gives them.
     Raises ConfigError (no checkpoint; the store lies in it), Incomplete (it is being written), Corrupt, StoreError.
     """
-    name, spots = to_push(directory)
+    offer = offered(directory, runs)
     root = local_root(store.url)
     if root is not None:
         refuse_overlap(directory, root)
-    name, node = checked_run(run or name), node or node_id()
+    offer, node = replace(offer, run=checked_run(run or offer.run)), node or node_id()
     # measured once, and only where something is sent
-    pusher = _Pusher(store, node, name, passed, threads, cache(lambda: clock.measure(store, node)))
+    pusher = _Pusher(store, node, offer, selection, spans(offer), passed, threads, cache(lambda: clock.measure(store, node)))
     results: list[Progress] = []
     errors: list[CkptsyncError] = []
-    for spot in spots:
-        result = pusher.attempt(spot)
+    every: list[Spot | Seen] = [*offer.spots, *left_behind(offer, node)]
+    for one in every:
+        result = pusher.attempt(one)
         (results if isinstance(result, Progress) else errors).append(result)  # type: ignore[arg-type]
     if errors:
         raise errors[0]
     return tuple(results)
+
+
+def planned(offer: Offer, node: str, selection: Selection) -> list[tuple[str, list[int]]]:
+    """What there is to send: the sizes of the files of each save, by its checkpoint's name.  Raises as `push_now` does, and sends nothing."""
+    seen = [*(of_source(offer, spot) for spot in offer.spots), *left_behind(offer, node)]
+    return [(one.spot.name, [s.size for s in outgoing(one, selection).hold.stats]) for one in seen]
 
 
 @dataclass(slots=True)
@@ -80,53 +82,81 @@ class _Pusher:
 
     store: Store
     node: str
-    run: str
+    offer: Offer
+    selection: Selection
+    beside: Sequence[Span]
     passed: Passed
     threads: int
     offset: Callable[[], int]
     known: Known = field(default_factory=Known)
 
-    def attempt(self, spot: Spot) -> Progress | CkptsyncError:
+    def attempt(self, one: Spot | Seen) -> Progress | CkptsyncError:
         try:
-            return self._push(spot)
+            return self._push(of_source(self.offer, one) if isinstance(one, Spot) else one)
         except CkptsyncError as e:  # raised by the caller, once the others have had their turn
             return e
 
-    def _push(self, spot: Spot) -> Progress:
-        seen = Seen(self.run, spot, hold(scan.found(spot), None, spot.family, spot.name), None)
-        evidence = gather(seen.hold, spot, later=False, mates=False)
-        found = judge(evidence, Sighting(evidence.files, 0.0), 0.0, NOW)
+    def _push(self, seen: Seen) -> Progress:
+        evidence, marked = evidence_of(seen, self.offer.root, self.beside)
+        found = judged(evidence)
         if not found.settled:
-            raise Incomplete(f"{spot.path}: {found.reason}", hint="push it when the trainer is done with it")
-        broken = self._read().broken_place(spot.name)
+            raise Incomplete(f"{seen.spot.path}: {found.reason}", hint="push it when the trainer is done with it")
+        broken = self._read().broken_place(seen.spot.name)
         if broken is not None:
             raise broken
         if is_given_up(seen, self.node, self.known):
-            return Progress(self.run, spot.name, 0, "retired", "given up in the store")
-        return self._send(seen)
+            return Progress(seen.run, seen.spot.name, 0, "retired", "given up in the store")
+        done = self._send(outgoing(seen, self.selection), marked)
+        if not done.files or is_proven(evidence) or self._has_mate(seen):
+            return done
+        return replace(done, notes=(*done.notes, f"{ASSUMED}: {found.reason}"))
 
-    def _send(self, seen: Seen) -> Progress:
+    def _send(self, seen: Seen, marked: str) -> Progress:
         name = seen.spot.name
         road = Road(
             self.store,
             self.node,
             lambda: self._read().manifests(name),
-            lambda: rivals.is_contended(self._read(), self.node, self.run, name),
+            lambda: rivals.is_contended(self._read(), self.node, seen.run, name),
             self.passed,
             self.threads,
         )
         taken = take(seen.hold)
-        planned = replace(deciding.draft(told(seen, self.node), taken), clock_offset=self.offset())
-        sent = send(planned, seen.hold, road, taken.read)
+        manifest = replace(deciding.draft(told(seen, self.node), taken), clock_offset=self.offset())
+        sent = send(with_took(manifest, self._said(seen, marked)), seen.hold, road, taken.read)
         if sent.waiting:
             raise Incomplete(
                 f"{seen.spot.path}: another node is writing {sent.waiting[0]}", hint="push it again when that node is done"
             )
         place = tidy(self.node, sent.place, seen.hold, road, self._read().copies)
+        if seen.pin is not None and seen.pin.node in ("", self.node):
+            with contextlib.suppress(CkptsyncError):  # who waits for it asks a worker, too
+                spool.mark_stored(seen.pin)
         progress = sent_progress(seen, taken, replace(sent, place=place))
         is_doubtful = not self.store.is_exclusive and road.is_contended()
         return replace(progress, notes=(*progress.notes, UNCLAIMED)) if is_doubtful else progress
 
+    def _said(self, seen: Seen, marked: str) -> Took:
+        """What the manifest says beside its files.  Where there is a spool a daemon may have to write it again, and say the same."""
+        now = time.time_ns()
+        took = begun(seen, now, marked)
+        took = replace(took, settled=took.settled or now)
+        live = [k.manifest for k in saves.live(self.known.manifests(seen.spot.name)) if k.manifest.node == self.node]
+        if own(seen.hold.stats, live, EVERYTHING):
+            return took  # nothing will be said
+        with contextlib.suppress(CkptsyncError):  # a disk that is full or not ours: what was said cannot be said again
+            if seen.pin is not None and seen.pin.node in ("", self.node):
+                spool.record(seen.pin, took)
+                return took_of(seen.pin.path)
+            if (self.offer.root / OURS).is_dir():
+                remembering.keep(self.offer.root, f"{seen.spot.name}.{now // 10**9}", took)
+        return took
+
+    def _has_mate(self, seen: Seen) -> bool:
+        """Whether another node has stored its part of the same save, which it would not have done before its end."""
+        live = [k.manifest for k in saves.live(self.known.manifests(seen.spot.name))]
+        return deciding.has_mate(seen.hold.stats, self.node, self.offset(), live)
+
     def _read(self) -> Known:
-        self.known = read_known(self.store, self.run, self.known)
+        self.known = read_known(self.store, self.offer.run, self.known)
         return self.known

@@ -19,8 +19,13 @@ from ckptsync.walk import OURS
 def remember(output_dir: Path, pin: Pin) -> None:
     """Keep what is said beside a pin.  Raises StoreError where the disk refuses."""
     if pin.took != Took():
-        with refusals(output_dir):
-            write_mark(_folder(output_dir) / pin.path.name / "took.json", pin.took)
+        keep(output_dir, pin.path.name, pin.took)
+
+
+def keep(output_dir: Path, name: str, took: Took) -> None:
+    """The same of a save that was sent without a pin; ``name`` is a checkpoint's with a number.  Raises StoreError where the disk refuses."""
+    with refusals(output_dir):
+        write_mark(_folder(output_dir) / name / "took.json", took)
 
 
 def remembered(output_dir: Path, checkpoint: str) -> tuple[Took, ...]:
