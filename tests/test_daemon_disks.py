@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from ckptsync.daemon.disks import disks
+from ckptsync.daemon.disks import disks, room
 
 
 def test_what_only_a_pin_still_holds_is_counted_and_what_the_trainer_has_too_is_not(tmp_path: Path) -> None:
@@ -20,3 +20,11 @@ def test_what_only_a_pin_still_holds_is_counted_and_what_the_trainer_has_too_is_
 
 def test_a_directory_that_is_gone_is_left_out_and_one_without_pins_holds_nothing(tmp_path: Path) -> None:
     assert [disk.spool for disk in disks([str(tmp_path), str(tmp_path / "gone")], 0)] == [0]
+
+
+def test_the_room_of_a_store_is_known_where_it_is_a_path(tmp_path: Path) -> None:
+    there = room(f"file://{tmp_path}")
+    assert there
+    assert 0 < there.free < there.total
+    assert room(str(tmp_path / "gone")) is None
+    assert room("s3://bucket/prefix") is None

@@ -16,6 +16,8 @@ CODES = {
     "DAMAGED": "1;31",
     "AMBIGUOUS": "35",
     "RETIRED": "2",
+    "CRITICAL": "1;31",
+    "WARNING": "33",
 }
 """How a terminal shows each word (ECMA-48 SGR)."""
 

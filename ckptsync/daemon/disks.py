@@ -1,4 +1,4 @@
-"""How full the file systems of the output directories are, and what of it only our pins still hold."""
+"""How full the file systems of the output directories are, and what of it only our pins still hold; and how full a store that is a path."""
 
 from __future__ import annotations
 
@@ -7,13 +7,27 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ckptsync.daemon.surveying import shown
+from ckptsync.fleet.alarms import Room
 from ckptsync.fleet.heartbeat import Disk
+from ckptsync.stores.urls import Remote, located
 from ckptsync.walk import OURS
 
 
 def disks(paths: Iterable[str], budget: int) -> tuple[Disk, ...]:
     """One for each output directory that can be asked."""
     return tuple(found for path in paths for found in _disk(path, budget))
+
+
+def room(url: str) -> Room | None:
+    """Of a store; ``None`` where it is no path of this machine, or does not answer."""
+    place = located(url)
+    if isinstance(place, Remote):
+        return None
+    try:
+        there = os.statvfs(place)
+    except OSError:
+        return None  # whoever reads the store next says what is wrong with it
+    return Room(there.f_bavail * there.f_frsize, there.f_blocks * there.f_frsize)
 
 
 def _disk(path: str, budget: int) -> Iterator[Disk]:

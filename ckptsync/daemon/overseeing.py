@@ -1,0 +1,35 @@
+"""One look at a whole store, for whoever shows it: what has not changed since the last one is not read again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from ckptsync.catalogue.summary import Catalogue
+from ckptsync.config.values import Config
+from ckptsync.daemon.disks import room
+from ckptsync.daemon.identity import machine
+from ckptsync.fleet.alarms import Patience
+from ckptsync.fleet.overview import Overview, Seen, overview
+from ckptsync.fleet.told import Told, told
+from ckptsync.stores.contract import Store
+
+
+def patience(config: Config) -> Patience:
+    """As a configuration has it."""
+    return Patience(node=config.head.patience_node, period=config.verify.period)
+
+
+class Overseer:
+    """``catalogue`` gives the store's, and may remember what it likes."""
+
+    def __init__(self, store: Store, catalogue: Callable[[], Catalogue], patience: Patience) -> None:
+        self._store, self._catalogue, self._patience = store, catalogue, patience
+        self._told = Told()
+
+    def look(self) -> Overview:
+        """Now; raises StoreError."""
+        found = self._catalogue()
+        self._told = told(self._store, self._told)
+        now = max(self._told.now(machine(), time.time()), found.clock)
+        return overview(Seen(self._store.url, found, self._told, now, room(self._store.url)), self._patience)
