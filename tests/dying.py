@@ -38,6 +38,10 @@ class Dying:
         self._live()
         yield from self._store.names(prefix)
 
+    def dirs(self, prefix: str, start: str = "") -> list[str]:
+        self._live()
+        return self._store.dirs(prefix, start)
+
     def size(self, name: str) -> int:
         self._live()
         return self._store.size(name)

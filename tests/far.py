@@ -75,6 +75,9 @@ class Counting:
     def names(self, prefix: str) -> Iterator[Entry]:
         return self.store.names(prefix)
 
+    def dirs(self, prefix: str, start: str = "") -> list[str]:
+        return self.store.dirs(prefix, start)
+
     def size(self, name: str) -> int:
         return self.store.size(name)
 

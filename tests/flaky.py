@@ -27,6 +27,9 @@ class Flaky:
                 self._pass_moment()
             yield entry
 
+    def dirs(self, prefix: str, start: str = "") -> list[str]:
+        return self._asked(lambda: self._store.dirs(prefix, start))
+
     def size(self, name: str) -> int:
         return self._asked(lambda: self._store.size(name))
 

@@ -76,6 +76,10 @@ class OneOf:
         self._turns.take(self._node)
         yield from list(self._store.names(prefix))
 
+    def dirs(self, prefix: str, start: str = "") -> list[str]:
+        self._turns.take(self._node)
+        return self._store.dirs(prefix, start)
+
     def size(self, name: str) -> int:
         self._turns.take(self._node)
         return self._store.size(name)

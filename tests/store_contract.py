@@ -58,6 +58,22 @@ class StoreContract:
         assert names(store, "nowhere/") == []
         assert names(store, "runs/") == [], "a file is no prefix"
 
+    def test_directories_are_told_without_what_is_in_them(self, store: Store) -> None:
+        for name in ["run/a/x/y", "run/a/z", "run/a.b/c", "run/b", "run/ä b/c", "run-2/x", "c"]:
+            store.write(name, [b"x"])
+        assert [found for found in store.dirs("") if found != ".ckptsync"] == ["run", "run-2"]
+        assert store.dirs("run/") == ["a", "a.b", "ä b"]
+        assert store.dirs("run/a/") == ["x"]
+        assert store.dirs("run/", "a") == ["a", "a.b"]
+        assert store.dirs("", "run-") == ["run-2"]
+        assert store.dirs("run/b/") == store.dirs("nowhere/") == store.dirs("c/") == store.dirs("run/", "b") == []
+
+    def test_directories_of_a_hostile_prefix_are_refused(self, store: Store) -> None:
+        with pytest.raises(ValueError, match="slash"):
+            store.dirs("run")
+        with pytest.raises(Corrupt):
+            store.dirs("../")
+
     def test_a_prefix_without_its_slash_is_a_bug_and_a_hostile_one_is_refused(self, store: Store) -> None:
         with pytest.raises(ValueError, match="slash"):
             names(store, "run")

@@ -51,6 +51,20 @@ def test_a_listing_of_many_pages_is_whole(store: Store, monkeypatch: pytest.Monk
     assert [e.name for e in store.names("a/")] == [n for n in wanted if n.startswith("a/")]
 
 
+def test_directories_of_many_pages_are_all_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in range(7):
+        store.write(f"run/checkpoint-{n}/a", [b"x"])
+    monkeypatch.setattr("ckptsync.stores.s3.store.PAGE", 3)
+    assert store.dirs("run/") == [f"checkpoint-{n}" for n in range(7)]
+    assert store.dirs("run/", "checkpoint-5") == ["checkpoint-5"]
+
+
+def test_what_stands_where_a_directory_would_and_is_no_name_is_none() -> None:
+    page = "".join(f"<CommonPrefixes><Prefix>pre/{found}/</Prefix></CommonPrefixes>" for found in ("a", "..", "b%5Cc", "d e"))
+    with scripted(Say(200, f"<ListBucketResult>{page}</ListBucketResult>".encode())) as script:
+        assert script.store().dirs("") == ["a", "b%5Cc", "d e"]
+
+
 def test_keys_that_no_file_could_have_and_those_of_others_are_no_names() -> None:
     keys = ["pre/dir/", "pre/a/../../b", "pre/ba\\ck", "pre//x", "elsewhere/y", "pre", "pre/good"]
     page = "".join(f"<Contents><Key>{key}</Key><Size>1</Size></Contents>" for key in keys)

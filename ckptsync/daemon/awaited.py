@@ -33,6 +33,10 @@ class Awaited:
         """As the contract says."""
         return self._there.names(prefix)
 
+    def dirs(self, prefix: str, start: str = "") -> list[str]:
+        """As the contract says."""
+        return self._there.dirs(prefix, start)
+
     def size(self, name: str) -> int:
         """As the contract says."""
         return self._there.size(name)

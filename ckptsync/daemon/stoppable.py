@@ -29,6 +29,10 @@ class Stoppable:
         """As the contract says."""
         return self._store.names(prefix)
 
+    def dirs(self, prefix: str, start: str = "") -> list[str]:
+        """As the contract says."""
+        return self._store.dirs(prefix, start)
+
     def size(self, name: str) -> int:
         """As the contract says."""
         return self._store.size(name)

@@ -131,6 +131,11 @@ def walk(root: str, prefix: str, skips: Callable[[str], bool]) -> Iterator[tuple
             yield prefix + key, found
 
 
+def directories(root: str, prefix: str, skips: Callable[[str], bool]) -> list[str]:
+    """The names of those directly below ``prefix``, in any order; as `walk` for the rest."""
+    return [key[:-1] for key, found in _listing(root, prefix, skips) if found is None]
+
+
 def _listing(root: str, prefix: str, skips: Callable[[str], bool]) -> Iterator[tuple[str, os.stat_result | None]]:
     """One directory: files with what stat says, directories with a slash and ``None``.
 

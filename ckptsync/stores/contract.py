@@ -63,6 +63,13 @@ class Store(Protocol):
         """
         ...
 
+    def dirs(self, prefix: str, start: str = "") -> list[str]:
+        """What stands between ``prefix`` (as in `names`) and the next slash of any name, sorted, of that only what begins with ``start``.
+
+        As cheap as one level is, however much lies below.  Where there are real directories one may be told that has no names in it.
+        """
+        ...
+
     def size(self, name: str) -> int:
         """Bytes; raises NotFound."""
         ...

@@ -38,6 +38,13 @@ class MemoryStore:
         for name, file in files:
             yield Entry(name, len(file.content), file.mtime)
 
+    def dirs(self, prefix: str, start: str = "") -> list[str]:
+        """As the contract says."""
+        checked_prefix(prefix)
+        with self._lock:
+            below = [name.removeprefix(prefix) for name in self._files if name.startswith(prefix + start)]
+        return sorted({found for found, slash, _ in (name.partition("/") for name in below) if slash})
+
     def size(self, name: str) -> int:
         """As the contract says."""
         return len(self._content(name))

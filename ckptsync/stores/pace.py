@@ -92,6 +92,10 @@ class Paced:
         """As the contract says."""
         return self.inner.names(prefix)
 
+    def dirs(self, prefix: str, start: str = "") -> list[str]:
+        """As the contract says."""
+        return self.inner.dirs(prefix, start)
+
     def size(self, name: str) -> int:
         """As the contract says."""
         return self.inner.size(name)

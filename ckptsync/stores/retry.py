@@ -126,6 +126,10 @@ class Retrying:
         while (entry := self._persistence.call(listing.following)) is not None:
             yield entry
 
+    def dirs(self, prefix: str, start: str = "") -> list[str]:
+        """As the contract says."""
+        return self._persistence.call(lambda: self.inner.dirs(prefix, start))
+
     def size(self, name: str) -> int:
         """As the contract says."""
         return self._persistence.call(lambda: self.inner.size(name))

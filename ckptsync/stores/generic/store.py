@@ -53,6 +53,18 @@ class GenericStore:
         found = (_entry(info, self._root) for info in infos if info.get("type") == "file" and not info.get("islink"))
         yield from sorted(e for e in found if e and e.name.startswith(prefix) and not e.name.startswith(UNFINISHED))
 
+    def dirs(self, prefix: str, start: str = "") -> list[str]:
+        """As the contract says."""
+        checked_prefix(prefix)
+        at = self._path(prefix.rstrip("/"))
+        try:
+            infos = self._asked(prefix or self.url, lambda fs: fs.ls(at, detail=True))
+        except NotFound:
+            return []
+        below = (_plain(i, self._root) for i in infos if i.get("type") == "directory" and not i.get("islink"))
+        names = {n.removeprefix(prefix) for n in below if n.startswith(prefix + start) and not f"{n}/".startswith(UNFINISHED)}
+        return sorted(n for n in names if "/" not in n)
+
     def size(self, name: str) -> int:
         """As the contract says."""
         path = self._path(_checked(name))
@@ -159,12 +171,16 @@ def _checked(name: str) -> str:
 
 def _entry(info: Mapping[str, Any], root: str) -> Entry | None:
     """None of what is no file of ours: names that nobody could have written here."""
-    path = str(info["name"])
-    name = path.strip("/").removeprefix(root.strip("/")).lstrip("/")
+    name = _plain(info, root)
+    return Entry(name, int(info["size"]), changed(info)) if name else None
+
+
+def _plain(info: Mapping[str, Any], root: str) -> str:
+    """The name in the store, or nothing for what nobody could have written here."""
     try:
-        return Entry(checked_path(name), int(info["size"]), changed(info))
+        return checked_path(str(info["name"]).strip("/").removeprefix(root.strip("/")).lstrip("/"))
     except Corrupt:
-        return None  # the question was whether it is refused
+        return ""  # the question was whether it is refused
 
 
 def _opened(remote: Remote, options: Mapping[str, Any]) -> tuple[Any, str]:

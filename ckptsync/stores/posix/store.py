@@ -71,6 +71,16 @@ class PosixStore:
         except OSError as e:
             raise self._told.error(str(e.filename or self.root), e) from e
 
+    def dirs(self, prefix: str, start: str = "") -> list[str]:
+        """As the contract says."""
+        self._ways.forget_older(TRUSTED_S)
+        self._look()
+        try:
+            found = beneath.directories(self.root, checked_prefix(prefix), is_unfinished)
+        except OSError as e:
+            raise self._told.error(str(e.filename or self.root), e) from e
+        return sorted(name for name in found if name.startswith(start))
+
     def size(self, name: str) -> int:
         """As the contract says."""
         with self._reading(_checked(name)):

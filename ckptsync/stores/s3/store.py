@@ -10,6 +10,7 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
+from xml.etree.ElementTree import Element
 
 from ckptsync.errors import Corrupt, Exists, NotFound, StoreError, Transient
 from ckptsync.model import Extent
@@ -26,7 +27,7 @@ from ckptsync.stores.s3.put import Sender
 from ckptsync.stores.s3.sinks import Into, Refused, Sink, Through
 from ckptsync.stores.s3.targets import Conditions, Creating, Goal, Writing
 from ckptsync.stores.s3.wire import Answer
-from ckptsync.stores.s3.xml import next_page, objects
+from ckptsync.stores.s3.xml import directories, next_page, objects
 from ckptsync.stores.urls import Remote
 
 PAGE = 1000  # keys of a listing, at most: S3's own limit
@@ -57,6 +58,12 @@ class S3Store:
         """As the contract says."""
         found = self._listed(self._prefix + checked_prefix(prefix))
         yield from found if self._bucket.is_aws else sorted(found)  # others list directory by directory
+
+    def dirs(self, prefix: str, start: str = "") -> list[str]:
+        """As the contract says."""
+        at = self._prefix + checked_prefix(prefix)
+        below = (found.removeprefix(at)[:-1] for page in self._pages(at + start, {"delimiter": "/"}) for found in directories(page))
+        return sorted({name for name in below if _is_name(name)})
 
     def size(self, name: str) -> int:
         """As the contract says."""
@@ -147,14 +154,18 @@ class S3Store:
             sweep(Sender(self._bucket, Persistence(0)), self._prefix)  # if it fails, another time will do
 
     def _listed(self, prefix: str) -> Iterator[Entry]:
-        query = {"list-type": "2", "prefix": prefix, "max-keys": str(PAGE), "encoding-type": "url"}
-        while True:
-            asked = Ask("ListObjectsV2", query=tuple(query.items()))
-            root = self._bucket.tree(asked, self._sender.ask(asked), "ListBucketResult")
-            for each in objects(root):
+        for page in self._pages(prefix, {}):
+            for each in objects(page):
                 name = each.key.removeprefix(self._prefix)
                 if each.key.startswith(prefix) and _is_name(name):
                     yield Entry(name, each.size, each.mtime)
+
+    def _pages(self, prefix: str, more: Mapping[str, str]) -> Iterator[Element]:
+        query = {"list-type": "2", "prefix": prefix, "max-keys": str(PAGE), "encoding-type": "url", **more}
+        while True:
+            asked = Ask("ListObjectsV2", query=tuple(query.items()))
+            root = self._bucket.tree(asked, self._sender.ask(asked), "ListBucketResult")
+            yield root
             token = next_page(root, "NextContinuationToken", query.get("continuation-token", ""), self.url)
             if not token:
                 return

@@ -100,6 +100,12 @@ def objects(root: Element) -> Iterator[Object]:
         yield Object(_name(root, text(each, "Key")), int(text(each, "Size") or 0), seconds(text(each, "LastModified")))
 
 
+def directories(root: Element) -> Iterator[str]:
+    """Of ListObjectsV2 that was asked with a delimiter: keys up to it, and with it."""
+    for each in root.iterfind("CommonPrefixes"):
+        yield _name(root, text(each, "Prefix"))
+
+
 def uploads(root: Element) -> Iterator[Begun]:
     """Of ListMultipartUploads."""
     for each in root.iterfind("Upload"):

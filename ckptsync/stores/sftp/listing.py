@@ -29,6 +29,13 @@ def walk(files: ServerFiles, prefix: str) -> Iterator[Entry]:
         yield from _walk(files, prefix, listings(files, [prefix])[0])
 
 
+def directories(files: ServerFiles, prefix: str) -> list[str]:
+    """The names of those directly below ``prefix``, sorted."""
+    if not files.is_directory(prefix):
+        return []
+    return sorted(key[:-1] for key, found in listings(files, [prefix])[0] if found is None and not is_unfinished(key[:-1]))
+
+
 def listings(files: ServerFiles, prefixes: Sequence[str]) -> list[Listing]:
     """What is in each of these directories; nothing where there is none."""
     return files.sessions.on(lambda session: _Directories(session, files, prefixes).read())

@@ -23,7 +23,7 @@ from ckptsync.stores.posix.draft import is_unfinished
 from ckptsync.stores.sftp.commit import claim, replace
 from ckptsync.stores.sftp.creating import Creating, ToCreate
 from ckptsync.stores.sftp.files import ServerFiles
-from ckptsync.stores.sftp.listing import walk
+from ckptsync.stores.sftp.listing import directories, walk
 from ckptsync.stores.sftp.place import placed
 from ckptsync.stores.sftp.pool import Sessions
 from ckptsync.stores.sftp.upload import Publish, SftpTarget, left_behind
@@ -66,6 +66,12 @@ class SftpStore:
         checked_prefix(prefix)
         self._files.look()
         yield from walk(self._files, prefix)
+
+    def dirs(self, prefix: str, start: str = "") -> list[str]:
+        """As the contract says."""
+        checked_prefix(prefix)
+        self._files.look()
+        return [name for name in directories(self._files, prefix) if name.startswith(start)]
 
     def size(self, name: str) -> int:
         """As the contract says."""
