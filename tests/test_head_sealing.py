@@ -248,9 +248,9 @@ class Told(MemoryStore):
         super().__init__()
         self.told: dict[str, About] = {}
 
-    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         self.told[name] = about
-        super().write(name, chunks, about)
+        super().create(name, chunks, about)
 
 
 def test_an_upload_of_a_model_can_be_continued_by_a_head_that_makes_the_same_and_by_no_other() -> None:

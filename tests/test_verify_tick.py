@@ -11,7 +11,7 @@ from ckptsync.records.names import file_name
 from ckptsync.records.report import Report
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.verify.due import SEALING, Schedule
-from ckptsync.verify.tick import VerifyResult, tick
+from ckptsync.verify.tick import VerifyResult, one, tick
 from tests.verified import PLACE, RUN, WHOLE, arrive, flip, manifest, place, put, whole_store
 
 MODEL = file_name(RUN, PLACE, "model.safetensors")
@@ -103,3 +103,11 @@ def test_a_store_that_does_not_answer_is_an_error_and_no_report() -> None:
         tick(store, DAILY, 1e6)
     store.fails = False
     assert reports(store) == []
+
+
+def test_one_place_is_verified_when_it_is_asked_for_and_one_that_has_gone_is_not() -> None:
+    store = whole_store()
+    for n in (1, 2):
+        assert one(store, RUN, PLACE, "digest", 7.0).written.count(f"/report-{n}-") == 1
+    assert [(r.verdict, r.when) for r in reports(store)] == [("ok", 7.0)] * 2
+    assert one(store, RUN, "checkpoint-999", "digest", 7.0) == VerifyResult()

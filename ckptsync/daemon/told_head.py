@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ckptsync.catalogue.fresh import Fresh
 from ckptsync.daemon.phases import Line, pairs
 from ckptsync.head.consolidate import HeadResult
+from ckptsync.head.sealing import Made
 from ckptsync.records.report import Finding
 from ckptsync.verify.tick import VerifyResult
 
@@ -14,19 +15,17 @@ from ckptsync.verify.tick import VerifyResult
 def head(result: HeadResult) -> Iterator[Line]:
     """The word of each place, models that were made, failures."""
     yield from catalogue(result.catalogue)
-    for made in result.made:
-        text = pairs(
-            phase="sealed",
-            run=made.run,
-            place=made.place,
-            files=len(made.files),
-            bytes=made.size,
-            notes="; ".join(made.notes),
-        )
-        yield Line(f"made {made.seal} {len(made.files)}", text)
+    yield from map(made, result.made)
     for failed in result.failed:
         text = pairs(phase="failed", run=failed.run, place=failed.place, error=failed.error, hint=failed.error.hint)
         yield Line(f"failed {failed.run}/{failed.place}", text, is_error=True)
+
+
+def made(one: Made) -> Line:
+    """A model that was made, mended or completed."""
+    counts = {"files": len(one.files), "bytes": one.size}
+    text = pairs(phase="sealed", run=one.run, place=one.place, **counts, notes="; ".join(one.notes))
+    return Line(f"made {one.seal} {len(one.files)}", text)
 
 
 def head_errors(result: HeadResult) -> tuple[str, ...]:

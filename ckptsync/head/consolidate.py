@@ -1,4 +1,7 @@
-"""The head's tick: every checkpoint that is complete becomes one model, sealed; what is damaged is made again."""
+"""Every checkpoint that is complete becomes one model, sealed; what is damaged is made again.
+
+`one` does what is due of one place, as a head's child process does; `tick` of all, one after the other.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +12,18 @@ from functools import cache, partial
 from ckptsync.catalogue.fresh import Fresh, fresh
 from ckptsync.errors import CkptsyncError
 from ckptsync.head import deciding, sealing
+from ckptsync.head.agreeing import Origin
 from ckptsync.head.deciding import Failure, Place, Task
-from ckptsync.head.sealing import Made, Origin
+from ckptsync.head.errands import FINAL
+from ckptsync.head.sealing import Made, Making
+from ckptsync.merge.consolidate import Progress
+from ckptsync.merge.copying import Work
 from ckptsync.merge.plan import Options
 from ckptsync.model import Files
 from ckptsync.records.state import Snapshot
 from ckptsync.stores import top
 from ckptsync.stores.contract import Store
 
-FINAL = "final"
 ANY_RUN = "*"
 
 
@@ -82,17 +88,49 @@ def tick(store: Store, options: HeadOptions, now: float, memory: Memory | None =
     return HeadResult(tuple(made), tuple(fails), catalogue)
 
 
+def one(
+    store: Store, run: str, place: str, options: HeadOptions, *, progress: Progress | None = None, work: Work | None = None
+) -> tuple[Made, ...]:
+    """Do what is due of a place as it is now; of all sealed places of a run, if ``place`` is empty, add what has come since.
+
+    Raises what `sealing` raises; of several places the first error, after all were tried.
+    """
+    found = fresh(store, run)
+    configured = cache(top.named)
+    making = Making(options.merge, progress, work)
+    made: list[Made] = []
+    errors: list[CkptsyncError] = []
+    for snapshot in found.readable:
+        task = deciding.task(snapshot)
+        if snapshot.place != place and (place or task.deed != "complete"):
+            continue
+        try:
+            done = _done(store, snapshot, task, partial(_origins, store, snapshot, options, found, configured), making)
+        except CkptsyncError as e:
+            errors.append(e)
+        else:
+            made += [done] if done else []
+    if errors:
+        raise errors[0]
+    return tuple(made)
+
+
 def _do(store: Store, snapshot: Snapshot, look: Callable[[], Sequence[Origin]], options: Options, memory: Memory) -> Made | None:
     task = deciding.task(snapshot)
-    if task.deed == "nothing" or _is_looked_at(snapshot, task, memory):
+    if _is_looked_at(snapshot, task, memory):
         return None
+    done = _done(store, snapshot, task, look, Making(options))
+    if task.deed == "mend":
+        memory.looked_at[snapshot.run, snapshot.place] = deciding.state_key(snapshot)
+    return done
+
+
+def _done(store: Store, snapshot: Snapshot, task: Task, look: Callable[[], Sequence[Origin]], making: Making) -> Made | None:
     if task.deed == "consolidate":
-        return sealing.consolidate(store, snapshot, options, look())
+        return sealing.consolidate(store, snapshot, making, look())
     if task.deed == "complete":
         return sealing.complete(store, snapshot, look())
-    done = sealing.mend(store, snapshot, task.files, look())
-    memory.looked_at[snapshot.run, snapshot.place] = deciding.state_key(snapshot)
-    return done
+    return sealing.mend(store, snapshot, task.files, look(), making) if task.deed == "mend" else None
 
 
 def _is_looked_at(snapshot: Snapshot, task: Task, memory: Memory) -> bool:

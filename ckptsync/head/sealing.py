@@ -1,43 +1,37 @@
 """Making, mending and completing one consolidated model.  Its seal is written after every file that it names.
 
-Killed anywhere and called again, the same bytes and the same seal come of it: they are a function of the manifests, the options and the
-configuration found.  Two heads at once write the same bytes under the same names.
+Killed anywhere and called again, the same bytes and the same seal come of it: they are a function of what heads have agreed on before the first
+byte (`agreeing`).  So two heads at once, whatever their options, write the same bytes under the same names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-
-from blake3 import blake3
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from ckptsync.digest import digest
-from ckptsync.errors import Corrupt, Exists, Incomplete, NotFound
+from ckptsync.errors import Corrupt, Exists, Incomplete
+from ckptsync.head import agreeing
+from ckptsync.head.agreeing import Agreement, Origin
 from ckptsync.head.checked import CheckedFiles
+from ckptsync.head.placing import InTheWay, Writing, is_whole, placed, proven
 from ckptsync.merge import output
-from ckptsync.merge.consolidate import Chunk, carry_out
+from ckptsync.merge.consolidate import Chunk, Merged, Progress, carry_out
+from ckptsync.merge.copying import Work
 from ckptsync.merge.plan import FORMAT, Options, check_dtype
-from ckptsync.merge.prepare import Job, prepare
-from ckptsync.model import Files
+from ckptsync.merge.prepare import MAX_BESIDE, Job, prepare
+from ckptsync.model import Files, read_whole
 from ckptsync.records.coding import encode, record_name
-from ckptsync.records.names import consolidated_prefix
+from ckptsync.records.names import consolidated_prefix, parse_record_name, records_prefix
 from ckptsync.records.seal import Seal, SealedFile
 from ckptsync.records.state import Snapshot
-from ckptsync.stores.contract import UNKNOWN, About, Store, read_all
+from ckptsync.stores.contract import About, Store, read_all
 from ckptsync.stores.pieces import fetched
 from ckptsync.stores.tree import StoreFiles
 
-PIECE = 4 << 20
 _TIES = "ties_by"  # in a seal's options: the configuration that said which tensors to write; empty if there was none then
 _DECIDING = ("config.json", "adapter_config.json")  # which names are tied; what is saved with an adapter
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """A further place for configuration and tokenizer; ``name`` stands in the seal, so it is the same for every head."""
-
-    name: str
-    files: Files
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,31 +52,68 @@ def source_files(store: Store, snapshot: Snapshot) -> CheckedFiles:
     return CheckedFiles(fetched(StoreFiles(store, there), store), {path: snapshot.files[path][0].entry for path in there})
 
 
-def consolidate(store: Store, snapshot: Snapshot, options: Options, origins: Sequence[Origin]) -> Made:
+@dataclass(frozen=True, slots=True)
+class Making:
+    """What a head would do of itself, whom it tells how far it is, and with how many threads."""
+
+    options: Options = field(default_factory=Options)
+    progress: Progress | None = None
+    work: Work | None = None
+
+
+def consolidate(store: Store, snapshot: Snapshot, making: Making, origins: Sequence[Origin]) -> Made:
     """Merge a place that is model complete.  Raises Incomplete, Unsupported, Corrupt or StoreError; without the seal nothing was made."""
-    files = source_files(store, snapshot)
-    job = prepare(files, options, [o.files for o in origins])
-    prefix = consolidated_prefix(snapshot.run, snapshot.place)
-    abouts = _abouts(snapshot, options, job)
-    merged = carry_out(job, files, lambda name, chunks: store.write(prefix + name, chunks, abouts.get(name, UNKNOWN)))
+    agreed = agreeing.found(store, snapshot)
+    job = None
+    if agreed is None:
+        job = prepare(source_files(store, snapshot), making.options, [o.files for o in origins])
+        agreed, is_own = agreeing.proposed(store, snapshot, making.options, job, origins)
+        job = job if is_own else None
+    seen = agreeing.seen_by(agreed, snapshot)
+    files = source_files(store, seen)
+    job = job or prepare(files, agreed.options, [agreeing.given(store, agreed)] if agreed.given else [])
+    given = {f.path for f in agreed.given}
+    left = replace(job, beside=tuple(b for b in job.beside if b[0] not in given))
+    writing = Writing(store, consolidated_prefix(seen.run, seen.place), _abouts(seen, agreed.options, job))
+    merged = _merged(store, seen, agreed, partial(carry_out, left, files, writing.put, making.progress, making.work))
+    beside = (*merged.files, *agreed.given)
     seal = Seal(
-        run=snapshot.run,
-        checkpoint=snapshot.checkpoint,
-        place=snapshot.place,
-        n=_next_n(snapshot),
-        manifests=tuple(k.name for k in snapshot.manifests),
+        run=seen.run,
+        checkpoint=seen.checkpoint,
+        place=seen.place,
+        n=agreed.n,
+        manifests=agreed.manifests,
         options={
-            "dtype": options.dtype,
-            "max_shard_size": str(options.max_shard_size),
+            "dtype": agreed.dtype,
+            "max_shard_size": str(agreed.max_shard_size),
             "source": job.source,
-            "config": _origins_of(job.beside, origins),
+            "config": agreed.config,
             _TIES: next((name for name, _ in job.beside if name in _DECIDING), ""),
             "format": str(FORMAT),
         },
-        files=merged.files,
+        files=beside,
         tensors=merged.tensors,
     )
-    return _sealed(store, seal, merged.files, merged.notes)
+    agreeing.check_holds(store, agreed, seen)
+    return _sealed(store, seal, beside, merged.notes)
+
+
+def _merged(store: Store, snapshot: Snapshot, agreed: Agreement, merge: Callable[[], Merged]) -> Merged:
+    """The merge, after what it found in its way was removed: bytes that nothing binds, of an agreement that nobody follows any more."""
+    while True:
+        try:
+            return merge()
+        except InTheWay as e:  # noqa: PERF203 - a merge costs a million times more
+            _remove(store, snapshot, agreed, e.name)
+
+
+def _remove(store: Store, snapshot: Snapshot, agreed: Agreement, name: str) -> None:
+    """Raises Incomplete if a seal has come meanwhile: it may bind what is there."""
+    agreeing.check_holds(store, agreed, snapshot)
+    listed = (entry.name for entry in store.names(records_prefix(snapshot.run, snapshot.place)))
+    if any(p.kind == "seal" and str(p) not in snapshot.records.seals for p in map(parse_record_name, listed) if p):
+        raise Incomplete(f"{snapshot.run}/{snapshot.place}: sealed by another head meanwhile", hint="the next look sees it")
+    store.delete(name)
 
 
 def _abouts(snapshot: Snapshot, options: Options, job: Job) -> dict[str, About]:
@@ -92,15 +123,17 @@ def _abouts(snapshot: Snapshot, options: Options, job: Job) -> dict[str, About]:
     return {plan.name: About(plan.size, f"seal {origin} {plan.name}") for plan in job.plans}
 
 
-def mend(store: Store, snapshot: Snapshot, suspects: Sequence[str], origins: Sequence[Origin]) -> Made | None:
+def mend(
+    store: Store, snapshot: Snapshot, suspects: Sequence[str], origins: Sequence[Origin], making: Making | None = None
+) -> Made | None:
     """Write again those of ``suspects`` whose bytes are not the sealed ones; ``None`` if all are well.
 
-    Options are the seal's, whatever this head's are.  Raises Corrupt, with nothing written under that name, if the sources no longer
-    give the bytes that the seal names.
+    Options are the seal's, whatever this head's are: of ``making`` only the rest counts.  Raises Corrupt, with nothing written under that name, if
+    the sources no longer give the bytes that the seal names.
     """
     seal = _seal_of(snapshot)
     prefix = consolidated_prefix(snapshot.run, snapshot.place)
-    bad = {f.path: f for f in seal.files if f.path in suspects and not _is_whole(store, prefix + f.path, f)}
+    bad = {f.path: f for f in seal.files if f.path in suspects and not is_whole(store, prefix + f.path, f)}
     if not bad:
         return None
     files = source_files(store, snapshot)
@@ -111,13 +144,14 @@ def mend(store: Store, snapshot: Snapshot, suspects: Sequence[str], origins: Seq
 
     def write(name: str, chunks: Iterable[Chunk]) -> None:
         if name in bad and name not in done:
-            store.write(prefix + name, _proven(chunks, bad[name]))
+            store.write(prefix + name, proven(chunks, bad[name]))
             done.add(name)
 
     for name in sorted(bad):
         if name.endswith(".index.json"):  # it speaks of all files, also of those that need no mending
             write(name, [output.index(job.plans)])
-    carry_out(_only(job, bad), files, write)
+    making = making or Making()
+    carry_out(_only(job, bad), files, write, making.progress, making.work)
     if lost := sorted(bad.keys() - done):
         raise Incomplete(f"{prefix}{lost[0]}: nothing has its content any more", hint="the configuration it came from has gone")
     return Made(snapshot.run, snapshot.place, snapshot.seal_name, tuple(sorted(bad)), sum(f.size for f in bad.values()))
@@ -138,11 +172,11 @@ def complete(store: Store, snapshot: Snapshot, origins: Sequence[Origin]) -> Mad
     job = prepare(files, _options_of(seal), [o.files for o in origins])
     new = replace(job, plans=(), beside=tuple(b for b in job.beside if b[0] not in bound))
     prefix = consolidated_prefix(snapshot.run, snapshot.place)
-    added = carry_out(new, files, lambda name, chunks: store.write(prefix + name, chunks)).files
+    added = tuple(_added(store, prefix, name, place, new) for name, place in new.beside)
     config = " ".join(filter(None, (seal.options.get("config", ""), _origins_of(new.beside, origins))))
     further = replace(
         seal,
-        n=_next_n(snapshot),
+        n=agreeing.next_n(snapshot),
         manifests=tuple(k.name for k in snapshot.manifests),
         options={**seal.options, "config": config},
         files=(*seal.files, *added),
@@ -150,13 +184,16 @@ def complete(store: Store, snapshot: Snapshot, origins: Sequence[Origin]) -> Mad
     return _sealed(store, further, added, ())
 
 
+def _added(store: Store, prefix: str, name: str, place: Files, job: Job) -> SealedFile:
+    """What lies there: another head may have added its own a moment ago."""
+    data = read_whole(place, name, MAX_BESIDE)
+    there = placed(store, prefix + name, output.with_dtype(data, job.dtype) if name == "config.json" else data, MAX_BESIDE)
+    return SealedFile(name, len(there), digest(there))
+
+
 def _seal_of(snapshot: Snapshot) -> Seal:
     assert snapshot.seal is not None
     return snapshot.seal
-
-
-def _next_n(snapshot: Snapshot) -> int:
-    return max((seal.n for seal in snapshot.records.seals.values()), default=-1) + 1
 
 
 def _sealed(store: Store, seal: Seal, written: Sequence[SealedFile], notes: tuple[str, ...]) -> Made:
@@ -186,33 +223,6 @@ def _only(job: Job, wanted: Iterable[str]) -> Job:
     names = set(wanted)
     plans = tuple(p for p in job.plans if p.name in names)
     return replace(job, plans=plans, beside=tuple(b for b in job.beside if b[0] in names))
-
-
-def _is_whole(store: Store, name: str, file: SealedFile) -> bool:
-    digester = blake3()
-    try:
-        if store.size(name) != file.size:
-            return False
-        buffer = memoryview(bytearray(min(PIECE, file.size)))
-        for at in range(0, file.size, PIECE):
-            piece = buffer[: min(PIECE, file.size - at)]
-            store.read_into(name, at, piece)
-            digester.update(piece)
-    except (NotFound, Corrupt):  # gone, or shorter than it was a moment ago
-        return False
-    return digester.hexdigest() == file.digest
-
-
-def _proven(chunks: Iterable[Chunk], file: SealedFile) -> Iterator[Chunk]:
-    """The chunks; raises Corrupt after the last one, so that nothing appears, if they are not the sealed bytes."""
-    digester = blake3()
-    for chunk in chunks:
-        digester.update(chunk)
-        yield chunk
-    if digester.hexdigest() != file.digest:
-        raise Corrupt(
-            f"{file.path}: made again, it is not what the seal says", hint="its configuration, or this program, has changed"
-        )
 
 
 class _Without:

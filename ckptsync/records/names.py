@@ -3,6 +3,7 @@
 <run>/checkpoint-500/…                                  the trainer's own files
 <run>/consolidated/checkpoint-500/…                     the consolidated model
 <run>/.ckptsync/checkpoint-500/manifest-<node>-<n>-<digest>.json, seal-<n>-…, report-<n>-…, tombstone-<n>-…, keep-<n>-…
+<run>/.ckptsync/checkpoint-500/agreement-<n>.json      what heads have agreed to make of it
 <run>/.ckptsync/checkpoint-500/files/<node>/<path>      a node's copy of a name that another node owns with other bytes
 <run>/.ckptsync/checkpoint-500/sending/<node>           not empty while that node sends files of that checkpoint's name
 .ckptsync/store.json, .ckptsync/nodes/<node>.json, .ckptsync/clocks/<node>

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ckptsync.catalogue.fresh import Fresh, fresh
+from ckptsync.catalogue.fresh import Fresh, fresh, fresh_place
 from ckptsync.catalogue.summary import Fault
 from ckptsync.errors import Incomplete
-from ckptsync.records.report import Report
+from ckptsync.records.report import Level, Report
 from ckptsync.stores.contract import Store
 from ckptsync.verify.due import Due, Schedule, due
 from ckptsync.verify.place import verify_place
@@ -42,6 +42,16 @@ def tick(store: Store, schedule: Schedule, now: float) -> VerifyResult:
             waiting = tuple(f"{d.place.run}/{d.place.place}" for d in (*todo[:i], *todo[i + 1 :]))
             return VerifyResult(report, written, waiting, found.faults)
     return VerifyResult(None, "", tuple(f"{d.place.run}/{d.place.place}" for d in todo), found.faults)
+
+
+def one(store: Store, run: str, place: str, level: Level, now: float) -> VerifyResult:
+    """Verify this place as it is now, and write the report; raises StoreError, and then nothing is reported.  Nothing of one that has gone."""
+    found = fresh_place(store, run, place)
+    seen = found.of(run, place)
+    if newer := found.newer(run, place):
+        raise newer
+    report = _verified(store, Due(seen, level, "never"), found, now) if seen else None
+    return VerifyResult(report, write_report(store, report) if report else "", (), found.faults)
 
 
 def _verified(store: Store, next_: Due, found: Fresh, now: float) -> Report | None:

@@ -1,0 +1,54 @@
+"""What a head has to do, as its catalogue tells it: one errand for each place, or run, that something is to be done about.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from ckptsync.catalogue.summary import Summary
+from ckptsync.digest import digest
+
+FINAL = "final"
+"""The model that a trainer leaves in its run's root: it has the configuration that sharded checkpoints lack."""
+
+
+@dataclass(frozen=True, slots=True)
+class Errand:
+    """``place`` is empty where all sealed places of a run are meant; ``size``: bytes that are read.  Errands of equal ``key`` come to the same end.
+
+    ``lasts``: what has been looked at once need not be looked at again while its key is the same.
+    """
+
+    run: str
+    place: str
+    size: int
+    key: str
+    lasts: bool = False
+
+
+def errands(places: Iterable[Summary], configured: Callable[[str], str]) -> tuple[Errand, ...]:
+    """New models first, those of the newest checkpoints before others; then what is damaged of older ones; then what could be added.
+
+    ``configured``: of a run, what changes when files that an operator gave for it do; empty where there are none.
+    """
+    known = [s for s in places if s.word not in ("RETIRED", "AMBIGUOUS")]
+    new = sorted((s for s in known if not s.seal and s.model), key=lambda s: (-s.arrived, s.run, s.place))
+    bad = [s for s in known if s.seal and (s.proof.damage or not s.sealed)]
+    return (
+        *(Errand(s.run, s.place, s.size, s.state) for s in new),
+        *(Errand(s.run, s.place, s.size + s.model_size, f"{s.state} {s.sealed}", lasts=s.sealed) for s in bad),
+        *_completions(known, configured),
+    )
+
+
+def _completions(known: Iterable[Summary], configured: Callable[[str], str]) -> Iterator[Errand]:
+    """One for a run: most often there is nothing to add, and ten thousand processes that find so are many."""
+    by_run: dict[str, list[Summary]] = {}
+    for s in known:
+        by_run.setdefault(s.run, []).append(s)
+    for run, places in by_run.items():
+        given = " ".join([*(s.state for s in places if s.checkpoint == FINAL), configured(run)]).strip()
+        lacking = [s for s in places if s.sealed and (s.late or (s.bare and given))]
+        if lacking:
+            states = "\n".join(sorted(s.state for s in lacking))
+            yield Errand(run, "", 0, digest(f"{given}\n{states}".encode()), lasts=True)
