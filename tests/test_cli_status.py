@@ -77,7 +77,7 @@ def keys(value: Any, above: str = "") -> set[str]:
     """Every key of a document, with those above it; of a list the keys of its items; of what has names for keys, none."""
     if isinstance(value, list):
         return set().union(*(keys(item, above) for item in value))
-    if not isinstance(value, dict) or above.rpartition(".")[2] in ("checkpoints", "watch", "trains", "places"):
+    if not isinstance(value, dict) or above.rpartition(".")[2] in ("checkpoints", "watch", "trains", "lacks", "places"):
         return set()
     return {f"{above}.{k}".lstrip(".") for k in value}.union(*(keys(v, f"{above}.{k}".lstrip(".")) for k, v in value.items()))
 

@@ -32,6 +32,16 @@ def test_damage_is_critical_and_says_what_was_found_and_since_when() -> None:
     assert "model: digest: differs" in alarm.text
 
 
+def test_damage_that_no_node_can_send_again_says_so() -> None:
+    proof = Proven("r", "damaged", damage=("r",), said=NOW - 50)
+    hurt = place(word="DAMAGED", evidence=("m: missing",), proof=proof, nodes=("n0", "n1"))
+    lacks = {"r": ("m",)}
+    one = raised(heart(lacks=lacks), heart("n1"), places=[hurt])["damaged run/checkpoint-1"]
+    both = raised(heart(lacks=lacks), heart("n1", lacks=lacks), places=[hurt])["damaged run/checkpoint-1"]
+    assert one.text == "run/checkpoint-1: m: missing"
+    assert both.text == "run/checkpoint-1: m: missing; n0, n1 no longer have its bytes"
+
+
 def test_what_cannot_be_read_is_said_of_records_and_of_hearts() -> None:
     name = "run/.ckptsync/checkpoint-1/manifest-n0-1-" + "0" * 16 + ".json"
     record = parse_record_name(name)

@@ -2,4 +2,5 @@
 
 ``heartbeat``: a node's word about itself in the store, and how two workers under one id are told apart; ``facts``: what a node is made of;
 ``told``: all of both.  ``nodes``, ``runs`` and ``alarms`` make of them, and of the catalogue, what `ckptsync status` shows; ``overview`` is all of that as one value.
+``alerting``: which alarms to tell somebody, and when.
 """

@@ -106,8 +106,7 @@ def _damage(scene: Scene) -> Iterator[Alarm]:
     for s in scene.catalogue.summaries:
         where = f"{s.run}/{s.place}"
         if s.word == "DAMAGED":
-            todo = f"`ckptsync repair` says who can send it again; `ckptsync status`, whether {_those(s.nodes)} can be reached"
-            yield Alarm("damaged", where, "critical", s.proof.said, f"{where}: {_first(s.evidence)}", todo)
+            yield _damaged(s, where, lacking(s, scene.nodes))
         elif s.word == "AMBIGUOUS" and scene.now - s.arrived < scene.patience.over:
             todo = "nobody merges it: give the jobs output directories of their own, or use the hook"
             yield Alarm("ambiguous", where, "warning", s.arrived, f"{where}: {_first(s.evidence)}", todo)
@@ -118,6 +117,22 @@ def _damage(scene: Scene) -> Iterator[Alarm]:
         if node.state == "unreadable":
             todo = "remove that file if the node is no more: a live one writes it again"
             yield Alarm("unreadable", node.name, "warning", node.beat, f"heartbeat of {node.name}: {_first(node.errors)}", todo)
+
+
+def _damaged(s: Summary, where: str, lacking: Sequence[str]) -> Alarm:
+    if set(s.nodes) <= set(lacking):
+        text = f"{where}: {_first(s.evidence)}; {_those(lacking)} no longer {'has' if len(lacking) == 1 else 'have'} its bytes"
+        todo = "`ckptsync repair` says what is lost by it; an earlier checkpoint may serve"
+    else:
+        text = f"{where}: {_first(s.evidence)}"
+        todo = f"`ckptsync repair` says who can send it again; {_those(s.nodes)} would, if their services run"
+    return Alarm("damaged", where, "critical", s.proof.said, text, todo)
+
+
+def lacking(s: Summary, nodes: Sequence[Node]) -> tuple[str, ...]:
+    """Of a damaged place the nodes that cannot send again what a report asks for."""
+    asked = {*s.proof.damage, *s.manifests}
+    return tuple(n.node for n in nodes if n.node in s.nodes and not asked.isdisjoint(n.lacks))
 
 
 def _stalls(scene: Scene) -> Iterator[Alarm]:

@@ -22,6 +22,7 @@ class Node:
 
     What follows is as it said then: ``oldest``: seconds for which the first of the ``queue`` had waited, ``rate``: bytes a second over a minute,
     ``sent_bytes``: since its start.  ``verifies``: seconds within which it reads every byte of the store again, 0 if it does not.
+    ``lacks``: record of damage → what of it this node cannot send again.
     ``clock_offset``: its clock minus the store's, in seconds, ``None`` where nobody measured it.  ``trains``: run → its newest training there.
     """
 
@@ -43,6 +44,7 @@ class Node:
     watch: Mapping[str, str] = field(default_factory=dict)
     errors: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    lacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     clock_offset: float | None = None
     trains: Mapping[str, Train] = field(default_factory=dict)
 
@@ -75,4 +77,4 @@ def node(known: Known, facts: Facts | None, now: float) -> Node:
     )
 
 
-_TOLD = ("queue", "oldest", "rate", "sent_bytes", "jobs", "verifies", "disk", "watch", "errors", "notes")
+_TOLD = ("queue", "oldest", "rate", "sent_bytes", "jobs", "verifies", "disk", "watch", "errors", "notes", "lacks")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ckptsync.catalogue.summary import Catalogue
-from ckptsync.fleet.alarms import Alarm, Patience, Room, Scene, alarms
+from ckptsync.fleet.alarms import Alarm, Patience, Room, Scene, alarms, lacking
 from ckptsync.fleet.nodes import Node, nodes
 from ckptsync.fleet.runs import Run, runs
 from ckptsync.fleet.told import Told
@@ -75,7 +76,7 @@ def document(seen: Overview) -> dict[str, Any]:
         "size": seen.size,
         "model_size": seen.model_size,
         "room": asdict(seen.room) if seen.room else None,
-        "repairs": _repairs(seen.catalogue),
+        "repairs": _repairs(seen.catalogue, seen.nodes),
         "retired": _retired(seen.catalogue),
         "unreadable": [f"{fault.name}: {fault.error}" for fault in seen.catalogue.faults],
     }
@@ -85,8 +86,8 @@ def _alarm(alarm: Alarm) -> dict[str, Any]:
     return {"kind": alarm.kind, **asdict(alarm)}
 
 
-def _repairs(catalogue: Catalogue) -> list[dict[str, Any]]:
-    """What is damaged, and whether something was sent again since."""
+def _repairs(catalogue: Catalogue, nodes: Sequence[Node]) -> list[dict[str, Any]]:
+    """What is damaged, whether something was sent again since, and who cannot."""
     return [
         {
             "run": s.run,
@@ -96,6 +97,7 @@ def _repairs(catalogue: Catalogue) -> list[dict[str, Any]]:
             "changed": s.proof.changed or None,
             "findings": list(s.evidence),
             "nodes": list(s.nodes),
+            "lacking": list(lacking(s, nodes)),
         }
         for s in catalogue.summaries
         if s.word == "DAMAGED"
