@@ -52,6 +52,7 @@ class TwoNodes:
         self._url, self._reached, self._options = str(home / "store"), str(home / "store"), dict[str, Any]()
         self._reached_options: dict[str, Any] = {}
         self._proxy: TcpProxy | None = None
+        home.mkdir(parents=True, exist_ok=True)
         if kind != "posix":
             {"s3": self._serve_s3, "sftp": self._serve_sftp}[kind]()
         self.store: Store = create_store(self._url, self._options)
