@@ -42,7 +42,7 @@ BOTH = "roles: [worker, head, verifier]\nworker: {{runs: ['{tmp}/out/*'], quiet:
 def test_three_roles_bring_a_checkpoint_from_a_disk_to_verified(tmp_path: Path) -> None:
     config, store = configured(tmp_path, BOTH)
     with roles(config, "n0", store, fail) as working:
-        assert [tick.name for tick in working.ticks] == ["look", "worker", "head", "verifier"]
+        assert [tick.name for tick in working.ticks] == ["look", "worker", "lane-1", "lane-2", "head", "verifier"]
         for node in ("node0", "node1"):  # one machine has it all, and the directory appears after the start
             shutil.copytree(DATA / "zero3" / node, tmp_path / "out" / "run", dirs_exist_ok=True)
         for _ in range(3):
@@ -119,7 +119,7 @@ def test_a_directory_that_appears_and_is_anothers_holds_up_no_other(tmp_path: Pa
         shutil.copytree(DATA / "zero3" / "node0", tmp_path / "out" / "good")
         (tmp_path / "out" / "taken").mkdir()
         locks.hold(tmp_path / "out" / "taken" / "_ckptsync")
-        for tick in working.ticks[:2] * 2:
+        for tick in working.ticks[:4] * 2:
             tick()
         [error] = working.errors()
         assert "another worker of node n0" in error

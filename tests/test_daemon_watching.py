@@ -70,6 +70,17 @@ def watching(tmp_path: Path, more: str = "quiet: 0, unmarked: 0") -> Iterator[tu
         found.close()
 
 
+def send(found: Watching) -> None:
+    """Plan, carry all, and say so."""
+    found.send()
+    for _ in range(100):
+        for lane in found.carrying:
+            lane.tick()
+        if found._lanes.is_drained:
+            break
+    found.send()
+
+
 def look_twice(found: Watching) -> None:
     """What vanishes is sent only if it was seen at rest."""
     found.look()
@@ -82,7 +93,7 @@ def asks(found: Watching, store: Watched) -> int:
     """How often the store is asked anything by a look and a send."""
     before = store.asked
     found.look()
-    found.send()
+    send(found)
     return store.asked - before
 
 
@@ -95,7 +106,7 @@ def test_what_appears_while_a_send_is_held_up_is_pinned_and_what_was_held_up_is_
         write(out / "run" / "checkpoint-1")
         found.look()
         store.go_on.clear()
-        sending = threading.Thread(target=found.send)
+        sending = threading.Thread(target=send, args=(found,))
         sending.start()
         assert until(lambda: store.asked)
         write(out / "run" / "checkpoint-2")
@@ -106,7 +117,7 @@ def test_what_appears_while_a_send_is_held_up_is_pinned_and_what_was_held_up_is_
         store.go_on.set()
         sending.join()
         found.look()
-        found.send()
+        send(found)
     assert {p.place for p in fresh(open_store(store.url)).readable} == {"checkpoint-1", "checkpoint-2"}
 
 
@@ -144,7 +155,7 @@ def test_a_worker_that_has_nothing_to_do_asks_the_store_nothing_and_anything_tha
         write(out / "run" / "checkpoint-1")
         for _ in range(3):
             found.look()
-            found.send()
+            send(found)
         assert until(lambda: asks(found, store) == 0)
         write(out / "run" / "checkpoint-2")
         assert asks(found, store) > 0
@@ -176,7 +187,7 @@ def test_before_the_store_is_there_what_appears_is_pinned(tmp_path: Path, out: P
     shutil.rmtree(out / "run" / "checkpoint-1")
     awaited.came(store)
     found.look()
-    found.send()
+    send(found)
     found.close()
     assert [p.place for p in fresh(store).readable] == ["checkpoint-1"]
 

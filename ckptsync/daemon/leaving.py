@@ -50,6 +50,8 @@ class UntilGone:
             self._since = time.monotonic()
         if late:  # or its store has never been there
             return time.monotonic() - self._since > SETTLES_WITHIN
+        if any(tick.is_running for tick in working.loops) and not working.errors():
+            self._since = time.monotonic()  # what is large may take longer than that
         return self._is_all_done(working.queue(), time.monotonic())
 
     def _is_all_done(self, left: tuple[str, ...], now: float) -> bool:

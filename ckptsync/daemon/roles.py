@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from ckptsync.config.values import Config
 from ckptsync.daemon.working import NOWHERE, Ground, Role, Working
@@ -25,17 +26,19 @@ def roles(config: Config, node: str, store: Store, fatal: Callable[[BaseExceptio
             stack.callback(watching.close)
             watching.begin()
             looks.append(watching.looking)
-            loops.append(watching.sending)
+            loops += [watching.sending, *watching.carrying]
             ground = Ground(watching.runs, watching.disks)
-        if "head" in config.roles:
-            from ckptsync.daemon.heading import head  # noqa: PLC0415
+        if {"head", "verifier"} & set(config.roles):
+            from ckptsync.daemon.heading import of_head  # noqa: PLC0415
 
-            jobs.append(Role("head", config.head.every, head(config, store), fatal))
-        if "verifier" in config.roles:
-            from ckptsync.daemon.heading import Proving  # noqa: PLC0415
-
-            proving = Proving(config, store)
-            verifier = Role("verifier", config.verify.tick, proving.look, fatal)
-            proving.hint = verifier.tick.hint
-            jobs.append(verifier)
+            heading = of_head(config, store, fatal)
+            stack.callback(heading.children.end)
+            jobs += heading.roles
+            ground = replace(
+                ground,
+                children=heading.children.jobs,
+                end_children=heading.children.end,
+                are_watched=heading.children.are_watched,
+                verifies=config.verify.period if "verifier" in config.roles else 0.0,
+            )
         yield Working(loops, jobs, looks, ground)

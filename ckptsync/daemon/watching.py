@@ -1,7 +1,8 @@
-"""The worker role: two ticks over the output directories that are there now.
+"""The worker role: ticks over the output directories that are there now.
 
-``look`` pins and judges, every second where anything moved, and asks no store; ``worker`` sends, when a look says that something is due and every
-`scan_every` besides.  So what is sent for an hour, or waits for its store, keeps nothing from being pinned.
+``look`` pins and judges, every second where anything moved, and asks no store; ``worker`` plans what is sent, when a look says that something is due and
+every `scan_every` besides; a tick of each lane sends.  So what is sent for an hour, or waits for its store, keeps nothing from being pinned, and nothing
+small from being sent.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 
 from ckptsync.config.runs import OutputDirectories, output_directories, places
@@ -17,6 +19,7 @@ from ckptsync.config.values import Config, WorkerConfig
 from ckptsync.daemon import told
 from ckptsync.daemon.disks import disks
 from ckptsync.daemon.lock import Locks
+from ckptsync.daemon.pauses import Pauses
 from ckptsync.daemon.phases import Line, pairs
 from ckptsync.daemon.served import remember
 from ckptsync.daemon.surveying import shown
@@ -27,6 +30,7 @@ from ckptsync.stores.contract import Store
 from ckptsync.walk import OURS
 from ckptsync.watch import Watch, watch
 from ckptsync.worker.glance import aims, glance
+from ckptsync.worker.lanes import Lane, Lanes
 from ckptsync.worker.looking import Look
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.result import WorkerResult
@@ -34,6 +38,7 @@ from ckptsync.worker.tick import Worker
 
 GLANCE_EVERY = 1.0
 UNSETTLED_EVERY = 0.5  # seconds between looks while a checkpoint is being written: its files grow, and no directory changes by that
+TELL_EVERY = 1.0  # seconds between two words on what has ended, while more is to be sent
 IDLE_LOOKS, IDLE_SENDS = 2, 4  # times `scan_every`, while nothing is on its way, nothing moves and the kernel tells of it
 PATIENCE = 20  # part of the time since anything moved that the next look may wait: what a crash left half written is not to be asked for ever
 
@@ -52,10 +57,16 @@ class Watching:
         self._next = self._moved = 0.0
         self._is_hinted = True
         self._outcome = self._sent = Outcome()
-        self._is_idle = False
+        self._is_idle = self._is_told = False
         self._next_send = 0.0
+        self._due, self._planned = float("inf"), float("-inf")
+        self._pauses = Pauses()
+        self._unsent: list[str] = []
+        self._lanes = Lanes(config.limits.threads)
+        self._lanes.ended = self._ended
         self.looking = Role("look", GLANCE_EVERY, self.look, fatal)
         self.sending = Role("worker", config.worker.scan_every, self.send, fatal)
+        self.carrying = tuple(carrying(lane, n, config.worker.scan_every, fatal) for n, lane in enumerate(self._lanes.lanes, 1))
 
     def begin(self) -> None:
         """Look which directories there are; raises ConfigError if one of them is another worker's, or none of them may be used."""
@@ -88,31 +99,59 @@ class Watching:
         return self._outcome
 
     def send(self) -> Outcome:
-        """One tick: what is due; and now and then what only the store knows, such as damage to mend."""
-        if self._is_idle and time.monotonic() < self._next_send:
+        """One tick: what is due goes to the lanes, and now and then what only the store knows is looked for, such as damage to mend; what became of all."""
+        now, is_told = time.monotonic(), self._is_told
+        self._is_told = False
+        if now >= self._due or not (self._is_at_rest(now) or (is_told and now < self._planned + self._config.worker.scan_every)):
+            self._plan(now)
+        elif not is_told:
             return self._sent
-        self._is_idle, self._next_send = True, 0.0  # unless something moves meanwhile
         self._sent = self._sent_now()
-        self._is_idle = self._is_idle and not (self._sent.queue or self._sent.errors)
-        self._next_send = time.monotonic() + IDLE_SENDS * self._config.worker.scan_every
+        self._again_in_time()
         return self._sent
 
-    def _sent_now(self) -> Outcome:
-        results: list[WorkerResult] = []
-        problems: list[str] = []
-        for run, worker in self._workers.items():
+    def _is_at_rest(self, now: float) -> bool:
+        return self._is_idle and now < self._next_send
+
+    def _plan(self, now: float) -> None:
+        self._is_idle, self._next_send = True, 0.0  # unless something moves meanwhile
+        self._due, self._planned = float("inf"), now
+        self._unsent = []
+        workers = self._workers
+        self._lanes.retain({worker.line for worker in workers.values()})
+        for run, worker in workers.items():
             try:
                 remember(run.path / OURS, self._store.url)
-                results.append(replace(worker.tick(time.monotonic()), notes=()))  # each look tells them
+                worker.plan(time.monotonic())
             except StoreError as e:  # noqa: PERF203 - one directory's failure keeps no other back
-                problems.append(str(e))
+                self._unsent.append(str(e))
+        self._next_send = time.monotonic() + IDLE_SENDS * self._config.worker.scan_every
+
+    def _sent_now(self) -> Outcome:
+        results = [replace(worker.told(time.monotonic()), notes=()) for worker in self._workers.values()]  # each look tells notes
+        problems = self._unsent
         since = [at for result in results for at in result.pending_since.values()]
-        return Outcome(
-            (*_left_out(problems), *(line for result in results for line in told.worker(result))),
-            tuple(item for result in results for item in result.queue),
-            (*problems, *(error for result in results for error in result.errors)),
-            oldest=min(since, default=None),
-        )
+        queue = tuple(item for result in results for item in result.queue)
+        errors = (*problems, *(error for result in results for error in result.errors))
+        self._is_idle = self._is_idle and not (queue or errors)
+        lines = (*_left_out(problems), *(line for result in results for line in told.worker(result)))
+        is_held_up = any(failure.may_pass for result in results for failure in result.failures)
+        return Outcome(lines, queue, errors, oldest=min(since, default=None), is_held_up=is_held_up)
+
+    def _again_in_time(self) -> None:
+        """A store that went away is asked again soon; else all is planned anew every `scan_every`."""
+        now = time.monotonic()
+        if self._sent.is_held_up:
+            self._due = min(self._due, now + self._pauses.after(self._planned))
+        else:
+            self._pauses.forget()
+        rest = self._next_send if self._is_idle else self._planned + self._config.worker.scan_every
+        self.sending.tick.at(max(0.0, min(self._due, rest) - now))
+
+    def _ended(self) -> None:
+        """A lane has ended one: it is told at once when nothing is left, and else with others."""
+        self._is_told = True
+        self.sending.tick.at(0.0 if self._lanes.is_drained else TELL_EVERY)
 
     def runs(self) -> Mapping[str, Path]:
         """The output directories by the names of their runs."""
@@ -136,6 +175,7 @@ class Watching:
             rest *= IDLE_LOOKS if self._is_idle and self._is_heard() else 1
         else:
             self._is_idle = False
+            self._due = min(self._due, now + due)
             rest = min(rest, max(UNSETTLED_EVERY, min(due, (now - self._moved) / PATIENCE)))
             self.sending.tick.at(due)
             self.looking.tick.at(rest)
@@ -167,7 +207,9 @@ class Watching:
             at = RunDir(run.name, Path(run.path))
             try:
                 self._locks.hold(at.path / OURS)
-                workers[at] = self._workers.get(at) or Worker(worker_options(self._config, self._node, (at,)), self._store)
+                workers[at] = self._workers.get(at) or Worker(
+                    worker_options(self._config, self._node, (at,)), self._store, self._lanes
+                )
             except CkptsyncError as e:
                 problems.append(str(e))
         self._problems = tuple(problems)
@@ -182,6 +224,18 @@ class Watching:
         if self._watch:
             self._watch.close()
         self._watch = watch([str(run.path) for run in workers], self.hint)
+
+
+def carrying(lane: Lane, number: int, every: float, fatal: Callable[[BaseException], None]) -> Role:
+    """The role of a lane: it says nothing itself, the plan does."""
+
+    def carry() -> Outcome:
+        lane.carry()
+        return Outcome()
+
+    role = Role(f"lane-{number}", every, carry, fatal)
+    lane.wake = partial(role.tick.at, 0.0)
+    return role
 
 
 def worker_options(config: Config, node: str, runs: tuple[RunDir, ...]) -> WorkerOptions:

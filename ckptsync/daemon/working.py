@@ -20,6 +20,7 @@ class Outcome:
     """What one tick of a role has seen and done: ``lines`` to log where they are new, the rest for `ckptsync status`.
 
     ``oldest``: since when the first of the ``queue`` waits, in seconds of the monotonic clock.  ``watch``: how each output directory is watched.
+    ``is_held_up``: something failed that may succeed in a moment.
     """
 
     lines: tuple[Line, ...] = ()
@@ -28,6 +29,7 @@ class Outcome:
     notes: tuple[str, ...] = ()
     oldest: float | None = None
     watch: Mapping[str, str] = field(default_factory=dict)
+    is_held_up: bool = False
 
 
 class Role:
@@ -55,13 +57,16 @@ class Role:
 class Ground:
     """``runs``: the output directories by the names of their runs; ``disks``: how full their disks are.
 
-    ``children``: what child processes do at this moment; ``verifies``: as in a heartbeat.
+    ``children``: what child processes do at this moment; ``end_children`` asks them to end; ``are_watched``: whether each of them would be ended if it
+    hung.  ``verifies``: as in a heartbeat.
     """
 
     runs: Callable[[], Mapping[str, Path]]
     disks: Callable[[], tuple[Disk, ...]]
     children: Callable[[], tuple[Job, ...]] = tuple
     verifies: float = 0.0
+    end_children: Callable[[], None] = lambda: None
+    are_watched: Callable[[], bool] = lambda: True
 
 
 NOWHERE = Ground(dict, tuple)
@@ -113,7 +118,8 @@ class Working:
     def status(self) -> str:
         """The present tense, on one line."""
         states = [f"{tick.name} {'at work' if tick.is_running else 'waits'}" for tick in (*self.loops, *self.jobs)]
-        return "; ".join([*states, f"{len(self.queue())} on the way", f"{len(self.errors())} errors"])
+        children = [f"{job.kind} {job.subject}" for job in self.ground.children()]
+        return "; ".join([*states, *children, f"{len(self.queue())} on the way", f"{len(self.errors())} errors"])
 
 
 Roles = Callable[[Config, str, Store, Callable[[BaseException], None]], contextlib.AbstractContextManager[Working]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 
 from ckptsync.errors import CkptsyncError
@@ -25,11 +26,14 @@ class Clock:
         self.last = 0
         self.notes: tuple[str, ...] = ()
         self._at: float | None = None
+        self._lock = threading.Lock()
+        self._now = 0.0
         self._skew = skew()
         self._said = 0.0
 
     def notice(self, now: float) -> None:
         """See whether the clock was set.  ``now`` in seconds on a clock that only grows."""
+        self._now = max(now, self._now)
         before, self._skew = self._skew, skew()
         by = jumped(before, self._skew)
         if by:
@@ -39,10 +43,12 @@ class Clock:
             self.notes = ()
 
     def offset(self, now: float) -> int:
-        """Measured within the last hour.  Raises StoreError."""
-        if not self._is_measured(now):
-            self.last, self._at = measure(self._store, self._node), now
-        return self.last
+        """Measured within the last hour; whoever asks meanwhile waits for it.  Raises StoreError."""
+        now = max(now, self._now)  # whoever waited for his turn knew the time before that
+        with self._lock:
+            if not self._is_measured(now):
+                self.last, self._at = measure(self._store, self._node), now
+            return self.last
 
     def measure_in_time(self, now: float, *, is_idle: bool) -> None:
         """Measure while there is time for it, so that no save waits for it, but ask nothing of a store that needs nothing."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 from ckptsync.records import saves
+from ckptsync.records.fate import fate
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.names import sending_prefix
 from ckptsync.records.state import proof, seal_that_counts
@@ -20,7 +22,7 @@ from ckptsync.worker.selecting import Selection
 
 @dataclass(slots=True)
 class Knowledge:
-    """`read` asks the store, nothing else does.  One thread reads; others may ask meanwhile for what was read last.
+    """`read` asks the store, nothing else does.  Any thread may read; others may ask meanwhile for what was read last.
 
     ``offset``: this node's clock minus the store's, ns, as far as it was measured.
     """
@@ -30,11 +32,16 @@ class Knowledge:
     selection: Selection
     offset: Callable[[], int]
     _of: dict[str, Known] = field(default_factory=dict)
+    _turns: Iterator[int] = field(default_factory=lambda: count(1))
+    _read: dict[str, int] = field(default_factory=dict)
 
     def read(self, run: str) -> Known:
         """The records of a run as they are now.  Raises StoreError."""
-        self._of[run] = read_known(self.store, run, self.of(run))
-        return self._of[run]
+        turn = next(self._turns)
+        found = read_known(self.store, run, self.of(run))
+        if turn > self._read.get(run, 0):  # what began earlier and ended later is no news
+            self._read[run], self._of[run] = turn, found
+        return found
 
     def of(self, run: str) -> Known:
         """As they were read last."""
@@ -78,5 +85,6 @@ def is_safe(known: Known, place: str, live: Sequence[saves.Known], *, retired_to
     records = known.place(place)
     seal, _ = seal_that_counts(records.seals, here)
     names = {k.name for k in here}
-    retired = retired_too and any(not names.isdisjoint(t.manifests) for t in records.tombstones.values())
-    return retired or (bool(seal) and proof(records.reports, names, seal).holds)
+    found = fate(records.tombstones, names)
+    is_given_up = retired_too and bool(found.retired or found.shards)
+    return is_given_up or (bool(seal) and proof(records.reports, names, seal).holds)

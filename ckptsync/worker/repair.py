@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ckptsync.errors import CkptsyncError, Incomplete
 from ckptsync.records import saves
+from ckptsync.records.fate import fate
 from ckptsync.records.manifest import FileEntry
+from ckptsync.records.names import OURS, parse_record_name, records_prefix
 from ckptsync.records.state import Records, proof
 from ckptsync.worker.content import Source, is_stored
 from ckptsync.worker.hold import Held, Hold
@@ -39,7 +41,8 @@ def wanted(records: Records, node: str, place: str, known: Iterable[saves.Known]
     ``known``: all manifests of the checkpoint's name.  A file is asked for once, however many reports name it: by the newest.
     """
     here = [k for k in saves.live(known) if k.manifest.place == place]
-    if not here:
+    found = fate(records.tombstones, {k.name for k in here})
+    if not here or found.retired or found.shards:
         return ()
     run = here[0].manifest.run
     located = [at for every in saves.locate(k.manifest for k in here).values() for at in every if node in at.nodes]
@@ -54,17 +57,26 @@ def wanted(records: Records, node: str, place: str, known: Iterable[saves.Known]
 
 
 def answer(
-    run: str, seen: Sequence[Seen], knowledge: Knowledge, served: set[tuple[str, str]]
+    run: str, seen: Sequence[Seen], knowledge: Knowledge, served: dict[tuple[str, str], str], busy: Collection[str] = ()
 ) -> tuple[list[Repaired], list[Failure]]:
-    """Serve all that reports about a run's places want.  ``served``: report and finding of what was served before; it grows."""
+    """Serve all that reports about a run's places want.
+
+    ``served``: report and finding of what was served before, with the reason where it could not be; kept as long as the report is not answered.
+    ``busy``: checkpoints that are being sent now, and have to wait.
+    """
     known = knowledge.of(run)
     repairs: list[Repaired] = []
     failures: list[Failure] = []
     road = Road(knowledge.store, knowledge.node, tuple)
+    asked: set[tuple[str, str]] = set()
     for place in known.damaged():
         checkpoint = place.partition("~")[0]
+        if checkpoint in busy:
+            asked.update(key for key in served if key[0].startswith(records_prefix(run, place)))
+            continue
         holds = [outgoing(s, EVERYTHING).hold for s in seen if s.spot.name == checkpoint]
         for request in wanted(known.place(place), knowledge.node, place, known.manifests(checkpoint)):
+            asked.add((request.report, request.finding))
             if (request.report, request.finding) in served:
                 continue
             try:
@@ -72,9 +84,26 @@ def answer(
             except CkptsyncError as e:  # not served: the next tick tries again
                 failures.append(failure(run, checkpoint, e))
                 continue
-            served.add((request.report, request.finding))
+            served[request.report, request.finding] = reason
             repairs.append(Repaired(run, request.report, request.finding, reason))
+    for old in [key for key in served if key[0].startswith(f"{run}/{OURS}/") and key not in asked]:
+        del served[old]
     return repairs, failures
+
+
+def lacks(served: Mapping[tuple[str, str], str], broken: Iterable[str] = ()) -> dict[str, tuple[str, ...]]:
+    """What this node cannot give: by report the findings as they name it, and each of its own damaged manifests that it could not write again."""
+    found: dict[str, list[str]] = {}
+    for (report, finding), reason in sorted(served.items()):
+        if reason:
+            found.setdefault(report, []).append(finding)
+    return {report: tuple(names) for report, names in found.items()} | dict.fromkeys(broken, ())
+
+
+def broken_manifests(node: str, broken: Iterable[str]) -> frozenset[str]:
+    """Those of a node."""
+    parsed = ((name, parse_record_name(name)) for name in broken)
+    return frozenset(name for name, p in parsed if p and (p.kind, p.node) == ("manifest", node))
 
 
 def serve(request: Request, holds: Iterable[Hold], road: Road) -> str:

@@ -6,16 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ckptsync.errors import CkptsyncError
+from ckptsync.errors import CkptsyncError, Transient
 
-Phase = Literal["waiting", "sent", "stored", "elsewhere", "retired", "failed", "missed", "superseded", "cleaned"]
+Phase = Literal["waiting", "sending", "sent", "stored", "elsewhere", "retired", "failed", "missed", "superseded", "cleaned"]
+ON_THE_WAY: tuple[Phase, ...] = ("waiting", "sending", "failed")
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
     """One save of a checkpoint on this node.
 
-    ``waiting``: not settled, or not all could be sent yet; ``sent``: by this tick; ``stored``: before it; ``elsewhere``: another
+    ``waiting``: not settled, or not all could be sent yet; ``sending``: on its way; ``sent``: by this tick; ``stored``: before it; ``elsewhere``: another
     node sends it, or has; ``retired``: given up in the store; ``failed``: see the failure; ``missed``: removed by the
     trainer before it was known whole; ``superseded``: not sent, since a newer one was settled; ``cleaned``: removed from this node, the store has it.
     ``detail`` is in words, for people.
@@ -34,7 +35,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An error, as the operator needs it.  ``checkpoint`` is empty where the whole run is concerned."""
+    """An error, as the operator needs it.  ``checkpoint`` is empty where the whole run is concerned.  ``may_pass``: the same may succeed in a moment."""
 
     run: str
     checkpoint: str
@@ -42,6 +43,7 @@ class Failure:
     text: str
     hint: str
     exit_code: int
+    may_pass: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +62,7 @@ class WorkerResult:
 
     ``due``: seconds until the first save settles if nothing changes (``None``: nobody knows).  ``pending_since``: by ``run/checkpoint``, when what
     is still on its way was first seen, on the clock of the ticks.  ``sent_bytes``: by this tick.  ``notes``: what an operator should see.
+    ``lacks``: by report what it wants of this node, whose bytes are here no more.
     """
 
     node: str
@@ -70,11 +73,12 @@ class WorkerResult:
     pending_since: Mapping[str, float] = field(default_factory=dict)
     sent_bytes: int = 0
     notes: tuple[str, ...] = ()
+    lacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def queue(self) -> tuple[str, ...]:
         """``run/checkpoint`` of all that is still on its way."""
-        return tuple(dict.fromkeys(f"{p.run}/{p.checkpoint}" for p in self.progress if p.phase in ("waiting", "failed")))
+        return tuple(dict.fromkeys(f"{p.run}/{p.checkpoint}" for p in self.progress if p.phase in ON_THE_WAY))
 
     @property
     def errors(self) -> tuple[str, ...]:
@@ -84,4 +88,4 @@ class WorkerResult:
 
 def failure(run: str, checkpoint: str, error: CkptsyncError) -> Failure:
     """An error as a value."""
-    return Failure(run, checkpoint, type(error).__name__, str(error), error.hint, error.exit_code)
+    return Failure(run, checkpoint, type(error).__name__, str(error), error.hint, error.exit_code, isinstance(error, Transient))

@@ -23,12 +23,12 @@ from ckptsync.worker.deciding import Parcel, missing, stored
 from ckptsync.worker.hold import AGAIN, Hold
 from ckptsync.worker.putting import copy_within, make_room, put
 from ckptsync.worker.road import Road as Road  # noqa: PLC0414  for others to import
+from ckptsync.worker.road import small_at_once
 from ckptsync.worker.take import unchanged
 from ckptsync.worker.together import Together
 
 ROUNDS = 5  # other nodes write manifests while we send; each may move a file of ours
 SMALL = 1 << 20  # bytes of a file that costs a round trip rather than bandwidth
-SMALL_AT_ONCE = 4  # times as many
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class _Delivery:
 
         small = [p for p in parcels if p.entry.size <= SMALL]
         large = [p for p in parcels if p.entry.size > SMALL]
-        many = SMALL_AT_ONCE * self.road.threads if self.road.threads > 1 else 1  # who asks for one at a time gets that
+        many = self.road.small or small_at_once(self.road.threads)
         went = [*self.together.each(deliver, small, many), *self.together.each(deliver, large)]
         return tuple(p.entry.path for p, is_there in zip((*small, *large), went, strict=True) if not is_there)
 

@@ -1,10 +1,11 @@
-"""One tick of sending: of all that was seen, what needs nothing, what has to wait, and the rest in the operator's order."""
+"""One plan of sending: of all that was seen, what needs nothing, what has to wait, and the rest, in the operator's order, for who carries it."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from ckptsync.errors import CkptsyncError, Incomplete, StoreError
@@ -14,6 +15,7 @@ from ckptsync.worker import rivals
 from ckptsync.worker.clock import Clock
 from ckptsync.worker.knowledge import Knowledge
 from ckptsync.worker.known import Known
+from ckptsync.worker.lanes import Carrier
 from ckptsync.worker.looking import Seen
 from ckptsync.worker.lookout import Key, Lookout, Watched, recorded
 from ckptsync.worker.options import WorkerOptions
@@ -21,52 +23,109 @@ from ckptsync.worker.ordering import Turn, queue
 from ckptsync.worker.remembering import remembered
 from ckptsync.worker.restoring import restore
 from ckptsync.worker.result import Failure, Phase, Progress, failure
-from ckptsync.worker.saving import Desk, Memory, begun, known_already, save
+from ckptsync.worker.saving import Desk, Memory, begun, known_already, progress, save, standing
 from ckptsync.worker.send import Road
 from ckptsync.worker.settle import is_hopeless
+from ckptsync.worker.sharing import Job, Name, Share, shares
 
 NOTES = 10  # of saves that were missed; the log has them all
+OTHERS = "others are sent first"
+FRESH = 1.0  # seconds for which what was read of a run need not be read again before a save of it begins
 
 
 class Sending:
-    """``notes``: what an operator should see though it is over."""
+    """``notes``: what an operator should see though it is over.  `plan` and `told` are for one thread; who carries what is planned may be others."""
 
-    def __init__(self, options: WorkerOptions, knowledge: Knowledge, lookout: Lookout, clock: Clock, memory: Memory) -> None:
+    def __init__(
+        self, options: WorkerOptions, knowledge: Knowledge, lookout: Lookout, clock: Clock, memory: Memory, *, carrier: Carrier
+    ) -> None:
         self._options, self._knowledge, self._lookout = options, knowledge, lookout
-        self._clock, self._memory = clock, memory
-        self._is_fresh = False
+        self._clock, self._memory, self._carrier = clock, memory, carrier
+        self._told: dict[Key, Progress] = {}
+        self._wrong: dict[Key, Failure] = {}
+        self._news: deque[tuple[Key, Progress, Failure | None]] = deque()
+        self._planned = 0.0
         self.notes: tuple[str, ...] = ()
 
-    def send(self, watched: Sequence[Watched], now: float) -> tuple[list[Progress], list[Failure]]:
-        """What became of each of them, in their order.  What was known of the store was read just before."""
-        self._is_fresh = True
-        told: dict[Key, Progress | None] = {w.key: None for w in watched}
-        wrong: list[Failure] = []
+    def plan(self, watched: Sequence[Watched], now: float, ready: Collection[str]) -> Collection[Name]:
+        """Decide of each of them, and have sent what is due.  Gives the names in hand.
+
+        ``ready``: runs of which the store's records were read just before; the others have to wait.
+        """
+        self._planned = time.monotonic()
+        jobs = self._carrier.withdraw(self)
+        in_hand, names = {job.save for job in jobs}, {job.name for job in jobs}
+        wrong: dict[Key, Failure] = {}
+        told: dict[Key, Progress | None] = {}
         for one in watched:
-            told[one.key] = self._guarded(one, wrong, partial(self._met, one, now))
-        going = queue([self._turn(w) for w in watched if told[w.key] is None], self._options.order, self._options.superseded)
+            meet = self._beside if one.key[:2] in names or one.seen.run not in ready else self._met
+            told[one.key] = self._guarded(one, wrong, partial(meet, one, now))
+        turns = [self._turn(w, is_begun=w.key in in_hand) for w in watched if told[w.key] is None and w.seen.run in ready]
+        going = queue(turns, self._options.order, self._options.superseded)
         for one in going.dropped:
             told[one.key] = self._guarded(one, wrong, partial(self._superseded, one))
-        for one in going.first:
-            if self._is_overtaken(told):
-                told[one.key] = _told(one, "waiting", "a newer one goes first")
-                continue
+        self._remember(told, wrong, in_hand)
+        first = [one for one in going.first if one.key not in in_hand]
+        for one in first:
             self._lookout.tried(one)
-            told[one.key] = self._guarded(one, wrong, partial(self._send, one, now))
-        return [p for p in told.values() if p is not None], wrong
+        self._carrier.post(self, [self._job(one, now, told) for one in first])
+        return names
 
-    def _guarded(self, one: Watched, wrong: list[Failure], work: Callable[[], Progress | None]) -> Progress | None:
+    def told(self) -> tuple[list[Progress], list[Failure]]:
+        """What became of each by now, in their order.  A failure is told until another try has ended, what was sent until the next plan."""
+        while self._news:
+            key, progress, failed = self._news.popleft()
+            before = self._told.get(key)
+            if before is None or (progress.phase, before.phase) == ("sending", "failed"):
+                continue
+            self._told[key] = progress
+            self._wrong.pop(key, None)
+            if failed is not None:
+                self._wrong[key] = failed
+        return list(self._told.values()), list(self._wrong.values())
+
+    def _remember(self, told: Mapping[Key, Progress | None], wrong: Mapping[Key, Failure], in_hand: Collection[object]) -> None:
+        """Of what waits its turn, and of what is in hand, what was told before if that was a failure."""
+        before, failed = self._told, self._wrong
+        self._told, self._wrong = {}, dict(wrong)
+        for key, found in told.items():
+            if found is None and key in failed:
+                self._told[key], self._wrong[key] = before[key], failed[key]
+            else:
+                self._told[key] = found or (Progress(*key, "sending", "") if key in in_hand else Progress(*key, "waiting", OTHERS))
+
+    def _job(self, one: Watched, now: float, planned: Collection[Key]) -> Job:
+        size = sum(stat.size for stat in one.seen.hold.stats)
+        return Job(one.key, one.key[:2], size, partial(self._carry, one, now, planned))
+
+    def _carry(self, one: Watched, now: float, planned: Collection[Key], share: Share) -> None:
+        """Send it, in whatever thread this is."""
+        if self._is_overtaken(planned):
+            self._news.append((one.key, _told(one, "waiting", "a newer one goes first"), None))
+            return
+        self._news.append((one.key, _told(one, "sending", ""), None))
+        wrong: dict[Key, Failure] = {}
+        told = self._guarded(one, wrong, partial(self._send, one, now, share))
+        assert told is not None
+        self._news.append((one.key, told, wrong.get(one.key)))
+
+    def _beside(self, one: Watched, _: float) -> Progress | None:
+        """Of what has the name of one that is in hand, or cannot be asked for: what is known; ``None`` if that is nothing."""
+        found = standing(one.seen, self._options.node, self._knowledge.of(one.seen.run), self._knowledge.selection)
+        return progress(one.seen, found.phase, found.detail, found.other or found.mine) if found else None
+
+    def _guarded(self, one: Watched, wrong: dict[Key, Failure], work: Callable[[], Progress | None]) -> Progress | None:
         try:
             return work()
         except Incomplete as e:  # it changed, or others are at it: the next look may find it quiet
             return _told(one, "waiting", str(e))
         except CkptsyncError as e:
-            wrong.append(failure(one.seen.run, one.seen.spot.name, e))
+            wrong[one.key] = failure(one.seen.run, one.seen.spot.name, e)
             return _told(one, "failed", str(e))
 
     def _met(self, one: Watched, now: float) -> Progress | None:
         """Why it need not, or cannot, be sent now; ``None`` if it is to be sent."""
-        seen, desk = one.seen, self._desk(one, now)
+        seen, desk = one.seen, self._desk(one, now, shares(self._options.threads)[-1])
         broken = desk.known.broken_place(seen.spot.name)
         if broken is not None and not restore(seen, desk, self._kept(seen)):
             raise broken
@@ -83,14 +142,14 @@ class Sending:
         found = self._lookout.judged(one, now)
         return None if found.settled else _told(one, "waiting", found.reason)
 
-    def _send(self, one: Watched, now: float) -> Progress:
+    def _send(self, one: Watched, now: float, share: Share) -> Progress:
         latest = self._lookout.latest(one.key)
         if latest is None or latest.sighting != one.sighting:
             return _told(one, "waiting", "it changed while others were sent")
         found = self._lookout.judged_again(latest, now)
         if not found.settled:
             return _told(one, "waiting", found.reason)
-        sent = save(self._begun(latest), self._desk(latest, now))
+        sent = save(self._begun(latest), self._desk(latest, now, share))
         self._mark(latest, sent)
         return sent
 
@@ -127,33 +186,40 @@ class Sending:
             with contextlib.suppress(CkptsyncError):  # the next tick says it again
                 spool.mark_stored(one.seen.pin)
 
-    def _turn(self, one: Watched) -> Turn[Watched]:
+    def _turn(self, one: Watched, *, is_begun: bool) -> Turn[Watched]:
         seen = one.seen
         written = max((s.mtime for s in seen.hold.stats), default=0)
-        return Turn(one, seen.run, (one.first, seen.spot.step or 0, seen.k), written, self._knowledge.is_begun(seen))
+        return Turn(one, seen.run, (one.first, seen.spot.step or 0, seen.k), written, is_begun or self._knowledge.is_begun(seen))
 
-    def _is_overtaken(self, told: Collection[Key]) -> bool:
+    def _is_overtaken(self, planned: Collection[Key]) -> bool:
         """Whether something was settled meanwhile that goes before the rest."""
         if self._options.order == "oldest":
             return False
-        return any(w.found.settled and w.evidence is not None and w.key not in told for w in self._lookout.watched())
+        return any(w.found.settled and w.evidence is not None and w.key not in planned for w in self._lookout.watched())
 
-    def _desk(self, one: Watched, now: float) -> Desk:
+    def _desk(self, one: Watched, now: float, share: Share) -> Desk:
         run, checkpoint = one.seen.run, one.seen.spot.name
-        node = self._options.node
+        node, read = self._options.node, self._asking(run)
         road = Road(
             self._knowledge.store,
             node,
-            lambda: self._known(run).manifests(checkpoint),
+            lambda: read().manifests(checkpoint),
             lambda: rivals.is_contended(self._knowledge.read(run), node, run, checkpoint),
-            threads=self._options.threads,
+            threads=share.threads,
+            small=share.small,
         )
         return Desk(node, road, self._knowledge.of(run), lambda: self._clock.offset(now), self._memory, self._knowledge.selection)
 
-    def _known(self, run: str) -> Known:
-        """As it is now: what was read a moment ago is, for the first who asks."""
-        is_fresh, self._is_fresh = self._is_fresh, False
-        return self._knowledge.of(run) if is_fresh else self._knowledge.read(run)
+    def _asking(self, run: str) -> Callable[[], Known]:
+        """As it is now: what was read a moment ago is, the first time."""
+        is_fresh = time.monotonic() - self._planned < FRESH
+
+        def ask() -> Known:
+            nonlocal is_fresh
+            was, is_fresh = is_fresh, False
+            return self._knowledge.of(run) if was else self._knowledge.read(run)
+
+        return ask
 
 
 def _told(one: Watched, phase: Phase, detail: str) -> Progress:

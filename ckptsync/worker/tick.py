@@ -1,9 +1,9 @@
-"""The worker as a role: `look` sees and pins what is there, `tick` sends what is due, and says what it saw and did."""
+"""The worker as a role: `look` sees and pins what is there, `plan` has sent what is due, `told` says what was seen and done."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from ckptsync.errors import CkptsyncError
 from ckptsync.spool import pins as spool
@@ -12,11 +12,12 @@ from ckptsync.worker import repair
 from ckptsync.worker.budget import SpoolRule
 from ckptsync.worker.clock import Clock
 from ckptsync.worker.knowledge import Knowledge
+from ckptsync.worker.lanes import AtOnce, Carrier
 from ckptsync.worker.letting_go import Letting
 from ckptsync.worker.looking import Look, Seat
 from ckptsync.worker.lookout import Asked, Lookout, Watched
 from ckptsync.worker.options import RunDir, WorkerOptions, checked_options
-from ckptsync.worker.result import Failure, Progress, Repaired, WorkerResult, failure
+from ckptsync.worker.result import ON_THE_WAY, Failure, Progress, Repaired, WorkerResult, failure
 from ckptsync.worker.saving import Memory
 from ckptsync.worker.selecting import chosen
 from ckptsync.worker.sending import Sending
@@ -26,14 +27,31 @@ DONE = ("stored", "elsewhere", "retired")
 DOUBTFUL = 10  # times `unmarked`
 
 
+@dataclass(slots=True)
+class _Done:
+    """What the last plan saw and did itself."""
+
+    watched: Sequence[Watched] = ()
+    gone: list[Progress] = field(default_factory=list)
+    repairs: list[Repaired] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+
+    def add(self, repairs: Sequence[Repaired], gone: Sequence[Progress], failures: Sequence[Failure]) -> None:
+        self.repairs += repairs
+        self.gone += gone
+        self.failures += failures
+
+
 class Worker:
     """Finds, pins, settles, digests and sends; and sends again what a report calls damaged.
 
     It may be killed at any moment and keeps nothing that it needs: what it remembers saves time.  `look` is for any thread, and never asks the
-    store; `tick` is for one, and others may look meanwhile.  Raises ConfigError where a run and the store lie in each other.
+    store; the rest is for one, and others may look meanwhile.  Raises ConfigError where a run and the store lie in each other.
+
+    ``carrier``: who sends what is planned; without one, `plan` itself does.
     """
 
-    def __init__(self, options: WorkerOptions, store: Store) -> None:
+    def __init__(self, options: WorkerOptions, store: Store, carrier: Carrier | None = None) -> None:
         self._options, node = checked_options(options, store.url), options.node
         self._memory = Memory()
         self._clock = Clock(store, node)
@@ -42,11 +60,20 @@ class Worker:
         seat = Seat(node, self._taken, self._knowledge.is_proven, room)
         rule = Rule(options.quiet, options.unmarked, DOUBTFUL * options.unmarked)
         self._lookout = Lookout(options.runs, seat, rule, Asked(self._knowledge.is_done, self._knowledge.has_mate))
-        self._sending = Sending(options, self._knowledge, self._lookout, self._clock, self._memory)
+        sender = carrier or AtOnce(options.threads)
+        self._sending = Sending(options, self._knowledge, self._lookout, self._clock, self._memory, carrier=sender)
         self._letting = Letting(options, self._knowledge, self._lookout)
-        self._served: set[tuple[str, str]] = set()
+        self._served: dict[tuple[str, str], str] = {}
+        self._broken: frozenset[str] = frozenset()
+        self._lacks: dict[str, tuple[str, ...]] = {}
+        self._done = _Done()
         for run in options.runs:
             spool.sweep(run.path, node)
+
+    @property
+    def line(self) -> object:
+        """What its saves wait in, as its carrier is told."""
+        return self._sending
 
     def look(self, now: float) -> Look:
         """Pin what has appeared, and judge it.  ``now`` in seconds on any clock that only grows."""
@@ -55,39 +82,51 @@ class Worker:
         return replace(found, notes=(*found.notes, *self._clock.notes, *self._sending.notes))
 
     def tick(self, now: float) -> WorkerResult:
-        """Look, and send what is settled.  Errors are in the result: one checkpoint's never keep another back."""
+        """Look, have sent what is settled, and say what became of it.  Errors are in the result: one checkpoint's never keep another back."""
+        self.plan(now)
+        return self.told(now)
+
+    def plan(self, now: float) -> None:
+        """Look, and have sent what is settled."""
         found = self.look(now)
         watched = self._lookout.watched()
         ready, unread = self._read()
-        told, wrong = self._sending.send([w for w in watched if w.seen.run in {run.name for run in ready}], now)
+        names = {run.name for run in ready}
+        in_hand = self._sending.plan(watched, now, names)
         for one in watched:
             if one.found.settled:  # what could not even be tried has to wait for the next tick, too
                 self._lookout.tried(one)
         self._forget(watched)
-        repairs: list[Repaired] = []
+        self._done = _Done(watched, failures=[*found.failures, *unread])
         for run in ready:
             seen = [w.seen for w in watched if w.seen.run == run.name]
-            served, broken = repair.answer(run.name, seen, self._knowledge, self._served)
+            busy = {checkpoint for name, checkpoint in in_hand if name == run.name}
+            served, broken = repair.answer(run.name, seen, self._knowledge, self._served, busy)
             gone, stuck = self._letting.go(run)
-            repairs, told, wrong = [*repairs, *served], [*told, *gone], [*wrong, *broken, *stuck]
+            self._done.add(served, gone, [*broken, *stuck])
+        self._lacks = repair.lacks(self._served, self._unmended())
+        told = [*self._sending.told()[0], *self._done.gone]
         self._clock.measure_in_time(now, is_idle=bool(told) and all(p.phase in DONE for p in told))
-        return self._result(watched, told, repairs, (*found.failures, *unread, *wrong), now)
 
-    def _result(
-        self,
-        watched: Sequence[Watched],
-        told: Sequence[Progress],
-        repairs: Sequence[Repaired],
-        wrong: Sequence[Failure],
-        now: float,
-    ) -> WorkerResult:
-        waiting = {(p.run, p.checkpoint) for p in told if p.phase in ("waiting", "failed")}
-        since = {f"{w.seen.run}/{w.seen.spot.name}": w.first for w in reversed(watched) if w.key[:2] in waiting}
+    def told(self, now: float) -> WorkerResult:
+        """What became by now of all that the last plan saw."""
+        told, wrong = self._sending.told()
+        told, done = [*told, *self._done.gone], self._done
+        waiting = {(p.run, p.checkpoint) for p in told if p.phase in ON_THE_WAY}
+        since = {f"{w.seen.run}/{w.seen.spot.name}": w.first for w in reversed(done.watched) if w.key[:2] in waiting}
         sent = sum(p.size for p in told if p.phase == "sent")
         notes = (*self._clock.notes, *self._sending.notes)
+        failures = (*done.failures, *wrong)
         return WorkerResult(
-            self._options.node, tuple(told), tuple(repairs), tuple(wrong), self._lookout.due(now), since, sent, notes
+            self._options.node, tuple(told), tuple(done.repairs), failures, self._lookout.due(now), since, sent, notes, self._lacks
         )
+
+    def _unmended(self) -> frozenset[str]:
+        """Its damaged manifests that were damaged at the last tick, too: what could be written again, is."""
+        runs = self._options.runs
+        now = repair.broken_manifests(self._options.node, (n for run in runs for n in self._knowledge.of(run.name).broken))
+        before, self._broken = self._broken, now
+        return now & before
 
     def _read(self) -> tuple[list[RunDir], list[Failure]]:
         """What the store says of each run; those that it said nothing of are failures."""
@@ -105,7 +144,8 @@ class Worker:
         return {k for r, name, k in tuple(self._memory.taken) if (r, name) == (run, checkpoint)}
 
     def _forget(self, watched: Sequence[Watched]) -> None:
+        """In place: others remember meanwhile."""
         here = {w.key for w in watched}
-        memory = self._memory
-        memory.taken = {k: v for k, v in memory.taken.items() if k in here}
-        memory.tidied = {k: v for k, v in memory.tidied.items() if k in here}
+        for memory in (self._memory.taken, self._memory.tidied):
+            for key in [key for key in tuple(memory) if key not in here]:
+                memory.pop(key, None)

@@ -1,0 +1,315 @@
+"""Lanes: what is large holds up nothing small, and nobody sends what another has in hand."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from ckptsync.errors import Transient
+from ckptsync.stores.contract import UNKNOWN, About, Chunk
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.worker import send, sharing
+from ckptsync.worker.lanes import AtOnce, Lane, Lanes
+from ckptsync.worker.options import Order, RunDir, Superseded, WorkerOptions
+from ckptsync.worker.sharing import Job, Share
+from ckptsync.worker.tick import Worker
+from tests import ticks
+from tests.dying import Crash, Dying
+from tests.test_worker_push import kept, lay
+
+SMALL = 5000
+until = partial(ticks.until, seconds=30)
+LARGE, TINY = b"L" * 2 * SMALL, b"t" * 100
+
+
+class Gate(MemoryStore):
+    """Holds up files of more than a kilobyte until it is told to let them pass, and remembers what began."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open, self.begun, self.most, self._within = threading.Event(), list[str](), 0, 0
+        self._count = threading.Lock()
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        self.begun.append(name)
+        if (about.size or 0) > 1000:
+            with self._count:
+                self._within += 1
+                self.most = max(self.most, self._within)
+            assert self.open.wait(60)
+            with self._count:
+                self._within -= 1
+        super().create(name, chunks, about)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "SMALL", SMALL)
+
+
+def step(out: Path, n: int, weights: bytes, more: dict[str, bytes] | None = None) -> Path:
+    """A checkpoint of the ``n``-th step, written at second ``n``."""
+    made = lay(out / "making", {"trainer_state.json": f'{{"global_step": {n}}}'.encode(), "x": weights} | (more or {}), float(n))
+    made.rename(out / f"checkpoint-{n}")
+    return out / f"checkpoint-{n}"
+
+
+class Serving:
+    """A worker for each run, and a thread for each lane."""
+
+    def __init__(
+        self, out: Path, store: MemoryStore | Dying, *runs: str, order: Order = "oldest", superseded: Superseded = "keep"
+    ) -> None:
+        self.lanes, self.crashed = Lanes(), threading.Event()
+        self.workers = {
+            run: Worker(
+                WorkerOptions("n0", (RunDir(run, out / run),), quiet=0, unmarked=0, order=order, superseded=superseded),
+                store,
+                self.lanes,
+            )
+            for run in runs
+        }
+        self._wakes = [threading.Semaphore(0) for _ in self.lanes.lanes]
+        self._is_over = False
+        for lane, wake in zip(self.lanes.lanes, self._wakes, strict=True):
+            lane.wake = wake.release
+        self._threads = [
+            threading.Thread(target=self._carry, args=pair) for pair in zip(self.lanes.lanes, self._wakes, strict=True)
+        ]
+
+    def __enter__(self) -> Serving:  # noqa: PYI034 - Python 3.10 has no Self
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over = True
+        for wake, thread in zip(self._wakes, self._threads, strict=True):
+            wake.release()
+            thread.join(30)
+
+    def plan(self, now: float) -> None:
+        for worker in self.workers.values():
+            worker.plan(now)
+
+    def phases(self, now: float = 0.0) -> dict[str, str]:
+        return {f"{p.run}/{p.checkpoint}": p.phase for w in self.workers.values() for p in w.told(now).progress}
+
+    def _carry(self, lane: Lane, wake: threading.Semaphore) -> None:
+        while wake.acquire() and not self._is_over:
+            try:
+                lane.carry()
+            except Crash:  # noqa: PERF203
+                self.crashed.set()
+                return
+
+
+def test_a_small_save_of_another_run_is_sent_while_a_large_one_is_held_up(tmp_path: Path) -> None:
+    store = Gate()
+    step(tmp_path / "full", 1, LARGE)
+    with Serving(tmp_path, store, "full", "lora") as serving:
+        serving.plan(0.0)
+        assert until(lambda: "full/checkpoint-1/x" in store.begun)
+        step(tmp_path / "lora", 2, TINY)
+        serving.plan(1.0)
+        assert until(lambda: serving.phases().get("lora/checkpoint-2") == "sent")
+        assert serving.phases() == {"full/checkpoint-1": "sending", "lora/checkpoint-2": "sent"}
+        store.open.set()
+        assert until(lambda: serving.phases()["full/checkpoint-1"] == "sent")
+    serving.plan(2.0)
+    assert set(serving.phases().values()) == {"stored"}
+
+
+def test_of_one_run_too_what_has_begun_holds_up_nothing_small_and_what_waits_does(tmp_path: Path) -> None:
+    store = Gate()
+    with Serving(tmp_path, store, "run") as serving:
+        for n, weights in enumerate((LARGE, TINY, LARGE, TINY), 1):
+            step(tmp_path / "run", n, weights)
+        serving.plan(0.0)
+        assert until(lambda: serving.phases()["run/checkpoint-2"] == "sent")
+        assert [serving.phases()[f"run/checkpoint-{n}"] for n in (1, 3, 4)] == ["sending", "waiting", "waiting"]
+        store.open.set()
+        assert until(lambda: serving.phases()["run/checkpoint-4"] == "sent")
+
+
+def test_what_is_in_hand_is_neither_planned_again_nor_given_up_and_gives_up_what_is_older(tmp_path: Path) -> None:
+    store = Gate()
+    with Serving(tmp_path, store, "run", superseded="drop") as serving:
+        step(tmp_path / "run", 1, LARGE)
+        serving.plan(0.0)
+        assert until(lambda: "run/checkpoint-1/x" in store.begun)
+        for n in (2, 3):
+            step(tmp_path / "run", n, TINY)
+        serving.plan(1.0)
+        assert until(lambda: serving.phases()["run/checkpoint-3"] == "sent")
+        assert [serving.phases()[f"run/checkpoint-{n}"] for n in (1, 2)] == ["sending", "superseded"]
+        store.open.set()
+        assert until(lambda: serving.phases()["run/checkpoint-1"] == "sent")
+    assert store.begun.count("run/checkpoint-1/x") == 1
+    assert set(kept(store)) == {"checkpoint-1", "checkpoint-3"}
+
+
+def test_two_saves_of_one_name_are_never_in_two_hands(tmp_path: Path) -> None:
+    store = Gate()
+    with Serving(tmp_path, store, "run") as serving:
+        made = step(tmp_path / "run", 1, LARGE)
+        serving.plan(0.0)
+        assert until(lambda: "run/checkpoint-1/x" in store.begun)
+        shutil.rmtree(made)
+        step(tmp_path / "run", 1, TINY)
+        serving.plan(1.0)
+        serving.plan(2.0)
+        told = [p.phase for p in serving.workers["run"].told(2.0).progress]
+        assert told == ["sending", "waiting"]
+        store.open.set()
+        assert until(lambda: "sending" not in serving.phases().values())
+        serving.plan(3.0)
+        assert until(lambda: serving.lanes.is_drained and "sending" not in serving.phases().values())
+        serving.plan(4.0)
+        assert [p.phase for p in serving.workers["run"].told(5.0).progress] == ["stored", "stored"]
+
+
+def test_lanes_together_send_no_more_large_files_at_once_than_threads_allow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(send, "SMALL", 500)
+    store = Gate()
+    with Serving(tmp_path, store, "full", "lora") as serving:
+        step(tmp_path / "full", 1, LARGE, {f"y{n}": LARGE for n in range(9)})
+        step(tmp_path / "lora", 2, TINY, {f"y{n}": LARGE[: SMALL // 4] for n in range(3)})
+        serving.plan(0.0)
+        assert until(lambda: store.most >= 4 and any("lora/checkpoint-2/y" in n for n in store.begun))
+        store.open.set()
+        assert until(lambda: set(serving.phases().values()) == {"sent"})
+    assert store.most == 4
+
+
+class Refusing(MemoryStore):
+    """Raises what may pass for one checkpoint, as long as it is told to."""
+
+    is_away = True
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        if self.is_away and "checkpoint-1/x" in name:
+            raise Transient("away")
+        super().create(name, chunks, about)
+
+
+def test_a_failure_is_told_until_the_next_try_has_ended(tmp_path: Path) -> None:
+    store = Refusing()
+    step(tmp_path / "run", 1, TINY)
+    with Serving(tmp_path, store, "run") as serving:
+        serving.plan(0.0)
+        assert until(lambda: serving.phases()["run/checkpoint-1"] == "failed")
+        (failed,) = serving.workers["run"].told(0.0).failures
+        assert (failed.text, failed.may_pass) == ("away", True)
+        store.is_away = False
+        held = Held(serving.lanes)
+        serving.plan(1.0)
+        assert serving.workers["run"].told(1.0).failures == (failed,)
+        held.let_go()
+        assert until(lambda: serving.phases()["run/checkpoint-1"] == "sent")
+        assert serving.workers["run"].told(1.0).failures == ()
+
+
+class Held:
+    """Lanes that do not begin until they are let go."""
+
+    def __init__(self, lanes: Lanes) -> None:
+        self._lanes, self._wakes = lanes, [lane.wake for lane in lanes.lanes]
+        for lane in lanes.lanes:
+            lane.wake = lambda: None
+
+    def let_go(self) -> None:
+        for lane, wake in zip(self._lanes.lanes, self._wakes, strict=True):
+            lane.wake = wake
+            wake()
+
+
+def test_while_the_store_says_nothing_of_a_run_what_waits_of_it_is_still_told_to_wait(tmp_path: Path) -> None:
+    class Away(MemoryStore):
+        def names(self, prefix: str) -> Iterator[object]:  # type: ignore[override]
+            raise Transient("away")
+
+    step(tmp_path / "run", 1, TINY)
+    with Serving(tmp_path, Away(), "run") as serving:
+        serving.plan(0.0)
+        found = serving.workers["run"].told(0.0)
+    assert (found.queue, [f.text for f in found.failures]) == (("run/checkpoint-1",), ["away"])
+
+
+def test_lines_take_turns_and_one_that_is_gone_waits_no_more() -> None:
+    lanes, sent = Lanes(1), list[str]()
+    for line in "ab":
+        lanes.post(line, [Job(n, (line, str(n)), 1, lambda _, told=f"{line}{n}": sent.append(told)) for n in range(3)])  # type: ignore[misc]
+    for _ in range(3):
+        lanes.lanes[0].carry()
+    lanes.retain("b")
+    for _ in range(9):
+        lanes.lanes[0].carry()
+    assert sent == ["a0", "b0", "a1", "b1", "b2"]
+
+
+def test_what_was_posted_before_is_withdrawn_and_what_is_in_hand_is_told() -> None:
+    lanes = Lanes()
+    first, second = (Job(n, ("r", str(n)), sharing.SMALL + 1, lambda _: None) for n in (1, 2))
+    lanes.post("a", [first, second])
+    wide = sharing.shares(4)[0]
+    assert lanes.take(wide) is first
+    assert lanes.withdraw("a") == (first,)
+    assert lanes.is_drained
+    lanes.end(wide, first)
+    assert (lanes.withdraw("a"), lanes.take(wide)) == ((), None)
+
+
+def test_whoever_has_no_lanes_sends_at_once_what_is_posted() -> None:
+    shares: list[Share] = []
+    carrier = AtOnce(4)
+    carrier.post("a", [Job(n, ("r", str(n)), 1, shares.append) for n in range(2)])
+    assert (shares, carrier.withdraw("a")) == ([sharing.whole(4)] * 2, ())
+
+
+def test_a_lane_that_ends_by_a_bug_lets_go_of_what_it_had() -> None:
+    lanes, ended = Lanes(), list[int]()
+    lanes.ended = lambda: ended.append(1)
+
+    def bug(_: Share) -> None:
+        raise ZeroDivisionError
+
+    lanes.post("a", [Job(1, ("r", "1"), 1, bug)])
+    with pytest.raises(ZeroDivisionError):
+        lanes.lanes[1].carry()
+    assert (lanes.withdraw("a"), ended) == ((), [1])
+
+
+def test_killed_at_any_moment_with_both_lanes_at_work_and_begun_again_all_is_whole(tmp_path: Path) -> None:
+    lives, is_dead = 0, True
+    while is_dead:
+        lives += 3
+        out, store = tmp_path / str(lives), MemoryStore()
+        for n, (run, weights) in enumerate(SAVES):
+            step(out / run, n, weights)
+        is_dead = crashes(out, Dying(store, lives))
+        for run, _ in SAVES:
+            Worker(WorkerOptions("n0", (RunDir(run, out / run),), quiet=0, unmarked=0), store).tick(9000.0)
+        assert {place: held["n0"]["x"] for place, held in kept(store).items()} == {"checkpoint-0": LARGE, "checkpoint-1": TINY}
+    assert lives > 12
+
+
+SAVES = (("full", LARGE), ("lora", TINY))
+
+
+def crashes(out: Path, store: Dying) -> bool:
+    with Serving(out, store, "full", "lora") as serving:
+        with contextlib.suppress(Crash):
+            serving.plan(0.0)
+            done: Callable[[], object] = lambda: serving.crashed.is_set() or set(serving.phases().values()) == {"sent"}  # noqa: E731
+            assert until(done)
+            return serving.crashed.is_set()
+        return True
