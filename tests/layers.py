@@ -17,6 +17,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"merge", "catalogue"}),
     frozenset({"worker", "head", "verify", "fleet", "pull"}),
     frozenset({"config"}),
+    frozenset({"web"}),
     frozenset({"daemon", "hooks"}),
     frozenset({"cli"}),
     frozenset({"__main__"}),
@@ -28,10 +29,10 @@ FLOOR = {room: n for n, rooms in enumerate(FLOORS) for room in rooms}
 
 # What is named in one place only, so that it can be replaced, or need not be installed.
 CONFINED: Mapping[str, tuple[str, ...]] = {
-    "torch": ("hooks.*", "verify.child"),
+    "torch": ("hooks.*", "verify.child", "verify.inert", "verify.model_child"),
     "safetensors": ("hooks.*", "verify.child"),
-    "transformers": ("hooks.*",),
-    "accelerate": ("hooks.*",),
+    "transformers": ("hooks.*", "verify.model_child"),
+    "accelerate": ("hooks.*", "verify.model_child"),
     "deepspeed": (),
     "ray": ("hooks.*", "merge.ray"),
     "fsspec": ("stores.*",),
@@ -45,6 +46,7 @@ CONFINED: Mapping[str, tuple[str, ...]] = {
     "watchdog": ("watch",),
     "isal": ("digest",),
     "rich": ("cli.*",),
+    "prometheus_client": ("web.metrics",),
     "zstandard": ("formats.unpacking",),
     "compression": ("formats.unpacking",),
     "yaml": ("config.*", "cli.*"),
@@ -72,7 +74,7 @@ PURE = (
     "merge.*",
     "config.*",
     "fleet.*",
-    *(f"catalogue.{m}" for m in ("fresh", "shortened", "summary")),
+    *(f"catalogue.{m}" for m in ("fresh", "shortened", "summary", "units")),
     *(
         f"worker.{m}"
         for m in (
@@ -91,10 +93,12 @@ PURE = (
         )
     ),
     *(f"worker.{m}" for m in ("knowledge", "ordering", "resting", "saving", "selecting", "send", "settle", "sharing")),
-    *(f"head.{m}" for m in ("checked", "deciding", "errands")),
+    *(f"head.{m}" for m in ("checked", "deciding", "errands", "marking", "retaining")),
     *(f"verify.{m}" for m in ("bits", "due", "expected", "findings", "naming", "ranges", "structure", "reporting")),
     *(f"pull.{m}" for m in ("choosing", "pointers", "wanted")),
     "daemon.phases",
+    "web.metrics",
+    "cli.status_view",
     "cli.units",
     *(f"stores.{m}" for m in ("generic.errors", "generic.times", "timetable")),
 )

@@ -1,0 +1,119 @@
+"""Checkpoint by checkpoint: what decides together is read together, and judged by its records and, unless it is settled, by the files that are there.  Pure.
+
+Manifests of one checkpoint's name decide together over all of its places (`records.saves`), and places of one checkpoint begin with its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from ckptsync.catalogue.fresh import hidden_by, read_records
+from ckptsync.catalogue.shortened import summary
+from ckptsync.catalogue.summary import Fault, Summary
+from ckptsync.digest import digest
+from ckptsync.records.coding import Record
+from ckptsync.records.names import OURS, consolidated_prefix
+from ckptsync.records.places import record_names, snapshots
+from ckptsync.records.state import Snapshot, Word
+from ckptsync.stores.contract import Entry, Store
+
+Name = tuple[str, str]
+"""A run, and what the names of all places of a checkpoint begin with."""
+SETTLED: frozenset[Word] = frozenset({"VERIFIED", "RETIRED", "AMBIGUOUS"})
+"""Words of places whose files need not be listed: that they are there is the verifier's to prove, or does not matter."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What was found of a checkpoint's places.
+
+    ``key`` is of its records' listing, ``data`` of that of the files below ``open``: those of places that are not settled.  ``newest``: the newest
+    mtime among them.
+    """
+
+    key: str
+    summaries: tuple[Summary, ...]
+    open: tuple[str, ...] = ()
+    data: str = ""
+    newest: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """``unit`` may be remembered unless ``is_passing``: a record could not be read, or went meanwhile."""
+
+    unit: Unit
+    faults: tuple[Fault, ...] = ()
+    is_passing: bool = False
+
+
+def name_of(run: str, place: str) -> Name:
+    """The unit that a place belongs to."""
+    return run, place.partition("~")[0]
+
+
+def grouped(run: str, entries: Iterable[Entry]) -> dict[Name, list[Entry]]:
+    """What lies below a run's records, by the unit it belongs to; without what nodes say while they send."""
+    found: dict[Name, list[Entry]] = {}
+    start = len(f"{run}/{OURS}/")
+    for entry in entries:
+        place, _, rest = entry.name[start:].partition("/")
+        if rest and not rest.startswith("sending/"):
+            found.setdefault((run, place.partition("~")[0]), []).append(entry)
+    return found
+
+
+def key(entries: Iterable[Entry]) -> str:
+    """A digest of a listing: equal keys are equal names, sizes and times."""
+    return digest("".join([f"{e.name}\n{e.size} {e.mtime}\n" for e in entries]).encode())
+
+
+def renewed(store: Store, entries: list[Entry], old: Unit | None) -> Found:
+    """A unit as it is now; ``old`` itself where nothing has changed.  ``entries``: its own of `grouped`.  Raises StoreError."""
+    now = key(entries)
+    if old is not None and old.key == now and (not old.open or key(_data(store, old.open)) == old.data):
+        return Found(old)
+    names = record_names(entry.name for entry in entries)
+    records, faults = read_records(store, names)
+    hidden = hidden_by(faults)
+    sizes, unsettled = _trusted({name: record for name, record in records.items() if (record.run, record.place) not in hidden})
+    data = list(_data(store, unsettled))
+    sizes.update((e.name, e.size) for e in (*entries, *data))
+    seen = snapshots(records, sizes, hidden)
+    mtimes = {e.name: e.mtime for e in (*entries, *data)}
+    unit = Unit(now, tuple(summary(s, mtimes) for s in seen), unsettled, key(data), max((e.mtime for e in data), default=0.0))
+    return Found(unit, faults, bool(faults) or len(records) < len(names))
+
+
+def _trusted(records: Mapping[str, Record]) -> tuple[dict[str, int], tuple[str, ...]]:
+    """Name → size of the files of settled places, taken at their records' word; and the prefixes of the others, whose files have to be listed."""
+    bare = snapshots(records, {})
+    sizes = {name: size for seen in bare if _may_be_settled(seen) for name, size in named(seen)}
+    settled = {s.place: s for s in (snapshots(records, sizes) if sizes else bare) if s.word in SETTLED}
+    kept = {name: size for seen in settled.values() for name, size in named(seen)}
+    return kept, tuple(prefix for seen in bare if seen.place not in settled for prefix in _prefixes(seen))
+
+
+def _may_be_settled(seen: Snapshot) -> bool:
+    return seen.facets.proof.holds or bool(seen.facets.retired or seen.facets.ambiguous)
+
+
+def named(seen: Snapshot) -> Iterator[tuple[str, int]]:
+    """Store name and bytes of every file that its records say is there."""
+    if not seen.facets.shards:
+        yield from ((at.name, at.entry.size) for where in seen.files.values() for at in where)
+    if seen.seal:
+        prefix = consolidated_prefix(seen.run, seen.place)
+        yield from ((prefix + file.path, file.size) for file in seen.seal.files)
+
+
+def _prefixes(seen: Snapshot) -> Iterator[str]:
+    yield f"{seen.run}/{seen.place}/"
+    if seen.seal:
+        yield consolidated_prefix(seen.run, seen.place)
+
+
+def _data(store: Store, prefixes: Iterable[str]) -> Iterator[Entry]:
+    for prefix in prefixes:
+        yield from store.names(prefix)
