@@ -5,12 +5,12 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsync.records.fate import Fate, fate, in_force, next_n
+from ckptsync.records.fate import Fate, fate, in_force
 from ckptsync.records.tombstone import Scope, Stage, Tombstone, least_format
 
 
 def stone(n: int, stage: Stage = "said", scope: Scope = "place", of: str = "m") -> Tombstone:
-    return Tombstone("run", "c", "c", n, (of,), f"{scope} {n}", scope, stage, {}, least_format(scope, stage))
+    return Tombstone("run", "c", "c", n, (of,), f"{scope} {n}", scope, stage, format=least_format(scope, stage))
 
 
 def told(*stones: Tombstone, manifests: tuple[str, ...] = ("m",)) -> Fate:
@@ -28,6 +28,7 @@ def test_what_was_taken_back_is_alive_and_what_was_said_again_is_not() -> None:
     assert told(stone(0), stone(1, "back")) == Fate()
     assert told(stone(0), stone(1, "back"), stone(2)).retired == "place 2"
     assert told(stone(0, scope="shards"), stone(1, "back", "shards")) == Fate()
+    assert told(stone(0, scope="shards"), stone(1), stone(2, "back")).shards, "what is taken back is the end of the place"
 
 
 def test_nothing_is_taken_back_at_the_moment_when_it_begins() -> None:
@@ -61,8 +62,3 @@ def test_the_order_in_which_they_are_read_does_not_matter(stones: list[Tombstone
     names = {f"t{i}": s for i, s in enumerate(stones)}
     shuffled = dict(sorted(names.items(), reverse=True))
     assert fate(names, {"m"}) == fate(shuffled, {"m"})
-
-
-def test_numbers_go_on() -> None:
-    assert next_n([]) == 0
-    assert next_n([stone(4), stone(2)]) == 5

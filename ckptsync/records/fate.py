@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from ckptsync.records.tombstone import Scope, Stage, Tombstone
-
-SHARDS = "let go while the consolidated model stays"
+from ckptsync.records.tombstone import Tombstone
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,17 +43,10 @@ def fate(stones: Mapping[str, Tombstone], manifests: Collection[str]) -> Fate:
     )
 
 
-def next_n(stones: Iterable[Tombstone]) -> int:
-    """The number of the next one."""
-    return max((t.n for t in stones), default=-1) + 1
-
-
 def _takes_back(back: Tombstone, stone: Tombstone) -> bool:
-    return stone.n < back.n and not set(stone.manifests).isdisjoint(back.manifests)
+    return stone.n < back.n and stone.scope == back.scope and not set(stone.manifests).isdisjoint(back.manifests)
 
 
 def _reason(stones: Mapping[str, Tombstone]) -> str:
     return next((t.reason or name for name, t in stones.items()), "")
 
-
-__all__ = ["SHARDS", "Fate", "Scope", "Stage", "fate", "in_force", "next_n"]

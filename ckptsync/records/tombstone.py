@@ -21,7 +21,8 @@ class Tombstone:
 
     ``scope``: all of it, or the trainer's own files (``shards``) while the consolidated model stays.  ``stage``: ``begun`` before the first file
     goes, ``done`` when no shard is left; ``back`` takes back what was said of these manifests under lower numbers.  ``ended``: node → mtime of
-    its last file, ns on its own clock, by which it knows its save again when its manifest is gone.
+    its last file, ns on its own clock, by which it knows its save again when its manifest is gone.  ``metrics``: of shards that go, what
+    `trainer_state.json` said, so that the best are still known.
     """
 
     run: str
@@ -33,6 +34,7 @@ class Tombstone:
     scope: Scope = "place"
     stage: Stage = "said"
     ended: dict[str, int] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
     format: int = FORMAT
 
 

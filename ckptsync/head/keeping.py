@@ -1,0 +1,78 @@
+"""Keeping a place by hand, and releasing it again: no rule lets go of what a person keeps."""
+
+from __future__ import annotations
+
+from ckptsync.catalogue.fresh import fresh_place
+from ckptsync.catalogue.reading import Cache
+from ckptsync.errors import ConfigError, Incomplete
+from ckptsync.head import tombs
+from ckptsync.head.marking import Step
+from ckptsync.head.removing import Road, take_back
+from ckptsync.records.fate import fate
+from ckptsync.records.keep import Keep, kept
+from ckptsync.records.state import Snapshot
+from ckptsync.records.tombstone import Scope
+from ckptsync.stores.contract import Store
+
+
+def keep(store: Store, run: str, place: str, reason: str = "") -> bool:
+    """Whether it was not kept yet.  What was marked to go is taken back.
+
+    Raises ConfigError if there is no such place, Incomplete if it is too late: its removal has begun, or files have gone.
+    """
+    before = _seen(store, run, place)
+    is_new = not kept(before.records.keeps)
+    if is_new:
+        tombs.keep(store, Keep(run, before.checkpoint, place, 0, keeps=True, reason=reason))
+    seen = _seen(store, run, place)  # after our word: so whoever removes has seen it, or we see that he has begun
+    _check_in_time(seen)
+    for scope in _marked(seen):
+        step = Step(run, place, "take-back", scope, f"kept by hand{f': {reason}' if reason else ''}")
+        found = take_back(store, step, Road(Cache()))
+        if found.outcome != "taken back":
+            raise _too_late(seen, found.reason)
+        _check_in_time(_seen(store, run, place))
+    return is_new
+
+
+def release(store: Store, run: str, place: str) -> bool:
+    """Whether it was kept.  Raises ConfigError if there is no such place."""
+    seen = _seen(store, run, place)
+    if not kept(seen.records.keeps):
+        return False
+    tombs.keep(store, Keep(run, seen.checkpoint, place, 0, keeps=False))
+    return True
+
+
+def _seen(store: Store, run: str, place: str) -> Snapshot:
+    found = fresh_place(store, run, place)
+    for fault in found.faults:
+        if fault.record.kind != "keep":
+            raise fault.error
+    seen = found.of(run, place)
+    if seen is None:
+        raise ConfigError(f"{run}/{place}: no node has told this store of it", hint="`ckptsync ls` shows what is there")
+    return seen
+
+
+def _marked(seen: Snapshot) -> tuple[Scope, ...]:
+    scopes: tuple[tuple[Scope, str], ...] = (("place", seen.facets.retired), ("shards", seen.facets.shards))
+    return tuple(scope for scope, why in scopes if why and not _is_done(seen, scope))
+
+
+def _is_done(seen: Snapshot, scope: Scope) -> bool:
+    """Shards that are gone are gone: what is kept is the model."""
+    stones = seen.records.tombstones.values()
+    return scope == "shards" and any(t.scope == "shards" and t.stage == "done" for t in stones)
+
+
+def _check_in_time(seen: Snapshot) -> None:
+    found = fate(seen.records.tombstones, {k.name for k in seen.manifests})
+    if found.is_begun and not found.is_done:
+        raise _too_late(seen, "its removal has begun")
+
+
+def _too_late(seen: Snapshot, why: str) -> Incomplete:
+    return Incomplete(
+        f"{seen.run}/{seen.place}: too late to be sure of keeping it: {why}", hint="look again in a quarter of an hour"
+    )

@@ -1,0 +1,106 @@
+"""What a trainer measured of a checkpoint, by its `trainer_state.json`."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ckptsync.catalogue.summary import Summary
+from ckptsync.digest import digest
+from ckptsync.errors import CkptsyncError, Corrupt, NotFound, StoreError
+from ckptsync.records.coding import decode_any
+from ckptsync.records.manifest import FileEntry, Manifest
+from ckptsync.records.names import file_name, parse_record_name, records_prefix
+from ckptsync.records.tombstone import Tombstone
+from ckptsync.stores.contract import Store, read_all
+
+STATE = "trainer_state.json"
+LIMIT = 256 << 20
+MOST = 200  # names of metrics that are kept of one checkpoint
+
+Metrics = Mapping[str, float]
+
+
+@dataclass(slots=True)
+class Measured:
+    """By run, place and state; ``None`` where it could not be read.  Losing it costs reading again."""
+
+    known: dict[tuple[str, str, str], Metrics | None] = field(default_factory=dict)
+
+
+def parsed(data: bytes, step: int | None) -> dict[str, float]:
+    """The last value of every metric that was logged up to ``step``.  Raises Corrupt.
+
+    transformers (trainer_callback.py, TrainerState) logs in ``log_history``, in the order of time: a mapping with ``step`` and what was measured.
+    """
+    try:
+        history = json.loads(data)["log_history"]
+        entries = [e for e in history if step is None or e.get("step", 0) <= step]
+        return _last(entries)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+        raise Corrupt(f"{STATE}: no history of a trainer's: {e}") from e
+
+
+def _last(entries: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for entry in entries:
+        found.update({str(k): float(v) for k, v in entry.items() if isinstance(v, int | float) and math.isfinite(v)})
+    return dict(sorted(found.items())[:MOST])
+
+
+def of_places(store: Store, places: Iterable[Summary], metric: str, memory: Measured) -> dict[str, float | None]:
+    """Place → value; ``None`` where it could not be read, no entry where it was not measured.  Raises StoreError where the store does not answer."""
+    found: dict[str, float | None] = {}
+    for seen in places:
+        measured = of_place(store, seen, memory)
+        if measured is None or metric in measured:
+            found[seen.place] = measured[metric] if measured else None
+    return found
+
+
+def of_place(store: Store, seen: Summary, memory: Measured) -> Metrics | None:
+    """All that is known of one place, read once for each state that it is in.  Raises StoreError where the store does not answer."""
+    key = (seen.run, seen.place, seen.state)
+    if key not in memory.known:
+        try:
+            memory.known[key] = _buried(store, seen) if seen.let_go else _read(store, seen)
+        except CkptsyncError as e:
+            if isinstance(e, StoreError) and not isinstance(e, NotFound):
+                raise
+            memory.known[key] = None  # damaged, or gone: what cannot be judged is kept
+    return memory.known[key]
+
+
+def _read(store: Store, seen: Summary) -> Metrics:
+    entry = _entry(store, seen)
+    if entry is None:
+        return {}
+    data = read_all(store, file_name(seen.run, seen.place, STATE), LIMIT)
+    if digest(data) != entry.digest:
+        raise Corrupt(f"{seen.run}/{seen.place}/{STATE}: not the bytes that its node sent")
+    return parsed(data, seen.step)
+
+
+def _entry(store: Store, seen: Summary) -> FileEntry | None:
+    """What lies under the plain name: the smallest node's."""
+    manifests = sorted(read_manifests(store, seen.manifests), key=lambda m: (m.node, m.n))
+    return next((f for m in manifests for f in m.files if f.path == STATE), None)
+
+
+def read_manifests(store: Store, names: Iterable[str]) -> list[Manifest]:
+    """Raises Corrupt, Unsupported, NotFound, StoreError."""
+    parsed_names = (parse_record_name(name) for name in names)
+    records = (decode_any(name, read_all(store, str(name), LIMIT)) for name in parsed_names if name is not None)
+    return [r for r in records if isinstance(r, Manifest)]
+
+
+def _buried(store: Store, seen: Summary) -> Metrics:
+    """Said by the tombstone of its shards."""
+    names = [
+        p for e in store.names(records_prefix(seen.run, seen.place)) if (p := parse_record_name(e.name)) and p.kind == "tombstone"
+    ]
+    stones = [r for p in names if isinstance(r := decode_any(p, read_all(store, str(p), LIMIT)), Tombstone)]
+    return next((t.metrics for t in sorted(stones, key=lambda t: -t.n) if t.scope == "shards" and t.metrics), {})

@@ -1,0 +1,235 @@
+"""One marked place, removed or taken back, beside other heads and people who keep it by hand at the same moment.
+
+Who removes first writes that it begins, then looks once more; who keeps, or takes back, writes that first, and looks then.  So at least one of the two
+sees the other.  Only the head that wrote it so a moment ago removes what is still whole; from anybody else it wants a new beginning, after `LEASE`.
+What is not whole any more can only be finished, and is, by whoever comes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from ckptsync.catalogue.fresh import fresh_place, read_records
+from ckptsync.catalogue.reading import Cache, read
+from ckptsync.catalogue.shortened import summary
+from ckptsync.catalogue.summary import Catalogue, Summary
+from ckptsync.head import tombs
+from ckptsync.head.clearing import Cleared, Told, check_alone, clear, forget
+from ckptsync.head.marking import Step, may_go
+from ckptsync.head.retaining import is_verified
+from ckptsync.head.tombs import Grave
+from ckptsync.records.fate import fate
+from ckptsync.records.manifest import Manifest
+from ckptsync.records.names import OURS, consolidated_prefix, sending_prefix
+from ckptsync.records.places import record_names
+from ckptsync.records.state import Snapshot
+from ckptsync.records.tombstone import Scope
+from ckptsync.stores.contract import Store
+
+PROMPT = 60.0
+"""s (this process) within which the first file goes after the last look: else it looks again another time."""
+LEASE = 15 * 60.0
+"""s (store's clock) for which a beginning that another head wrote is left to that head."""
+SENDING = 15 * 60.0
+"""s (store's clock) for which a node's word that it sends holds: see docs/store-format.md, Write once."""
+
+
+def nobody(_size: int) -> None:
+    """Is told, and nobody wants to know."""
+
+
+@dataclass(frozen=True, slots=True)
+class Road:
+    """``cache``: of the run's catalogue; ``told`` of bytes that are gone; ``clock``: seconds, of this process."""
+
+    cache: Cache
+    told: Told = nobody
+    clock: Callable[[], float] = time.monotonic
+
+
+Outcome = Literal["removed", "taken back", "waits", "gone", "marked again"]
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What became of a place.  ``reason``: why it waits, or is kept after all."""
+
+    outcome: Outcome
+    reason: str = ""
+    cleared: Cleared = Cleared(0, 0)  # noqa: RUF009 - frozen
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """A run as it is now, in short, and of it one place, listed.  ``summary`` is of that place."""
+
+    catalogue: Catalogue
+    seen: Snapshot
+    summary: Summary
+    scope: Scope
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing of what should go has gone."""
+        return is_whole(self.seen, self.scope)
+
+    @property
+    def manifests(self) -> dict[str, Manifest]:
+        """Those of it that count, by name."""
+        return {k.name: k.manifest for k in self.seen.manifests}
+
+    @property
+    def others(self) -> list[Summary]:
+        """The other places of its run."""
+        return [s for s in self.catalogue.summaries if s.place != self.summary.place]
+
+
+def is_whole(seen: Snapshot, scope: Scope) -> bool:
+    """Whether every file that a manifest, or with the place the seal, names is listed with its size."""
+    named = {at.name: at.entry.size for where in seen.files.values() for at in where}
+    if scope == "place" and seen.facets.shards:
+        named = {}
+    if scope == "place" and seen.seal:
+        named |= {consolidated_prefix(seen.run, seen.place) + f.path: f.size for f in seen.seal.files}
+    return all(seen.sizes.get(name) == size for name, size in named.items())
+
+
+def look(store: Store, run: str, place: str, scope: Scope, cache: Cache) -> Look | None:
+    """Now; ``None`` if no manifest of it counts, or nothing may be said of it."""
+    catalogue = read(store, cache, run)
+    found = fresh_place(store, run, place)
+    seen = next(iter(found.readable), None)
+    return Look(catalogue, seen, summary(seen, found.mtimes), scope) if seen else None
+
+
+def remove(store: Store, step: Step, road: Road) -> Removal:
+    """Remove a place, or its shards, that was marked and has stood for its grace.  Raises StoreError, and ConfigError where it lies in another run."""
+    run, place, scope = step.run, step.place, step.scope
+    check_alone(store, run, place)
+    now = tombs.store_now(store)
+    seen = look(store, run, place, scope, road.cache)
+    if seen is None:
+        return Removal("gone")
+    marked = fate(seen.seen.records.tombstones, set(seen.manifests))
+    if not (marked.retired if scope == "place" else marked.shards):
+        return Removal("waits", "it is not marked any more")
+    if not (marked.is_begun and not seen.is_whole):
+        stopped = _stopped(store, seen, now)
+        if stopped is not None:
+            return stopped
+        begun = road.clock()
+        mine = tombs.write(store, _grave(seen), "begun")
+        again = look(store, run, place, scope, road.cache)
+        if again is None:
+            return Removal("gone")
+        if why := _why_not(store, again, now):
+            return Removal("waits", why) if _others_began(again.seen, mine) else _taken_back(store, again, why)
+        if road.clock() - begun > PROMPT:
+            return Removal("waits", "it took too long to be sure")
+        seen = again
+    return _carried_out(store, seen, road.told)
+
+
+def take_back(store: Store, step: Step, road: Road) -> Removal:
+    """What was marked is kept after all, if it is whole and its removal has not begun.  Raises StoreError."""
+    seen = look(store, step.run, step.place, step.scope, road.cache)
+    if seen is None:
+        return Removal("gone")
+    if seen.summary.begun or not seen.is_whole:
+        return Removal("waits", "its removal has begun" if seen.summary.begun else "it is not whole any more")
+    return _taken_back(store, seen, step.reason)
+
+
+def _stopped(store: Store, seen: Look, now: float) -> Removal | None:
+    """What keeps this head from beginning; ``None`` if nothing does."""
+    short = seen.summary
+    if short.begun and now - short.said < LEASE:
+        return Removal("waits", "another head has begun to remove it")
+    why = _why_not(store, seen, now)
+    if why:
+        return _taken_back(store, seen, why) if short.begun and seen.is_whole else Removal("waits", why)
+    stones = fate(seen.seen.records.tombstones, set(seen.manifests)).said
+    named = {name for stone in stones for name in seen.seen.records.tombstones[stone].manifests}
+    if not named.issuperset(seen.manifests):
+        tombs.write(store, _grave(seen), "said")
+        return Removal("marked again", "more of it has come")
+    return None
+
+
+def _why_not(store: Store, seen: Look, now: float) -> str:
+    """By all that is known at this moment."""
+    short = seen.summary
+    if short.kept:
+        return f"kept by hand: {short.kept}"
+    if sender := _sender(store, seen.seen, now):
+        return f"{sender} is sending files of it"
+    if why := may_go(short, [short, *_confirmed(store, seen)], seen.scope):
+        return why
+    if any(s.checkpoint == short.checkpoint and s.word == "AMBIGUOUS" for s in seen.others):
+        return "evidence in a doubt about another save of its name"
+    if any(f.place.partition("~")[0] == short.checkpoint for f in seen.catalogue.faults):
+        return "a record of its name cannot be read"
+    return ""
+
+
+def _confirmed(store: Store, seen: Look) -> Iterator[Summary]:
+    """Of the others that are not marked the newest that are verified, listed now: a catalogue remembers, and files may have gone since."""
+    if seen.scope == "shards":
+        return
+    for other in sorted(seen.others, key=lambda s: s.ended, reverse=True):
+        if other.retired or not is_verified(other):
+            continue
+        found = fresh_place(store, other.run, other.place)
+        now = next((summary(s, found.mtimes) for s in found.readable), None)
+        if now is not None and now.word == "VERIFIED":
+            yield now
+            if now.resume or not seen.summary.resume:
+                return
+
+
+def _others_began(seen: Snapshot, mine: str) -> bool:
+    """Whether another head may be removing it at this moment: then nothing can be taken back."""
+    said = fate(seen.records.tombstones, {k.name for k in seen.manifests}).said
+    return any(seen.records.tombstones[name].stage == "begun" and name != mine for name in said)
+
+
+def _sender(store: Store, seen: Snapshot, now: float) -> str:
+    prefix = sending_prefix(seen.run, seen.checkpoint)
+    said = (e for e in store.names(prefix) if e.size and now - e.mtime < SENDING)
+    return next((e.name.removeprefix(prefix) for e in said), "")
+
+
+def _taken_back(store: Store, seen: Look, why: str) -> Removal:
+    if not seen.is_whole:
+        return Removal("waits", why)
+    tombs.write(store, Grave(seen.manifests, seen.scope, why), "back")
+    return Removal("taken back", why)
+
+
+def _carried_out(store: Store, seen: Look, told: Told) -> Removal:
+    run, place = seen.seen.run, seen.seen.place
+    done = clear(store, run, place, seen.scope, told)
+    if seen.scope == "shards":
+        tombs.write(store, _grave(seen), "done")
+    elif not forget(store, run, place, _of_name(store, seen.seen)):
+        return Removal("waits", "somebody writes files into it", done)
+    return Removal("removed", seen.seen.facets.retired or seen.seen.facets.shards, done)
+
+
+def _grave(seen: Look) -> Grave:
+    """With what the tombstones said before."""
+    stones = seen.seen.records.tombstones.values()
+    metrics: Mapping[str, float] = next((t.metrics for t in stones if t.metrics), {})
+    facets = seen.seen.facets
+    return Grave(seen.manifests, seen.scope, facets.retired if seen.scope == "place" else facets.shards, metrics)
+
+
+def _of_name(store: Store, seen: Snapshot) -> dict[str, Manifest]:
+    """Every manifest of the checkpoint's name, in whatever place, also those that count no more."""
+    listed = record_names(e.name for e in store.names(f"{seen.run}/{OURS}/"))
+    wanted = {n: p for n, p in listed.items() if p.kind == "manifest" and p.place.partition("~")[0] == seen.checkpoint}
+    records, _ = read_records(store, wanted)
+    return {name: r for name, r in records.items() if isinstance(r, Manifest)}

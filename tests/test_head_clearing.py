@@ -1,0 +1,93 @@
+"""What goes, in which order, and what a hostile or unlucky name must not take with it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ckptsync.errors import ConfigError
+from ckptsync.head.clearing import check_alone, clear, files, forget
+from ckptsync.head.metrics import read_manifests
+from ckptsync.records.manifest import Manifest
+from ckptsync.stores.memory import MemoryStore
+from tests.retained import fill, put
+
+
+def gone(store: MemoryStore, run: str = "run", place: str = "checkpoint-1") -> list[int]:
+    sizes: list[int] = []
+    clear(store, run, place, "place", sizes.append)
+    return sizes
+
+
+def manifests(store: MemoryStore) -> dict[str, Manifest]:
+    names = [e.name for e in store.names("") if "/manifest-" in e.name]
+    return {name: read_manifests(store, [name])[0] for name in names}
+
+
+def test_what_opens_it_goes_first_and_the_neighbours_stay() -> None:
+    store = MemoryStore()
+    for place in ("checkpoint-1", "checkpoint-10", "checkpoint-1~other"):
+        fill(store, place)
+    order = [e.name.removeprefix("run/") for e in files(store, "run", "checkpoint-1", "place")]
+    assert order == [
+        "checkpoint-1/trainer_state.json",
+        "checkpoint-1/a.bin",
+        "checkpoint-1/b.bin",
+        "consolidated/checkpoint-1/model.safetensors",
+    ]
+    assert len(gone(store)) == 4
+    assert forget(store, "run", "checkpoint-1", manifests(store))
+    assert {e.name.split("/")[-2] for e in store.names("run/")} == {"checkpoint-10", "checkpoint-1~other"}
+
+
+def test_records_stay_while_there_are_files() -> None:
+    store = MemoryStore()
+    fill(store, "checkpoint-1")
+    before = [*store.names("")]
+    assert not forget(store, "run", "checkpoint-1", manifests(store))
+    assert [*store.names("")] == before
+
+
+def test_a_node_that_sends_another_save_of_that_name_is_still_heard() -> None:
+    store = MemoryStore()
+    fill(store, "checkpoint-1")
+    store.write("run/.ckptsync/checkpoint-1/sending/n9", [b"sending\n"])
+    gone(store)
+    forget(store, "run", "checkpoint-1", manifests(store))
+    assert [e.name for e in store.names("")] == ["run/.ckptsync/checkpoint-1/sending/n9"]
+
+
+def test_what_a_manifest_had_taken_back_does_not_come_alive_again() -> None:
+    store = MemoryStore()
+    old = fill(store, "checkpoint-1~old", is_verified=False)
+    (said,) = manifests(store).values()
+    put(store, replace(said, place="checkpoint-1", supersedes=(old,)))
+    assert forget(store, "run", "checkpoint-1", manifests(store))
+    assert manifests(store) == {}
+
+
+@pytest.mark.parametrize(
+    ("run", "place", "another"),
+    [
+        ("run", "checkpoint-1", ("run/checkpoint-1", "checkpoint-7")),
+        ("run/checkpoint-1", "checkpoint-7", ("run", "checkpoint-1")),
+        ("run", "checkpoint-1", ("run/consolidated", "checkpoint-1")),
+        ("run/consolidated", "checkpoint-1", ("run", "checkpoint-1")),
+        ("run", "checkpoint-1", ("run/consolidated/checkpoint-1", "x-1")),
+    ],
+)
+def test_runs_that_lie_in_each_other_are_left_alone(run: str, place: str, another: tuple[str, str]) -> None:
+    store = MemoryStore()
+    fill(store, place, run=run)
+    fill(store, another[1], run=another[0])
+    before = [*store.names("")]
+    with pytest.raises(ConfigError, match=r"another run|the store itself|would go"):
+        gone(store, run, place)
+    assert [*store.names("")] == before
+
+
+@pytest.mark.parametrize("place", ["consolidated", ".ckptsync"])
+def test_a_place_with_a_name_of_the_stores_own_is_never_removed(place: str) -> None:
+    with pytest.raises(ConfigError, match="the store itself uses"):
+        check_alone(MemoryStore(), "run", place)

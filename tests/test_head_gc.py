@@ -1,0 +1,278 @@
+"""Retention on a real store: what is marked, waits, is taken back or removed; by heads that die, and beside other heads."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+
+import pytest
+
+from ckptsync.catalogue.fresh import fresh
+from ckptsync.errors import Incomplete
+from ckptsync.head.gc import Asked, Memory, Swept, plan, tick
+from ckptsync.head.keeping import keep
+from ckptsync.head.metrics import read_manifests
+from ckptsync.head.removing import LEASE
+from ckptsync.head.rules import Best, Rules
+from ckptsync.head.tombs import Grave, write
+from ckptsync.records.tombstone import Stage
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
+from ckptsync.stores.memory import MemoryStore
+from tests.dying import Crash, Dying
+from tests.interleaved import raced
+from tests.retained import FIRST, fill
+
+HOUR = 3600
+
+
+def asked(rules: Rules, grace: float = 0.0, run: str = "") -> Asked:
+    return Asked(lambda _: rules, grace, run)
+
+
+def filled(count: int = 3) -> MemoryStore:
+    store = MemoryStore()
+    for n in range(1, count + 1):
+        fill(store, f"checkpoint-{n}", FIRST + n * HOUR, loss=float(n))
+    return store
+
+
+def wait(store: Store, seconds: float) -> None:
+    """On this store's clock, which counts writes."""
+    for _ in range(int(seconds) + 1):
+        store.write("clock", [b""])
+
+
+def words(store: Store) -> dict[str, str]:
+    return {s.place: s.word for s in fresh(store).places}
+
+
+def outcomes(found: Swept) -> list[tuple[str, str]]:
+    assert found.failed == ()
+    return [(d.place, d.outcome) for d in found.done]
+
+
+def names(store: Store, place: str) -> list[str]:
+    return [e.name for e in store.names("") if place in e.name.split("/")]
+
+
+def test_what_no_rule_keeps_is_marked_and_removed_after_its_grace() -> None:
+    store = filled()
+    two = asked(Rules(keep_last=2), grace=40.0)  # this store's clock counts writes
+    assert outcomes(tick(store, two)) == [("checkpoint-1", "marked")]
+    assert words(store) == {"checkpoint-1": "RETIRED", "checkpoint-2": "VERIFIED", "checkpoint-3": "VERIFIED"}
+    assert outcomes(tick(store, two)) == []
+    wait(store, 40)
+    (deed,) = tick(store, two).done
+    assert (deed.outcome, deed.files, deed.reason) == ("removed", 4, "not one of the newest 2")
+    assert [n.rpartition("/")[2].partition("-")[0] for n in names(store, "checkpoint-1")] == ["tombstone", "tombstone"]
+    assert words(store) == {"checkpoint-2": "VERIFIED", "checkpoint-3": "VERIFIED"}
+    assert outcomes(tick(store, two)) == []
+
+
+def test_a_plan_writes_nothing() -> None:
+    store = filled()
+    before = [*store.names("")]
+    found = plan(store, asked(Rules(keep_last=1)), now=FIRST)
+    assert [(p.decision.place, p.step.deed, p.files) for p in found.planned if p.step.deed != "nothing"] == [
+        ("checkpoint-2", "mark", 4),
+        ("checkpoint-1", "mark", 4),
+    ]
+    assert [*store.names("")] == before
+
+
+def test_the_best_are_kept_by_what_the_trainer_measured() -> None:
+    store = filled()
+    assert outcomes(tick(store, asked(Rules(keep_best=Best("eval_loss", 1)), 99.0))) == [("checkpoint-2", "marked")]
+
+
+def test_damaged_metrics_keep_what_they_would_have_spoken_of() -> None:
+    store = filled()
+    store.write("run/checkpoint-2/trainer_state.json", [b'{"log_history": []}'])
+    assert outcomes(tick(store, asked(Rules(keep_best=Best("eval_loss", 1)), 99.0))) == []
+
+
+def test_shards_go_while_the_model_stays_verified_and_cannot_be_resumed_from() -> None:
+    store = filled()
+    rule = asked(Rules(shards=1))
+    assert outcomes(tick(store, rule)) == [("checkpoint-2", "marked"), ("checkpoint-1", "marked")]
+    assert outcomes(tick(store, rule)) == [("checkpoint-2", "removed"), ("checkpoint-1", "removed")]
+    seen = fresh(store).of("run", "checkpoint-1")
+    assert seen is not None
+    assert seen.word == "VERIFIED"
+    assert not seen.facets.resume.holds
+    assert "let go" in seen.facets.resume.evidence[0]
+    assert [n for n in names(store, "checkpoint-1") if ".ckptsync" not in n] == ["run/consolidated/checkpoint-1/model.safetensors"]
+    assert outcomes(tick(store, rule)) == []
+
+
+def test_the_best_are_known_after_their_shards_have_gone() -> None:
+    store = filled()
+    for _ in range(2):
+        tick(store, asked(Rules(shards=0)))
+    best = asked(Rules(keep_best=Best("eval_loss", 1)), 99.0)
+    assert outcomes(tick(store, best)) == [("checkpoint-2", "marked")]
+
+
+@pytest.mark.parametrize("rules", [Rules(keep_last=1), Rules(shards=1)])
+def test_a_head_that_dies_anywhere_leaves_what_the_next_one_finishes(rules: Rules) -> None:
+    """Everything that could be open is whole, or given up; and where the next ends, there is no trace of the death."""
+    clean = filled(2)
+    for _ in range(3):
+        tick(clean, asked(rules))
+    for lives in itertools.count():
+        store = filled(2)
+        dying = Dying(store, lives)
+        try:
+            for _ in range(3):
+                tick(dying, asked(rules))
+        except Crash:
+            _check_whole_or_given_up(store)
+        else:
+            assert lives > 20
+            break
+        for _ in range(4):
+            _patient(store, rules)
+        assert _without_tombstones(store) == _without_tombstones(clean), lives
+
+
+def _patient(store: MemoryStore, rules: Rules) -> None:
+    """After the dead head's lease."""
+    wait(store, LEASE)
+    tick(store, asked(rules))
+
+
+def _check_whole_or_given_up(store: Store) -> None:
+    for seen in fresh(store).places:
+        if seen.word != "RETIRED":
+            assert seen.word == "VERIFIED", (seen.place, seen.evidence)
+            assert seen.facets.resume.holds or seen.facets.shards
+    assert words(store)["checkpoint-2"] == "VERIFIED"
+
+
+def _without_tombstones(store: Store) -> list[str]:
+    return [e.name for e in store.names("run/") if "tombstone" not in e.name]
+
+
+def test_two_heads_that_have_marked_each_others_last_one_remove_neither_and_the_newest_comes_back() -> None:
+    store = filled(2)
+    for place in ("checkpoint-1", "checkpoint-2"):
+        mark(store, place)
+    assert outcomes(tick(store, asked(Rules(keep_last=1)))) == [("checkpoint-2", "taken back"), ("checkpoint-1", "removed")]
+    assert words(store) == {"checkpoint-2": "VERIFIED"}
+
+
+def mark(store: Store, place: str, stage: Stage = "said") -> None:
+    (name,) = [e.name for e in store.names(f"run/.ckptsync/{place}/") if "/manifest-" in e.name]
+    write(store, Grave({name: read_manifests(store, [name])[0]}, "place", "by a head with another view"), stage)
+
+
+class Meeting:
+    """A store in front of which, before the ``n``-th call, somebody else does something."""
+
+    def __init__(self, store: Store, n: int, other: Callable[[], object]) -> None:
+        self.url, self.late, self.is_exclusive = store.url, store.late, store.is_exclusive
+        self._store, self._n, self._other = store, n, other
+        self.was_met = False
+
+    def names(self, prefix: str) -> Iterator[Entry]:
+        self._call()
+        yield from list(self._store.names(prefix))
+
+    def dirs(self, prefix: str, start: str = "") -> list[str]:
+        self._call()
+        return self._store.dirs(prefix, start)
+
+    def size(self, name: str) -> int:
+        self._call()
+        return self._store.size(name)
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        self._store.read_into(name, start, out)
+
+    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        self._call()
+        self._store.write(name, chunks, about)
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        self._call()
+        self._store.create(name, chunks, about)
+
+    def delete(self, name: str) -> None:
+        self._call()
+        self._store.delete(name)
+
+    def _call(self) -> None:
+        self._n -= 1
+        if self._n == 0:
+            self.was_met = True
+            self._other()
+
+
+OLDEST = Rules(keep_best=Best("eval_loss", 1))
+VIEWS = [(Rules(keep_last=1), OLDEST), (OLDEST, Rules(keep_last=1)), (Rules(keep_last=1), Rules(keep_last=1))]
+
+
+@pytest.mark.parametrize(("mine", "others"), VIEWS)
+def test_two_heads_with_other_rules_and_no_grace_never_remove_the_last_or_half_of_one(mine: Rules, others: Rules) -> None:
+    """At every call of the one the other does all it would."""
+    for n in itertools.count(1):
+        store = filled(2)
+        for place in ("checkpoint-1", "checkpoint-2"):
+            mark(store, place)
+        meeting = Meeting(store, n, lambda store=store: [tick(store, asked(others)) for _ in range(3)])  # type: ignore[misc]
+        tick(meeting, asked(mine))
+        if not meeting.was_met:
+            break
+        found = words(store)
+        assert "VERIFIED" in found.values(), n
+        assert set(found.values()) <= {"VERIFIED", "RETIRED"}, n
+        wait(store, LEASE)
+        tick(store, asked(mine))
+        assert "VERIFIED" in words(store).values(), n
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_three_heads_at_once_in_any_order_keep_one_whole(seed: int) -> None:
+    store = filled(3)
+    for place in ("checkpoint-1", "checkpoint-2"):
+        mark(store, place)
+    rules = {"a": Rules(keep_last=1), "b": OLDEST, "c": Rules(keep_every=2)}
+    work = {node: lambda one, its=its: [tick(one, asked(its)) for _ in range(2)] for node, its in rules.items()}
+    ended = raced(seed, store, work, is_exclusive=True)
+    assert not any(isinstance(e, BaseException) for e in ended.values()), ended
+    assert "VERIFIED" in words(store).values()
+    assert set(words(store).values()) <= {"VERIFIED", "RETIRED"}
+
+
+def test_a_person_who_keeps_it_at_any_moment_keeps_it_or_is_told_that_it_is_too_late() -> None:
+    told = []
+    for n in itertools.count(1):
+        store = filled(2)
+        mark(store, "checkpoint-1")
+        answers: list[bool] = []
+        meeting = Meeting(store, n, lambda store=store, answers=answers: answers.append(keep_by_hand(store)))  # type: ignore[misc]
+        tick(meeting, asked(Rules(keep_last=1)))
+        if not meeting.was_met:
+            break
+        told += answers
+        if answers == [True]:
+            for _ in range(2):
+                tick(store, asked(Rules(keep_last=1)))
+            assert words(store)["checkpoint-1"] == "VERIFIED", n
+        assert set(words(store).values()) <= {"VERIFIED", "RETIRED"}
+    assert set(told) == {True, False}
+
+
+def keep_by_hand(store: Store) -> bool:
+    try:
+        keep(store, "run", "checkpoint-1", "for the paper")
+    except Incomplete:
+        return False
+    return True
+
+
+def test_a_memory_of_an_earlier_tick_changes_nothing() -> None:
+    store, memory = filled(4), Memory()
+    for _ in range(3):
+        tick(store, asked(Rules(keep_last=2)), memory)
+    assert words(store) == {"checkpoint-3": "VERIFIED", "checkpoint-4": "VERIFIED"}

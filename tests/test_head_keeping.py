@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+
+from ckptsync.catalogue.fresh import fresh
+from ckptsync.errors import ConfigError, Incomplete
+from ckptsync.head.gc import Asked, tick
+from ckptsync.head.keeping import keep, release
+from ckptsync.head.rules import Rules
+from ckptsync.stores.memory import MemoryStore
+from tests.retained import FIRST, fill
+
+LAST = Asked(lambda _: Rules(keep_last=1), 99.0)
+SHARDS = Asked(lambda _: Rules(shards=0), 0.0)
+
+
+def filled() -> MemoryStore:
+    store = MemoryStore()
+    for n in (1, 2):
+        fill(store, f"checkpoint-{n}", FIRST + n * 3600)
+    return store
+
+
+def word(store: MemoryStore) -> str:
+    seen = fresh(store).of("run", "checkpoint-1")
+    assert seen is not None
+    return seen.word
+
+
+def test_what_is_kept_is_not_marked_and_what_is_released_is() -> None:
+    store = filled()
+    assert keep(store, "run", "checkpoint-1", "for the paper")
+    assert not keep(store, "run", "checkpoint-1")
+    assert tick(store, LAST).done == ()
+    assert release(store, "run", "checkpoint-1")
+    assert not release(store, "run", "checkpoint-1")
+    assert [d.outcome for d in tick(store, LAST).done] == ["marked"]
+
+
+def test_what_was_marked_comes_back() -> None:
+    store = filled()
+    tick(store, LAST)
+    assert word(store) == "RETIRED"
+    assert keep(store, "run", "checkpoint-1")
+    assert word(store) == "VERIFIED"
+
+
+def test_what_has_lost_a_file_is_not_promised() -> None:
+    store = filled()
+    tick(store, LAST)
+    store.delete("run/checkpoint-1/a.bin")
+    with pytest.raises(Incomplete, match="too late"):
+        keep(store, "run", "checkpoint-1")
+
+
+def test_a_model_whose_shards_have_gone_may_still_be_kept() -> None:
+    store = filled()
+    for _ in range(2):
+        tick(store, SHARDS)
+    assert keep(store, "run", "checkpoint-1")
+    assert word(store) == "VERIFIED"
+
+
+def test_there_is_nothing_to_keep_where_nothing_is() -> None:
+    with pytest.raises(ConfigError, match="no node has told"):
+        keep(filled(), "run", "checkpoint-9")

@@ -1,0 +1,90 @@
+"""What keeps a head from removing what was marked, at the moment when it would."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+from ckptsync.catalogue.fresh import fresh
+from ckptsync.catalogue.reading import Cache
+from ckptsync.head.marking import Step
+from ckptsync.head.metrics import read_manifests
+from ckptsync.head.removing import Removal, Road, remove, take_back
+from ckptsync.head.tombs import Grave, write
+from ckptsync.records.tombstone import Stage
+from ckptsync.stores.memory import MemoryStore
+from tests.retained import FIRST, fill, put
+
+STEP = Step("run", "checkpoint-1", "remove", "place", "old")
+
+
+def marked(*stages: Stage) -> MemoryStore:
+    """Two that are verified, the first of them marked."""
+    store = MemoryStore()
+    name = fill(store, "checkpoint-1")
+    fill(store, "checkpoint-2", FIRST + 3600)
+    for stage in stages or ("said",):
+        write(store, Grave({name: read_manifests(store, [name])[0]}, "place", "old"), stage)
+    return store
+
+
+def removed(store: MemoryStore) -> Removal:
+    return remove(store, STEP, Road(Cache()))
+
+
+def test_it_is_removed() -> None:
+    found = removed(marked())
+    assert (found.outcome, found.cleared.files) == ("removed", 4)
+
+
+def test_files_of_the_other_that_have_gone_since_it_was_verified_keep_it() -> None:
+    store = marked()
+    store.delete("run/checkpoint-2/a.bin")
+    assert removed(store) == Removal("waits", "no other checkpoint of the run is verified and not marked")
+
+
+def test_a_node_that_sends_keeps_it() -> None:
+    store = marked()
+    store.write("run/.ckptsync/checkpoint-1/sending/n9", [b"sending\n"])
+    assert removed(store).reason == "n9 is sending files of it"
+
+
+def test_what_came_since_it_was_marked_is_marked_anew() -> None:
+    store = marked()
+    (name,) = [e.name for e in store.names("run/.ckptsync/checkpoint-1/") if "/manifest-" in e.name]
+    put(store, replace(read_manifests(store, [name])[0], n=1))
+    assert removed(store).outcome == "marked again"
+    assert removed(store).outcome == "removed"
+
+
+def test_what_was_taken_back_meanwhile_stays() -> None:
+    assert removed(marked("said", "back")).reason == "it is not marked any more"
+
+
+def test_what_another_head_has_begun_is_left_to_it_for_a_while_and_then_done() -> None:
+    store = marked("said", "begun")
+    assert removed(store).reason == "another head has begun to remove it"
+    for _ in range(901):
+        store.write("clock", [b""])
+    assert removed(store).outcome == "removed"
+
+
+def test_what_is_half_removed_is_finished_at_once_whatever_else_holds() -> None:
+    store = marked("said", "begun")
+    store.delete("run/checkpoint-1/trainer_state.json")
+    store.delete("run/checkpoint-2/a.bin")
+    assert removed(store).outcome == "removed"
+
+
+def test_a_head_that_was_held_up_after_its_last_look_looks_again_another_time() -> None:
+    clock = itertools.count(0, 61)
+    found = remove(marked(), STEP, Road(Cache(), clock=lambda: float(next(clock))))
+    assert found.reason == "it took too long to be sure"
+
+
+def test_what_has_lost_a_file_is_not_taken_back() -> None:
+    store = marked()
+    store.delete("run/checkpoint-1/a.bin")
+    assert take_back(store, STEP, Road(Cache())).reason == "it is not whole any more"
+    (seen, _) = fresh(store).places
+    assert seen.word == "RETIRED"

@@ -1,0 +1,183 @@
+"""What is kept: never the last that is verified, all that any rule names, and reasons that people can follow."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ckptsync.catalogue.summary import Summary
+from ckptsync.head.retaining import PATIENCE, Decision, Evidence, decide, is_going, is_resumable, is_verified
+from ckptsync.head.rules import Best, Rules
+from ckptsync.records.state import WORDS
+from tests.retained import DAY, seen
+
+NOW = 1000 * DAY
+
+
+def kept(places: list[Summary], rules: Rules, evidence: Evidence | None = None, now: float = NOW) -> list[int | None]:
+    """Steps of those that stay, shards or not."""
+    steps = {s.place: s.step for s in places}
+    return sorted((steps[d.place] for d in decide(places, rules, evidence or Evidence(), now) if d.verdict != "drop"), key=str)
+
+
+def reason(places: list[Summary], rules: Rules, place: str, evidence: Evidence | None = None) -> str:
+    return next(d.reason for d in decide(places, rules, evidence or Evidence(), NOW) if d.place == place)
+
+
+FIVE = [seen(n) for n in (1, 2, 3, 4, 5)]
+
+
+def test_without_a_rule_nothing_goes() -> None:
+    assert kept(FIVE, Rules()) == [1, 2, 3, 4, 5]
+    assert kept(FIVE, Rules(shards=1)) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("rules", "expected"),
+    [
+        (Rules(keep_last=2), [4, 5]),
+        (Rules(keep_every=2), [2, 4, 5]),
+        (Rules(keep_last=1, keep_every=3), [3, 5]),
+        (Rules(keep_best=Best("eval_loss", 1)), [2, 5]),
+        (Rules(keep_best=Best("eval_loss", 2, is_greatest=True)), [1, 3, 5]),
+        (Rules(max_age=998 * DAY), [3, 4, 5]),
+        (Rules(max_size=45), [3, 4, 5]),
+        (Rules(max_size=1), [5]),
+        (Rules(max_age=998 * DAY, max_size=30), [4, 5]),
+        (Rules(keep_every=2, max_size=15), [2, 4, 5]),
+    ],
+)
+def test_each_rule_and_rules_together(rules: Rules, expected: list[int]) -> None:
+    losses = Evidence({f"checkpoint-{n}": value for n, value in ((1, 9.0), (2, 1.0), (3, 8.0), (5, 3.0))})
+    assert kept(FIVE, rules, losses) == expected
+
+
+def test_newest_is_what_was_written_last_and_not_the_largest_step() -> None:
+    restarted = [seen(500, at=1), seen(1000, at=2), replace(seen(500, at=9), place="checkpoint-500~again")]
+    assert [d.place for d in decide(restarted, Rules(keep_last=1), Evidence(), NOW) if d.verdict == "keep"] == [
+        "checkpoint-500~again"
+    ]
+
+
+def test_what_a_person_keeps_what_is_in_doubt_and_the_end_of_training_stay() -> None:
+    places = [*FIVE, seen(None, at=0), replace(seen(0), kept="for the paper"), seen(6, "AMBIGUOUS", at=0.5)]
+    twin = replace(seen(6, at=0.6), place="checkpoint-6~other")
+    assert kept([*places, twin], Rules(keep_last=1)) == [0, 5, 6, 6, None]
+    assert reason(places, Rules(keep_last=1), "checkpoint-0") == "kept by hand: for the paper"
+    assert kept(FIVE, Rules(keep_last=1), Evidence({}, ["checkpoint-2"])) == [2, 5]
+
+
+def test_what_was_never_verified_stays_until_it_is_overtaken_and_quiet() -> None:
+    arriving = [seen(6, "ARRIVING"), seen(4, "DAMAGED"), seen(3, "COMPLETE")]
+    assert kept([*arriving, seen(5), seen(2)], Rules(keep_last=1)) == [5, 6]
+    assert kept([*arriving, seen(1)], Rules(keep_last=1)) == [1, 3, 4, 6], "nothing newer is verified"
+    assert kept([*arriving, seen(5), seen(2)], Rules(keep_last=2)) == [2, 3, 4, 5, 6], "one of them may be the second yet"
+    just = replace(seen(4, "ARRIVING"), arrived=NOW - PATIENCE + 1)
+    assert kept([just, seen(5)], Rules(keep_last=1)) == [4, 5]
+
+
+def test_a_metric_that_cannot_be_read_keeps_and_one_that_was_never_measured_does_not() -> None:
+    rules = Rules(keep_best=Best("eval_loss", 1))
+    assert kept(FIVE, rules, Evidence({"checkpoint-1": None, "checkpoint-3": 2.0})) == [1, 3, 5]
+
+
+def test_shards_go_of_all_but_the_newest_while_models_stay() -> None:
+    places = [*FIVE, seen(6, "CONSOLIDATED"), replace(seen(0), kept="by me")]
+    found = {d.place: d.verdict for d in decide(places, Rules(shards=2), Evidence(), NOW)}
+    assert [place for place, verdict in found.items() if verdict == "drop-shards"] == [f"checkpoint-{n}" for n in (3, 2, 1)]
+
+
+def test_the_newest_that_can_be_resumed_from_stays_beside_newer_models() -> None:
+    places = [seen(1), seen(2), replace(seen(3), let_go="old", resume=False, done=True, begun=True)]
+    assert kept(places, Rules(keep_last=1)) == [2, 3]
+    assert reason(places, Rules(keep_last=1), "checkpoint-2") == "the newest that can be resumed from"
+
+
+def test_reasons_say_what_kept_it_and_what_did_not() -> None:
+    rules = Rules(keep_last=1, keep_every=4, max_age=10 * DAY)
+    assert reason(FIVE, rules, "checkpoint-4") == "its step is a multiple of 4"
+    assert reason(FIVE, rules, "checkpoint-1") == "not one of the newest 1, no multiple of 4, older than 10d"
+    assert reason([seen(3, "ARRIVING"), *FIVE[3:]], rules, "checkpoint-3").startswith("arriving, and overtaken; ")
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> list[Summary]:
+    words = draw(st.lists(st.sampled_from(WORDS), max_size=8))
+    found = []
+    for n, word in enumerate(words):
+        told: dict[str, Any] = {
+            "at": draw(st.integers(0, 990)) * DAY,
+            "size": draw(st.integers(0, 20)),
+            "begun": word == "RETIRED" and draw(st.booleans()),
+            "resume": word in ("VERIFIED", "RETIRED") and draw(st.booleans()),
+            "kept": draw(st.sampled_from(["", "", "mine"])),
+        }
+        found.append(seen(n, word, **told))
+    return found
+
+
+RULES = st.builds(
+    Rules,
+    keep_last=st.integers(0, 3),
+    keep_every=st.integers(0, 3),
+    keep_best=st.sampled_from([None, Best("m", 1), Best("m", 2, is_greatest=True)]),
+    max_age=st.sampled_from([0.0, DAY, 500 * DAY]),
+    max_size=st.sampled_from([0, 20, 60]),
+    shards=st.sampled_from([None, 0, 1, 2]),
+)
+EVIDENCE = st.builds(Evidence, st.dictionaries(st.sampled_from([f"checkpoint-{n}" for n in range(8)]), st.none() | st.floats(0, 9)))
+
+
+def stays(decisions: tuple[Decision, ...]) -> set[str]:
+    return {d.place for d in decisions if d.verdict != "drop"}
+
+
+@settings(max_examples=300)
+@given(runs(), RULES, EVIDENCE)
+def test_the_last_verified_checkpoint_of_a_run_never_goes(places: list[Summary], rules: Rules, evidence: Evidence) -> None:
+    left = stays(decide(places, rules, evidence, NOW))
+    for of_a_kind in (is_verified, is_resumable):
+        for there in ([s for s in places if not is_going(s)], [s for s in places if not s.retired]):
+            if any(map(of_a_kind, there)):
+                assert any(of_a_kind(s) for s in there if s.place in left)
+    assert {s.place for s in places if (s.kept or s.word == "AMBIGUOUS") and not is_going(s)} <= left
+
+
+@settings(max_examples=300)
+@given(runs(), RULES, EVIDENCE)
+def test_rules_keep_together_what_each_would_keep_alone(places: list[Summary], rules: Rules, evidence: Evidence) -> None:
+    together = stays(decide(places, replace(rules, max_age=0.0, max_size=0), evidence, NOW))
+    for alone in (Rules(rules.keep_last), Rules(0, rules.keep_every), Rules(keep_best=rules.keep_best)):
+        if alone != Rules():
+            assert stays(decide(places, alone, evidence, NOW)) <= together
+
+
+@settings(max_examples=300)
+@given(runs(), RULES, EVIDENCE, st.sampled_from(["keep_last", "max_age", "max_size", "keep_best"]))
+def test_whoever_asks_for_more_keeps_no_less(places: list[Summary], rules: Rules, evidence: Evidence, which: str) -> None:
+    value = getattr(rules, which)
+    if not value:
+        return
+    more: dict[str, Any] = {which: replace(value, count=value.count + 1) if isinstance(value, Best) else value * 2}
+    assert stays(decide(places, rules, evidence, NOW)) <= stays(decide(places, replace(rules, **more), evidence, NOW))
+
+
+@settings(max_examples=300)
+@given(runs(), RULES, EVIDENCE)
+def test_what_is_on_its_way_pushes_nothing_out(places: list[Summary], rules: Rules, evidence: Evidence) -> None:
+    rules = replace(rules, max_size=0)
+    more = [*places, seen(99, "ARRIVING", at=NOW - 1)]
+    assert stays(decide(places, rules, evidence, NOW)) <= stays(decide(more, rules, evidence, NOW))
+
+
+@given(runs(), RULES, EVIDENCE, st.randoms())
+def test_the_order_of_the_catalogue_does_not_matter(
+    places: list[Summary], rules: Rules, evidence: Evidence, random: object
+) -> None:
+    shuffled = list(places)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]
+    assert decide(shuffled, rules, evidence, NOW) == decide(places, rules, evidence, NOW)
