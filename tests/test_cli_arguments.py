@@ -22,6 +22,7 @@ from ckptsync.cli.arguments import parser
         ("status /s --watch", {"url": "/s", "watch": True}),
         ("run -c x.yaml", {"config": "x.yaml"}),
         ("demo --dir d", {"dir": "d"}),
+        ("pull r out --node n --dry-run", {"what": "r", "destination": "out", "url": None, "node": "n", "consolidated": False}),
         ("push d --run a s3://b/c --send weights", {"directory": "d", "url": "s3://b/c", "run": "a", "send": "weights"}),
         ("push d -c x.yaml --exclude a --exclude b", {"url": None, "config": "x.yaml", "exclude": ["a", "b"]}),
         ("service install -c x.yaml --as ann --dry-run", {"config": "x.yaml", "train": "ann", "user": False, "dry_run": True}),

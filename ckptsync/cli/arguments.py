@@ -43,7 +43,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"ckptsync {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Parser)
-    for add in (_demo, _run, _push, _merge, _verify, _inspect, _ls, _status, _service):
+    for add in (_demo, _run, _push, _merge, _verify, _inspect, _ls, _status, _pull, _service):
         add(commands)
     return top
 
@@ -202,6 +202,37 @@ def _inspect(commands: Any) -> None:
 
 def _ls(commands: Any) -> None:
     _store(_command(commands, "ls", "the runs and checkpoints of a store, each with one word"))
+
+
+def _pull(commands: Any) -> None:
+    command = _command(
+        commands,
+        "pull",
+        "bring a checkpoint back, so that a training resumes from it",
+        "Every byte is proven as it is read; what is damaged is not given (exit code 10), and what came stays for the next try.",
+    )
+    command.add_argument(
+        "what",
+        metavar="RUN[/CHECKPOINT]",
+        help="a run, which means RUN/latest, its newest VERIFIED checkpoint; or one by name; or its URL or path in a store",
+    )
+    command.add_argument(
+        "destination",
+        metavar="DST",
+        help="an output directory: the checkpoint appears in it, whole or not at all; with --consolidated, the model's own directory",
+    )
+    command.add_argument("--store", metavar="URL", dest="url", help="the store (default: the -c file's, or $CKPTSYNC_STORE)")
+    command.add_argument("-c", "--config", metavar="CONFIG", help="a configuration file that names the store")
+    part = command.add_mutually_exclusive_group()
+    part.add_argument(
+        "--node", metavar="ID", help="only what that node needs to resume: its own files, and those that are of no rank"
+    )
+    part.add_argument("--consolidated", action="store_true", help="the consolidated model instead")
+    command.add_argument(
+        "--unverified", action="store_true", help="also what is not VERIFIED yet, retired, or not all there; damage is never given"
+    )
+    _bandwidth(command)
+    command.add_argument("--dry-run", action="store_true", help="say what would be brought, bring nothing")
 
 
 def _status(commands: Any) -> None:

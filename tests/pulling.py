@@ -1,0 +1,47 @@
+"""A run of two nodes in a store, and pulls of it: for tests of what lands."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ckptsync.catalogue.fresh import fresh
+from ckptsync.model import Demands
+from ckptsync.pull.bringing import Pulled, carry_out
+from ckptsync.pull.landing import Landing
+from ckptsync.pull.wanted import Order, whole
+from ckptsync.stores.contract import Store
+from ckptsync.stores.memory import MemoryStore
+from tests.verified import RUN, arrive
+
+FILES = {
+    "n0": {
+        "fsdp/meta.json": b"meta",
+        "fsdp/__0_0.distcp": os.urandom(300_000),
+        "rng_state_0.pth": b"r0",
+        "trainer_state.json": b"{}",
+    },
+    "n1": {"fsdp/__1_0.distcp": os.urandom(500_000), "rng_state_1.pth": b"r1", "empty": b""},
+}
+ALL = FILES["n0"] | FILES["n1"]
+SHARD = "run/checkpoint-4/fsdp/__1_0.distcp"
+
+
+def store_of_two() -> MemoryStore:
+    store = MemoryStore()
+    for node, files in FILES.items():
+        arrive(store, files, node, demands=Demands())
+    return store
+
+
+def order(store: Store, node: str = "") -> Order:
+    return whole(fresh(store, RUN).places[0], node)
+
+
+def pull(store: Store, destination: Path, node: str = "") -> Pulled:
+    return carry_out(store, Landing(destination, order(store, node)), threads=3)
+
+
+def lying(directory: Path) -> dict[str, bytes]:
+    """Every file below, hidden ones too."""
+    return {str(p.relative_to(directory)): p.read_bytes() for p in sorted(directory.rglob("*")) if p.is_file()}

@@ -1,0 +1,95 @@
+"""Which checkpoint is meant: the newest that is VERIFIED, and what is newer is told; or one by its name."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ckptsync.catalogue.summary import Proven, Summary
+from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete
+from ckptsync.pull.choosing import LATEST, choose, split
+from ckptsync.records.state import Word
+
+PLAIN = Summary(
+    *("run", "checkpoint-1", "checkpoint-1", 1, "VERIFIED", (), (), ("n0",), ("m",), "seal", 1, 1, 0, 1, 1, 1, 1),
+    *(1.0, 1.0, 1.0),
+    *(True, True, True),
+    Proven(),
+)
+
+
+def save(step: int, word: Word = "VERIFIED", ended: float = 0.0, place: str = "", **more: object) -> Summary:
+    name = f"checkpoint-{step}"
+    found = replace(PLAIN, checkpoint=name, place=place or name, step=step, word=word, ended=ended or step)
+    return replace(found, **more)  # type: ignore[arg-type]
+
+
+def test_a_run_means_its_newest_verified_checkpoint_and_what_is_newer_is_told() -> None:
+    saves = [save(1), save(2), save(3, "CONSOLIDATED"), save(4, "ARRIVING", evidence=("x: no node has sent it",))]
+    found = choose(saves, "run", LATEST, "verified")
+    assert found.summary.place == "checkpoint-2"
+    assert found.notes == (
+        "run/checkpoint-3 is newer, and not taken: CONSOLIDATED, not yet verified",
+        "run/checkpoint-4 is newer, and not taken: ARRIVING, x: no node has sent it",
+    )
+
+
+def test_newest_is_by_time_as_a_restarted_training_counts_from_the_beginning() -> None:
+    assert choose([save(500, ended=10), save(100, ended=20)], "run", LATEST, "verified").summary.step == 100
+    assert (
+        choose([save(100, ended=10), save(100, ended=20, place="checkpoint-100~b")], "run", LATEST, "verified").summary.place[-2:]
+        == "~b"
+    )
+
+
+def test_what_is_only_complete_is_the_users_own_word() -> None:
+    saves = [save(1), save(2, "COMPLETE"), save(3, "DAMAGED"), save(4, "ARRIVING")]
+    assert choose(saves, "run", LATEST, "any").summary.step == 2
+    assert choose(saves, "run", "checkpoint-2", "verified").summary.step == 2
+    assert choose([save(1), save(2, "COMPLETE", sealed=False)], "run", LATEST, "any", "model").summary.step == 1
+
+
+def test_the_model_that_a_training_leaves_at_its_end_is_no_checkpoint_to_resume_from() -> None:
+    final = replace(PLAIN, checkpoint="final", place="final", step=None, ended=99.0)
+    assert choose([save(1), final], "run", LATEST, "verified").summary.step == 1
+    assert choose([final], "run", LATEST, "verified").summary.place == "final"
+
+
+@pytest.mark.parametrize(
+    ("saves", "name", "error", "words"),
+    [
+        ([save(1)], "checkpoint-2", ConfigError, "run/checkpoint-2: no such checkpoint"),
+        ([], LATEST, ConfigError, "no node has told"),
+        ([save(1, "DAMAGED", evidence=("a", "b"))], LATEST, Incomplete, r"checkpoint-1 is DAMAGED, a \(and 1 more\)"),
+        ([save(1, "AMBIGUOUS", evidence=("two saves",))], "checkpoint-1", Corrupt, "two saves"),
+        ([save(1, "RETIRED", retired="keep_last 3")], "checkpoint-1", Incomplete, "retired: keep_last 3"),
+    ],
+)
+def test_what_cannot_be_given_is_refused_with_the_reason(
+    saves: list[Summary], name: str, error: type[CkptsyncError], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        choose(saves, "run", name, "verified")
+
+
+def test_a_name_is_a_place_or_the_newest_save_of_that_name() -> None:
+    saves = [save(1, ended=1), save(1, ended=2, place="checkpoint-1~b")]
+    found = choose(saves, "run", "checkpoint-1", "verified")
+    assert found.summary.place == "checkpoint-1~b"
+    assert found.notes == ("run/checkpoint-1 is another save of the same name: VERIFIED",)
+    assert choose(saves, "run", "checkpoint-1~b", "verified").notes == ()
+
+
+def test_a_model_can_be_had_where_the_shards_are_gone_and_not_where_there_is_none() -> None:
+    assert choose([save(1, "RETIRED")], "run", "checkpoint-1", "verified", "model")
+    with pytest.raises(Incomplete, match="not been consolidated"):
+        choose([save(1, seal="")], "run", "checkpoint-1", "verified", "model")
+
+
+def test_a_runs_name_may_have_slashes() -> None:
+    runs = [replace(PLAIN, run="a/b"), replace(PLAIN, run="a")]
+    assert split("a/b", runs) == ("a/b", LATEST)
+    assert split("a/checkpoint-1", runs) == ("a", "checkpoint-1")
+    assert split("a/b/latest", runs) == ("a/b", LATEST)
+    assert split("a", runs) == ("a", LATEST)
