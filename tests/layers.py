@@ -74,7 +74,7 @@ PURE = (
     "merge.*",
     "config.*",
     "fleet.*",
-    *(f"catalogue.{m}" for m in ("fresh", "shortened", "summary", "units")),
+    *(f"catalogue.{m}" for m in ("fresh", "lost", "shortened", "summary", "units")),
     *(
         f"worker.{m}"
         for m in (
@@ -95,8 +95,12 @@ PURE = (
     *(f"worker.{m}" for m in ("knowledge", "ordering", "resting", "saving", "selecting", "send", "settle", "sharing")),
     *(f"head.{m}" for m in ("checked", "deciding", "errands", "marking", "retaining")),
     *(f"verify.{m}" for m in ("bits", "due", "expected", "findings", "naming", "ranges", "structure", "reporting")),
+    *(f"verify.{m}" for m in ("archives", "baseline", "checksums", "sampling", "units")),
     *(f"pull.{m}" for m in ("choosing", "pointers", "wanted")),
     "daemon.phases",
+    "daemon.orders",
+    "daemon.waits",
+    "daemon.told_head",
     "web.metrics",
     "cli.status_view",
     "cli.units",

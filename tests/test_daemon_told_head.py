@@ -1,23 +1,28 @@
 """What the results of the head and the verifier say in the log."""
 
-from ckptsync.catalogue.fresh import Fresh
+from ckptsync.catalogue.reading import read
 from ckptsync.daemon.phases import Line
-from ckptsync.daemon.told_head import head, head_errors, verifier, verifier_errors
-from ckptsync.errors import Unsupported
-from ckptsync.head.consolidate import Failed, HeadResult
+from ckptsync.daemon.told_head import catalogue, made, verifier, verifier_errors
 from ckptsync.head.sealing import Made
 from ckptsync.records.report import Finding, Report
+from ckptsync.stores.memory import MemoryStore
 from ckptsync.verify.tick import VerifyResult
+from tests.filled import two_nodes
 
 
-def test_a_head_tells_what_it_made_and_what_it_could_not() -> None:
-    failed = Failed("a", "checkpoint-2", Unsupported("odd", hint="try b"), is_new=True)
-    result = HeadResult((Made("a", "checkpoint-1", "seal", ("m", "i"), 30),), (failed,), Fresh((), (), {}))
-    assert list(head(result)) == [
-        Line("made seal 2", "phase=sealed run=a place=checkpoint-1 files=2 bytes=30"),
-        Line("failed a/checkpoint-2", 'phase=failed run=a place=checkpoint-2 error=odd hint="try b"', is_error=True),
-    ]
-    assert head_errors(result) == ("a/checkpoint-2: odd",)
+def test_a_head_tells_what_it_made() -> None:
+    assert made(Made("a", "checkpoint-1", "seal", ("m", "i"), 30)) == Line(
+        "made seal 2", "phase=sealed run=a place=checkpoint-1 files=2 bytes=30"
+    )
+
+
+def test_each_place_is_told_and_what_cannot_be_read() -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    assert [line.text for line in catalogue(read(store))] == ["phase=complete run=run place=checkpoint-4"]
+    name = next(e.name for e in store.names("run/.ckptsync/"))
+    store.write(name, [b"x"])
+    assert any(line.is_error and name in line.text for line in catalogue(read(store)))
 
 
 def test_a_verifier_tells_its_report_and_each_finding_of_damage() -> None:

@@ -1,43 +1,132 @@
-"""The roles of the head: what consolidates and what verifies.  Apart, since a worker alone does without all that they import."""
+"""The roles of the head: each tick looks at the catalogue and sends child processes on errands.
+
+Apart from the other roles, since a worker alone does without all that this imports; and without what merges and verifies, which only the children
+import.
+"""
 
 from __future__ import annotations
 
+import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
+from ckptsync.catalogue.fresh import fresh
+from ckptsync.catalogue.reading import Cache, read
+from ckptsync.catalogue.shortened import state
+from ckptsync.catalogue.summary import Catalogue
 from ckptsync.config.values import Config
 from ckptsync.daemon import told_head as told
-from ckptsync.daemon.working import Outcome
-from ckptsync.head import consolidate
-from ckptsync.head.consolidate import HeadOptions
-from ckptsync.merge.plan import Options
+from ckptsync.daemon.children import COMMAND, Children
+from ckptsync.daemon.errands import Errands, Task
+from ckptsync.daemon.orders import Order
+from ckptsync.daemon.working import Outcome, Role
+from ckptsync.head.errands import ANY_RUN, errands
 from ckptsync.stores.contract import Store
-from ckptsync.verify import tick as verifying
-from ckptsync.verify.due import Schedule
+from ckptsync.verify.due import Schedule, due
 
 
-def head(config: Config, store: Store) -> Callable[[], Outcome]:
-    """The head's tick."""
-    options = HeadOptions(Options(config.head.dtype, config.head.max_shard_size), config.head.config_from)
-    memory = consolidate.Memory()
+class Catalogues:
+    """One catalogue for all roles of the head: what one has read the other need not read again."""
 
-    def look() -> Outcome:
-        result = consolidate.tick(store, options, time.monotonic(), memory)
-        return Outcome(tuple(told.head(result)), errors=told.head_errors(result))
+    def __init__(self, store: Store) -> None:
+        self._store, self._cache, self._lock = store, Cache(), threading.Lock()
 
-    return look
+    def read(self) -> Catalogue:
+        """As it is now."""
+        with self._lock:
+            return read(self._store, self._cache)
 
 
-class Proving:
-    """The verifier role: a tick proves one place; while others wait, the next tick comes at once."""
+class Heading:
+    """The head role: what is complete is consolidated, what is damaged of it is made again."""
 
-    def __init__(self, config: Config, store: Store) -> None:
-        self._store, self._schedule = store, Schedule(config.verify.level, config.verify.period)
-        self.hint: Callable[[], None] = lambda: None
+    def __init__(self, config: Config, catalogues: Catalogues, children: Children) -> None:
+        self._config, self._catalogues = config, catalogues
+        self._errands = Errands(children, config, config.head.jobs)
+
+    def hinted(self, hint: Callable[[], None]) -> None:
+        """Whom to tell when there may be more to do."""
+        self._errands.hint = hint
 
     def look(self) -> Outcome:
         """One tick."""
-        result = verifying.tick(self._store, self._schedule, time.time())
-        if result.report and result.waiting:
-            self.hint()
-        return Outcome(tuple(told.verifier(result)), errors=told.verifier_errors(result))
+        catalogue = self._catalogues.read()
+        queue = self._errands.begin(self._tasks(catalogue))
+        faults = tuple(f"{fault.name}: {fault.error}" for fault in catalogue.faults)
+        return Outcome((*told.catalogue(catalogue), *self._errands.lines()), queue, (*self._errands.errors(), *faults))
+
+    def _tasks(self, catalogue: Catalogue) -> Iterable[Task]:
+        for found in errands(catalogue.summaries, self._configured):
+            yield Task(Order("consolidate", found.run, found.place, found.size), found.key, found.lasts)
+
+    def _configured(self, run: str) -> str:
+        given = self._config.head.config_from
+        directory = given.get(run) or given.get(ANY_RUN)
+        return _listed(directory) if directory else ""
+
+
+class Proving:
+    """The verifier role: what is due is verified, one place at a time, repairs and new ones before old ones."""
+
+    def __init__(self, config: Config, store: Store, children: Children) -> None:
+        self._store, self._schedule = store, Schedule(config.verify.level, config.verify.period)
+        self._errands = Errands(children, config, 1)
+
+    def hinted(self, hint: Callable[[], None]) -> None:
+        """Whom to tell when there may be more to do."""
+        self._errands.hint = hint
+
+    def look(self) -> Outcome:
+        """One tick."""
+        now = time.time()
+        queue = self._errands.begin(self._tasks(now))
+        return Outcome(self._errands.lines(), queue, self._errands.errors())
+
+    def _tasks(self, now: float) -> Iterator[Task]:
+        found = fresh(self._store)
+        clock = max(now, *found.mtimes.values(), 0.0)
+        for one in due(found.places, self._schedule, found.mtimes, clock):
+            seen = one.place
+            if found.newer(seen.run, seen.place) is None:
+                size = sum(seen.sizes.values())
+                yield Task(Order("verify", seen.run, seen.place, size, one.level, now), f"{one.level} {state(seen)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The roles, and the children that do their work."""
+
+    roles: tuple[Role, ...]
+    children: Children
+
+
+def of_head(config: Config, store: Store, fatal: Callable[[BaseException], None], command: Sequence[str] = COMMAND) -> Heads:
+    """Those of the roles of the head that a configuration names."""
+    children, catalogues = Children(config, command), Catalogues(store)
+    roles: list[Role] = []
+
+    def hint() -> None:
+        for role in roles:
+            role.tick.hint()
+
+    if "head" in config.roles:
+        heading = Heading(config, catalogues, children)
+        heading.hinted(hint)
+        roles.append(Role("head", config.head.every, heading.look, fatal))
+    if "verifier" in config.roles:
+        proving = Proving(config, store, children)
+        proving.hinted(hint)
+        roles.append(Role("verifier", config.verify.tick, proving.look, fatal))
+    return Heads(tuple(roles), children)
+
+
+def _listed(directory: str) -> str:
+    """Its files' names, sizes and times: what is added there is looked for in every model that lacks it."""
+    try:
+        with os.scandir(directory) as entries:
+            found = sorted((e.name, (s := e.stat()).st_size, s.st_mtime_ns) for e in entries)
+    except OSError as e:  # whoever merges says what is wrong with it
+        return f"{directory}: {e.strerror}"
+    return f"{directory}: {found}"

@@ -60,7 +60,12 @@ def advanced(before: Mark, now: Mark, names: Iterable[str]) -> bool:
     at_it = {name for name in names if name not in ended | now.idle}
     if any(not _worked(before.apart[name], now.apart[name], LEAST_OWN_BYTES, LEAST_OWN_CPU) for name in at_it & APART):
         return False
-    return at_it <= APART or now.signs != before.signs or _worked(before.work, now.work, LEAST_BYTES, LEAST_CPU)
+    return at_it <= APART or worked(before, now)
+
+
+def worked(before: Mark, now: Mark) -> bool:
+    """Pure: whether a process that is one work has come on in between."""
+    return now.signs != before.signs or _worked(before.work, now.work, LEAST_BYTES, LEAST_CPU)
 
 
 def _worked(before: Work, now: Work, least_bytes: int, least_cpu: float) -> bool:

@@ -76,7 +76,7 @@ class _Service:
             there = self._waited_for(lambda: opened(self.config), working)
             if there is not None:
                 self._claimed(node, there, store, working)
-            self._end(working.ticks)
+            self._end(working.ticks, working)
         log.info("%s", pairs(phase="stopped", node=node, exit_code=self.stop.code))
 
     def _waited_for(self, ask: Callable[[], T], working: Working) -> T | None:
@@ -123,7 +123,8 @@ class _Service:
             self._attend((beat, *working.ticks), working, notifier, lambda: _mind(clocks, again))
         if not self.stop.again:  # systemd takes it at its word, and kills what goes on
             notifier.send("STOPPING=1", "STATUS=stopping")
-        self._end((beat, *working.loops, *working.jobs))
+        working.ground.end_children()
+        self._end((beat, *working.loops, *working.jobs), working)
         heart.farewell()
 
     def _attend(self, ticks: Sequence[Tick], working: Working, notifier: Notifier, mind: Callable[[], None]) -> None:
@@ -135,7 +136,10 @@ class _Service:
             mind()
             self._heed(working)
             now = mark(ticks)
-            notifier.send(*(["WATCHDOG=1"] if advanced(before, now, names) else []), f"STATUS={working.status()}")
+            notifier.send(
+                *(["WATCHDOG=1"] if advanced(before, now, names) and working.ground.are_watched() else []),
+                f"STATUS={working.status()}",
+            )
             before = now
 
     def _heed(self, working: Working) -> None:
@@ -148,10 +152,10 @@ class _Service:
         log.critical("%s", pairs(phase="failed", error=f"{type(e).__name__}: {e}"), exc_info=e)
         self.stop.ask(1)
 
-    def _end(self, ticks: Sequence[Tick]) -> None:
-        """Wait for running ticks; those that need longer are abandoned, and with them the process: a thread cannot be killed."""
+    def _end(self, ticks: Sequence[Tick], working: Working) -> None:
+        """Wait for running ticks and child processes; ticks that need longer are abandoned, and with them the process: a thread cannot be killed."""
         until = time.monotonic() + GRACE
-        while any(tick.is_running for tick in ticks) and time.monotonic() < until:
+        while (any(tick.is_running for tick in ticks) or working.ground.children()) and time.monotonic() < until:
             time.sleep(0.05)
         running = [tick.name for tick in ticks if tick.is_running]
         if running:

@@ -1,24 +1,17 @@
-"""What the results of the head and the verifier say in the log and to `ckptsync status`.  Pure."""
+"""What the head and the verifier say in the log and to `ckptsync status`.  Pure, and imports nothing that merges or verifies."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from ckptsync.catalogue.fresh import Fresh
+from ckptsync.catalogue.summary import Catalogue
 from ckptsync.daemon.phases import Line, pairs
-from ckptsync.head.consolidate import HeadResult
-from ckptsync.head.sealing import Made
 from ckptsync.records.report import Finding
-from ckptsync.verify.tick import VerifyResult
 
-
-def head(result: HeadResult) -> Iterator[Line]:
-    """The word of each place, models that were made, failures."""
-    yield from catalogue(result.catalogue)
-    yield from map(made, result.made)
-    for failed in result.failed:
-        text = pairs(phase="failed", run=failed.run, place=failed.place, error=failed.error, hint=failed.error.hint)
-        yield Line(f"failed {failed.run}/{failed.place}", text, is_error=True)
+if TYPE_CHECKING:
+    from ckptsync.head.sealing import Made
+    from ckptsync.verify.tick import VerifyResult
 
 
 def made(one: Made) -> Line:
@@ -28,18 +21,11 @@ def made(one: Made) -> Line:
     return Line(f"made {one.seal} {len(one.files)}", text)
 
 
-def head_errors(result: HeadResult) -> tuple[str, ...]:
-    """A line for each place that could not be consolidated, and each record that cannot be read."""
-    failed = [f"{f.run}/{f.place}: {f.error}" for f in result.failed]
-    return (*failed, *(f"{fault.name}: {fault.error}" for fault in result.catalogue.faults))
-
-
-def catalogue(found: Fresh) -> Iterator[Line]:
+def catalogue(found: Catalogue) -> Iterator[Line]:
     """The word of each place; what is wrong with the records of others."""
-    for snapshot in found.readable:
-        detail = "; ".join(snapshot.evidence) if snapshot.word in ("AMBIGUOUS", "RETIRED") else ""
-        text = pairs(phase=snapshot.word.lower(), run=snapshot.run, place=snapshot.place, detail=detail)
-        yield Line(f"place {snapshot.run}/{snapshot.place}", text)
+    for seen in found.summaries:
+        detail = "; ".join(seen.evidence) if seen.word in ("AMBIGUOUS", "RETIRED") else ""
+        yield Line(f"place {seen.run}/{seen.place}", pairs(phase=seen.word.lower(), run=seen.run, place=seen.place, detail=detail))
     for fault in found.faults:
         yield Line(f"fault {fault.name}", pairs(phase="unreadable", record=fault.name, error=fault.error), is_error=True)
 
@@ -61,7 +47,6 @@ def _finding(finding: Finding) -> dict[str, object]:
 
 
 def verifier_errors(result: VerifyResult) -> tuple[str, ...]:
-    """What is damaged, and what cannot be read."""
+    """What is damaged."""
     report = result.report
-    damaged = [f"{report.run}/{report.place}: damaged"] if report and report.verdict == "damaged" else []
-    return (*damaged, *(f"{fault.name}: {fault.error}" for fault in result.faults))
+    return (f"{report.run}/{report.place}: damaged",) if report and report.verdict == "damaged" else ()

@@ -14,7 +14,7 @@ from ckptsync.errors import CkptsyncError
 from ckptsync.head import deciding, sealing
 from ckptsync.head.agreeing import Origin
 from ckptsync.head.deciding import Failure, Place, Task
-from ckptsync.head.errands import FINAL
+from ckptsync.head.errands import ANY_RUN, FINAL
 from ckptsync.head.sealing import Made, Making
 from ckptsync.merge.consolidate import Progress
 from ckptsync.merge.copying import Work
@@ -23,8 +23,6 @@ from ckptsync.model import Files
 from ckptsync.records.state import Snapshot
 from ckptsync.stores import top
 from ckptsync.stores.contract import Store
-
-ANY_RUN = "*"
 
 
 @dataclass(frozen=True, slots=True)

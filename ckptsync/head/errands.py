@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ckptsync.catalogue.summary import Summary
 from ckptsync.digest import digest
 
+ANY_RUN = "*"
 FINAL = "final"
 """The model that a trainer leaves in its run's root: it has the configuration that sharded checkpoints lack."""
 

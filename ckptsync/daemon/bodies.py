@@ -1,0 +1,60 @@
+"""What child processes of the head do, by the kind of their order: they alone import what merges and verifies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ckptsync.config.reach import limits, options_for
+from ckptsync.config.values import Config, LimitsConfig
+from ckptsync.daemon import told_head
+from ckptsync.daemon.orders import Done, Kind, Order
+from ckptsync.errors import ConfigError, StoreError
+from ckptsync.stores.opening import open_store
+
+if TYPE_CHECKING:
+    from ckptsync.stores.contract import Store
+
+At = Callable[[int, int], None]
+
+
+def carry_out(order: Order, config: Config, at: At) -> Done:
+    """Do it; raises CkptsyncError."""
+    return _BODIES[order.kind](_opened(config), order, config, at)
+
+
+def _opened(config: Config) -> Store:
+    url = config.store.url
+    try:
+        return open_store(url, options_for(url, config.store.options), limits(shared(config)))
+    except ConfigError as e:  # the head has it open, so it has gone meanwhile, and will be back
+        raise StoreError(str(e), hint=e.hint) from e
+
+
+def shared(config: Config) -> LimitsConfig:
+    """What transfers may take, where several children share it."""
+    told, jobs = config.limits, config.head.jobs
+    table = told.bandwidth
+    rates = tuple(rate and rate / jobs for rate in table.rates) if table else ()
+    return replace(told, bandwidth=replace(table, rates=rates) if table else None)
+
+
+def _consolidate(store: Store, order: Order, config: Config, at: At) -> Done:
+    from ckptsync.head.consolidate import HeadOptions, one  # noqa: PLC0415
+    from ckptsync.merge.copying import Work  # noqa: PLC0415
+    from ckptsync.merge.plan import Options  # noqa: PLC0415
+
+    options = HeadOptions(Options(config.head.dtype, config.head.max_shard_size), config.head.config_from)
+    made = one(store, order.run, order.place, options, progress=at, work=Work(config.head.threads))
+    return Done(tuple(map(told_head.made, made)), changed=bool(made))
+
+
+def _verify(store: Store, order: Order, config: Config, _at: At) -> Done:
+    from ckptsync.verify.tick import one  # noqa: PLC0415
+
+    result = one(store, order.run, order.place, order.level or config.verify.level, order.now)
+    return Done(tuple(told_head.verifier(result)), told_head.verifier_errors(result), changed=bool(result.report))
+
+
+_BODIES: dict[Kind, Callable[[Store, Order, Config, At], Done]] = {"consolidate": _consolidate, "verify": _verify}
