@@ -9,7 +9,7 @@ import yaml
 from ckptsync.config.loading import load
 from ckptsync.config.settings import SETTINGS
 
-CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.yaml"))
+CONFIGS = sorted(p for p in (Path(__file__).parent.parent / "configs").glob("*.yaml") if not p.stem.startswith("prometheus"))
 ROLES = {"worker": ("worker",), "head": ("head", "verifier"), "both": ("worker", "head", "verifier")}
 
 

@@ -1,0 +1,128 @@
+"""``/metrics`` and ``/healthz``, for a few askers at a time: whoever is slow, or many, is cut off, and nothing of the process waits for them."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+
+from ckptsync.errors import ConfigError
+
+SLOW = 10.0  # seconds without a byte
+MANY = 16  # at once
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """An answer."""
+
+    status: int
+    body: bytes
+    content: str = "text/plain; charset=utf-8"
+
+
+Pages = Mapping[str, Callable[[], Page]]
+"""By path.  Each is made from what is in memory, and quickly."""
+
+
+class Listener:
+    """Listens from the start until it is closed.  ``where``: ``host:port``, an IPv6 address in brackets; port 0 takes any.  Raises ConfigError."""
+
+    def __init__(self, where: str, pages: Pages) -> None:
+        host, _, port = where.rpartition(":")
+        try:
+            self._server = _server(host.strip("[]"), int(port), pages)
+        except (OSError, OverflowError) as e:
+            reason = e.strerror if isinstance(e, OSError) else "no such port"
+            raise ConfigError(
+                f"metrics.listen: {where}: {reason}", hint="each service of a machine wants a port of its own: see metrics.listen"
+            ) from e
+        self.port: int = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, args=(0.1,), name="web", daemon=True).start()
+
+    def close(self) -> None:
+        """The port is free again; who is being answered is not waited for."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def _server(host: str, port: int, pages: Pages) -> ThreadingHTTPServer:
+    class Answering(_Answering):
+        answers = pages
+
+    class Server(_Server):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+    return Server((host, port), Answering)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = MANY
+
+    def __init__(self, *args: Any) -> None:
+        self._free = threading.BoundedSemaphore(MANY)
+        super().__init__(*args)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # no more threads may be had
+            self._free.release()
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def server_bind(self) -> None:
+        """As the base does, but for asking DNS for this machine's name."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A connection that breaks is the asker's matter; anything else is a bug, and its traceback is said."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+
+class _Answering(BaseHTTPRequestHandler):
+    """One request a connection."""
+
+    timeout = SLOW
+    server_version, sys_version = "ckptsync", ""
+    answers: ClassVar[Pages] = {}
+
+    def do_GET(self) -> None:
+        page = self._page()
+        self._begin(page)
+        self.wfile.write(page.body)
+
+    def do_HEAD(self) -> None:
+        self._begin(self._page())
+
+    def _page(self) -> Page:
+        make = self.answers.get(self.path.partition("?")[0])
+        return make() if make else Page(404, f"there are {' and '.join(self.answers)}\n".encode())
+
+    def _begin(self, page: Page) -> None:
+        self.send_response(page.status)
+        self.send_header("Content-Type", page.content)
+        self.send_header("Content-Length", str(len(page.body)))
+        self.send_header("Cache-Control", "no-store")
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Scrapes are no events."""
