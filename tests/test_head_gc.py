@@ -69,6 +69,15 @@ def test_what_no_rule_keeps_is_marked_and_removed_after_its_grace() -> None:
     assert outcomes(tick(store, two)) == []
 
 
+def test_a_head_that_is_asked_for_nothing_undoes_nothing_and_finishes_what_is_half_removed() -> None:
+    store = filled()
+    mark(store, "checkpoint-1")
+    assert outcomes(tick(store, asked(Rules()))) == []
+    mark(store, "checkpoint-1", "begun")
+    store.delete("run/checkpoint-1/a.bin")
+    assert outcomes(tick(store, asked(Rules()))) == [("checkpoint-1", "removed")]
+
+
 def test_a_plan_writes_nothing() -> None:
     store = filled()
     before = [*store.names("")]

@@ -21,7 +21,7 @@ SHARDS = replace(seen(1), let_go="old", resume=False, said=NOW - 100.0)
 @pytest.mark.parametrize(
     ("verdict", "place", "deed", "scope"),
     [
-        ("keep", FRESH, "nothing", "shards"),
+        ("keep", FRESH, "nothing", "place"),
         ("drop", FRESH, "mark", "place"),
         ("drop", MARKED, "wait", "place"),
         ("drop", OLD, "remove", "place"),

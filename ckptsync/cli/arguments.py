@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from ckptsync import __version__
+from ckptsync.cli import arguments_keeping
 
 EXIT_CODES = """\
 exit codes:
@@ -45,6 +46,7 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Parser)
     for add in (_demo, _run, _push, _merge, _verify, _inspect, _ls, _status, _pull, _service):
         add(commands)
+    arguments_keeping.add(commands, _command, _store)
     return top
 
 

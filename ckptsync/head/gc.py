@@ -90,7 +90,7 @@ def plan(store: Store, asked: Asked, now: float, memory: Memory | None = None) -
     catalogue = read(store, memory.cache, asked.run)
     planned: list[Planned] = []
     failed: list[Failed] = []
-    for run, places in _runs(catalogue).items():
+    for run, places in _runs(catalogue, asked).items():
         try:
             rules = asked.rules(run)
             decisions = decide(places, rules, _evidence(store, places, catalogue, rules, memory), now)
@@ -115,10 +115,12 @@ def tick(store: Store, asked: Asked, memory: Memory | None = None, told: Told = 
     return Swept(found.planned, tuple(done), tuple(failed))
 
 
-def _runs(catalogue: Catalogue) -> dict[str, list[Summary]]:
+def _runs(catalogue: Catalogue, asked: Asked) -> dict[str, list[Summary]]:
+    """Where nothing is asked for, another head's rules are not ours to undo: only what is half removed is finished."""
     found: dict[str, list[Summary]] = {}
     for seen in catalogue.summaries:
-        found.setdefault(seen.run, []).append(seen)
+        if asked.rules(seen.run) != Rules() or (seen.begun and not seen.done):
+            found.setdefault(seen.run, []).append(seen)
     return found
 
 

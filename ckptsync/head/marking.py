@@ -39,7 +39,8 @@ def steps(decisions: Iterable[Decision], places: Mapping[str, Summary], grace: f
 
 
 def _step(decision: Decision, seen: Summary, grace: float, now: float) -> Step:
-    scope: Scope = "shards" if decision.verdict == "drop-shards" or (decision.verdict == "keep" and not seen.retired) else "place"
+    is_of_shards = decision.verdict == "drop-shards" or (decision.verdict == "keep" and seen.let_go and not seen.retired)
+    scope: Scope = "shards" if is_of_shards else "place"
 
     def step(deed: Deed, left: float = 0.0) -> Step:
         return Step(seen.run, seen.place, deed, scope, decision.reason, left)

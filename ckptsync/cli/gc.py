@@ -1,0 +1,138 @@
+"""``ckptsync gc``: what is kept and what goes, and why; then what was done."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ckptsync.cli import output
+from ckptsync.cli.arguments_keeping import RULES
+from ckptsync.cli.places import asked_store
+from ckptsync.config.loading import load
+from ckptsync.config.readers import period
+from ckptsync.config.readers_head import RULES as READ
+from ckptsync.errors import ConfigError
+from ckptsync.head.gc import Asked, Deed, Failed, Planned, Swept, plan, tick
+from ckptsync.head.rules import Rules
+from ckptsync.records.names import OURS
+from ckptsync.stores.contract import Store
+from ckptsync.units import show_duration, show_size
+
+GRACE = 86400.0
+HEADING = ("RUN", "CHECKPOINT", "STATE", "SIZE", "DECISION", "REASON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Decide, and unless it is a dry run do it."""
+    asked = asked_for(args)
+    store = asked_store(args)
+    found = plan(store, asked, _clock(store)) if args.dry_run else tick(store, asked)
+    if args.json:
+        output.print_json(described(found, is_dry=args.dry_run))
+    else:
+        for line in lines(found, is_dry=args.dry_run):
+            print(line)
+    return max((f.error.exit_code for f in found.failed), default=0)
+
+
+def asked_for(args: argparse.Namespace) -> Asked:
+    """The rules that are given; raises ConfigError if there are none."""
+    given = {name.replace("-", "_"): value for name, _, _ in RULES if (value := getattr(args, name.replace("-", "_"))) is not None}
+    config = load(Path(args.config)).retention if args.config else None
+    grace = _read("grace", args.grace) if args.grace else config.grace if config else GRACE
+    if given:
+        rules = Rules(**{key: _read(key, value) for key, value in given.items()})
+        return Asked(lambda _: rules, grace, args.run)
+    if config is None:
+        raise ConfigError("no rule is given: nothing would go", hint="give a configuration with -c, or rules such as --keep-last 3")
+    return Asked(config.of, grace, args.run)
+
+
+def _read(key: str, value: str) -> Any:
+    try:
+        return period(value) if key == "grace" else READ[key](int(value) if value.isdigit() else value)
+    except ValueError as e:
+        raise ConfigError(f"--{key.replace('_', '-')}: {e}") from e
+
+
+def _clock(store: Store) -> float:
+    """What time it is there, as far as can be told without writing: not before its newest word."""
+    return max([time.time(), *(entry.mtime for entry in store.names(f"{OURS}/"))])
+
+
+def lines(found: Swept, *, is_dry: bool) -> Iterator[str]:
+    """A table of all that is decided, what was done, and what could not be."""
+    if found.planned:
+        yield from output.aligned([HEADING, *(row(one) for one in found.planned)])
+    else:
+        yield "no checkpoint of which a rule speaks"
+    yield ""
+    if is_dry:
+        yield from (_would(one) for one in found.planned if one.step.deed not in ("nothing", "wait"))
+    yield from map(_did, found.done)
+    yield from (output.clean(f"failed: {_at(f)}: {f.error}") for f in found.failed)
+    yield summary(found, is_dry=is_dry)
+
+
+def row(one: Planned) -> list[str]:
+    """One place."""
+    seen = one.seen
+    size = show_size(seen.size + seen.model_size)
+    left = f" (in {show_duration(round(one.step.left))})" if one.step.deed == "wait" and one.step.left else ""
+    return [seen.run, seen.place, seen.word, size, f"{one.decision.verdict}{left}", one.decision.reason]
+
+
+def _would(one: Planned) -> str:
+    verb = {"mark": "mark", "remove": "remove", "take-back": "take back"}[one.step.deed]
+    return output.clean(f"would {verb} {one.step.run}/{one.step.place}{_scope(one.step.scope)}: {show_size(one.size)}")
+
+
+def _did(deed: Deed) -> str:
+    size = f", {show_size(deed.size)}" if deed.outcome in ("marked", "removed") else ""
+    return output.clean(f"{deed.outcome}: {deed.run}/{deed.place}{_scope(deed.scope)}{size} ({deed.reason})")
+
+
+def _scope(scope: str) -> str:
+    return ", its shards" if scope == "shards" else ""
+
+
+def _at(failed: Failed) -> str:
+    return f"{failed.run}/{failed.place}".rstrip("/")
+
+
+def summary(found: Swept, *, is_dry: bool) -> str:
+    """How much of it goes."""
+    deeds: Iterable[tuple[str, int]] = ((d.outcome, d.size) for d in found.done)
+    if is_dry:
+        named = {"mark": "to mark", "remove": "to remove", "wait": "waiting", "take-back": "to take back"}
+        deeds = ((named[p.step.deed], p.size) for p in found.planned if p.step.deed in named)
+    totals: dict[str, tuple[int, int]] = {}
+    for word, size in deeds:
+        count, total = totals.get(word, (0, 0))
+        totals[word] = count + 1, total + size
+    told = ", ".join(f"{count} {word} ({show_size(size)})" for word, (count, size) in totals.items())
+    return f"{len(found.planned)} checkpoints; {told or 'nothing to do'}"
+
+
+def described(found: Swept, *, is_dry: bool) -> dict[str, Any]:
+    """For ``--json``."""
+    places = [
+        {
+            "run": p.seen.run,
+            "place": p.seen.place,
+            "word": p.seen.word,
+            "bytes": p.seen.size + p.seen.model_size,
+            "decision": p.decision.verdict,
+            "reason": p.decision.reason,
+            "deed": p.step.deed,
+            "scope": p.step.scope,
+            "in": p.step.left or None,
+            "would_free": p.size,
+        }
+        for p in found.planned
+    ]
+    failed = [{"run": f.run, "place": f.place, "error": str(f.error), "hint": f.error.hint} for f in found.failed]
+    return {"dry_run": is_dry, "places": places, "done": list(found.done), "failed": failed}

@@ -1,0 +1,36 @@
+"""``ckptsync keep``: a person's word that a checkpoint stays."""
+
+from __future__ import annotations
+
+import argparse
+
+from ckptsync.cli import output
+from ckptsync.cli.places import asked_store
+from ckptsync.errors import ConfigError
+from ckptsync.head.keeping import keep, release
+
+
+def run(args: argparse.Namespace) -> int:
+    """Say it, and what was so before."""
+    where, place = named(args.what)
+    store = asked_store(args)
+    changed = release(store, where, place) if args.release else keep(store, where, place, args.reason)
+    if args.json:
+        output.print_json({"run": where, "place": place, "kept": not args.release, "changed": changed})
+        return 0
+    words = {
+        (False, True): "kept from now on",
+        (False, False): "was kept already",
+        (True, True): "released: the rules decide",
+        (True, False): "was not kept",
+    }
+    print(output.clean(f"{where}/{place}: {words[args.release, changed]}"))
+    return 0
+
+
+def named(what: str) -> tuple[str, str]:
+    """Run and place; raises ConfigError."""
+    run_, _, place = what.strip("/").rpartition("/")
+    if not run_ or not place:
+        raise ConfigError(f"{what}: RUN/CHECKPOINT wanted", hint="`ckptsync ls` shows what is there")
+    return run_, place

@@ -1,0 +1,113 @@
+"""``ckptsync gc`` and ``keep`` as transcripts, on a real directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from ckptsync.cli.main import main
+from ckptsync.stores.opening import create_store
+from tests.retained import FIRST, fill
+
+CONFIG = "roles: [head]\nstore: {{url: {url}}}\nretention: {{keep_last: 1, grace: 1h, runs: {{other: {{keep_last: 3}}}}}}\n"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    made = create_store(str(tmp_path / "store"))
+    for n in range(1, 4):
+        fill(made, f"checkpoint-{n}", FIRST + n * 3600)
+    fill(made, "checkpoint-1", run="other")
+    return tmp_path / "store"
+
+
+def tree(path: Path) -> list[str]:
+    return sorted(str(p.relative_to(path)) for p in path.rglob("*") if p.is_file())
+
+
+def test_a_dry_run_says_what_would_go_and_why_and_writes_nothing(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = tree(store)
+    assert main(["gc", str(store), "--keep-last", "2", "--run", "run", "--dry-run"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["RUN", "CHECKPOINT", "STATE", "SIZE", "DECISION", "REASON"]
+    assert lines[3].split(maxsplit=6) == [
+        "run",
+        "checkpoint-1",
+        "VERIFIED",
+        lines[3].split()[3],
+        "B",
+        "drop",
+        "not one of the newest 2",
+    ]
+    assert lines[-2].startswith("would mark run/checkpoint-1: ")
+    assert lines[-1].startswith("3 checkpoints; 1 to mark (")
+    assert tree(store) == before
+
+
+def test_what_is_marked_is_removed_when_its_grace_is_over(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "head.yaml"
+    config.write_text(CONFIG.format(url=store))
+    assert main(["gc", "-c", str(config), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [(d["run"], d["place"], d["outcome"]) for d in told["done"]] == [
+        ("run", "checkpoint-2", "marked"),
+        ("run", "checkpoint-1", "marked"),
+    ]
+    age(store / "run/.ckptsync/checkpoint-1", 3601)
+    assert main(["gc", "-c", str(config)]) == 0
+    out = capsys.readouterr().out
+    assert "removed: run/checkpoint-1" in out
+    assert "drop (in " in out, "the other has most of its hour before it"
+    assert not (store / "run/checkpoint-1").exists()
+    assert (store / "run/checkpoint-2").exists()
+
+
+def age(records: Path, seconds: float) -> None:
+    """A store's clock is its file system's."""
+    for path in records.glob("tombstone-*"):
+        os.utime(path, (time.time() - seconds,) * 2)
+
+
+def test_what_is_kept_by_hand_stays_and_says_so(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for line, told in (
+        ("", "kept from now on"),
+        ("", "was kept already"),
+        ("--release", "released"),
+        ("--release", "was not kept"),
+    ):
+        assert main(["keep", "run/checkpoint-1", "--store", str(store), *line.split()]) == 0
+        assert told in capsys.readouterr().out
+    main(["keep", "run/checkpoint-1", "--store", str(store), "--reason", "the paper"])
+    assert main(["gc", str(store), "--keep-last", "1", "--run", "run"]) == 0
+    assert "kept by hand: the paper" in capsys.readouterr().out
+
+
+def test_a_link_in_a_place_is_not_followed(store: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "a.bin").write_text("mine")
+    (store / "run/checkpoint-1/dir").symlink_to(precious)
+    (store / "run/checkpoint-1/file").symlink_to(precious / "a.bin")
+    main(["gc", str(store), "--keep-last", "1"])
+    age(store / "run/.ckptsync/checkpoint-1", 10)
+    main(["gc", str(store), "--keep-last", "1", "--grace", "1s"])
+    assert not (store / "run/checkpoint-1/a.bin").exists()
+    assert (precious / "a.bin").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "no rule is given"),
+        (["--keep-last", "x"], "--keep-last"),
+        (["--keep-best", "loss"], "not a metric and a number"),
+        (["--grace", "soon", "--keep-last", "1"], "--grace"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(store: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["gc", str(store), *words]) == 2
+    assert told in capsys.readouterr().err

@@ -1,0 +1,18 @@
+"""What names a place; the command itself is with `test_cli_gc`."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckptsync.cli.keep import named
+from ckptsync.errors import ConfigError
+
+
+def test_a_run_may_have_slashes_in_its_name() -> None:
+    assert named("a/b/checkpoint-4") == ("a/b", "checkpoint-4")
+
+
+@pytest.mark.parametrize("what", ["", "checkpoint-4", "/"])
+def test_a_place_has_a_run(what: str) -> None:
+    with pytest.raises(ConfigError, match="RUN/CHECKPOINT wanted"):
+        named(what)
