@@ -80,6 +80,7 @@ class Heart:
             rate=self._rate.read(now, handed),
             disk=working.ground.disks(),
             watch=working.watch(),
+            lacks=dict(list(working.lacks().items())[:MOST]),
             jobs=working.ground.children(),
             verifies=working.ground.verifies,
             notes=(*self._gauges.clocks.notes, *working.notes())[:MOST],

@@ -19,7 +19,7 @@ from ckptsync.config.values import Config, WorkerConfig
 from ckptsync.daemon import told
 from ckptsync.daemon.disks import disks
 from ckptsync.daemon.lock import Locks
-from ckptsync.daemon.pauses import Pauses
+from ckptsync.daemon.pauses import Pauses, rest_after
 from ckptsync.daemon.phases import Line, pairs
 from ckptsync.daemon.served import remember
 from ckptsync.daemon.surveying import shown
@@ -39,7 +39,7 @@ from ckptsync.worker.tick import Worker
 GLANCE_EVERY = 1.0
 UNSETTLED_EVERY = 0.5  # seconds between looks while a checkpoint is being written: its files grow, and no directory changes by that
 TELL_EVERY = 1.0  # seconds between two words on what has ended, while more is to be sent
-IDLE_LOOKS, IDLE_SENDS = 2, 4  # times `scan_every`, while nothing is on its way, nothing moves and the kernel tells of it
+IDLE_LOOKS, IDLE_SENDS = 2, 4  # times `scan_every`, at least, while nothing is on its way, nothing moves and the kernel tells of it
 PATIENCE = 20  # part of the time since anything moved that the next look may wait: what a crash left half written is not to be asked for ever
 
 
@@ -58,7 +58,7 @@ class Watching:
         self._is_hinted = True
         self._outcome = self._sent = Outcome()
         self._is_idle = self._is_told = False
-        self._next_send = 0.0
+        self._next_send = self._look_cost = 0.0
         self._due, self._planned = float("inf"), float("-inf")
         self._pauses = Pauses()
         self._unsent: list[str] = []
@@ -93,7 +93,9 @@ class Watching:
         self._is_hinted = False
         self._renew()
         self._glimpse = glance(self._aims)  # before the look: what comes while it looks is seen by the next glance
+        began = time.thread_time()
         looks = [worker.look(now) for worker in self._workers.values()]
+        self._look_cost = time.thread_time() - began
         self._arrange(now, looks)
         self._outcome = self._seen(looks)
         return self._outcome
@@ -117,7 +119,7 @@ class Watching:
         self._is_idle, self._next_send = True, 0.0  # unless something moves meanwhile
         self._due, self._planned = float("inf"), now
         self._unsent = []
-        workers = self._workers
+        workers, began = self._workers, time.thread_time()
         self._lanes.retain({worker.line for worker in workers.values()})
         for run, worker in workers.items():
             try:
@@ -125,7 +127,8 @@ class Watching:
                 worker.plan(time.monotonic())
             except StoreError as e:  # noqa: PERF203 - one directory's failure keeps no other back
                 self._unsent.append(str(e))
-        self._next_send = time.monotonic() + IDLE_SENDS * self._config.worker.scan_every
+        rest = rest_after(time.thread_time() - began, IDLE_SENDS * self._config.worker.scan_every)
+        self._next_send = time.monotonic() + rest
 
     def _sent_now(self) -> Outcome:
         results = [replace(worker.told(time.monotonic()), notes=()) for worker in self._workers.values()]  # each look tells notes
@@ -136,7 +139,8 @@ class Watching:
         self._is_idle = self._is_idle and not (queue or errors)
         lines = (*_left_out(problems), *(line for result in results for line in told.worker(result)))
         is_held_up = any(failure.may_pass for result in results for failure in result.failures)
-        return Outcome(lines, queue, errors, oldest=min(since, default=None), is_held_up=is_held_up)
+        lacks = {record: names for result in results for record, names in result.lacks.items()}
+        return Outcome(lines, queue, errors, oldest=min(since, default=None), is_held_up=is_held_up, lacks=lacks)
 
     def _again_in_time(self) -> None:
         """A store that went away is asked again soon; else all is planned anew every `scan_every`."""
@@ -159,7 +163,7 @@ class Watching:
 
     def disks(self) -> tuple[Disk, ...]:
         """How full the disks of the output directories are."""
-        return disks([str(run.path) for run in self._workers], self._config.worker.spool_budget)
+        return disks([(str(run.path), worker.held()) for run, worker in self._workers.items()], self._config.worker.spool_budget)
 
     def close(self) -> None:
         """Give back watches and locks."""
@@ -172,7 +176,7 @@ class Watching:
         due = min((look.due for look in looks if look.due is not None), default=None)
         rest = self._config.worker.scan_every
         if due is None:
-            rest *= IDLE_LOOKS if self._is_idle and self._is_heard() else 1
+            rest = rest_after(self._look_cost, IDLE_LOOKS * rest) if self._is_idle and self._is_heard() else rest
         else:
             self._is_idle = False
             self._due = min(self._due, now + due)
