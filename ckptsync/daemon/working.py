@@ -20,7 +20,7 @@ class Outcome:
     """What one tick of a role has seen and done: ``lines`` to log where they are new, the rest for `ckptsync status`.
 
     ``oldest``: since when the first of the ``queue`` waits, in seconds of the monotonic clock.  ``watch``: how each output directory is watched.
-    ``is_held_up``: something failed that may succeed in a moment.
+    ``is_held_up``: something failed that may succeed in a moment.  ``lacks``: what reports want of this node, and it has no more.
     """
 
     lines: tuple[Line, ...] = ()
@@ -30,6 +30,7 @@ class Outcome:
     oldest: float | None = None
     watch: Mapping[str, str] = field(default_factory=dict)
     is_held_up: bool = False
+    lacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 class Role:
@@ -106,6 +107,10 @@ class Working:
     def notes(self) -> tuple[str, ...]:
         """What is no error, and an operator should know."""
         return tuple(dict.fromkeys(note for role in self._roles for note in role.outcome.notes))
+
+    def lacks(self) -> dict[str, tuple[str, ...]]:
+        """By report what of it this node cannot send again."""
+        return {record: names for role in self._roles for record, names in role.outcome.lacks.items()}
 
     def oldest(self) -> float | None:
         """Since when the first of what is on its way waits, in seconds of the monotonic clock."""
