@@ -9,11 +9,13 @@ import re
 import stat
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, StoreError
 
 OURS = "_ckptsync"
+_PATH = attrgetter("path")
 _NO_CONTENT = (OURS, ".ckptsync")  # a spool, and the records of a store that somebody copied by hand
 DEEPEST = 32  # real checkpoints nest three deep
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -78,7 +80,7 @@ def walk(root: Path, only: Collection[str] | None = None) -> Listing:
                 continue
             found = partial if _PARTIAL.fullmatch(path.rpartition("/")[2]) else files
             found.append(_stat(path, info))
-    return Listing(tuple(sorted(files)), tuple(sorted(partial)), tuple(sorted(others)))
+    return Listing(tuple(sorted(files, key=_PATH)), tuple(sorted(partial, key=_PATH)), tuple(sorted(others)))
 
 
 def look(fd: int, path: str) -> Stat:

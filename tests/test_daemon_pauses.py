@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsync.daemon.pauses import FIRST, LONGEST, Pauses
+from ckptsync.daemon.pauses import FIRST, LONGEST, LONGEST_REST, SHARE, Pauses, rest_after
 
 
 def test_pauses_double_and_are_never_long() -> None:
@@ -28,3 +28,11 @@ def test_each_is_drawn_from_its_upper_half(chance: float, tries: int) -> None:
     *_, last = (pauses.after(n) for n in range(tries))
     assert FIRST / 2 <= last <= LONGEST
     assert tries < 4 or last >= LONGEST / 2
+
+
+@given(st.floats(0, 1e6), st.floats(0, 300))
+def test_what_looks_in_vain_takes_its_share_of_a_core_and_comes_all_the_same(cost: float, least: float) -> None:
+    rest = rest_after(cost, least)
+    assert rest >= least
+    assert rest <= max(least, LONGEST_REST)
+    assert rest >= LONGEST_REST or cost / rest <= SHARE * 1.001 if rest else not cost

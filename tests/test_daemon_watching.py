@@ -15,9 +15,12 @@ from ckptsync.catalogue.fresh import fresh
 from ckptsync.config.loading import read
 from ckptsync.config.values import Config
 from ckptsync.daemon.awaited import Awaited
+from ckptsync.daemon.loops import looping
 from ckptsync.daemon.watching import UNSETTLED_EVERY, Watching, worker_options
+from ckptsync.errors import Transient
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store, open_store
+from ckptsync.worker import sharing
 from ckptsync.worker.looking import Look
 from ckptsync.worker.options import RunDir, WorkerOptions
 from tests.ticks import until
@@ -31,7 +34,10 @@ def configured(tmp_path: Path, text: str) -> tuple[Config, Store]:
 
 
 class Watched:
-    """A store that counts what it is asked, and can be held up."""
+    """A store that counts what it is asked, and can be held up, at all or at one name; or is away, or refuses to be written to."""
+
+    is_away = is_refusing = False
+    held = ""
 
     def __init__(self, store: Store) -> None:
         self.url, self.late, self.is_exclusive = store.url, store.late, store.is_exclusive
@@ -39,10 +45,23 @@ class Watched:
         self.go_on = threading.Event()
         self.go_on.set()
         self._store = store
+        self.reached = threading.Event()
+
+    def create(self, name: str, *given: object) -> object:
+        if name == self.held:
+            self.go_on.clear()
+            self.reached.set()
+            assert self.go_on.wait(60)
+        if self.is_refusing:
+            raise Transient("away", hint=f"given up after {self.asked} tries in {self.asked} s")
+        self.asked += 1
+        return self._store.create(name, *given)  # type: ignore[arg-type, func-returns-value]
 
     def __getattr__(self, name: str) -> Callable[..., object]:
         self.asked += 1
-        assert self.go_on.wait(20)
+        if self.is_away:
+            raise Transient("away")
+        assert self.held or self.go_on.wait(20)
         return getattr(self._store, name)  # type: ignore[no-any-return]
 
 
@@ -52,9 +71,9 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def write(checkpoint: Path) -> None:
+def write(checkpoint: Path, size: int = 2000) -> None:
     checkpoint.mkdir(parents=True)
-    (checkpoint / "weights.bin").write_bytes(os.urandom(2000))
+    (checkpoint / "weights.bin").write_bytes(os.urandom(size))
     (checkpoint / "trainer_state.json").write_text(json.dumps({"global_step": int(checkpoint.name.split("-")[1])}))
 
 
@@ -79,6 +98,10 @@ def send(found: Watching) -> None:
         if found._lanes.is_drained:
             break
     found.send()
+
+
+def places(store: Watched) -> set[str]:
+    return {p.place for p in fresh(open_store(store.url)).readable}
 
 
 def look_twice(found: Watching) -> None:
@@ -163,6 +186,89 @@ def test_a_worker_that_has_nothing_to_do_asks_the_store_nothing_and_anything_tha
         shutil.rmtree(out / "run" / "checkpoint-1")
         assert asks(found, store) > 0
     assert len(fresh(open_store(store.url)).readable) == 2
+
+
+def test_what_only_pins_hold_is_told_of_a_disk_once_the_trainer_has_removed_it(tmp_path: Path, out: Path) -> None:
+    with watching(tmp_path, "quiet: 50s, unmarked: 50s") as (found, _):
+        write(out / "run" / "checkpoint-1")
+        look_twice(found)
+        assert [(disk.path, disk.spool) for disk in found.disks()] == [(str(out / "run"), 0)]
+        size = sum(path.stat().st_size for path in (out / "run" / "checkpoint-1").iterdir())
+        shutil.rmtree(out / "run" / "checkpoint-1")
+        found._next = 0
+        found.look()
+        assert [disk.spool for disk in found.disks()] == [size]
+
+
+def test_looks_that_cost_much_come_seldom_while_nothing_is_on_its_way_and_as_ever_while_something_is(
+    tmp_path: Path, out: Path
+) -> None:
+    with watching(tmp_path, "scan_every: 30s") as (found, _):
+        rests = []
+        for cost, is_idle, heard in (
+            (0.001, True, True),
+            (0.06, True, True),
+            (9.0, True, True),
+            (9.0, False, True),
+            (9.0, True, False),
+        ):
+            found._look_cost, found._is_idle = cost, is_idle
+            found._is_heard = lambda told=heard: told  # type: ignore[method-assign, misc]
+            found._arrange(0.0, [Look(due=None)])
+            rests.append(round(found._next))
+    assert rests == [60, 200, 600, 30, 30]
+
+
+def test_a_store_that_went_away_is_asked_again_within_seconds_and_never_in_a_hot_loop(tmp_path: Path, out: Path) -> None:
+    with watching(tmp_path, "quiet: 0, unmarked: 0, scan_every: 30s") as (found, store):
+        write(out / "run" / "checkpoint-1")
+        store.is_away = True
+        found.look()
+        for n in range(6):
+            assert "away" in str(found.send().errors)
+            assert found._sent.queue == ("run/checkpoint-1",)
+            assert min(15, 2 * 2**n) * 0.4 < found._due - time.monotonic() <= min(15, 2 * 2**n)
+            found._due = 0.0  # as if so much time had passed
+        store.is_away = False
+        send(found)
+        assert not found._sent.errors
+        assert found._due > time.monotonic() + 100
+    assert {p.place for p in fresh(open_store(store.url)).readable} == {"checkpoint-1"}
+
+
+def test_a_save_that_fails_in_its_lane_is_tried_again_soon_and_its_failure_is_one_line(tmp_path: Path, out: Path) -> None:
+    with watching(tmp_path, "quiet: 0, unmarked: 0, scan_every: 30s") as (found, store):
+        write(out / "run" / "checkpoint-1")
+        found.look()
+        store.is_refusing = True
+        told = []
+        for _ in range(3):
+            send(found)
+            told += [line.text for line in found._sent.lines if line.is_error]
+            found._due = 0.0
+        assert len(told) == 3
+        assert len(set(told)) == 1
+        store.is_refusing = False
+        send(found)
+        assert not found._sent.errors
+    assert {p.place for p in fresh(open_store(store.url)).readable} == {"checkpoint-1"}
+
+
+def test_a_small_save_is_sent_while_a_large_one_of_another_directory_is_held_up(
+    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharing, "SMALL", 5000)
+    with (
+        watching(tmp_path) as (found, store),
+        looping([found.looking.tick, found.sending.tick, *(role.tick for role in found.carrying)]),
+    ):
+        store.held = "full/checkpoint-1/weights.bin"
+        write(out / "full" / "checkpoint-1", 9000)
+        assert until(store.reached.is_set, 30)
+        write(out / "lora" / "checkpoint-2")
+        assert until(lambda: places(store) == {"checkpoint-2"}, 30)
+        store.go_on.set()
+        assert until(lambda: places(store) == {"checkpoint-1", "checkpoint-2"}, 30)
 
 
 def test_a_job_that_begins_is_served_by_a_glance_without_any_event(tmp_path: Path, out: Path) -> None:

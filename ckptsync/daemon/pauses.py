@@ -1,4 +1,4 @@
-"""How long to leave a store alone that could not be reached: a moment first, ever longer, and never for long.  Pure but for what it remembers."""
+"""How long to rest: after work that found nothing to do, and after a store could not be reached.  Pure but for what it remembers."""
 
 from __future__ import annotations
 
@@ -6,10 +6,17 @@ import random
 from collections.abc import Callable
 
 FIRST, LONGEST = 2.0, 15.0  # seconds; the store's own tries come before, and take `limits.patience`
+SHARE = 0.0003  # of a core that looking in vain may take
+LONGEST_REST = 600.0
+
+
+def rest_after(cost: float, least: float) -> float:
+    """Seconds until what took ``cost`` seconds of CPU, and found nothing to do, is done again: looking at many checkpoints costs more than at few."""
+    return max(least, min(LONGEST_REST, cost / SHARE))
 
 
 class Pauses:
-    """They double while it stays away; each is drawn from its upper half, since nodes that failed together are not to come back together."""
+    """Between attempts to reach a store: they double while it stays away; each is drawn from its upper half, since nodes that failed together are not to come back together."""
 
     def __init__(self, chance: Callable[[], float] = random.random) -> None:
         self._chance = chance

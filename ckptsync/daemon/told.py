@@ -5,6 +5,7 @@ A line's key is what it speaks of; it is logged again when its text changes, so 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 from ckptsync.daemon.phases import Line, pairs
@@ -22,13 +23,18 @@ def worker(result: WorkerResult) -> Iterator[Line]:
         yield Line(f"repair {repair.report} {repair.name}", text)
     yield from notes(result.notes)
     for failure in result.failures:
-        text = pairs(phase="failed", run=failure.run, checkpoint=failure.checkpoint, error=failure.text, hint=failure.hint)
+        text = pairs(phase="failed", run=failure.run, checkpoint=failure.checkpoint, error=failure.text, hint=_steady(failure.hint))
         yield Line(f"failure {failure.run} {failure.checkpoint}", text, is_error=True)
 
 
 def notes(told: Iterable[str]) -> Iterator[Line]:
     """What is no error, and an operator should know."""
     return (Line(f"note {note}", pairs(phase="note", detail=note)) for note in told)
+
+
+def _steady(hint: str) -> str:
+    """How often it was tried differs each time, and is no news."""
+    return re.sub(r"(; )?given up after \d+ tries in \d+ s$", "", hint)
 
 
 def _progress(p: Progress) -> Line:

@@ -9,7 +9,7 @@ from ckptsync.errors import CkptsyncError
 from ckptsync.spool import pins as spool
 from ckptsync.stores.contract import Store
 from ckptsync.worker import repair
-from ckptsync.worker.budget import SpoolRule
+from ckptsync.worker.budget import SpoolRule, held
 from ckptsync.worker.clock import Clock
 from ckptsync.worker.knowledge import Knowledge
 from ckptsync.worker.lanes import AtOnce, Carrier
@@ -80,6 +80,10 @@ class Worker:
         self._clock.notice(now)
         found = self._lookout.look(now)
         return replace(found, notes=(*found.notes, *self._clock.notes, *self._sending.notes))
+
+    def held(self) -> int:
+        """Bytes of files that had no names but our pins' at the last look."""
+        return held([w.seen.pin for w in self._lookout.watched() if w.seen.pin is not None])
 
     def tick(self, now: float) -> WorkerResult:
         """Look, have sent what is settled, and say what became of it.  Errors are in the result: one checkpoint's never keep another back."""
