@@ -111,6 +111,8 @@ NOT_PURE: Mapping[str, str] = {
     "merge.local": "publishes into a directory",
     "merge.looking": "opens the places that an operator named",
     "merge.remote": "gathers what is far away with threads",
+    "merge.ray": "hands files out to a cluster",
+    "merge.reaching": "opens, on another machine, what an operator named",
     "merge.pipeline": "has the merge's threads and locks, so that no other module of it need know of any",
     "config.loading": "reads the file and the environment",
     "config.reach": "makes the one pace of all transfers of a process",

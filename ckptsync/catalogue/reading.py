@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from ckptsync.catalogue.lost import explained
 from ckptsync.catalogue.summary import Catalogue
 from ckptsync.catalogue.units import Found, Name, Unit, grouped, renewed
 from ckptsync.records.names import OURS
@@ -49,4 +50,4 @@ def _catalogue(found: Iterable[Found], mtimes: Iterable[float]) -> Catalogue:
     summaries = [summary for f in units for summary in f.unit.summaries]
     faults = sorted((fault for f in units for fault in f.faults), key=lambda fault: fault.name)
     clock = max((*mtimes, *(f.unit.newest for f in units)), default=0.0)
-    return Catalogue(tuple(sorted(summaries, key=lambda s: reading_order(s.run, s.place))), tuple(faults), clock)
+    return Catalogue(explained(sorted(summaries, key=lambda s: reading_order(s.run, s.place))), tuple(faults), clock)

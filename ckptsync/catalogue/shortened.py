@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
+from ckptsync.catalogue.lost import gaps, ranges
 from ckptsync.catalogue.summary import LINES, Proven, Summary
 from ckptsync.digest import digest
 from ckptsync.records.fate import fate
@@ -59,7 +60,16 @@ def summary(seen: Snapshot, mtimes: Mapping[str, float]) -> Summary:
         done=fate_.is_done,
         late=bool(seen.seal) and not {k.name for k in seen.manifests}.issubset(seen.seal.manifests if seen.seal else ()),
         bare=bool(seen.seal) and not _CONFIGURED.issubset({stem(f.path) for f in (seen.seal.files if seen.seal else ())}),
+        ranks=_ranks(seen),
+        gaps=gaps(seen) if seen.word == "ARRIVING" else (),
     )
+
+
+def _ranks(seen: Snapshot) -> tuple[tuple[str, str], ...]:
+    found: dict[str, set[int]] = {}
+    for known in seen.manifests:
+        found.setdefault(known.manifest.node, set()).update(known.manifest.ranks)
+    return tuple((node, ranges(ranks)) for node, ranks in sorted(found.items()) if ranks)
 
 
 def stem(path: str) -> str:

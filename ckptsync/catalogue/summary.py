@@ -36,6 +36,19 @@ class Proven:
 
 
 @dataclass(frozen=True, slots=True)
+class Gap:
+    """Files of an ARRIVING place that are not there: how many, and the first of them (empty where only a rank is known to be missing).
+
+    ``rank``: whose they are by their names, -1 where those do not say.  ``node``: who has said that it sent them, else empty.
+    """
+
+    files: int
+    first: str
+    rank: int = -1
+    node: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Summary:
     """One place, as `records.state.Snapshot` has it, in short.
 
@@ -49,7 +62,9 @@ class Summary:
 
     ``retired``: a tombstone's reason, else empty; ``let_go``: the same where only the trainer's own files go.  ``said``: the mtime of the newest
     tombstone in force, ``back`` of the newest that took one back; ``begun``: files may be gone already, ``done``: no shard is left.  ``kept``: why a
-    person keeps it, else empty.  ``lost``: of an ARRIVING place, what is missing and who should have it, as far as metadata tells.
+    person keeps it, else empty.
+    ``ranks``: node → those whose files it had, as ``0-3,7``; ``gaps``: what is missing of an ARRIVING place; ``lost``: the same as lines for people,
+    with the nodes that should have it, as far as the run's other checkpoints tell; ``awaited``: those nodes.
     ``state``: changes with any record that is written or taken away; equal states fail equally.  ``late``: manifests count that the seal does not
     name; ``bare``: the sealed model has no configuration, or no tokenizer.
     """
@@ -89,6 +104,9 @@ class Summary:
     done: bool = False
     late: bool = False
     bare: bool = False
+    ranks: tuple[tuple[str, str], ...] = ()
+    gaps: tuple[Gap, ...] = ()
+    awaited: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

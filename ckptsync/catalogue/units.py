@@ -5,7 +5,7 @@ Manifests of one checkpoint's name decide together over all of its places (`reco
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ckptsync.catalogue.fresh import hidden_by, read_records
@@ -77,7 +77,7 @@ def renewed(store: Store, entries: list[Entry], old: Unit | None) -> Found:
     names = record_names(entry.name for entry in entries)
     records, faults = read_records(store, names)
     hidden = hidden_by(faults)
-    sizes, unsettled = _trusted({name: record for name, record in records.items() if (record.run, record.place) not in hidden})
+    sizes, unsettled = _trusted(records, hidden)
     data = list(_data(store, unsettled))
     sizes.update((e.name, e.size) for e in (*entries, *data))
     seen = snapshots(records, sizes, hidden)
@@ -86,11 +86,11 @@ def renewed(store: Store, entries: list[Entry], old: Unit | None) -> Found:
     return Found(unit, faults, bool(faults) or len(records) < len(names))
 
 
-def _trusted(records: Mapping[str, Record]) -> tuple[dict[str, int], tuple[str, ...]]:
+def _trusted(records: Mapping[str, Record], hidden: Collection[tuple[str, str]]) -> tuple[dict[str, int], tuple[str, ...]]:
     """Name → size of the files of settled places, taken at their records' word; and the prefixes of the others, whose files have to be listed."""
-    bare = snapshots(records, {})
+    bare = snapshots(records, {}, hidden)
     sizes = {name: size for seen in bare if _may_be_settled(seen) for name, size in named(seen)}
-    settled = {s.place: s for s in (snapshots(records, sizes) if sizes else bare) if s.word in SETTLED}
+    settled = {s.place: s for s in (snapshots(records, sizes, hidden) if sizes else bare) if s.word in SETTLED}
     kept = {name: size for seen in settled.values() for name, size in named(seen)}
     return kept, tuple(prefix for seen in bare if seen.place not in settled for prefix in _prefixes(seen))
 

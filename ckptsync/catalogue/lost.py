@@ -1,0 +1,124 @@
+"""What keeps a checkpoint from being whole, and who should have it: what its metadata demands, and which node had which ranks before.  Pure.
+
+Nothing waits for such a checkpoint: every other one is consolidated, verified and let go of as if it were not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ckptsync.catalogue.summary import LINES, Gap, Summary
+from ckptsync.layouts.rank_names import rank
+from ckptsync.records.state import Snapshot
+
+
+def gaps(seen: Snapshot) -> tuple[Gap, ...]:
+    """What is missing, by the rank whose it is, or by the node that says it has sent it."""
+    demanded = {**seen.demands.resume, **seen.demands.model}
+    absent: dict[int, list[str]] = {}
+    for path in sorted(demanded):
+        if path not in seen.files:
+            found = rank(path)
+            absent.setdefault(-1 if found is None else found, []).append(path)
+    for number in _silent_ranks(seen):
+        absent.setdefault(number, [])
+    unsent = [Gap(len(paths), paths[0] if paths else "", number) for number, paths in sorted(absent.items())]
+    return (*unsent, *_gone(seen))
+
+
+def _silent_ranks(seen: Snapshot) -> Iterable[int]:
+    """Ranks that there were in this training, and of which no file has come."""
+    heard = {number for known in seen.manifests for number in known.manifest.ranks}
+    return set(range(seen.demands.world or 0)) - heard if heard else ()
+
+
+def _gone(seen: Snapshot) -> Iterator[Gap]:
+    """What a node said it has sent, and is not in the store as it was then."""
+    by_node: dict[str, list[str]] = {}
+    for path, where in seen.files.items():
+        if seen.sizes.get(where[0].name) != where[0].entry.size:
+            by_node.setdefault(where[0].nodes[0], []).append(path)
+    yield from (Gap(len(paths), min(paths), -1, node) for node, paths in sorted(by_node.items()))
+
+
+def explained(summaries: Sequence[Summary]) -> tuple[Summary, ...]:
+    """The same, with ``lost`` and ``awaited`` of those that are ARRIVING."""
+    runs: dict[str, list[Summary]] = {}
+    if any(s.word == "ARRIVING" for s in summaries):
+        for s in summaries:
+            runs.setdefault(s.run, []).append(s)
+    return tuple(_explained(s, runs[s.run]) if s.word == "ARRIVING" else s for s in summaries)
+
+
+@dataclass(frozen=True, slots=True)
+class _Owner:
+    node: str
+    place: str
+
+
+def _explained(seen: Summary, run: Iterable[Summary]) -> Summary:
+    near = sorted((s for s in run if s.ranks and s is not seen), key=lambda s: abs(s.arrived - seen.arrived))
+    owners = _owners({g.rank for g in seen.gaps if g.rank >= 0 and not g.node}, near)
+    known: dict[_Owner | None, list[Gap]] = {}
+    for gap in seen.gaps:
+        if not gap.node:
+            known.setdefault(owners.get(gap.rank), []).append(gap)
+    lines = [_line(owner, its) for owner, its in known.items()]
+    lines += [f"{g.node}: has sent {_files([g])}, not in the store now" for g in seen.gaps if g.node]
+    others = [] if known.keys() - {None} else _others(seen, near)
+    lines += [f"{o.node}: has sent nothing of it; it had a part of {o.place}" for o in others]
+    awaited = {o.node for o in (*known, *others) if o} | {g.node for g in seen.gaps if g.node}
+    more = (f"and {len(lines) - LINES} more",) if len(lines) > LINES else ()
+    return replace(seen, lost=(*lines[:LINES], *more), awaited=tuple(sorted(awaited)))
+
+
+def _owners(wanted: set[int], near: Iterable[Summary]) -> Mapping[int, _Owner]:
+    """Who had each of these ranks in the checkpoint nearest in time that tells."""
+    found: dict[int, _Owner] = {}
+    for other in near:
+        if found.keys() >= wanted:
+            break
+        for node, ranks in other.ranks:
+            for number in wanted & numbers(ranks):
+                found.setdefault(number, _Owner(node, other.place))
+    return found
+
+
+def _others(seen: Summary, near: Sequence[Summary]) -> list[_Owner]:
+    """Where no missing rank is known: who took part in the nearest other checkpoint, and not in this."""
+    return [_Owner(node, near[0].place) for node, _ in near[0].ranks if node not in seen.nodes] if near else []
+
+
+def _line(owner: _Owner | None, its: Sequence[Gap]) -> str:
+    ranks = {g.rank for g in its if g.rank >= 0}
+    whose = f"{_plural('rank', len(ranks))} {ranges(ranks)}" if ranks else ""
+    who = f"{owner.node}, which had {whose} in {owner.place}" if owner else whose
+    what = f"{_files(its)}, which no node has sent" if any(g.files for g in its) else "nothing of it has come"
+    return f"{who}: {what}" if who else what
+
+
+def _files(its: Sequence[Gap]) -> str:
+    count, first = sum(g.files for g in its), next(g.first for g in its if g.files)
+    return first if count == 1 else f"{first} and {count - 1} more"
+
+
+def _plural(word: str, count: int) -> str:
+    return word if count == 1 else f"{word}s"
+
+
+def ranges(ranks: Iterable[int]) -> str:
+    """``0-3,7``."""
+    found: list[list[int]] = []
+    for number in sorted(ranks):
+        if found and found[-1][1] == number - 1:
+            found[-1][1] = number
+        else:
+            found.append([number, number])
+    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
+
+
+def numbers(text: str) -> set[int]:
+    """The ranks that `ranges` wrote."""
+    pairs = ([int(n) for n in part.split("-")] for part in text.split(",") if part)
+    return {number for first, *last in pairs for number in range(first, (last[0] if last else first) + 1)}

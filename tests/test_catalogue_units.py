@@ -1,0 +1,184 @@
+"""Reading again only what has changed says at every moment what reading all of it says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hypothesis import Phase, settings, strategies
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from ckptsync.catalogue.fresh import fresh
+from ckptsync.catalogue.reading import Cache, read
+from ckptsync.catalogue.shortened import summary
+from ckptsync.catalogue.summary import Summary
+from ckptsync.catalogue.units import SETTLED, grouped, key, named
+from ckptsync.digest import digest
+from ckptsync.model import Demands
+from ckptsync.records.coding import encode, record_name
+from ckptsync.records.manifest import FileEntry, Manifest
+from ckptsync.records.names import consolidated_prefix, node_file_name
+from ckptsync.records.report import LEVELS, Finding, Report
+from ckptsync.records.seal import Seal, SealedFile
+from ckptsync.records.state import Snapshot
+from ckptsync.records.tombstone import Tombstone
+from ckptsync.stores.contract import Entry
+from ckptsync.stores.memory import MemoryStore
+from tests.filled import FIRST, SECOND, put
+from tests.filled import read as content
+
+RUN = "run"
+PLACES = ("checkpoint-1", "checkpoint-1~a", "checkpoint-10")
+NODES = ("n0", "n1")
+PATHS = ("__0_0.distcp", "__1_0.distcp", "config.json")
+BODIES = (b"one", b"other")
+picks = strategies.integers(0, 1 << 16)
+
+
+@dataclass(frozen=True)
+class Sending:
+    place: str
+    node: str
+    save: str
+    paths: tuple[str, ...]
+    body: bytes
+    at: int
+    missing: bool
+    taken_back: int
+
+
+sendings = strategies.builds(
+    Sending,
+    place=strategies.sampled_from(PLACES),
+    node=strategies.sampled_from(NODES),
+    save=strategies.sampled_from(("", "s1", "s2")),
+    paths=strategies.lists(strategies.sampled_from(PATHS), min_size=1, unique=True).map(lambda paths: tuple(sorted(paths))),
+    body=strategies.sampled_from(BODIES),
+    at=strategies.sampled_from((0, 0, 500)),
+    missing=strategies.booleans(),
+    taken_back=picks,
+)
+
+
+def manifest(sent: Sending, n: int, old: tuple[str, ...]) -> Manifest:
+    whole, began = digest(sent.body), FIRST + sent.at * SECOND
+    files = tuple(FileEntry(path, len(sent.body), whole, 8, (whole[:32],), began) for path in sent.paths)
+    ranks = tuple(rank for rank in (0, 1) if PATHS[rank] in sent.paths)
+    demands = Demands(dict.fromkeys(PATHS[:2]), {PATHS[2]: None}, 2)
+    base = sent.place.partition("~")[0]
+    return Manifest(RUN, base, sent.place, sent.node, n, files, ranks, began, began, demands, (), sent.save, supersedes=old)
+
+
+class Catalogues(RuleBasedStateMachine):
+    """A store in which records and files come and go, in any order, whole or damaged."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.store, self.cache, self.n = MemoryStore(), Cache(), 0
+
+    def names(self, part: str) -> list[str]:
+        return [e.name for e in self.store.names("") if part in e.name]
+
+    @rule(sent=sendings)
+    def a_node_sends(self, sent: Sending) -> None:
+        self.n += 1
+        mine = self.names(f"manifest-{sent.node}-")
+        old = (mine[sent.taken_back % len(mine)],) if mine and sent.taken_back % 3 == 0 else ()
+        put(self.store, manifest(sent, self.n, old))
+        for path in () if sent.missing else sent.paths:
+            name = f"{RUN}/{sent.place}/{path}"
+            is_taken = name in self.names(name) and content(self.store, name) != sent.body
+            self.store.write(node_file_name(RUN, sent.place, sent.node, path) if is_taken else name, [sent.body])
+
+    @precondition(lambda self: bool(fresh(self.store).readable))
+    @rule(pick=picks, count=strategies.sampled_from((0, 1, 2, 2)))
+    def a_head_seals(self, pick: int, count: int) -> None:
+        seen = self.pick(pick)
+        files = tuple(SealedFile(path, 3, digest(b"abc")) for path in ("model.safetensors", "config.json"))
+        names = tuple(k.name for k in seen.manifests)
+        self.n += 1
+        seal = Seal(RUN, seen.checkpoint, seen.place, self.n, names, {}, files, ())
+        data = encode(seal)
+        self.store.write(record_name(seal, data), [data])
+        for file in files[:count]:
+            self.store.write(consolidated_prefix(RUN, seen.place) + file.path, [b"abc"])
+
+    @precondition(lambda self: bool(fresh(self.store).readable))
+    @rule(pick=picks, level=strategies.sampled_from(LEVELS), verdict=strategies.sampled_from(("ok", "ok", "damaged")))
+    def a_verifier_reports(self, pick: int, level: str, verdict: str) -> None:
+        seen = self.pick(pick)
+        names = tuple(k.name for k in seen.manifests)
+        self.n += 1
+        findings = (Finding("digest", f"{seen.place}/{PATHS[0]}", "x"),) if verdict == "damaged" else ()
+        put(self.store, Report(RUN, seen.checkpoint, seen.place, self.n, level, verdict, names, seen.seal_name, 1, findings))  # type: ignore[arg-type]
+
+    @precondition(lambda self: bool(fresh(self.store).readable))
+    @rule(pick=picks)
+    def it_is_given_up(self, pick: int) -> None:
+        seen = self.pick(pick)
+        self.n += 1
+        put(self.store, Tombstone(RUN, seen.checkpoint, seen.place, self.n, tuple(k.name for k in seen.manifests), "old"))
+
+    @precondition(lambda self: bool(self.names("")))
+    @rule(pick=picks)
+    def something_goes(self, pick: int) -> None:
+        there = self.names("")
+        self.store.delete(there[pick % len(there)])
+
+    @precondition(lambda self: bool(self.names("")))
+    @rule(pick=picks, body=strategies.sampled_from((*BODIES, b"longer still")))
+    def a_file_is_written_over(self, pick: int, body: bytes) -> None:
+        there = [name for name in self.names("") if "/.ckptsync/" not in name]
+        if there:
+            self.store.write(there[pick % len(there)], [body])
+
+    @precondition(lambda self: bool(self.names("")))
+    @rule(pick=picks)
+    def a_record_is_damaged(self, pick: int) -> None:
+        there = self.names(".ckptsync")
+        if there:
+            name = there[pick % len(there)]
+            self.store.write(name, [content(self.store, name)[:-1] + b" "])
+
+    def pick(self, pick: int) -> Snapshot:
+        there = fresh(self.store).readable
+        return there[pick % len(there)]
+
+    @invariant()
+    def what_is_remembered_says_what_is_there(self) -> None:
+        found, again, everything = read(self.store, self.cache), read(self.store), fresh(self.store)
+        assert (found.summaries, found.clock) == (again.summaries, again.clock), "a cache makes no difference"
+        faults = [[(f.name, str(f.error)) for f in those] for those in (found.faults, again.faults, everything.faults)]
+        assert faults[0] == faults[1] == faults[2]
+        assert [s.place for s in found.summaries] == [s.place for s in everything.readable]
+        for short, seen in zip(found.summaries, everything.readable, strict=True):
+            told = summary(seen, everything.mtimes)
+            if short.word == "VERIFIED":
+                assert told.word == "VERIFIED" or any(seen.sizes.get(name) != size for name, size in named(seen))
+            else:
+                assert _said(short) == _said(told)
+
+
+def _said(short: Summary) -> Summary:
+    """Files of what is settled are taken at their records' word; what is lost depends on other places."""
+    short = replace(short, lost=(), awaited=())
+    if short.word not in SETTLED:
+        return short
+    proof = replace(short.proof, changed=0.0)
+    return replace(short, size=0, files=0, lacks=(), model=False, resume=False, sealed=False, proof=proof)
+
+
+TestCatalogues = Catalogues.TestCase
+TestCatalogues.settings = settings(max_examples=60, stateful_step_count=25, deadline=None, phases=(Phase.explicit, Phase.generate))
+
+
+def test_places_whose_manifests_decide_together_are_one_unit_and_what_is_being_sent_is_none() -> None:
+    names = ["a-1/m", "a-1~x/m", "a-10/m", "a-1/sending/n0", "a-1/files/n0/x"]
+    entries = [Entry(f"r/.ckptsync/{name}", 1, 1.0) for name in names]
+    found = grouped("r", entries)
+    assert {unit: len(its) for unit, its in found.items()} == {("r", "a-1"): 3, ("r", "a-10"): 1}
+
+
+def test_a_key_is_of_names_sizes_and_times() -> None:
+    entry = Entry("a", 1, 1.0)
+    others = [replace(entry, name="b"), replace(entry, size=2), replace(entry, mtime=2.0)]
+    assert len({key([e]) for e in (entry, *others)} | {key([]), key([entry, entry])}) == 6
