@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 FORMAT = 1
-Level = Literal["stat", "digest", "parse", "load"]
-LEVELS: tuple[Level, ...] = ("stat", "digest", "parse", "load")
+Level = Literal["stat", "digest", "parse", "load", "model"]
+LEVELS: tuple[Level, ...] = ("stat", "digest", "parse", "load", "model")
 Verdict = Literal["ok", "damaged", "arriving"]
-Kind = Literal["missing", "size", "digest", "parse", "load", "nonfinite", "note"]
+Kind = Literal["missing", "size", "digest", "parse", "load", "model", "nonfinite", "note"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +28,26 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class Reading:
+    """What one level looked at: ``files`` of ``of_files`` and ``size`` of ``of_size`` bytes; fewer where a sample was asked for.
+
+    ``tensors``: those that were parsed, loaded, or found in the model; 0 at the levels that know of none.
+    """
+
+    level: Level
+    files: int
+    size: int
+    of_files: int
+    of_size: int
+    tensors: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """Numbered: highest seen plus one; on a tie the worse one counts.
 
-    ``read`` counts the bytes that were really read.  ``when`` is seconds since the epoch on the head's clock, for people only.
+    ``level``: the highest that was reached for all of it.  ``read`` counts the bytes that were really read, ``readings`` says what each level
+    looked at, also beyond ``level``.  ``when`` is seconds since the epoch on the head's clock, for people only.
     """
 
     run: str
@@ -45,4 +61,5 @@ class Report:
     read: int
     findings: tuple[Finding, ...]
     when: float = 0.0
+    readings: tuple[Reading, ...] = ()
     format: int = FORMAT

@@ -1,19 +1,25 @@
-"""Load every tensor of one safetensors file, in a process that may be killed: ``python -m ckptsync.verify.child``.
+"""Load every tensor of files, in a process that may be killed: ``python -m ckptsync.verify.child``, a socket as its standard input.
 
-Arguments: path, and how many bytes of address space beyond the file's own, CPU seconds and wall seconds it may take.  Prints
-``ready <loader>`` when its libraries are loaded and the limits are set, then one line of JSON: ``tensors``, ``read``, ``nonfinite``
-(name → count, the first `MOST`), or ``fault``.  With torch, tensors are loaded as torch would; without it by safetensors' numpy
-loader, and what numpy has no type for (BF16, fp8) as raw bytes from where the header says.
+It sends ``ready <loader>`` once its libraries are imported, then answers each request with one line of JSON: ``tensors``, ``read``, ``nonfinite``
+(name → count, the first `MOST`), ``more``, or ``fault``, or ``refused``, where what a file has is more than data.  A request is one byte with
+the file's descriptor, then a line of JSON: ``kind`` (``safetensors``, ``torch``, ``items``), ``items`` (start, size, name), and how many bytes of
+address space beyond the file's own, CPU seconds and wall seconds it may take.
 
-Imports nothing of ckptsync but `bits`: the interpreter that has torch may have little else.
+safetensors files are loaded as torch would; without torch by safetensors' numpy loader, and what numpy has no type for (BF16, fp8) as raw bytes
+from where the header says.  torch's own are loaded with ``weights_only=True`` and never otherwise: what is no tensor in them becomes an `inert`
+object, whatever it is called, and is looked at for tensors.
+
+Imports nothing of ckptsync but `bits` and `inert`: the interpreter that has torch may have little else.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import resource
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -21,6 +27,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ckptsync.verify import inert
 from ckptsync.verify.bits import nonfinite
 
 MOST = 1000
@@ -31,25 +38,92 @@ Bytes = npt.NDArray[np.uint8]
 Load = Callable[[Any, str], Iterator[Bytes]]
 
 
-def main(path: str, memory: str, cpu: str, wall: str) -> int:
-    """Exit status 0 if there is an answer, also if it is a fault."""
+def main() -> int:
+    """Until the socket ends."""
     try:
         import safetensors  # noqa: PLC0415 - its absence is an answer
     except ImportError:
+        sys.stderr.write("level load: neither torch with safetensors nor safetensors alone is installed here\n")
         return _MISSING
-    loader, framework, load = _loader(safetensors, path)
-    _limit(path, int(memory), int(cpu), int(wall))
-    print(f"ready {loader}", flush=True)  # noqa: T201 - this is the protocol
-    try:
-        answer = _answer(safetensors.safe_open(path, framework), load)
-    except Exception as e:  # noqa: BLE001 - whatever the libraries raise about this file is the answer
-        answer = {"fault": f"{type(e).__name__}: {e}"[:500]}
-    print(json.dumps(answer), flush=True)  # noqa: T201
+    torch = _torch()
+    other = f"torch {torch.__version__}" if torch else f"numpy {np.__version__}"
+    with socket.socket(fileno=0) as asked:
+        asked.sendall(f"ready safetensors {safetensors.__version__}, {other}\n".encode())
+        while fds := socket.recv_fds(asked, 1, 1)[1]:
+            _serve(asked, fds[0], (safetensors, torch))
     return 0
 
 
+def _torch() -> Any:
+    try:
+        import torch  # noqa: PLC0415 - it may not be there
+    except ImportError:
+        return None  # then safetensors files can be loaded, and others are said not to be
+    torch.set_num_threads(1)
+    return torch
+
+
+def _serve(asked: socket.socket, fd: int, libraries: tuple[Any, Any]) -> None:
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        if not (got := asked.recv(1 << 16)):
+            return  # who asked is gone
+        line += got
+    request = json.loads(line)
+    try:
+        _limit(fd, request["memory"], request["cpu"], request["wall"])
+        answer = _load(f"/dev/fd/{fd}", request, *libraries)
+    except inert.Refused as e:
+        answer = {"refused": str(e)[:500]}
+    except Exception as e:  # noqa: BLE001 - whatever the libraries raise about this file is the answer
+        answer = {"fault": f"{type(e).__name__}: {e}"[:500]}
+    finally:
+        signal.alarm(0)
+        os.close(fd)
+    asked.sendall(json.dumps(answer).encode() + b"\n")
+
+
+def _load(path: str, request: dict[str, Any], safetensors: Any, torch: Any) -> dict[str, Any]:
+    if request["kind"] == "safetensors":
+        framework, load = ("pt", _Torch(torch)) if torch else ("numpy", _Numpy(path))
+        return _answer(safetensors.safe_open(path, framework), load)
+    if torch is None:
+        return {"refused": "torch is not installed here"}
+    if request["kind"] == "torch":
+        return counted(inert.storages(inert.load(torch, path), torch))
+    return counted(_items(path, request["items"], torch))
+
+
+def _items(path: str, items: list[tuple[int, int, str]], torch: Any) -> Iterator[tuple[str, str, Bytes]]:
+    """Of a distributed checkpoint: archives, one behind the other."""
+    with open(path, "rb") as file:  # noqa: PTH123 - it is a descriptor's path
+        for start, size, name in items:
+            file.seek(start)
+            data = file.read(size)
+            if len(data) < size:
+                raise EOFError(f"{name}: ends at byte {start + len(data)}, {start + size} expected")
+            for inner, dtype, piece in inert.storages(inert.load(torch, io.BytesIO(data)), torch):
+                yield f"{name}{inner and '.'}{inner}", dtype, piece
+
+
+def counted(found: Iterator[tuple[str, str, Bytes]]) -> dict[str, Any]:
+    """The answer, from names, dtypes and bytes of tensors."""
+    odd: dict[str, int] = {}
+    read = tensors = 0
+    for name, dtype, piece in found:
+        count = nonfinite(dtype, piece)
+        read, tensors = read + piece.size, tensors + 1
+        if count:
+            odd[name] = odd.get(name, 0) + count
+    return _told(tensors, read, odd)
+
+
+def _told(tensors: int, read: int, odd: dict[str, int]) -> dict[str, Any]:
+    return {"tensors": tensors, "read": read, "nonfinite": dict(list(odd.items())[:MOST]), "more": max(0, len(odd) - MOST)}
+
+
 def _answer(opened: Any, load: Load) -> dict[str, Any]:
-    found: dict[str, int] = {}
+    odd: dict[str, int] = {}
     read = tensors = 0
     with opened as file:
         for name in file.keys():  # noqa: SIM118 - it is no dictionary
@@ -59,17 +133,8 @@ def _answer(opened: Any, load: Load) -> dict[str, Any]:
                 read += piece.size
             tensors += 1
             if count:
-                found[name] = count
-    return {"tensors": tensors, "read": read, "nonfinite": dict(list(found.items())[:MOST]), "more": max(0, len(found) - MOST)}
-
-
-def _loader(safetensors: Any, path: str) -> tuple[str, str, Load]:
-    try:
-        import torch  # noqa: PLC0415 - it may not be there
-    except ImportError:
-        return f"safetensors {safetensors.__version__}, numpy {np.__version__}", "numpy", _Numpy(path)
-    torch.set_num_threads(1)
-    return f"safetensors {safetensors.__version__}, torch {torch.__version__}", "pt", _Torch(torch)
+                odd[name] = count
+    return _told(tensors, read, odd)
 
 
 class _Torch:
@@ -133,12 +198,13 @@ def _bytes(array: Any) -> Bytes:
     return flat
 
 
-def _limit(path: str, memory: int, cpu: int, wall: int) -> None:
-    """After the libraries are loaded: theirs is trusted, and large."""
-    held = _address_space() + 2 * os.stat(path).st_size + memory  # noqa: PTH116 - as above
+def _limit(fd: int, memory: int, cpu: int, wall: int) -> None:
+    """Of this one file, after the libraries are loaded: theirs is trusted, and large.  Nothing here runs what a file says, so soft limits hold."""
+    held = _address_space() + 2 * os.fstat(fd).st_size + memory
     for what, most in ((resource.RLIMIT_AS, held), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
-        resource.setrlimit(what, (most, most))
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 5))  # first the signal that says why
+        resource.setrlimit(what, (most, resource.getrlimit(what)[1]))
+    used = int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2])) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (used + cpu, resource.getrlimit(resource.RLIMIT_CPU)[1]))  # a signal that says why
     signal.alarm(wall)  # also when the parent is dead
 
 
@@ -148,4 +214,4 @@ def _address_space() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+    sys.exit(main())

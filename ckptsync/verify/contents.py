@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from itertools import chain
 
-from ckptsync.errors import Corrupt, NotFound
+from ckptsync.errors import Corrupt, Incomplete, NotFound
 from ckptsync.model import Extent, Files
 from ckptsync.records.report import Finding
 from ckptsync.verify.expected import Expected
@@ -43,7 +43,7 @@ def _look_closer(source: Counted, file: Expected) -> Finding:
         if file.is_sealed:
             return _sealed(source, file)
         ranges = differing(file.wanted, blocks_of(source, file.name, file.size))
-    except NotFound:
+    except (NotFound, Incomplete):
         return Finding("missing", file.shown, f"{file.size} bytes were stored, and it went away while it was read")
     except Corrupt as e:
         return Finding("size", file.shown, f"{file.size} bytes expected: {e}")

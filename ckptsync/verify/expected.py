@@ -62,6 +62,12 @@ def stat(files: Iterable[Expected], sizes: Mapping[str, int]) -> Iterator[Findin
             yield Finding("size", file.shown, f"{size} bytes, {file.size} expected", _beyond(size, file.size))
 
 
+def unnamed(seen: Snapshot, files: Iterable[Expected]) -> Iterator[Finding]:
+    """What lies with a place and no record names: nothing reads it, and it may be on its way, but people should know."""
+    for name in sorted(seen.sizes.keys() - {file.name for file in files}):
+        yield Finding("note", _shown(seen.run, name), f"{seen.sizes[name]} bytes that no record names")
+
+
 def _beyond(size: int, wanted: int) -> Ranges:
     return ((size, wanted),) if size < wanted else ()
 

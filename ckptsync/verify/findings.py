@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from ckptsync.records.report import Finding, Kind, Report, Verdict
 
-_ORDER: tuple[Kind, ...] = ("missing", "size", "digest", "parse", "load", "nonfinite", "note")
-DAMAGE = frozenset(_ORDER[:5])
+_ORDER: tuple[Kind, ...] = ("missing", "size", "digest", "parse", "load", "model", "nonfinite", "note")
+DAMAGE = frozenset(_ORDER[:6])
 _MOST = 1000
 
 

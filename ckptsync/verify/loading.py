@@ -1,30 +1,26 @@
-"""Really loading a safetensors file, in a limited child process: its death is an answer too."""
+"""Really loading the tensors of a file, in a limited child process."""
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Literal
 
-from ckptsync.errors import CkptsyncError, Incomplete, NotFound, StoreError, Unsupported
+from ckptsync.errors import Incomplete, NotFound, StoreError
 from ckptsync.model import Extent
 from ckptsync.stores import beneath
 from ckptsync.stores.opening import directory_of
 from ckptsync.stores.tree import LocalFiles
-from ckptsync.verify.reading import Reads, pieces
+from ckptsync.verify.archives import Item
+from ckptsync.verify.process import Child, Died
+from ckptsync.verify.reading import Reads, Told, pieces
 
-PACKAGES = str(Path(__file__).parents[2])
 HINT = "pip install 'ckptsync[load]'"
-_MISSING = 3
-_STARTING = 60  # seconds in which Python and torch are imported; the child counts its own time from there
+Kind = Literal["safetensors", "torch", "items"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +34,10 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """``fault`` is empty if every tensor was loaded.  ``read`` counts bytes; ``nonfinite`` is ``(name, count)``, ``more`` names left out."""
+    """``fault`` and ``refused`` are empty if every tensor was loaded; ``refused``: it is no damage, and cannot be loaded safely, or here.
+
+    ``read`` counts bytes; ``nonfinite`` is ``(name, count)``, ``more`` names left out.
+    """
 
     loader: str
     tensors: int = 0
@@ -46,6 +45,7 @@ class Loaded:
     nonfinite: tuple[tuple[str, int], ...] = ()
     more: int = 0
     fault: str = ""
+    refused: str = ""
 
 
 def limits(size: int) -> Limits:
@@ -53,69 +53,21 @@ def limits(size: int) -> Limits:
     return Limits(memory=1 << 30, cpu=60 + size // (20 << 20), wall=300 + size // (2 << 20))
 
 
-def load(fd: int, most: Limits, python: str = sys.executable) -> Loaded:
+def loading(told: Told = lambda _: None) -> Child:
+    """The child, for `load`."""
+    return Child("ckptsync.verify.child", HINT, told)
+
+
+def load(child: Child, fd: int, kind: Kind, most: Limits, items: Sequence[Item] = ()) -> Loaded:
     """Load the file that ``fd`` has open.  Raises Unsupported where safetensors is not installed, CkptsyncError if the child cannot start."""
-    command = [python, "-m", "ckptsync.verify.child", f"/dev/fd/{fd}", str(most.memory), str(most.cpu), str(most.wall)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (PACKAGES, os.environ.get("PYTHONPATH"))))}
-    child = subprocess.Popen(  # noqa: S603 - no shell, our own module
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        pass_fds=(fd,),
-        cwd="/",  # not where the caller is: a torch.py in a checkpoint must not be imported
-        env=environment,
-        start_new_session=True,
-    )
+    request = {"kind": kind, "items": items, "memory": most.memory, "cpu": most.cpu, "wall": most.wall}
     try:
-        out, err = child.communicate(timeout=most.wall + _STARTING)
-    except subprocess.TimeoutExpired:
-        return Loaded("", fault=f"not loaded in {most.wall} s")
-    finally:
-        _end(child)
-    return _answer(child.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"), most)
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Not waited for long: a process that hangs in a dead file server cannot be killed, and need not be."""
-    if child.poll() is None:
-        with contextlib.suppress(ProcessLookupError):  # it ended by itself meanwhile
-            os.killpg(child.pid, signal.SIGKILL)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(5)
-    for pipe in filter(None, (child.stdout, child.stderr)):
-        pipe.close()
-
-
-def _answer(code: int, out: str, err: str, most: Limits) -> Loaded:
-    first, _, rest = out.partition("\n")
-    if code == _MISSING:
-        raise Unsupported("level load: neither torch with safetensors nor safetensors alone is installed here", hint=HINT)
-    if not first.startswith("ready "):
-        raise CkptsyncError(
-            f"level load: the loading process ended with status {code}: {_last(err)}", hint="is torch's installation whole?"
-        )
-    loader = first.removeprefix("ready ")
-    if code or not rest:
-        return Loaded(loader, fault=_death(code, err, most))
-    told = json.loads(rest)
-    if "fault" in told:
-        return Loaded(loader, fault=told["fault"])
-    return Loaded(loader, told["tensors"], told["read"], tuple(told["nonfinite"].items()), told["more"])
-
-
-def _death(code: int, err: str, most: Limits) -> str:
-    if code == -signal.SIGALRM:
-        return f"not loaded in {most.wall} s"
-    if code == -signal.SIGXCPU:
-        return f"not loaded in {most.cpu} s of CPU time"
-    if code < 0:
-        return f"the loading process was killed by {signal.Signals(-code).name}: {_last(err)}"
-    return f"the loading process ended with status {code}: {_last(err)}"
-
-
-def _last(err: str) -> str:
-    return err.strip().rpartition("\n")[2][:300] or "it said nothing"
+        told = child.ask(request, [fd])
+    except Died as e:
+        return Loaded(child.loader, fault=str(e))
+    if "fault" in told or "refused" in told:
+        return Loaded(child.loader, fault=told.get("fault", ""), refused=told.get("refused", ""))
+    return Loaded(child.loader, told["tensors"], told["read"], tuple(told["nonfinite"].items()), told["more"])
 
 
 @contextlib.contextmanager

@@ -4,31 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 
 from ckptsync.catalogue.fresh import fresh_place
 from ckptsync.catalogue.summary import Fault
 from ckptsync.errors import Incomplete
 from ckptsync.records.names import consolidated_prefix
-from ckptsync.records.report import LEVELS, Finding, Level, Report
+from ckptsync.records.report import LEVELS, Finding, Level, Reading, Report
 from ckptsync.records.state import Snapshot
 from ckptsync.stores.contract import Store
 from ckptsync.stores.pieces import fetched
 from ckptsync.stores.tree import StoreFiles
 from ckptsync.verify import structure
-from ckptsync.verify.contents import contents
-from ckptsync.verify.expected import Expected, expected, missing_parts, stat
+from ckptsync.verify.contents import contents, narrowed
+from ckptsync.verify.expected import Expected, expected, missing_parts, stat, unnamed
 from ckptsync.verify.findings import verdict, worst_first
 from ckptsync.verify.loads import Part, loads
-from ckptsync.verify.reading import Counted, Watched
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """What was found, and how many bytes were really read for it."""
-
-    findings: tuple[Finding, ...]
-    read: int
+from ckptsync.verify.modelling import models, require
+from ckptsync.verify.reading import Counted, Told, Watched
+from ckptsync.verify.sampling import Sample, said
+from ckptsync.verify.sweep import suspects
+from ckptsync.verify.units import coverage, sampled
 
 
 def verify_place(
@@ -38,16 +33,19 @@ def verify_place(
     faults: Sequence[Fault] = (),
     when: float = 0.0,
     *,
+    sample: Sample | None = None,
+    told: Told = lambda _: None,
     wait: Callable[[float], object] = time.sleep,
 ) -> Report:
     """Check what ``seen`` says is there; ``faults`` are its records that cannot be read.  Not numbered: see `write_report`.
 
     Nothing is called missing, or short, before this machine must see what others have written: where the store is `late`, that is waited out.
+    With a ``sample`` no more is claimed than level stat, unless there is damage.  ``told`` hears of bytes as they are read.
     Raises StoreError where the store does not answer, which is not damage, and Incomplete if the place changed meanwhile.
     """
-    files = expected(seen)
-    checked = _checked(store, seen, files, LEVELS.index(level))
-    found = worst_first((*(f.finding for f in faults), *checked.findings, *_standing(seen)))
+    looking = _Looking(store, seen, told)
+    looking.look(level, sample)
+    found = worst_first((*(f.finding for f in faults), *looking.found, *_standing(seen)))
     gone = {f.name for f in found if f.kind in ("missing", "size")}
     if gone and seen.facets.retired:
         found = worst_first(_let_go(f) for f in found)
@@ -58,8 +56,21 @@ def verify_place(
     is_arriving = bool(seen.facets.ambiguous) or not (seen.facets.model.holds or seen.facets.retired)
     manifests = tuple(k.name for k in seen.manifests)
     verdict_ = verdict(found, is_arriving=is_arriving)
-    reached = structure.reached(level, found)
-    return Report(seen.run, seen.checkpoint, seen.place, 0, reached, verdict_, manifests, seen.seal_name, checked.read, found, when)
+    reached = "stat" if sample and verdict_ != "damaged" else structure.reached(level, found)
+    return Report(
+        seen.run,
+        seen.checkpoint,
+        seen.place,
+        0,
+        reached,
+        verdict_,
+        manifests,
+        seen.seal_name,
+        looking.read,
+        found,
+        when,
+        tuple(looking.readings),
+    )
 
 
 def _standing(seen: Snapshot) -> Iterator[Finding]:
@@ -69,23 +80,75 @@ def _standing(seen: Snapshot) -> Iterator[Finding]:
         yield from missing_parts(seen)
 
 
-def _checked(store: Store, seen: Snapshot, files: Sequence[Expected], level: int) -> Checked:
-    found = list(stat(files, seen.sizes))
-    there = [f for f in files if seen.sizes.get(f.name) == f.size]
-    source = Counted(store)
-    trees = _trees(store, there)
-    if level >= LEVELS.index("digest"):
-        found += contents(source, there, trees[0])
-    if level >= LEVELS.index("parse") and not (seen.facets.ambiguous or seen.facets.shards):
-        found += structure.checkpoint(trees[0], lambda path: f"{seen.place}/{path}".rstrip("/"))
-    if level >= LEVELS.index("parse") and seen.seal:
-        prefix = consolidated_prefix(seen.run, seen.place).removeprefix(f"{seen.run}/")
-        found += structure.consolidated(trees[1], seen.seal.tensors, lambda path: f"{prefix}{path}".rstrip("/"))
-    loaded = 0
-    if level >= LEVELS.index("load"):
-        results, loaded = loads(store, [Part(f.name, f.shown, f.size) for f in there if not f.is_copy], seen.place)
-        found += results
-    return Checked(tuple(found), source.read + sum(tree.read for tree in trees) + loaded)
+class _Looking:
+    """What one place is found to be, level by level."""
+
+    def __init__(self, store: Store, seen: Snapshot, told: Told) -> None:
+        self._seen, self._told = seen, told
+        self._files = expected(seen)
+        self._there = [f for f in self._files if seen.sizes.get(f.name) == f.size]
+        self._source = Counted(store, told)
+        self._own, self._sealed = _trees(store, self._there)
+        self._loaded = 0
+        self.found: list[Finding] = []
+        self.readings: list[Reading] = []
+
+    @property
+    def read(self) -> int:
+        """Bytes that were really read."""
+        return self._source.read + self._own.read + self._sealed.read + self._loaded
+
+    def look(self, level: Level, sample: Sample | None) -> None:
+        """At all of it, level by level."""
+        require(level)
+        self._stat()
+        steps: tuple[Callable[[], None], ...] = (lambda: self._digest(sample), self._parse, self._load, self._model)
+        for step in steps[: LEVELS.index(level)]:
+            step()
+
+    def _stat(self) -> None:
+        self.found += [*stat(self._files, self._seen.sizes), *unnamed(self._seen, self._files)]
+        self._note("stat", len(self._there), sum(f.size for f in self._there))
+
+    def _digest(self, sample: Sample | None) -> None:
+        if sample is None:
+            self.found += contents(self._source, self._there, self._own)
+            self._note("digest", len(self._there), sum(f.size for f in self._there))
+            return
+        chosen = sampled(self._there, sample.share, sample.seed)
+        self.found += narrowed(self._source, self._there, suspects(self._source, chosen), self._own)
+        self._note("digest", *coverage(chosen))
+        self.found.append(Finding("note", self._seen.place, said(self.readings[-1])))
+
+    def _parse(self) -> None:
+        seen, place = self._seen, self._seen.place
+        prefix = consolidated_prefix(seen.run, place).removeprefix(f"{seen.run}/")
+        if not (seen.facets.ambiguous or seen.facets.shards):
+            self.found += structure.checkpoint(self._own, lambda path: f"{place}/{path}".rstrip("/"))
+        if seen.seal:
+            self.found += structure.consolidated(self._sealed, seen.seal.tensors, lambda path: f"{prefix}{path}".rstrip("/"))
+        trees = (self._own, self._sealed)
+        self._note("parse", sum(len(t.seen) for t in trees), sum(t.read for t in trees), sum(t.tensors for t in trees))
+
+    def _load(self) -> None:
+        parts = [Part(f.name, f.shown, f.size, "" if f.is_sealed else f.path) for f in self._there if not f.is_copy]
+        results, reading = loads(self._source.source, parts, self._seen.place, self._own, self._told)
+        self._loaded += reading.size
+        self.found += results
+        self.readings.append(reading)
+
+    def _model(self) -> None:
+        seen = self._seen
+        is_sealed = seen.seal is not None
+        where = {f.path: (f.name, f.size) for f in self._there if f.is_sealed == is_sealed and not f.is_copy}
+        prefix = consolidated_prefix(seen.run, seen.place).removeprefix(f"{seen.run}/") if is_sealed else f"{seen.place}/"
+        results, reading = models(self._source, where, lambda path: f"{prefix}{path}".rstrip("/"), self._told)
+        self.found += results
+        self.readings.append(reading)
+
+    def _note(self, level: Level, files: int, size: int, tensors: int = 0) -> None:
+        of_size = sum(f.size for f in self._files)
+        self.readings.append(Reading(level, files, size, len(self._files), of_size, tensors))
 
 
 def _trees(store: Store, there: Sequence[Expected]) -> tuple[Watched, Watched]:

@@ -35,6 +35,7 @@ class Watched:
     def __init__(self, files: Files) -> None:
         self._files = files
         self.reads: list[Extent] = []
+        self.tensors = 0  # that were found in them, by who looked
 
     def sizes(self) -> Mapping[str, int]:
         """As the files say."""
@@ -53,6 +54,11 @@ class Watched:
     def read(self) -> int:
         """Bytes, those read twice counted twice."""
         return sum(extent.size for extent in self.reads)
+
+    @property
+    def seen(self) -> frozenset[str]:
+        """The files of which something was read."""
+        return frozenset(extent.file for extent in self.reads)
 
     @property
     def last(self) -> str:

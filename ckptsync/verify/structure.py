@@ -12,12 +12,13 @@ from ckptsync.layouts import table
 from ckptsync.layouts.table import Source
 from ckptsync.merge import tile
 from ckptsync.model import Files, Tensor
-from ckptsync.records.report import Finding, Level
+from ckptsync.records.report import LEVELS, Finding, Level
 from ckptsync.records.seal import SealedTensor
 from ckptsync.verify.reading import Watched
 
-UNPARSED, LACKING = "not parsed: ", "not all of it is here: "
+UNPARSED, UNLOADED, UNMODELLED, LACKING = "not parsed: ", "not loaded: ", "no model: ", "not all of it is here: "
 """How notes begin without which a level would be claimed that was not reached."""
+_BELOW: tuple[tuple[str, Level], ...] = ((UNPARSED, "digest"), (UNLOADED, "parse"), (UNMODELLED, "load"))
 Name = Callable[[str], str]
 """From a path in the checkpoint to the name that a finding has; of the empty path, the checkpoint's own."""
 
@@ -50,9 +51,10 @@ def consolidated(files: Watched, tensors: Iterable[SealedTensor], name: Name) ->
 
 
 def reached(level: Level, findings: Iterable[Finding]) -> Level:
-    """``level``, or the one below parse if something could not be parsed: a report never claims what was not done."""
-    is_short = any(f.detail.startswith(UNPARSED) for f in findings)
-    return "digest" if is_short and level in ("parse", "load") else level
+    """``level``, or the one below what could not be done for some file: a report never claims what was not done."""
+    details = [f.detail for f in findings if f.kind == "note"]
+    most = [below for sign, below in _BELOW if any(detail.startswith(sign) for detail in details)]
+    return min((level, *most), key=LEVELS.index)
 
 
 def _guarded(files: Watched, name: Name, check: Callable[[], None]) -> Iterator[Finding]:
@@ -76,9 +78,10 @@ def _check_closed(files: Files, path: str) -> None:
         raise Corrupt(f"{path}: does not have the end, or the header, that its format gives it")
 
 
-def _check(files: Files, source: Source) -> None:
+def _check(files: Watched, source: Source) -> None:
     """Every stored copy tiles its tensor; that it lies inside its file, the formats have seen."""
     for tensor in table.tensors(files, source):
+        files.tensors += 1
         for copy in tensor.copies:
             if not copy.absent:
                 tile.check(tensor, copy)

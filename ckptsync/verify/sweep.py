@@ -14,11 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 from blake3 import blake3
 
-from ckptsync.errors import Corrupt, NotFound
+from ckptsync.errors import Corrupt, Incomplete, NotFound
 from ckptsync.model import Extent
 from ckptsync.stores.ahead import ahead
 from ckptsync.stores.opening import directory_of
 from ckptsync.stores.pouring import pour
+from ckptsync.stores.tree import LocalFiles
 from ckptsync.verify.reading import Counted
 from ckptsync.verify.units import LARGE, Unit
 
@@ -31,7 +32,7 @@ _NEAR_BUFFER, _FAR_BUFFER, _AHEAD = 4 << 20, 1 << 20, 8
 
 def is_far(source: Counted) -> bool:
     """Whether its files are no files of this machine (they may be a server's, which it mounts)."""
-    return directory_of(source.source) is None
+    return not isinstance(source.source, LocalFiles) and directory_of(source.source) is None
 
 
 def suspects(source: Counted, wanted: Iterable[Unit]) -> frozenset[str]:
@@ -76,7 +77,7 @@ class _Sweep:
         sums = _Sums(unit, threads if unit.size >= LARGE else 1)
         try:
             pour(self._source, Extent(unit.file.name, unit.start, unit.size), self._memory(), sums.add)
-        except (NotFound, Corrupt):
+        except (NotFound, Incomplete, Corrupt):
             return False  # gone, or shorter than it was: who looks closer says which
         return sums.are_right()
 
@@ -122,6 +123,6 @@ def _is_well_ahead(source: Counted, unit: Unit) -> bool:
     try:
         for piece in ahead(source, unit.file.name, unit.size, depth=_AHEAD):
             sums.add(piece)
-    except (NotFound, Corrupt):
+    except (NotFound, Incomplete, Corrupt):
         return False  # as above
     return sums.are_right()
