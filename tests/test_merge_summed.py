@@ -100,3 +100,24 @@ def test_a_flipped_bit_in_any_tensor_that_is_read_stops_a_merge(name: str) -> No
             consolidate.carry_out(
                 job, MemoryFiles({**files.content, extent.file: bytes(damaged)}), lambda _, chunks: [*chunks].clear()
             )
+
+
+def test_sums_of_several_readers_are_joined_and_what_overlaps_is_summed_again() -> None:
+    """Readers of other machines: each has read some, and nobody all."""
+    for data, is_right in ((DATA, True), (DATA[:50] + b"!" + DATA[51:], False)):
+        here, told = summed(DATA), [summed(data) for _ in range(3)]
+        for one, (start, size) in zip(told, ((0, 60), (55, 30), (85, 25)), strict=True):
+            read(one, start, size)
+        if is_right:
+            assert join(here, told) == 1
+        else:
+            with pytest.raises(Corrupt, match="f: bytes 10 to 110"):
+                join(here, told)
+
+
+def join(here: SummedFiles, told: list[SummedFiles]) -> int:
+    for one in told:
+        here.take_as_read(one.whole())
+        here.join(one.stretches())
+    here.finish()
+    return sum(e.start == 10 for e in here.whole())

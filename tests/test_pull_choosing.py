@@ -52,7 +52,9 @@ def test_what_is_only_complete_is_the_users_own_word() -> None:
 
 def test_the_model_that_a_training_leaves_at_its_end_is_no_checkpoint_to_resume_from() -> None:
     final = replace(PLAIN, checkpoint="final", place="final", step=None, ended=99.0)
-    assert choose([save(1), final], "run", LATEST, "verified").summary.step == 1
+    tag = replace(PLAIN, checkpoint="global_step9", place="global_step9", step=9, ended=100.0)
+    assert choose([save(1), final, tag], "run", LATEST, "verified").summary.step == 1
+    assert choose([final, tag], "run", LATEST, "verified").summary.step == 9
     assert choose([final], "run", LATEST, "verified").summary.place == "final"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import Any
 
 from ckptsync import __version__
@@ -173,6 +174,18 @@ def _merge(commands: Any) -> None:
         metavar="N",
         type=int,
         help="threads that read, cast and digest; 1: none but the program's own (default: a core each, at most 8; 4 from a URL)",
+    )
+    command.add_argument(
+        "--engine",
+        choices=("local", "ray"),
+        default="local",
+        help="ray: each file of weights is made by a task of a Ray cluster, which reads and writes by itself (needs ckptsync[ray])",
+    )
+    command.add_argument(
+        "--ray-address",
+        metavar="ADDRESS",
+        default=os.environ.get("RAY_ADDRESS", "auto"),
+        help="the cluster: HOST:PORT of its head; auto: the one that this machine is in; local: of this machine alone (default: $RAY_ADDRESS, or auto)",
     )
     command.add_argument(
         "--statistics", action="store_true", help="of each tensor written: extremes, norm, NaNs, infinities, zeros"

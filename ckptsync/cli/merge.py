@@ -12,7 +12,7 @@ from typing import Any
 
 from ckptsync.cli import output
 from ckptsync.cli.places import reached
-from ckptsync.cli.progress import shown, silent
+from ckptsync.cli.progress import Progress, shown, silent
 from ckptsync.collector import paused
 from ckptsync.config.units import parse_size, show_size
 from ckptsync.errors import ConfigError
@@ -25,6 +25,7 @@ from ckptsync.merge.one_save import ignored
 from ckptsync.merge.plan import Options
 from ckptsync.merge.remote import carry_out_into, check_free
 from ckptsync.merge.statistics import Statistics
+from ckptsync.stores.trees import Access
 from ckptsync.stores.urls import Remote, located
 
 PARTS = 64 << 20  # bytes of parts in flight to a store, beside what is being read and made
@@ -55,12 +56,24 @@ def run(args: argparse.Namespace) -> int:
         result = planned(prepared)
     else:
         with (silent if args.json else shown)(f"merging into {told(prepared.destination)}") as progress:
-            carried_out = (
-                carry_out_into(store, prepared, progress, work) if store else local.carry_out_local(prepared, progress, work)
-            )
+            carried_out = _carried_out(args, prepared, access, progress, work)
             result = written(prepared, carried_out)
     output.print_json(result) if args.json else _show(result)
     return 0
+
+
+def _carried_out(args: argparse.Namespace, prepared: Prepared, access: Access, progress: Progress, work: Work) -> Merged:
+    store = access.store(prepared.destination) if isinstance(prepared.destination, Remote) else None
+    if args.engine == "local":
+        return carry_out_into(store, prepared, progress, work) if store else local.carry_out_local(prepared, progress, work)
+    from ckptsync.merge.ray import RayEngine
+    from ckptsync.merge.reaching import reach
+
+    if args.bandwidth:
+        raise ConfigError("--bandwidth: tasks of a cluster share none", hint="leave it away, or use the engine local")
+    if store:
+        return carry_out_into(store, prepared, progress, work, RayEngine(args.ray_address, reach(prepared, access)))
+    return local.carry_out_local(prepared, progress, work, lambda at: RayEngine(args.ray_address, reach(prepared, access, at)))
 
 
 def size(text: str) -> int:

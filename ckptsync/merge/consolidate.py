@@ -74,6 +74,16 @@ class Unkept:
 UNKEPT = Unkept()
 
 
+class Engine(Protocol):
+    """Makes the files of weights: here, or elsewhere."""
+
+    def __call__(
+        self, job: Job, files: Files, write: Write, /, *, progress: Callable[[int], None], work: Work, ledger: Ledger
+    ) -> dict[str, Copied]:
+        """All of ``job.plans``, each written; what was written, by the file's name.  ``progress`` takes bytes, also fewer than none."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Merged:
     """What was written, with a digest for every file, and for every tensor if asked for; and what the reader should know."""
@@ -106,8 +116,9 @@ def carry_out(
     work: Work | None = None,
     *,
     ledger: Ledger = UNKEPT,
+    engine: Engine | None = None,
 ) -> Merged:
-    """Do what was prepared.
+    """Do what was prepared; ``engine`` makes the files of weights, by default threads of this process do.
 
     Raises Corrupt, before the last file of weights is committed, if a source's bytes do not have the CRC32 that its container tells.
 
@@ -119,8 +130,8 @@ def carry_out(
     if left.is_packed:  # several threads would read a stream out of its order, and begin it again and again
         work = replace(work, jobs=1)
     done = _Counter(job.size, job.size - left.size, progress)
-    made = _weights(left, files, write, progress=done.add, work=work, ledger=ledger)
-    ends = {plan.name: ledger.finished.get(plan.name) or _finished(made[plan.name]) for plan in job.plans}
+    made = (engine or _weights)(left, files, write, progress=done.add, work=work, ledger=ledger)
+    ends = {plan.name: ledger.finished.get(plan.name) or finished(made[plan.name]) for plan in job.plans}
     sealed = [SealedFile(plan.name, plan.size, ends[plan.name].digest) for plan in job.plans]
     notes = [*job.notes, *(note for plan in job.plans for note in ends[plan.name].notes)]
     if work.statistics:
@@ -162,10 +173,11 @@ class _Ending:
         if is_last:
             self._summed.finish()
             self._ledger.at_last_end()
-        self._ledger.at_end(plan.name, _finished(copied))
+        self._ledger.at_end(plan.name, finished(copied))
 
 
-def _finished(copied: Copied) -> Finished:
+def finished(copied: Copied) -> Finished:
+    """What a ledger keeps of a file."""
     return Finished(copied.digest, tuple(note for tensor in copied.tensors for note in _notes(tensor)))
 
 

@@ -7,11 +7,11 @@ import errno
 import os
 import secrets
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from ckptsync.errors import ConfigError, StoreError
-from ckptsync.merge.consolidate import Chunk, Merged, Progress, Write, carry_out
+from ckptsync.merge.consolidate import Chunk, Engine, Merged, Progress, Write, carry_out
 from ckptsync.merge.copying import Work
 from ckptsync.merge.dated import check_dates
 from ckptsync.merge.looking import Asked, Prepared, check_apart, look
@@ -49,12 +49,16 @@ def merge_local(
     return carry_out_local(prepare_local(sources, destination, options, config_from), progress, work)
 
 
-def carry_out_local(prepared: Prepared, progress: Progress | None = None, work: Work | None = None) -> Merged:
-    """Write it; raises Incomplete if a source changed meanwhile, and then nothing appears."""
+def carry_out_local(
+    prepared: Prepared, progress: Progress | None = None, work: Work | None = None, engine: Callable[[Path], Engine] | None = None
+) -> Merged:
+    """Write it, with an ``engine`` that is told the directory to write to; raises Incomplete if a source changed meanwhile, and then nothing appears."""
     destination = prepared.destination
     assert isinstance(destination, Path)
     with _appearing(destination) as directory:
-        merged = carry_out(prepared.job, prepared.files, _writing(directory, destination), progress, work)
+        merged = carry_out(
+            prepared.job, prepared.files, _writing(directory, destination), progress, work, engine=engine and engine(directory)
+        )
         check_unchanged(prepared.trees)
     return merged
 

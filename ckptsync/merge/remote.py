@@ -14,14 +14,14 @@ import msgspec
 from ckptsync.digest import digest
 from ckptsync.errors import ConfigError, Corrupt, Exists, NotFound, StoreError
 from ckptsync.formats import packed
-from ckptsync.merge.consolidate import Chunk, Finished, Merged, Progress, carry_out
+from ckptsync.merge.consolidate import Chunk, Engine, Finished, Merged, Progress, carry_out
 from ckptsync.merge.copying import Work
 from ckptsync.merge.looking import Prepared
 from ckptsync.merge.one_save import check_unchanged
 from ckptsync.merge.pipeline import one_at_a_time
-from ckptsync.merge.plan import FORMAT
+from ckptsync.merge.plan import FORMAT, FilePlan
 from ckptsync.merge.units import units
-from ckptsync.model import Extent
+from ckptsync.model import Extent, Files
 from ckptsync.stores.ahead import ahead, checked
 from ckptsync.stores.contract import About, Store, read_all
 from ckptsync.stores.opening import Rooted, has_root
@@ -48,7 +48,9 @@ def check_free(store: Store) -> None:
         raise _taken(store, min(names))
 
 
-def carry_out_into(store: Store, prepared: Prepared, progress: Progress | None = None, work: Work | None = None) -> Merged:
+def carry_out_into(
+    store: Store, prepared: Prepared, progress: Progress | None = None, work: Work | None = None, engine: Engine | None = None
+) -> Merged:
     """Write the model below ``store``.
 
     Raises ConfigError if anything else is there than what the same merge has left, Incomplete if a source changed meanwhile: then what was
@@ -66,8 +68,9 @@ def carry_out_into(store: Store, prepared: Prepared, progress: Progress | None =
                 ledger.finished[plan.name] = record.files[plan.name]
             else:
                 notes.append(f"{plan.name}: an earlier merge left other bytes than it recorded: made again")
-    foresee(prepared)
-    merged = carry_out(job, prepared.files, _Writing(store, prepared, record.plan, sizes).write, progress, work, ledger=ledger)
+    foresee(prepared.files, job.plans)
+    write = _Writing(store, prepared, record.plan, sizes).write
+    merged = carry_out(job, prepared.files, write, progress, work, ledger=ledger, engine=engine)
     if ledger.finished:
         notes.append(
             f"{len(ledger.finished)} of {len(job.plans)} files were there from an earlier merge that was ended: checked, not made again"
@@ -75,19 +78,19 @@ def carry_out_into(store: Store, prepared: Prepared, progress: Progress | None =
     return replace(merged, notes=(*merged.notes, *notes, *ledger.end()))
 
 
-def foresee(prepared: Prepared) -> None:
+def foresee(files: Files, plans: Iterable[FilePlan]) -> None:
     """Tell files that lie far away what will be read, and when."""
-    if not isinstance(prepared.files, Pieces):
+    if not isinstance(files, Pieces):
         return
     reads: list[tuple[Extent, int]] = []
     at = 0
-    for plan in prepared.job.plans:
+    for plan in plans:
         for unit in units(plan):
             for read in unit.reads:
                 told = packed.parse(read.file)
                 reads.append((told.item if told else Extent(read.file, read.start, read.size), at))
             at += unit.stored
-    prepared.files.foresee(foreseen(reads))
+    files.foresee(foreseen(reads))
 
 
 class _Ledger:
@@ -118,6 +121,11 @@ class _Ledger:
         return ()
 
 
+def origin(plan: str, name: str) -> str:
+    """Where the bytes of an output file come from, as `About` has it."""
+    return f"merge {plan} {name}"
+
+
 class _Writing:
     """Writes files with what is known of them beforehand."""
 
@@ -128,7 +136,7 @@ class _Writing:
     def write(self, name: str, chunks: Iterable[Chunk]) -> None:
         """As `Write` says."""
         if name in self._sizes:
-            self._store.write(name, chunks, About(self._sizes[name], f"merge {self._plan} {name}"))
+            self._store.write(name, chunks, About(self._sizes[name], origin(self._plan, name)))
             return
         data = b"".join(map(bytes, chunks))
         if self._there.get(name) != len(data) or read_all(self._store, name) != data:
@@ -137,7 +145,7 @@ class _Writing:
 
 def _begun(store: Store, prepared: Prepared) -> _Record:
     """The record that the same merge has left, or a new one."""
-    own = _Record(FORMAT, _plan(prepared))
+    own = _Record(FORMAT, bound(prepared))
     if isinstance(store, Rooted):
         store.make_root()
     names = {entry.name for entry in store.names("")}
@@ -168,7 +176,7 @@ def _outputs(prepared: Prepared) -> set[str]:
     return {*names, *(name for name, _ in prepared.job.beside), f"{stem}.safetensors.index.json"}
 
 
-def _plan(prepared: Prepared) -> str:
+def bound(prepared: Prepared) -> str:
     """A digest of everything that the output's bytes are a function of."""
     job = prepared.job
     told = {

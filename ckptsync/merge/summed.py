@@ -8,6 +8,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 from ckptsync.crc import joined
 from ckptsync.digest import crc32
@@ -50,6 +51,52 @@ class SummedFiles:
     def expect(self, extents: Iterable[Extent]) -> None:
         """As `Expecting` says."""
         expect(self._files, extents)
+
+    def stretches(self) -> tuple[Stretch, ...]:
+        """What was summed of records that were not read to their ends, for `join` elsewhere."""
+        with self._lock:
+            told = [(self._told[name][1][number].extent, parts) for (name, number), parts in self._parts.items()]
+            return tuple(Stretch(extent, *one) for extent, parts in told for one in parts.stretches())
+
+    def join(self, stretches: Iterable[Stretch]) -> None:
+        """Take what was summed elsewhere for read; what overlaps with what is known already is left to `finish`.  Raises Corrupt."""
+        for one in stretches:
+            number, found = self._number(one.record), self._told[one.record.file][1]
+            with self._lock:
+                crc = self._joined(one, number, found[number])
+            if crc is not None:
+                _check(found[number], crc)
+
+    def _number(self, record: Extent) -> int:
+        starts, found = self._told[record.file]
+        number = bisect_right(starts, record.start) - 1
+        while found[number].extent != record:  # several may start at one byte, if all but one are empty
+            number -= 1
+        return number
+
+    def _joined(self, one: Stretch, number: int, checksum: Checksum) -> int | None:
+        name = one.record.file
+        if self._done[name][number]:
+            return None
+        parts = self._parts.setdefault((name, number), _Parts(checksum.extent))
+        if [*parts.unclaimed(one.start, one.end)] != [(one.start, one.end)]:
+            return None
+        parts.claim(one.start, one.end)
+        if (crc := parts.add([(one.start, one.end, one.crc32)])) is not None:
+            self._done[name][number] = 1
+            del self._parts[name, number]
+        return crc
+
+    def take_as_read(self, records: Iterable[Extent]) -> None:
+        """These were read to their ends elsewhere, and their sums were right."""
+        for record in records:
+            self._done[record.file][self._number(record)] = 1
+
+    def whole(self) -> tuple[Extent, ...]:
+        """The records that were read to their ends: their sums are right."""
+        return tuple(
+            found[number].extent for name, (_, found) in self._told.items() for number, done in enumerate(self._done[name]) if done
+        )
 
     def finish(self) -> None:
         """Sum what was not read."""
@@ -99,6 +146,16 @@ class SummedFiles:
             _check(checksum, crc)
 
 
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """``crc32`` of the bytes from ``start`` to ``end`` (of the file), a part of ``record``."""
+
+    record: Extent
+    start: int
+    end: int
+    crc32: int
+
+
 class _Parts:
     """What of one record was summed: stretches, joined where they meet."""
 
@@ -129,6 +186,10 @@ class _Parts:
                 merged.append((low, high))
         self._claimed = merged
         return found
+
+    def stretches(self) -> list[tuple[int, int, int]]:
+        """Each with its sum."""
+        return [(start, end, crc) for start, (end, crc) in sorted(self._sums.items())]
 
     def taken(self, end: int) -> tuple[int, int]:
         """Take away the stretch that ends here, to be summed on, which is cheaper than joining: where it starts, its CRC32."""

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ckptsync.catalogue.summary import Summary
 from ckptsync.errors import ConfigError, Corrupt, Incomplete
-from ckptsync.scan import FINAL
+from ckptsync.scan import family_of
 
 LATEST = "latest"
 Trust = Literal["verified", "any"]
@@ -55,7 +55,7 @@ def _newest(summaries: Sequence[Summary]) -> Summary | None:
 
 
 def _latest(run: str, here: Sequence[Summary], trust: Trust, part: Part) -> Choice:
-    saves = [s for s in here if s.checkpoint != FINAL] or here  # what a training leaves at its end has nothing to resume from
+    saves = _resumable(here)
     can = [s for s in saves if s.word == "VERIFIED" or (trust == "any" and s.word in _GOOD and (s.sealed or part != "model"))]
     newest = _newest(can)
     if newest is None:
@@ -65,6 +65,13 @@ def _latest(run: str, here: Sequence[Summary], trust: Trust, part: Part) -> Choi
         )
     newer = sorted((s for s in saves if s.ended > newest.ended), key=lambda s: s.ended)
     return Choice(newest, tuple(f"{run}/{s.place} is newer, and not taken: {_state(s)}" for s in newer))
+
+
+def _resumable(here: Sequence[Summary]) -> Sequence[Summary]:
+    """Without what trainers leave beside their checkpoints at the end: a model, and under DeepSpeed the tag that it was made from."""
+    families = {s.place: family_of(s.checkpoint) for s in here}
+    beside = ("final", "deepspeed") if {"trainer", "accelerate"}.intersection(families.values()) else ("final",)
+    return [s for s in here if families[s.place] not in beside] or here
 
 
 def _check(found: Summary, trust: Trust, part: Part) -> None:

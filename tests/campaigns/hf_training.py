@@ -35,6 +35,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--hidden", type=int, default=0, help="width of the model, if not the base's")
     parser.add_argument("--save-steps", type=int, default=1)
     parser.add_argument("--no-truth", action="store_true", help="keep the events only")
+    parser.add_argument("--resume", type=Path, help="a checkpoint to go on from")
     return parser.parse_args()
 
 
@@ -153,6 +154,11 @@ class Witness(TrainerCallback):
         self.keep(state.global_step - 1)
         self.say("gone", state.global_step - 1)
 
+    def on_log(self, _args: Any, state: Any, _control: Any, logs: Any = None, **_: Any) -> None:
+        """What a step's training came to."""
+        if logs and "loss" in logs:
+            self.say("loss", state.global_step, loss=logs["loss"], norm=float(logs.get("grad_norm", 0.0)))
+
     def on_save(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         """Its own part is written, on this rank."""
         self.say("saved", state.global_step)
@@ -199,7 +205,7 @@ def trained() -> None:
         callbacks=callbacks,
     )
     witness.trainer = trainer
-    trainer.train()
+    trainer.train(resume_from_checkpoint=str(OPTIONS.resume) if OPTIONS.resume else None)
     trainer.save_model()
     witness.say("trained", trainer.state.global_step)
     if torch.distributed.is_initialized():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -29,7 +30,7 @@ START = 240.0  # seconds that trainers may take to import all they need, on a bu
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One training: ``ranks`` are those of each node, ``pause`` the seconds before each step."""
+    """One training: ``ranks`` are those of each node, ``pause`` the seconds before each step; ``resume``: the checkpoint it goes on from."""
 
     run: str
     mode: str
@@ -37,11 +38,14 @@ class Job:
     steps: int = 4
     pause: float = 0.0
     ranks: int = 2
+    resume: str = ""
 
     def words(self, home: Path) -> list[str]:
         """What the script is told on a node whose directory is ``home``."""
         places = ["--out", str(home / "out" / self.run), "--truth", str(home / "truth" / self.run), "--base", str(ROOT / "base")]
-        return [self.mode, *places, "--steps", str(self.steps), "--pause", str(self.pause), *(["--hook"] if self.hook else [])]
+        resumed = ["--resume", str(home / "out" / self.run / self.resume)] if self.resume else []
+        told = ["--steps", str(self.steps), "--pause", str(self.pause), *(["--hook"] if self.hook else [])]
+        return [self.mode, *places, *told, *resumed]
 
 
 class TwoNodes:
@@ -61,6 +65,21 @@ class TwoNodes:
     def node(self, n: int) -> Path:
         """What would be its disk."""
         return self.home / f"node{n}"
+
+    def reached(self, n: int, *words: str) -> subprocess.CompletedProcess[str]:
+        """A command of ours on a node, to its end; it knows the store from its environment."""
+        store = {"CKPTSYNC_STORE": self._reached, "CKPTSYNC_STORAGE_OPTIONS": json.dumps(self._reached_options)}
+        command = [*self._within(n), sys.executable, "-m", "ckptsync", *words]
+        told = {**CLEAN, "PYTHONPATH": str(PROJECT), **(store if self._reached_options else {"CKPTSYNC_STORE": self._reached})}
+        return subprocess.run(command, env=told, capture_output=True, text=True, check=False)
+
+    def wipe(self, n: int) -> None:
+        """Its worker dies, and its disk is lost."""
+        if self.workers[n].ended() is None:
+            self.workers[n].kill()
+        for place in ("out", "truth"):
+            shutil.rmtree(self.node(n) / place, ignore_errors=True)
+            (self.node(n) / place).mkdir()
 
     def begin(self, n: int) -> None:
         """Start a node's worker."""

@@ -1,0 +1,128 @@
+"""A run is lost with all its disks, pulled out of the store onto two fresh nodes, and goes on as if nothing had happened.
+
+    python -m tests.campaigns.resume --modes fsdp2 zero3 --store s3
+
+A real training on two nodes that share no disk saves each step, and workers send it to the store.  When it has ended, a head has made models of it and a
+verifier has proven them, both nodes' disks are wiped.  ``ckptsync pull`` then brings a checkpoint from the middle onto both nodes, all of it onto the
+first and what it needs onto the second, and the trainer resumes there (``resume_from_checkpoint``).  Every later step must have the loss and the norm of
+the gradients that it had in the run that was lost, and every weight must be the same, bit for bit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ckptsync.head.consolidate import HeadOptions
+from ckptsync.head.consolidate import tick as head_tick
+from ckptsync.verify.due import Schedule
+from ckptsync.verify.tick import tick as verify_tick
+from tests.campaigns.judged import Judge
+from tests.campaigns.nodes import Network, can_isolate
+from tests.campaigns.two_nodes import MODES, NODES, START, Job, TwoNodes, default_python, events, finish
+
+WORKER = {"quiet": "2s", "unmarked": "10s"}
+Losses = dict[int, tuple[float, float]]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 if every training went on as it would have, 1 if not."""
+    args = _arguments().parse_args(argv)
+    wrong = 0
+    for mode in args.modes:
+        with contextlib.ExitStack() as stack:
+            home = Path(args.home or stack.enter_context(tempfile.TemporaryDirectory(prefix="ckptsync-resume-"))) / mode
+            network = stack.enter_context(contextlib.closing(Network(NODES))) if can_isolate() else None
+            nodes = stack.enter_context(contextlib.closing(TwoNodes(home, args.store, args.python, WORKER, network)))
+            found = [*lost_and_resumed(nodes, Job(mode, mode, hook=True, steps=args.steps, ranks=args.ranks), args.at)]
+        wrong += len(found)
+        print(f"{mode}: {'as if nothing had happened' if not found else f'{len(found)} wrong'}", flush=True)
+        for line in found:
+            print(f"VIOLATED {line}", flush=True)
+    return 1 if wrong else 0
+
+
+def _arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--modes", nargs="+", choices=MODES, default=("fsdp2", "zero3"))
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--at", type=int, default=2, help="the step whose checkpoint is brought back")
+    parser.add_argument("--ranks", type=int, default=1, help="on each node")
+    parser.add_argument("--store", choices=("posix", "s3", "sftp"), default="s3")
+    parser.add_argument("--python", default=default_python(), help="that has transformers, accelerate, and DeepSpeed for ZeRO")
+    parser.add_argument("--home", help="a directory to work in, kept afterwards; a temporary one by default")
+    return parser
+
+
+def lost_and_resumed(nodes: TwoNodes, job: Job, at: int) -> Iterator[str]:
+    """All of it; what was wrong."""
+    for n in range(NODES):
+        nodes.begin(n)
+    _trained(nodes, job)
+    if Judge(nodes, job).wait(120) >= 120:
+        yield "the store has not got every step"
+    _prove(nodes)
+    kept = nodes.home / "kept"
+    shutil.copytree(nodes.node(0) / "truth" / job.run, kept)
+    for n in range(NODES):
+        nodes.wipe(n)
+    again = Job("again", job.mode, hook=False, steps=job.steps, ranks=job.ranks, resume=f"checkpoint-{at}")
+    yield from _pulled(nodes, job, again)
+    _trained(nodes, again)
+    yield from _compared(kept, nodes.node(0) / "truth" / again.run, range(at + 1, job.steps + 1))
+
+
+def _trained(nodes: TwoNodes, job: Job) -> None:
+    with nodes.training(job) as trainers:
+        finish(trainers, START)
+
+
+def _prove(nodes: TwoNodes) -> None:
+    head_tick(nodes.store, HeadOptions(), 0.0)
+    verify_tick(nodes.store, Schedule(), time.time())
+
+
+def _pulled(nodes: TwoNodes, job: Job, again: Job) -> Iterator[str]:
+    """The whole checkpoint onto the first node, what it needs onto the others."""
+    for n in range(NODES):
+        out = str(nodes.node(n) / "out" / again.run)
+        latest = nodes.reached(n, "pull", job.run, out, "--dry-run", "--json")
+        told = json.loads(latest.stdout or "{}")
+        if (told.get("word"), told.get("place")) != ("VERIFIED", f"checkpoint-{job.steps}"):
+            yield f"latest is {told.get('place')}, {told.get('word')}: {latest.stderr}"
+        needs = ["--node", f"node{n}"] if n else []
+        done = nodes.reached(n, "pull", f"{job.run}/{again.resume}", out, *needs)
+        print(done.stdout, end="", flush=True)
+        if done.returncode:
+            yield f"pull onto node{n} ended with {done.returncode}: {done.stderr}"
+
+
+def _compared(kept: Path, truth: Path, steps: Sequence[int]) -> Iterator[str]:
+    wanted, found = _losses(kept), _losses(truth)
+    if sorted(found) != list(steps):
+        yield f"steps {sorted(found)} were trained, not {list(steps)}"
+    for step in steps:
+        print(f"  step {step}: loss and norm {found.get(step)}, {wanted.get(step)} in the run that was lost", flush=True)
+        if found.get(step) != wanted[step]:
+            yield f"step {step}: loss and norm {found.get(step)}, {wanted[step]} in the run that was lost"
+        model = f"model-{step}.safetensors"
+        if not (truth / model).is_file() or (truth / model).read_bytes() != (kept / model).read_bytes():
+            yield f"step {step}: other weights"
+
+
+def _losses(truth: Path) -> Losses:
+    """Step → loss and norm of the gradients, as rank 0 logged them."""
+    return {e["step"]: (e["loss"], e["norm"]) for e in events(truth).get("events-0", []) if e["event"] == "loss"}
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended, too
+    sys.exit(main())
