@@ -1,5 +1,6 @@
 """The roles of the head: real child processes over a real store."""
 
+import shutil
 from pathlib import Path
 
 import ckptsync
@@ -7,9 +8,12 @@ from ckptsync.catalogue.fresh import fresh
 from ckptsync.config.loading import read
 from ckptsync.config.values import Config
 from ckptsync.daemon.heading import Heads, of_head
+from ckptsync.head.consolidate import HeadOptions, one
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
+from ckptsync.verify.tick import one as verify
 from ckptsync.worker.push import push_now
+from tests.cli_store import make
 from tests.ticks import until
 
 DATA = Path(ckptsync.__file__).parent / "demo_data"
@@ -65,8 +69,31 @@ def test_what_fails_is_told_with_its_hint_and_waits_and_holds_up_no_other(tmp_pa
     heads = of_head(config, store, fail)
     assert works(heads, store, ["COMPLETE", "VERIFIED"])
     [head, _] = heads.roles
+    assert until(lambda: not heads.children.orders(), PATIENCE)
     head.tick()
     assert head.errors() == ("fsdp2/checkpoint-4: /nowhere: no such file or directory",)
     assert any("hint=" in line.text for line in head.outcome.lines if line.is_error)
     head.tick()
     assert heads.children.orders() == (), "it is not tried again at once"
+
+
+def test_what_the_rules_let_go_of_is_marked_by_a_child(tmp_path: Path) -> None:
+    config, store = configured(tmp_path, "retention: {runs: {fsdp2: {keep_last: 1}}}\n")
+    make_two(tmp_path, store)
+    heads = of_head(config, store, fail)
+    assert [role.tick.name for role in heads.roles] == ["head", "retention", "verifier"]
+    heads.roles[1].tick()
+    assert until(lambda: list(tmp_path.glob("fsdp2/.ckptsync/checkpoint-4/tombstone-*")), PATIENCE)
+    assert until(lambda: not heads.children.orders(), PATIENCE)
+    assert (heads.roles[1].errors(), list(tmp_path.glob("fsdp2/.ckptsync/checkpoint-5/tombstone-*"))) == ((), [])
+
+
+def make_two(path: Path, store: Store) -> None:
+    """Two verified checkpoints of one run."""
+    make(path)
+    copied = path.with_name(f"{path.name}-later")
+    for node in ("node0", "node1"):
+        shutil.copytree(DATA / "fsdp2" / node / "checkpoint-4", copied / node / "checkpoint-5")
+        push_now(copied / node, store, node, "fsdp2")
+    one(store, "fsdp2", "checkpoint-5", HeadOptions())
+    verify(store, "fsdp2", "checkpoint-5", "digest", 0.0)

@@ -73,7 +73,7 @@ SETTINGS: dict[str, Setting] = {
     "head.max_shard_size": Setting(size, "5GB", "CKPTSYNC_HEAD_MAX_SHARD_SIZE"),
     "head.config_from": Setting(directories, {}),
     "head.jobs": Setting(some, 1, "CKPTSYNC_HEAD_JOBS"),
-    "head.threads": Setting(some, 4, "CKPTSYNC_HEAD_THREADS"),
+    "head.threads": Setting(some, 2, "CKPTSYNC_HEAD_THREADS"),
     "head.engine": Setting(one_of("local", "ray"), "local", "CKPTSYNC_HEAD_ENGINE"),
     "head.patience_node": Setting(period, "10m", "CKPTSYNC_HEAD_PATIENCE_NODE"),
     "verify.level": Setting(one_of(*LEVELS), "digest", "CKPTSYNC_VERIFY_LEVEL"),

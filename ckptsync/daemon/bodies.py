@@ -57,4 +57,22 @@ def _verify(store: Store, order: Order, config: Config, _at: At) -> Done:
     return Done(tuple(told_head.verifier(result)), told_head.verifier_errors(result), changed=bool(result.report))
 
 
-_BODIES: dict[Kind, Callable[[Store, Order, Config, At], Done]] = {"consolidate": _consolidate, "verify": _verify}
+def _retain(store: Store, _order: Order, config: Config, at: At) -> Done:
+    from ckptsync.head.gc import Asked, tick  # noqa: PLC0415
+
+    gone = 0
+
+    def told(size: int) -> None:
+        nonlocal gone
+        gone += size
+        at(gone, 0)
+
+    swept = tick(store, Asked(config.retention.of, config.retention.grace), None, told)
+    return Done(tuple(map(told_head.let_go, swept.done)), told_head.not_let_go(swept.failed), changed=bool(swept.done))
+
+
+_BODIES: dict[Kind, Callable[[Store, Order, Config, At], Done]] = {
+    "consolidate": _consolidate,
+    "verify": _verify,
+    "retain": _retain,
+}

@@ -16,15 +16,18 @@ from ckptsync.catalogue.fresh import fresh
 from ckptsync.catalogue.reading import Cache, read
 from ckptsync.catalogue.shortened import state
 from ckptsync.catalogue.summary import Catalogue
-from ckptsync.config.values import Config
+from ckptsync.config.values import Config, RetentionConfig
 from ckptsync.daemon import told_head as told
 from ckptsync.daemon.children import COMMAND, Children
 from ckptsync.daemon.errands import Errands, Task
 from ckptsync.daemon.orders import Order
 from ckptsync.daemon.working import Outcome, Role
 from ckptsync.head.errands import ANY_RUN, errands
+from ckptsync.head.rules import Rules
 from ckptsync.stores.contract import Store
 from ckptsync.verify.due import Schedule, due
+
+RETAIN_EVERY = 600.0  # seconds between two looks at what is to go: a grace is a day
 
 
 class Catalogues:
@@ -32,11 +35,18 @@ class Catalogues:
 
     def __init__(self, store: Store) -> None:
         self._store, self._cache, self._lock = store, Cache(), threading.Lock()
+        self._unseen: Catalogue | None = None
 
     def read(self) -> Catalogue:
         """As it is now."""
         with self._lock:
-            return read(self._store, self._cache)
+            self._unseen = read(self._store, self._cache)
+            return self._unseen
+
+    def recent(self) -> Catalogue:
+        """What was read since the last call, or, if nothing was, as it is now."""
+        seen, self._unseen = self._unseen or self.read(), None
+        return seen
 
 
 class Heading:
@@ -94,12 +104,25 @@ class Proving:
                 yield Task(Order("verify", seen.run, seen.place, size, one.level, now), f"{one.level} {state(seen)}")
 
 
+class Retaining:
+    """Of the head role: now and then, what the rules of retention let go of goes."""
+
+    def __init__(self, config: Config, children: Children) -> None:
+        self._errands = Errands(children, config, 1)
+
+    def look(self) -> Outcome:
+        """One tick: whether anything is due, the child finds out."""
+        queue = self._errands.begin([Task(Order("retain", now=time.monotonic()), "")])
+        return Outcome(self._errands.lines(), queue, self._errands.errors())
+
+
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """The roles, and the children that do their work."""
+    """The roles, the children that do their work, and what the store holds."""
 
     roles: tuple[Role, ...]
     children: Children
+    catalogues: Catalogues
 
 
 def of_head(config: Config, store: Store, fatal: Callable[[BaseException], None], command: Sequence[str] = COMMAND) -> Heads:
@@ -115,11 +138,18 @@ def of_head(config: Config, store: Store, fatal: Callable[[BaseException], None]
         heading = Heading(config, catalogues, children)
         heading.hinted(hint)
         roles.append(Role("head", config.head.every, heading.look, fatal))
+        if has_rules(config.retention):
+            roles.append(Role("retention", RETAIN_EVERY, Retaining(config, children).look, fatal))
     if "verifier" in config.roles:
         proving = Proving(config, store, children)
         proving.hinted(hint)
         roles.append(Role("verifier", config.verify.tick, proving.look, fatal))
-    return Heads(tuple(roles), children)
+    return Heads(tuple(roles), children, catalogues)
+
+
+def has_rules(said: RetentionConfig) -> bool:
+    """Whether anything may ever go."""
+    return any(said.of(run) != Rules() for run in ("", *said.runs))
 
 
 def _listed(directory: str) -> str:

@@ -18,7 +18,7 @@ Kind = Literal["consolidate", "verify", "retain"]
 
 
 class Order(msgspec.Struct, frozen=True):
-    """``kind`` of work on a ``run``'s ``place``, of ``size`` bytes; ``level`` of a verification; ``now``: seconds on this machine's clock."""
+    """``kind`` of work on a ``run``'s ``place``, or on all of them, of ``size`` bytes; ``level`` of a verification; ``now``: seconds on this machine's clock."""
 
     kind: Kind
     run: str = ""
@@ -30,7 +30,7 @@ class Order(msgspec.Struct, frozen=True):
     @property
     def subject(self) -> str:
         """As people are told."""
-        return f"{self.run}/{self.place}" if self.place else self.run
+        return f"{self.run}/{self.place}" if self.place else self.run or "every run"
 
 
 class Brief(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from ckptsync.catalogue.summary import Catalogue
@@ -10,6 +10,7 @@ from ckptsync.daemon.phases import Line, pairs
 from ckptsync.records.report import Finding
 
 if TYPE_CHECKING:
+    from ckptsync.head.gc import Deed, Failed
     from ckptsync.head.sealing import Made
     from ckptsync.verify.tick import VerifyResult
 
@@ -50,3 +51,17 @@ def verifier_errors(result: VerifyResult) -> tuple[str, ...]:
     """What is damaged."""
     report = result.report
     return (f"{report.run}/{report.place}: damaged",) if report and report.verdict == "damaged" else ()
+
+
+def let_go(deed: Deed) -> Line:
+    """What retention did about a place."""
+    phase = deed.outcome.replace(" ", "-")
+    text = pairs(
+        phase=phase, run=deed.run, place=deed.place, scope=deed.scope, files=deed.files, bytes=deed.size, reason=deed.reason
+    )
+    return Line(f"{phase} {deed.run}/{deed.place}", text)
+
+
+def not_let_go(failed: Iterable[Failed]) -> tuple[str, ...]:
+    """What it could not do."""
+    return tuple(f"{f.run}/{f.place}: {f.error}" if f.place else f"{f.run}: {f.error}" for f in failed)
