@@ -25,3 +25,9 @@ def test_an_empty_file_is_no_value() -> None:
 def test_what_is_not_plain_yaml_is_refused_and_runs_nothing(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^c(:\d+)?: not YAML: "):
         parse(text, "c")
+
+
+def test_a_key_is_a_word_whatever_yaml_would_make_of_it() -> None:
+    document = parse("alerts:\n  on: [damage]\n  off: no\nyes: 1\n", "c")
+    assert document.values == {"alerts": {"on": ["damage"], "off": False}, "yes": 1}
+    assert document.lines["alerts.on"] == 2

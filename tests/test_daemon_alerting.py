@@ -40,7 +40,7 @@ def test_it_tells_once_and_says_when_it_is_over() -> None:
             "raised",
             "damaged run/checkpoint-1",
         )
-        until(lambda: man.count.delivered == 1)
+        until(lambda: man.posted.delivered == 1)
         man.offer([HURT], 1030.0)
         man.offer([], 1060.0)
         man.offer([], 1060.0 + HOLD)
@@ -57,7 +57,7 @@ def test_a_webhook_that_hangs_holds_nobody_up_and_what_came_meanwhile_follows() 
             man.offer([HURT, replace(HURT, subject="other")], now)
         assert there.taken.empty()
         there.gate.set()
-        until(lambda: man.count.delivered == 1)
+        until(lambda: man.posted.delivered == 1)
         man.offer([HURT, replace(HURT, subject="other")], 1090.0)
         assert [a["subject"] for a in there.next()["alarms"]] == ["other"]
 
@@ -66,16 +66,16 @@ def test_what_failed_is_seen_and_tried_again_later_and_less_and_less_often() -> 
     with hook(500) as there:
         man = postman(there)
         man.offer([HURT], 1000.0)
-        until(lambda: man.count.failed == 1)
+        until(lambda: man.posted.failed == 1)
         assert man.error == "alerts: webhook http://127.0.0.1: answered 500"
         man.offer([HURT], 1000.0 + FIRST - 1)
         man.offer([HURT], 1000.0 + FIRST + 1)
-        until(lambda: man.count.failed == 2)
+        until(lambda: man.posted.failed == 2)
         man.offer([HURT], 1000.0 + 2 * FIRST + 2)
         assert there.taken.qsize() == 2
         there.answer = 200
         man.offer([HURT], 1000.0 + 4 * FIRST)
-        until(lambda: man.count.delivered == 1)
+        until(lambda: man.posted.delivered == 1)
         assert man.error == ""
 
 
@@ -83,7 +83,7 @@ def test_a_restart_repeats_nothing_and_still_says_what_is_over(tmp_path: Path) -
     with hook() as there:
         first = postman(there, tmp_path / "cache")
         first.offer([HURT], 1000.0)
-        until(lambda: first.count.delivered == 1)
+        until(lambda: first.posted.delivered == 1)
         there.next()
         second = postman(there, tmp_path / "cache")
         second.offer([HURT], 1030.0)
@@ -98,7 +98,7 @@ def test_without_its_file_or_with_another_stores_it_tells_once_more(tmp_path: Pa
     with hook() as there:
         man = postman(there, tmp_path)
         man.offer([HURT], 1000.0)
-        until(lambda: man.count.delivered == 1)
+        until(lambda: man.posted.delivered == 1)
         [path] = tmp_path.iterdir()
         postman(there, tmp_path, "/another").offer([HURT], 1000.0)
         there.next()
@@ -112,7 +112,7 @@ def test_an_alarm_of_another_version_is_forgotten(tmp_path: Path) -> None:
     with hook() as there:
         man = postman(there, tmp_path)
         man.offer([HURT], 1000.0)
-        until(lambda: man.count.delivered == 1)
+        until(lambda: man.posted.delivered == 1)
         [path] = tmp_path.iterdir()
         path.write_text(path.read_text().replace('"code":"damaged"', '"code":"unknown"'))
         postman(there, tmp_path).offer([], 5000.0)
@@ -124,17 +124,17 @@ def test_a_cache_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:
     with hook() as there:
         man = postman(there, tmp_path / "file" / "below")
         man.offer([HURT], 1000.0)
-        until(lambda: man.count.delivered == 1)
+        until(lambda: man.posted.delivered == 1)
 
 
 def test_a_store_that_is_away_ends_no_alarm() -> None:
     with hook() as there:
         man = postman(there)
         man.offer([HURT], 1000.0)
-        until(lambda: man.count.delivered == 1)
+        until(lambda: man.posted.delivered == 1)
         there.next()
         man.more(AWAY, 1030.0)
-        until(lambda: man.count.delivered == 2)
+        until(lambda: man.posted.delivered == 2)
         assert [a["code"] for a in there.next()["alarms"]] == ["store-away"]
         man.more(AWAY, 1030.0 + 10 * HOLD)
         assert there.taken.empty()

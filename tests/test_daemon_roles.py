@@ -42,7 +42,7 @@ BOTH = "roles: [worker, head, verifier]\nworker: {{runs: ['{tmp}/out/*'], quiet:
 def test_three_roles_bring_a_checkpoint_from_a_disk_to_verified(tmp_path: Path) -> None:
     config, store = configured(tmp_path, BOTH)
     with roles(config, "n0", store, fail) as working:
-        assert [tick.name for tick in working.ticks] == ["look", "worker", "lane-1", "lane-2", "head", "verifier"]
+        assert [tick.name for tick in working.ticks] == ["look", "worker", "lane-1", "lane-2", "head", "verifier", "overview"]
         for node in ("node0", "node1"):  # one machine has it all, and the directory appears after the start
             shutil.copytree(DATA / "zero3" / node, tmp_path / "out" / "run", dirs_exist_ok=True)
 
@@ -63,7 +63,7 @@ def test_while_places_wait_to_be_proved_the_verifier_looks_again_at_once(tmp_pat
     consolidate(store, HeadOptions(), 0.0)
     looks: list[str] = []
     with roles(config, "head", store, fail) as working:
-        [verifier] = working.ticks
+        verifier = working.ticks[0]
         verifier.soon = lambda _: looks.append("soon")
         verifier()
         assert looks == []

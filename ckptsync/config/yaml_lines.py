@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import yaml
 
@@ -22,7 +23,7 @@ class Document:
 def parse(text: str, name: str) -> Document:
     """Raises ConfigError where ``text`` is not YAML at all."""
     try:
-        values = yaml.safe_load(text)
+        values = yaml.load(text, Loader=_SafeWords)  # noqa: S506 - a SafeLoader
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as e:
         where = f"{name}:{e.problem_mark.line + 1}" if e.problem_mark else name
@@ -33,6 +34,16 @@ def parse(text: str, name: str) -> Document:
     paths = [path for path, _ in keys]
     twice = tuple(dict.fromkeys(path for i, path in enumerate(paths) if path in paths[:i]))
     return Document(values, dict(keys), twice)
+
+
+class _SafeWords(yaml.SafeLoader):
+    """Keys are words: YAML 1.1 would make `true` of the key ``on``."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: FBT001, FBT002 - the library's
+        for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:bool":
+                key.tag = "tag:yaml.org,2002:str"
+        return super().construct_mapping(node, deep)
 
 
 def _keys(node: yaml.Node, prefix: str, depth: int = 0) -> Iterator[tuple[str, int]]:

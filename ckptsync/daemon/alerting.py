@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from ckptsync.daemon.channels import Channel
+from ckptsync.daemon.working import Posted
 from ckptsync.digest import digest
 from ckptsync.errors import CkptsyncError
 from ckptsync.fleet.alarms import CODES, Alarm
@@ -33,23 +34,14 @@ class From:
     head: str
 
 
-@dataclass(frozen=True, slots=True)
-class Count:
-    """Messages (each of any number of alarms) that were taken, and tries that failed; since the start."""
-
-    delivered: int = 0
-    failed: int = 0
-
-
 class Postman:
     """One channel: what it was told, and the delivery that is under way, if one is."""
 
     def __init__(
         self, channel: Channel, terms: Terms, source: From, kept: Path | None, fatal: Callable[[BaseException], None]
     ) -> None:
-        self.name = channel.name
         self.error = ""
-        self.count = Count()
+        self.posted = Posted(channel.name)
         self._channel, self._terms, self._source, self._fatal = channel, terms, source, fatal
         self._kept = kept and kept / f"alerts-{digest(f'{source.store} {channel.target}'.encode())[:16]}.json"
         self._memory: Memory = _read(self._kept)
@@ -67,7 +59,7 @@ class Postman:
                 self._memory = decision.untold
                 return
             self._is_out = True
-        threading.Thread(target=self._deliver, args=(decision, now), name=f"alert-{self.name}", daemon=True).start()
+        threading.Thread(target=self._deliver, args=(decision, now), name=f"alert-{self.posted.channel}", daemon=True).start()
 
     def more(self, alarm: Alarm, now: float) -> None:
         """Of a store that cannot be read: what was told holds still, as far as anybody knows, and this does too."""
@@ -86,7 +78,8 @@ class Postman:
     def _ended(self, memory: Memory, now: float, error: str = "") -> None:
         with self._lock:
             self._memory, self._is_out, self.error = memory, False, f"alerts: {error}" if error else ""
-            self.count = Count(self.count.delivered + (not error), self.count.failed + bool(error))
+            was = self.posted
+            self.posted = Posted(was.channel, was.delivered + (not error), was.failed + bool(error))
             self._not_before = now + self._pause if error else 0.0
             self._pause = min(2 * self._pause, LONGEST) if error else FIRST
         if not error:

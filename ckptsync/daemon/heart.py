@@ -70,6 +70,7 @@ class Heart:
 
     def _telling(self, now: float) -> Heartbeat:
         working, handed, oldest = self._working, self._gauges.handed(), self._working.oldest()
+        working.vitals.disks = working.ground.disks()
         return replace(
             self._mine,
             told=time.time(),
@@ -78,7 +79,7 @@ class Heart:
             oldest=0.0 if oldest is None else max(0.0, now - oldest),
             sent_bytes=handed,
             rate=self._rate.read(now, handed),
-            disk=working.ground.disks(),
+            disk=working.vitals.disks,
             watch=working.watch(),
             lacks=dict(list(working.lacks().items())[:MOST]),
             jobs=working.ground.children(),

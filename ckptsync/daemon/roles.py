@@ -30,15 +30,27 @@ def roles(config: Config, node: str, store: Store, fatal: Callable[[BaseExceptio
             ground = Ground(watching.runs, watching.disks)
         if {"head", "verifier"} & set(config.roles):
             from ckptsync.daemon.heading import of_head  # noqa: PLC0415
+            from ckptsync.daemon.outlook import outlook  # noqa: PLC0415
+            from ckptsync.daemon.overseeing import Overseer, patience  # noqa: PLC0415
 
             heading = of_head(config, store, fatal)
             stack.callback(heading.children.end)
-            jobs += heading.roles
+            overview = outlook(config, node, Overseer(store, heading.catalogues.recent, patience(config)), fatal)
+            jobs += [*heading.roles, Role("overview", config.head.every, overview.look, fatal)]
             ground = replace(
                 ground,
                 children=heading.children.jobs,
                 end_children=heading.children.end,
                 are_watched=heading.children.are_watched,
                 verifies=config.verify.period if "verifier" in config.roles else 0.0,
+                seen=lambda: overview.seen,
+                posted=overview.posted,
             )
-        yield Working(loops, jobs, looks, ground)
+        if config.metrics.listen:
+            from ckptsync.daemon.exposing import AGAIN, Exposing  # noqa: PLC0415
+
+            exposing = Exposing(config, node, lambda: working)
+            stack.callback(exposing.close)
+            looks.append(Role("metrics", AGAIN, exposing.look, fatal))
+        working = Working(loops, jobs, looks, ground)
+        yield working

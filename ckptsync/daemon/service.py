@@ -90,20 +90,22 @@ class _Service:
                     log.error("%s", pairs(phase="waiting", error=e, hint=e.hint))  # noqa: TRY400 - the operator's error needs no traceback
                 said = str(e)
                 Notifier().send("READY=1", "WATCHDOG=1", f"STATUS=waits for the store: {e}")
+            working.vitals.advance()
             self.stop.rest(STATUS_EVERY)
             self._heed(working)
         return None
 
-    def _pause(self, seconds: float) -> None:
+    def _pause(self, seconds: float, working: Working) -> None:
         """Nothing hangs meanwhile."""
         until = time.monotonic() + seconds
         while not self.stop.asked and (left := until - time.monotonic()) > 0:
             self.stop.wait(min(left, STATUS_EVERY))
+            working.vitals.advance()
             Notifier().send("WATCHDOG=1")
 
     def _claimed(self, node: str, there: Store, store: Awaited, working: Working) -> None:
         own = identity.heartbeat(node, self.config.roles)
-        mine = self._waited_for(lambda: claim(there, own, identity.is_running, self._pause), working)
+        mine = self._waited_for(lambda: claim(there, own, identity.is_running, lambda s: self._pause(s, working)), working)
         if mine is None or self.stop.asked:
             return
         try:
@@ -118,6 +120,7 @@ class _Service:
         clocks, notifier = Clocks(), Notifier()
         heart = Heart(store, mine, working, self.stop, Gauges(clocks, handed))
         beat = Tick("heartbeat", mine.period, heart.beat, self._fatal)
+        working.vitals.beat, working.vitals.handed = beat, handed
         log.info("%s", pairs(phase="started", node=mine.node, roles=",".join(self.config.roles), store=store.url))
         with looping((beat, *working.loops)), scheduled(working.jobs) as again:
             self._attend((beat, *working.ticks), working, notifier, lambda: _mind(clocks, again))
@@ -136,10 +139,10 @@ class _Service:
             mind()
             self._heed(working)
             now = mark(ticks)
-            notifier.send(
-                *(["WATCHDOG=1"] if advanced(before, now, names) and working.ground.are_watched() else []),
-                f"STATUS={working.status()}",
-            )
+            is_well = advanced(before, now, names) and working.ground.are_watched()
+            if is_well:
+                working.vitals.advance()
+            notifier.send(*(["WATCHDOG=1"] if is_well else []), f"STATUS={working.status()}")
             before = now
 
     def _heed(self, working: Working) -> None:

@@ -36,6 +36,8 @@ class Tick:
         """What the last tick said; empty if it was well."""
         self.failures = self.finished = 0
         self.is_running = False
+        self.began = 0.0
+        """When it was last begun, on the monotonic clock."""
         self.thread = 0
         """The kernel's number of the thread that runs it, or did last."""
         self._body, self._fatal = body, fatal
@@ -45,7 +47,7 @@ class Tick:
     def __call__(self) -> None:
         """Run once.  Never raises."""
         with self._lock:
-            self.is_running, self.thread = True, threading.get_native_id()
+            self.is_running, self.thread, self.began = True, threading.get_native_id(), time.monotonic()
             if self._wanted is not None and self._wanted <= time.monotonic():
                 self._wanted = None
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from ckptsync.config.values import Config
 from ckptsync.daemon.phases import Line, changed
 from ckptsync.daemon.tick import Tick
 from ckptsync.fleet.heartbeat import Disk, Job
+from ckptsync.fleet.overview import Overview
 from ckptsync.stores.contract import Store
 
 
@@ -55,11 +57,20 @@ class Role:
 
 
 @dataclass(frozen=True, slots=True)
+class Posted:
+    """One channel of alerts: messages (each of any number of alarms) that were taken, and tries that failed, since the start."""
+
+    channel: str
+    delivered: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Ground:
     """``runs``: the output directories by the names of their runs; ``disks``: how full their disks are.
 
     ``children``: what child processes do at this moment; ``end_children`` asks them to end; ``are_watched``: whether each of them would be ended if it
-    hung.  ``verifies``: as in a heartbeat.
+    hung.  ``verifies``: as in a heartbeat.  ``seen``: what a head last saw of all of the store; ``posted``: what its alerts have come to.
     """
 
     runs: Callable[[], Mapping[str, Path]]
@@ -68,6 +79,24 @@ class Ground:
     verifies: float = 0.0
     end_children: Callable[[], None] = lambda: None
     are_watched: Callable[[], bool] = lambda: True
+    seen: Callable[[], Overview | None] = lambda: None
+    posted: Callable[[], tuple[Posted, ...]] = tuple
+
+
+class Vitals:
+    """What the service knows of its process, whatever its roles are."""
+
+    def __init__(self) -> None:
+        self.advanced = time.monotonic()
+        """When it last got anywhere, as the watchdog has it."""
+        self.handed: Callable[[], int] = lambda: 0
+        self.beat: Tick | None = None
+        self.disks: tuple[Disk, ...] = ()
+        """As the last heartbeat told."""
+
+    def advance(self) -> None:
+        """It got somewhere."""
+        self.advanced = time.monotonic()
 
 
 NOWHERE = Ground(dict, tuple)
@@ -90,6 +119,7 @@ class Working:
         self._roles = (*looks, *loops, *jobs)
         self.looks, self.loops, self.jobs = (tuple(role.tick for role in roles) for roles in (looks, loops, jobs))
         self.ground = ground
+        self.vitals = Vitals()
 
     @property
     def ticks(self) -> tuple[Tick, ...]:

@@ -1,0 +1,193 @@
+"""A real head over a real store: what it says to Prometheus, to a webhook, and to `ckptsync status`."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+import ckptsync
+from ckptsync.cli.main import main
+from ckptsync.stores.opening import create_store
+from tests.cli_store import SHARD, flip, make
+from tests.webhooks import hook
+
+DATA = Path(ckptsync.__file__).parent / "demo_data"
+SECRET = "T0/B0/very-secret"
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+@contextmanager
+def daemon(folder: Path, text: str) -> Iterator[subprocess.Popen[bytes]]:
+    (folder / "config.yaml").write_text(text)
+    with (folder / "log").open("wb") as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "ckptsync", "run", "-c", str(folder / "config.yaml")],
+            stderr=log,
+            env={**os.environ, "CACHE_DIRECTORY": str(folder / "cache")},
+        )
+    try:
+        yield child
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(20) == 0, (folder / "log").read_text()
+    finally:
+        child.kill()
+        child.wait()
+
+
+def page(port: int, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=10) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as e:
+        with e:
+            return e.code, e.read().decode()
+    except OSError:
+        return 0, ""
+
+
+def until(is_so: Callable[[], bool], seconds: float = 60.0) -> bool:
+    end = time.monotonic() + seconds
+    while not is_so() and time.monotonic() < end:
+        time.sleep(0.05)
+    return is_so()
+
+
+def test_damage_is_told_by_webhook_and_metrics_and_status_and_no_secret_is_logged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store, port = make(tmp_path / "store"), free_port()
+    flip(store / "fsdp2" / SHARD)
+    with hook() as there:
+        text = (
+            f"node: boss\nroles: [head, verifier]\nstore: {{url: {store}}}\nhead: {{every: 200ms}}\n"
+            f"verify: {{period: 10ms, tick: 200ms}}\nmetrics: {{listen: '127.0.0.1:{port}'}}\n"
+            f"alerts:\n  webhook: {there.url}/{SECRET}\n  on: [damage]\n"
+        )
+        with daemon(tmp_path, text):
+            told = there.next()
+            assert [(a["status"], a["key"]) for a in told["alarms"]] == [("raised", "damaged fsdp2/checkpoint-4")]
+            assert (told["head"], told["store"]) == ("boss", str(store))
+            assert until(
+                lambda: 'ckptsync_alarms{code="damaged",kind="damage",severity="critical"} 1.0' in page(port, "/metrics")[1]
+            )
+            assert 'ckptsync_run_checkpoints{run="fsdp2",state="damaged"} 1.0' in page(port, "/metrics")[1]
+            assert until(lambda: 'ckptsync_alerts_delivered_total{channel="webhook"} 1.0' in page(port, "/metrics")[1])
+            assert page(port, "/healthz")[0] == 200
+            assert until((store / ".ckptsync" / "nodes" / "boss~head.json").exists)
+            capsys.readouterr()
+            assert main(["status", str(store), "--json"]) == 0
+            seen = json.loads(capsys.readouterr().out)
+            assert (seen["alarms"][0]["code"], seen["nodes"][0]["verifies"]) == ("damaged", 0.01)
+    log = (tmp_path / "log").read_text()
+    assert "phase=alarm code=damaged" in log
+    assert SECRET not in log
+    assert not any(SECRET in path.read_text() for path in (tmp_path / "cache").rglob("*.json"))
+
+
+def test_a_webhook_that_fails_is_seen_in_status_without_its_secret(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store, port = make(tmp_path / "store"), free_port()
+    with hook(500) as there:
+        text = (
+            f"node: boss\nroles: [head]\nstore: {{url: {store}}}\nhead: {{every: 200ms}}\nmetrics: {{listen: '127.0.0.1:{port}'}}\n"
+            f"alerts:\n  webhook: {there.url}/{SECRET}\n"
+        )
+        (store / ".ckptsync" / "nodes").mkdir(exist_ok=True)
+        (store / ".ckptsync" / "nodes" / "odd.json").write_text("{")
+        with daemon(tmp_path, text):
+            there.next()
+            assert until(lambda: "ckptsync_errors 1.0" in page(port, "/metrics")[1])
+    assert SECRET not in (tmp_path / "log").read_text()
+    capsys.readouterr()
+    assert main(["status", str(store), "--check"]) == 10
+    assert "WARNING unreadable: heartbeat of odd" in capsys.readouterr().out
+
+
+def test_a_worker_tells_of_itself_alone(tmp_path: Path) -> None:
+    port = free_port()
+    text = (
+        f"node: n0\nstore: {{url: {tmp_path}/store}}\nworker: {{runs: ['{tmp_path}/out'], quiet: 0, unmarked: 0, scan_every: 200ms}}\n"
+        f"metrics: {{listen: '127.0.0.1:{port}'}}\n"
+    )
+    create_store(str(tmp_path / "store"))
+    (tmp_path / "out").mkdir()
+    shutil.copytree(DATA / "zero3" / "node0", tmp_path / "out", dirs_exist_ok=True)
+    with daemon(tmp_path, text) as child:
+        assert until(lambda: "ckptsync_sent_bytes_total" in page(port, "/metrics")[1])
+        assert until(lambda: f'ckptsync_disk_size_bytes{{path="{tmp_path}/out"}}' in page(port, "/metrics")[1])
+        assert page(port, "/healthz")[0] == 200
+        assert "ckptsync_run_checkpoints" not in page(port, "/metrics")[1], "only a head looks at all of the store"
+        assert child.poll() is None
+
+
+SERVICE = """
+import contextlib, sys, time
+from ckptsync.config.loading import read
+from ckptsync.daemon import exposing, service
+from ckptsync.daemon.working import Outcome, Role, Working
+
+exposing.HANGS = 1.0
+service.STATUS_EVERY = 0.2
+text = f"node: n0\\nroles: [head]\\nstore: {{url: {sys.argv[1]}}}\\nmetrics: {{listen: '127.0.0.1:{sys.argv[2]}'}}\\n"
+
+def look():
+    time.sleep(float(sys.argv[3]))
+    return Outcome()
+
+@contextlib.contextmanager
+def roles(config, node, store, fatal):
+    page = exposing.Exposing(config, node, lambda: working)
+    working = Working([Role("work", 0.1, look, fatal)], looks=[Role("metrics", 30, page.look, fatal)])
+    yield working
+    page.close()
+
+sys.exit(service.run(lambda: read(text, "c", {}), roles))
+"""
+
+
+@pytest.mark.parametrize(("sleeps", "status"), [("0", 200), ("600", 503)])
+def test_a_loop_that_hangs_is_ill_and_one_that_comes_back_is_well_however_long_it_runs(
+    tmp_path: Path, sleeps: str, status: int
+) -> None:
+    create_store(str(tmp_path / "store"))
+    port = free_port()
+    with subprocess.Popen([sys.executable, "-c", SERVICE, str(tmp_path / "store"), str(port), sleeps]) as child:
+        try:
+            assert until(lambda: page(port, "/healthz")[0] == 200)
+            assert until(lambda: "work: " in page(port, "/healthz")[1])
+            deadline = time.monotonic() + 2.5
+            until(lambda: time.monotonic() > deadline or page(port, "/healthz")[0] == 503)
+            assert page(port, "/healthz")[0] == status
+            assert f"ckptsync_healthy {float(status == 200)}" in page(port, "/metrics")[1]
+        finally:
+            child.kill()
+
+
+def test_a_port_that_is_taken_stops_nothing_and_is_seen_in_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = make(tmp_path / "store")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        where = f"127.0.0.1:{taken.getsockname()[1]}"
+        text = f"node: boss\nroles: [head]\nstore: {{url: {store}}}\nhead: {{every: 200ms}}\nmetrics: {{listen: '{where}'}}\n"
+        with daemon(tmp_path, text):
+            assert until((store / ".ckptsync" / "nodes" / "boss~head.json").exists)
+            capsys.readouterr()
+            assert main(["status", str(store)]) == 0
+            assert f"error  metrics: metrics.listen: {where}: Address already in use" in capsys.readouterr().out
