@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import random
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import pytest
+
 from ckptsync.catalogue.fresh import fresh
+from ckptsync.catalogue.shortened import summary
+from ckptsync.catalogue.summary import Proven, Summary
 from ckptsync.records.names import file_name
 from ckptsync.records.report import Finding, Level, Verdict
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.verify.due import RETRY, SEALING, Due, Schedule, due
+from ckptsync.verify.due import RETRY, SEALING, SPARE, Due, Schedule, due, overdue
 from tests.plain_files import MemoryFiles
 from tests.verified import PLACE, RUN, WHOLE, arrive, manifest, place, put, seal, verified, whole_store
 
@@ -29,7 +34,7 @@ def asked(
 
 def _due(store: MemoryStore, now: float, mtimes: Mapping[str, float], schedule: Schedule = WEEKLY) -> tuple[Due, ...]:
     found = fresh(store)
-    return due(found.places, schedule, {**found.mtimes, **mtimes}, now)
+    return due((summary(seen, {**found.mtimes, **mtimes}) for seen in found.places), schedule, now)
 
 
 def reported(store: MemoryStore, n: int, verdict: Verdict = "ok", level: Level = "digest", at: str = CONFIG) -> str:
@@ -43,11 +48,11 @@ def test_what_was_never_verified_is_due() -> None:
     assert asked(whole_store(), 1e6) == [("never", "digest")]
 
 
-def test_a_proof_lasts_for_the_period_and_no_longer() -> None:
+def test_a_proof_lasts_for_most_of_the_period_and_no_longer() -> None:
     store = whole_store()
     name = reported(store, 1)
-    assert asked(store, 99 + WEEK, {name: 100.0}) == []
-    assert asked(store, 100 + WEEK, {name: 100.0}) == [("old", "digest")]
+    assert asked(store, 99 + WEEK * (1 - SPARE), {name: 100.0}) == []
+    assert asked(store, 101 + WEEK * (1 - SPARE), {name: 100.0}) == [("old", "digest")]
 
 
 def test_a_proof_at_a_lower_level_or_of_something_else_does_not_count() -> None:
@@ -56,7 +61,8 @@ def test_a_proof_at_a_lower_level_or_of_something_else_does_not_count() -> None:
     assert asked(store, 1e3) == [("never", "digest")]
     reported(store, 2)
     assert asked(store, 1e3) == []
-    assert asked(store, 1e3, schedule=Schedule("load")) == [("never", "load")]
+    assert asked(store, 1e3, schedule=Schedule("load")) == []  # what every byte was read for is read again when its turn comes
+    assert asked(store, 2 * WEEK, schedule=Schedule("load")) == [("old", "load")]
     arrive(store, {"rng_state_1.pth": b"x"}, "n1")
     assert asked(store, 1e6) == [("never", "digest")]
 
@@ -136,3 +142,64 @@ def test_what_is_ambiguous_is_not_due() -> None:
     store = whole_store()
     arrive(store, {"notes": b"x"}, "n1", started=10**12, ended=10**12)
     assert asked(store, 1e6) == []
+
+
+DAY = 86400.0
+BASE = summary(fresh(whole_store()).places[0], {})
+
+
+def made(number: int, size: int, last: float) -> Summary:
+    proof = Proven(holds=True, passed=(("digest", last),))
+    return replace(BASE, place=f"checkpoint-{number}", size=size, model_size=0, arrived=last, proof=proof)
+
+
+def simulated(places: Sequence[Summary], days: int, step: float, arrivals: int, seed: int) -> tuple[list[int], list[float], int]:
+    """Bytes of old places read in each step, the longest time without being read at its end, and the bytes there are in the end."""
+    chance = random.Random(seed)
+    here = {seen.place: seen for seen in places}
+    read, longest = [], []
+    for i in range(int(days * DAY / step)):
+        now = i * step
+        for seen in chance.sample(sorted(here), arrivals if i else 0):  # as many are let go of as arrive
+            del here[seen]
+        fresh_ones = [made(10**6 + i * arrivals + j, chance.randrange(1, 200), now) for j in range(arrivals if i else 0)]
+        here |= {seen.place: seen for seen in fresh_ones}
+        todo = due(here.values(), WEEKLY, now)
+        here |= {d.place.place: made(int(d.place.place[11:]), d.place.size, now) for d in todo}
+        read.append(sum(d.place.size for d in todo))
+        longest.append(max(now - seen.proof.passed[0][1] for seen in here.values()))
+    return read, longest, sum(seen.size for seen in here.values())
+
+
+@pytest.mark.parametrize(
+    ("count", "days", "step", "arrivals"), [(10_000, 90, DAY / 2, 30), (40, 120, DAY / 24, 0), (300, 60, DAY / 12, 1)]
+)
+def test_every_byte_is_read_within_the_period_and_never_in_a_burst(count: int, days: int, step: float, arrivals: int) -> None:
+    """All were verified at the same moment, which is the worst that can be."""
+    chance = random.Random(count)
+    places = [made(i, chance.randrange(1, 200), 0.0) for i in range(count)]
+    read, longest, total = simulated(places, days, step, arrivals, count)
+    assert max(longest) <= WEEK
+    even = total * step / (WEEK * (1 - SPARE))
+    assert max(read) <= 1.5 * even + 400
+    weeks = [sum(read[at : at + int(WEEK / step)]) for at in range(0, len(read) - int(WEEK / step), int(WEEK / step))]
+    assert min(weeks[1:]) >= 0.6 * total or arrivals  # what has just arrived need not be read again
+    assert max(weeks) <= 1.3 * total
+
+
+def test_a_single_large_place_is_not_read_more_often_than_it_must() -> None:
+    assert due([made(1, 10**12, 0.0)], WEEKLY, 0.89 * WEEK) == ()
+    assert [d.why for d in due([made(1, 10**12, 0.0)], WEEKLY, 0.91 * WEEK)] == ["old"]
+
+
+def test_after_an_outage_what_is_late_is_read_at_once_and_the_oldest_first() -> None:
+    places = [made(i, 10, i * DAY) for i in range(7)]
+    found = due(places, WEEKLY, 3 * WEEK)
+    assert [d.place.place for d in found] == [f"checkpoint-{i}" for i in range(7)]
+    assert overdue(places, WEEKLY, 3 * WEEK) == 2 * WEEK
+    assert overdue(places, WEEKLY, WEEK) == overdue([], WEEKLY, 0.0) == 0
+
+
+def test_old_places_wait_for_those_that_are_new_or_damaged() -> None:
+    new = replace(made(2, 10, 0.0), proof=Proven())
+    assert [d.why for d in due([made(1, 10, 0.0), new], WEEKLY, WEEK)] == ["never", "old"]

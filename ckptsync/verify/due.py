@@ -1,15 +1,21 @@
-"""Which place to verify next, and how closely.  Pure; times are seconds on the store's clock."""
+"""Which place to verify next, and how closely.  Pure; times are seconds on the store's clock.
+
+Repairs and what is new are due at once.  Everything else is read again within the period, spread evenly over it: an old place is due when
+its time has come, or when those behind it would otherwise have to be read faster, later, than all bytes divided by the period.  So a store
+whose places were all verified in one night is not read again in one night, and nothing needs to be remembered but the reports' times.
+
+A place is verified as a whole: a report speaks of one.  What the bandwidth of that may be is `limits.bandwidth`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Literal
 
-from ckptsync.records.report import LEVELS, Level, Report
-from ckptsync.records.state import Snapshot
-from ckptsync.verify.expected import expected, stat
-from ckptsync.verify.structure import UNPARSED
+from ckptsync.catalogue.summary import Summary
+from ckptsync.records.report import LEVELS, Level
 
 Why = Literal["changed", "never", "again", "old"]
 _ORDER: tuple[Why, ...] = ("changed", "never", "again", "old")
@@ -17,11 +23,13 @@ RETRY = 600.0
 """s until a damaged place in which nothing changed is looked at again; doubled with each report, so that reports do not pile up."""
 SEALING = 300.0
 """s in which a complete checkpoint may still be consolidated: verified before, its shards would be read twice."""
+SPARE = 0.1
+"""Of the period: so much earlier everything is planned to be read, for heads that rest at night, and stores that are away for a while."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How closely each place is verified, and after how many seconds again."""
+    """How closely each place is verified, and within how many seconds every byte is read again."""
 
     level: Level = "digest"
     every: float = 7 * 86400.0
@@ -31,53 +39,85 @@ class Schedule:
 class Due:
     """A place, the level that it is due at, and why."""
 
-    place: Snapshot
+    place: Summary
     level: Level
     why: Why
 
 
-def due(places: Iterable[Snapshot], schedule: Schedule, mtimes: Mapping[str, float], now: float) -> tuple[Due, ...]:
-    """All that are due: repairs first, then what was never verified, then the rest; the newest checkpoint first."""
-    found = [d for seen in places if (d := _due(seen, schedule, mtimes, now))]
-    return tuple(sorted(found, key=lambda d: (_ORDER.index(d.why), -_newest(d.place, mtimes), d.place.run, d.place.place)))
+def due(places: Iterable[Summary], schedule: Schedule, now: float) -> tuple[Due, ...]:
+    """All that are due: repairs first, then what was never verified, the newest first; then the rest, those that wait longest first."""
+    places = tuple(places)
+    proven = {id(seen): last for seen in places if (last := _proven(seen, schedule.level)) is not None}
+    found = [d for seen in places if (d := _due(seen, schedule, now, is_proven=id(seen) in proven))]
+    first = sorted(found, key=lambda d: (_ORDER.index(d.why), -d.place.arrived, d.place.run, d.place.place))
+    return (
+        *first,
+        *(
+            Due(seen, schedule.level, "old")
+            for seen in _old([(proven[id(s)], s) for s in places if id(s) in proven], schedule, now)
+        ),
+    )
 
 
-def _due(seen: Snapshot, schedule: Schedule, mtimes: Mapping[str, float], now: float) -> Due | None:
-    if seen.facets.retired or seen.facets.ambiguous:
+def overdue(places: Iterable[Summary], schedule: Schedule, now: float) -> float:
+    """How many seconds longer than the period the bytes that wait longest have not been read; 0 if none are late."""
+    lasts = [last for seen in places if (last := _proven(seen, schedule.level)) is not None]
+    return max(0.0, now - min(lasts, default=now) - schedule.every)
+
+
+def _due(seen: Summary, schedule: Schedule, now: float, *, is_proven: bool) -> Due | None:
+    if seen.retired or seen.word == "AMBIGUOUS":
         return None
-    if seen.facets.proof.damage:
-        return _damaged(seen, schedule, mtimes, now)
-    if not seen.facets.model.holds:
-        return Due(seen, "stat", "never") if any(stat(expected(seen), seen.sizes)) else None
-    proofs = [mtimes.get(name, now) for name, report in seen.records.reports.items() if _proves(report, seen, schedule.level)]
-    if proofs:
-        return Due(seen, schedule.level, "old") if now - max(proofs) >= schedule.every else None
-    is_waiting = not seen.facets.sealed.holds and now - _newest(seen, mtimes) < min(SEALING, schedule.every)
+    if seen.proof.damage:
+        return _damaged(seen, schedule, now)
+    if not seen.model:
+        return Due(seen, "stat", "never") if any(gap.node for gap in seen.gaps) else None  # sent, as a node says, and not there
+    if is_proven:
+        return None
+    is_waiting = not seen.sealed and now - seen.arrived < min(SEALING, schedule.every)
     return None if is_waiting else Due(seen, schedule.level, "never")
 
 
-def _damaged(seen: Snapshot, schedule: Schedule, mtimes: Mapping[str, float], now: float) -> Due | None:
+def _damaged(seen: Summary, schedule: Schedule, now: float) -> Due | None:
     """Only a report at the level that found the damage, or above, answers it."""
-    reports = {name: seen.records.reports[name] for name in seen.facets.proof.damage}
-    level = max((schedule.level, *(r.level for r in reports.values())), key=LEVELS.index)
-    last = max(mtimes.get(name, now) for name in reports)
-    names = {f"{seen.run}/{finding.name}" for report in reports.values() for finding in report.findings}
-    if any(mtimes.get(name, last) > last for name in names):
+    proof = seen.proof
+    level = max(schedule.level, proof.asked or "stat", key=LEVELS.index)
+    if proof.changed > proof.said:
         return Due(seen, level, "changed")
-    patience = min(schedule.every, RETRY * 2 ** min(len(reports) - 1, 20))
-    return Due(seen, level, "again") if now - last >= patience else None
+    patience = min(schedule.every, RETRY * 2 ** min(len(proof.damage) - 1, 20))
+    return Due(seen, level, "again") if now - proof.said >= patience else None
 
 
-def _proves(report: Report, seen: Snapshot, level: Level) -> bool:
-    """Says "ok" at this level, or as close to it as can be reached, of these manifests and this seal."""
-    names = {known.name for known in seen.manifests}
-    is_close = LEVELS.index(report.level) >= LEVELS.index(level) or _is_short(report)
-    return report.verdict == "ok" and is_close and names.issubset(report.manifests) and report.seal == seen.seal_name
+def _proven(seen: Summary, level: Level) -> float | None:
+    """When a report last found these very manifests and this very seal well, at this level or the highest that reads every byte as stored.
+
+    Above level digest what can be reached is up to the files; a level that was raised is reached as the places' turns come.
+    """
+    if seen.retired or seen.word == "AMBIGUOUS" or seen.proof.damage or not seen.model:
+        return None
+    least = min(LEVELS.index(level), LEVELS.index("digest"))
+    return max((when for at, when in seen.proof.passed if LEVELS.index(at) >= least), default=None)
 
 
-def _is_short(report: Report) -> bool:
-    return report.level == "digest" and any(finding.detail.startswith(UNPARSED) for finding in report.findings)
+def _old(proven: Iterable[tuple[float, Summary]], schedule: Schedule, now: float) -> Iterator[Summary]:
+    """Those whose turn it is, the one that waits longest first."""
+    line = sorted(proven, key=lambda one: (one[0], one[1].run, one[1].place))
+    period = schedule.every * (1 - SPARE)
+    sizes = [max(1, seen.size + seen.model_size) for _, seen in line]
+    slack = _slack([last + period - now for last, _ in line], sizes, period)
+    ahead = 0
+    for (_, seen), size in zip(line, sizes, strict=True):
+        if slack + ahead > 0:
+            return
+        yield seen
+        ahead += size
 
 
-def _newest(seen: Snapshot, mtimes: Mapping[str, float]) -> float:
-    return max(mtimes.get(known.name, 0.0) for known in seen.manifests)
+def _slack(left: Sequence[float], sizes: Sequence[int], period: float) -> float:
+    """How many bytes less than now may still be read before some place's time is up, were all read at the even rate from now on.
+
+    ``left``: seconds to each deadline, in their order.
+    """
+    rate = sum(sizes) / period
+    before = accumulate(sizes, initial=0)
+    return min((rate * seconds - size for seconds, size in zip(left, before, strict=False)), default=1.0)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ckptsync.catalogue.fresh import Fresh, fresh, fresh_place
-from ckptsync.catalogue.summary import Fault
-from ckptsync.errors import Incomplete
+from ckptsync.catalogue.fresh import Fresh, fresh_place
+from ckptsync.catalogue.reading import read
+from ckptsync.catalogue.shortened import summary
+from ckptsync.catalogue.summary import Catalogue, Fault, Summary
+from ckptsync.errors import Incomplete, Unsupported
+from ckptsync.records.coding import is_made_anew
 from ckptsync.records.report import Level, Report
+from ckptsync.records.state import Snapshot
 from ckptsync.stores.contract import Store
 from ckptsync.verify.due import Due, Schedule, due
 from ckptsync.verify.place import verify_place
@@ -28,20 +32,32 @@ class VerifyResult:
 
 
 def tick(store: Store, schedule: Schedule, now: float) -> VerifyResult:
-    """Verify at most one place.  ``now`` is seconds since the epoch on this machine.  Raises StoreError, and then nothing is reported.
-
-    Ages count on the store's clock, which stands at its newest file's mtime at least; ``now`` moves it on where nothing writes.
-    """
-    found = fresh(store)
-    clock = max(now, *found.mtimes.values(), 0.0)
-    todo = [d for d in due(found.places, schedule, found.mtimes, clock) if found.newer(d.place.run, d.place.place) is None]
+    """Verify at most one place.  ``now`` is seconds since the epoch on this machine.  Raises StoreError, and then nothing is reported."""
+    catalogue = read(store)
+    todo = waiting(store, catalogue, schedule, now)
     for i, next_ in enumerate(todo):
-        report = _verified(store, next_, found, now)
-        if report:
-            written = write_report(store, report)
-            waiting = tuple(f"{d.place.run}/{d.place.place}" for d in (*todo[:i], *todo[i + 1 :]))
-            return VerifyResult(report, written, waiting, found.faults)
-    return VerifyResult(None, "", tuple(f"{d.place.run}/{d.place.place}" for d in todo), found.faults)
+        result = one(store, next_.place.run, next_.place.place, next_.level, now)
+        if result.report:
+            others = tuple(f"{d.place.run}/{d.place.place}" for d in (*todo[:i], *todo[i + 1 :]))
+            return replace(result, waiting=others, faults=catalogue.faults)
+    return VerifyResult(None, "", tuple(f"{d.place.run}/{d.place.place}" for d in todo), catalogue.faults)
+
+
+def waiting(store: Store, catalogue: Catalogue, schedule: Schedule, now: float) -> tuple[Due, ...]:
+    """All that are due, also the places of which nothing is said because a record of theirs is damaged: that is for a report to say.
+
+    Ages count on the store's clock, which stands at its newest file's mtime at least; ``now`` moves it on where nothing writes.  Raises StoreError.
+    """
+    newer = {(f.run, f.place) for f in catalogue.faults if isinstance(f.error, Unsupported)}
+    hidden = sorted({(f.run, f.place) for f in catalogue.faults if not is_made_anew(f.record, f.error)} - newer)
+    places = (*catalogue.summaries, *(found for where in hidden if (found := _hidden(store, *where))))
+    return due(places, schedule, max(now, catalogue.clock))
+
+
+def _hidden(store: Store, run: str, place: str) -> Summary | None:
+    found = fresh_place(store, run, place)
+    seen = found.of(run, place)
+    return summary(seen, found.mtimes) if seen else None
 
 
 def one(store: Store, run: str, place: str, level: Level, now: float) -> VerifyResult:
@@ -50,13 +66,12 @@ def one(store: Store, run: str, place: str, level: Level, now: float) -> VerifyR
     seen = found.of(run, place)
     if newer := found.newer(run, place):
         raise newer
-    report = _verified(store, Due(seen, level, "never"), found, now) if seen else None
+    report = _verified(store, seen, level, found, now) if seen else None
     return VerifyResult(report, write_report(store, report) if report else "", (), found.faults)
 
 
-def _verified(store: Store, next_: Due, found: Fresh, now: float) -> Report | None:
-    seen = next_.place
+def _verified(store: Store, seen: Snapshot, level: Level, found: Fresh, now: float) -> Report | None:
     try:
-        return verify_place(store, seen, next_.level, found.faults_of(seen.run, seen.place), now)
+        return verify_place(store, seen, level, found.faults_of(seen.run, seen.place), now)
     except Incomplete:
         return None  # it changed meanwhile: the next tick sees what it has become
