@@ -2,6 +2,7 @@
 
     hook_training.py run DIR             trains once
     hook_training.py twice DIR           trains in DIR/a and then in DIR/b with one callback, and forks a process that only ends
+    hook_training.py search DIR          trains in DIR/run-0 and then in DIR/run-1, as trials of one search in DIR
     hook_training.py fail|dead|kill DIR  trains once for each call that the hook makes to the system: at the n-th it gets an error (`fail`), it gets
                                          one from then on (`dead`), or the process is killed (`kill`); DIR/<n> is what each leaves
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import errno
+import json
 import os
 import signal
 import sys
@@ -48,11 +50,13 @@ class Faults:
             raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def train(output_dir: Path, faults: Faults, hook: Any = None) -> None:
-    """The events of `Trainer.train`, and what it writes between them."""
+def train(output_dir: Path, faults: Faults, hook: Any = None, trial: str = "") -> None:
+    """The events of `Trainer.train`, and what it writes between them; a trial of a search writes below the output directory."""
     hook = hook or CkptSyncCallback()
     args = SimpleNamespace(output_dir=str(output_dir), process_index=0, world_size=1, should_save=True, save_only_model=False)
-    state, control = SimpleNamespace(global_step=0, is_hyper_param_search=False), SimpleNamespace(should_training_stop=False)
+    state = SimpleNamespace(global_step=0, is_hyper_param_search=bool(trial), trial_params={"of": trial} if trial else None)
+    control = SimpleNamespace(should_training_stop=False)
+    folder = output_dir / trial
 
     def event(name: str) -> None:
         faults.inside = True
@@ -67,12 +71,14 @@ def train(output_dir: Path, faults: Faults, hook: Any = None) -> None:
                 event(name)
         state.global_step, control.should_training_stop = step, step == STEPS
         event("on_step_end")
-        save(output_dir, step)
+        save(folder, step)
+        if trial:
+            (folder / f"checkpoint-{step}" / "trainer_state.json").write_text(json.dumps(vars(state)))
         event("on_save")
-        (output_dir / f"checkpoint-{step}" / "model.safetensors").write_text(f"a later callback's {step}")
+        (folder / f"checkpoint-{step}" / "model.safetensors").write_text(f"a later callback's {step}")
     for name in ("on_epoch_end", "on_log", "on_train_end"):
         event(name)
-    for name in ("model.safetensors", "config.json"):
+    for name in ("model.safetensors", "config.json") if not trial else ():
         (output_dir / name).write_text(f"final {name}")
     faults.inside = True  # the interpreter ends now
 
@@ -114,6 +120,10 @@ if __name__ == "__main__":
     what, where = sys.argv[1], Path(sys.argv[2])
     if what == "run":
         train(where, Faults())
+    elif what == "search":
+        one = CkptSyncCallback()
+        for trial in ("run-0", "run-1"):
+            train(where, Faults(), one, trial)
     elif what == "twice":
         only = CkptSyncCallback()
         train(where / "a", Faults(), only)

@@ -56,7 +56,7 @@ def ranks(table: Table, said: Said, *folders: Path) -> list[Saver]:
 
 def write_part(saver: Saver, step: int, text: str = "") -> None:
     """A rank's part of a checkpoint: rank 0 has its ``trainer_state.json``."""
-    folder = saver.here.output_dir / f"checkpoint-{step}"
+    folder = saver.here.output_dir / saver.trial / f"checkpoint-{step}"
     folder.mkdir(exist_ok=True)
     world, rank = saver.here.world, saver.here.rank
     (folder / ("rng_state.pth" if world == 1 else f"rng_state_{rank}.pth")).write_text(f"random {rank} {text}")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ckptsync.scan import spots
 from ckptsync.spool import marks
 from ckptsync.spool.marks import Commit
 from tests.hooking import FILES, STEPS, commits
@@ -66,6 +67,16 @@ def test_a_second_training_with_the_same_callback_ends_the_first(tmp_path: Path)
     (first,), (second,) = (marks.begun(tmp_path / name / "_ckptsync") for name in ("a", "b"))
     assert 0 < first.left <= second.at < second.left
     assert set(commits(tmp_path / "a")) == {*CHECKPOINTS, "final.0"}
+
+
+def test_every_step_of_every_trial_of_a_search_is_pinned_under_the_name_that_a_worker_gives_it(tmp_path: Path) -> None:
+    done = program("-m", "tests.hook_training", "search", str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    found = commits(tmp_path)
+    assert set(found) == {f"run-{n}.{name}" for n in range(2) for name in CHECKPOINTS}
+    assert len({commit.save for commit in found.values()}) == 2 * STEPS
+    assert {s.name for s in spots(tmp_path)} == {f"run-{n}.checkpoint-{STEPS}" for n in range(2)}
+    assert all(process.left for process in marks.begun(tmp_path / "_ckptsync"))
 
 
 def test_a_forked_process_says_nothing_of_the_training(tmp_path: Path) -> None:

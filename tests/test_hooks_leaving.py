@@ -92,16 +92,17 @@ def test_a_worker_at_work_is_seen_and_not_disturbed(tmp_path: Path) -> None:
 def test_only_this_training_s_saves_are_waited_for(tmp_path: Path) -> None:
     pinned(tmp_path, "other", "checkpoint-1")
     pinned(tmp_path, "mine", "checkpoint-2", stored=True)
-    assert leaving.unstored(tmp_path, "mine") == ()
+    assert leaving.unstored(tmp_path, {"mine"}) == ()
     pinned(tmp_path, "mine", "checkpoint-3")
-    assert leaving.unstored(tmp_path, "mine") == ("checkpoint-3.0",)
+    assert leaving.unstored(tmp_path, {"mine", "other"}) != leaving.unstored(tmp_path, {"mine"})
+    assert leaving.unstored(tmp_path, {"mine"}) == ("checkpoint-3.0",)
 
 
 def test_waiting_ends_when_the_store_has_everything(tmp_path: Path) -> None:
     pin, said, locks = pinned(tmp_path, "mine", "checkpoint-1"), Said(), Locks("n0")
     locks.hold(tmp_path / "_ckptsync")
     left: list[tuple[str, ...]] = []
-    thread = threading.Thread(target=lambda: left.append(leaving.wait(tmp_path, "mine", 60, said)))
+    thread = threading.Thread(target=lambda: left.append(leaving.wait(tmp_path, {"mine"}, 60, said)))
     thread.start()
     (pin / "stored").touch()
     thread.join(30)
@@ -113,7 +114,7 @@ def test_waiting_has_an_end(tmp_path: Path) -> None:
     said, locks = Said(), Locks("n0")
     pinned(tmp_path, "mine", "checkpoint-1")
     locks.hold(tmp_path / "_ckptsync")
-    assert leaving.wait(tmp_path, "mine", 0, said) == ("checkpoint-1.0",)
+    assert leaving.wait(tmp_path, {"mine"}, 0, said) == ("checkpoint-1.0",)
     locks.close()
     assert "has not got checkpoint-1.0" in said[0]
 
@@ -128,7 +129,7 @@ def test_a_worker_that_begins_again_is_waited_for(tmp_path: Path) -> None:
         locks.hold(spool)  # at the second look it is back
         return False
 
-    assert leaving.wait(tmp_path, "mine", 3600, said, served=served, restart=60) == ()
+    assert leaving.wait(tmp_path, {"mine"}, 3600, said, served=served, restart=60) == ()
     locks.close()
     assert said == []
 
@@ -136,5 +137,5 @@ def test_a_worker_that_begins_again_is_waited_for(tmp_path: Path) -> None:
 def test_where_no_worker_is_nobody_waits(tmp_path: Path) -> None:
     said = Said()
     pinned(tmp_path, "mine", "checkpoint-1")
-    assert leaving.wait(tmp_path, "mine", 3600, said, restart=0) == ("checkpoint-1.0",)
+    assert leaving.wait(tmp_path, {"mine"}, 3600, said, restart=0) == ("checkpoint-1.0",)
     assert "no worker" in said[0]

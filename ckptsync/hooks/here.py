@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ckptsync.hooks.trials import place
 from ckptsync.spool import marks
 from ckptsync.spool.marks import Begun
 from ckptsync.walk import OURS
@@ -96,7 +97,7 @@ def forget_saves(spool: Path) -> None:
     pinned = {path.name.rpartition(".")[0] for path in _folders(spool / "pins")}
     for folder in _folders(spool / "saves"):
         checkpoint = folder.name.rpartition("@")[0]
-        if checkpoint not in pinned and not (spool.parent / checkpoint).exists():
+        if checkpoint not in pinned and not place(spool.parent, checkpoint).exists():
             shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -26,6 +26,7 @@ from ckptsync.hooks.here import Here
 from ckptsync.hooks.leaving import Weights
 from ckptsync.hooks.pinning import Source
 from ckptsync.hooks.saver import Saver
+from ckptsync.hooks.trials import trial_of
 from ckptsync.spool import marks
 
 _log = logging.getLogger("ckptsync.hook")
@@ -45,6 +46,7 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         self._saver: Saver | None = None
         self._before: Weights = frozenset()
         self._step = 0
+        self._former: list[tuple[Path, str]] = []
         self._said: set[str] = set()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
@@ -52,8 +54,7 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         with self._unharmed("leave the training before"):
             self._leave_former()
         with self._unharmed("begin"):
-            if not state.is_hyper_param_search:  # trials have directories of their own, which only the worker knows
-                self._begin(args, kwargs.get("model"), added.processing_of(kwargs))
+            self._begin(args, kwargs.get("model"), added.processing_of(kwargs))
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Too early for anything but to remember it."""
@@ -61,7 +62,7 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
             with self._unharmed("mark a save"):
                 self._saver.late()
             with self._unharmed("remember a save"):
-                self._saver.remember(state.global_step)
+                self._remember(self._saver, state)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """The event after ``on_save``."""
@@ -103,6 +104,17 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
             with self._unharmed("end"):
                 self._saver.end()
 
+    def _remember(self, saver: Saver, state: Any) -> None:
+        if state.is_hyper_param_search and not saver.trial:
+            said = {"global_step": state.global_step, "trial_params": getattr(state, "trial_params", None)}
+            is_state = saver.last == "trainer_state.json"
+            trial = trial_of(saver.here.output_dir, f"checkpoint-{state.global_step}", saver.last, said if is_state else None)
+            if not trial:
+                saver.withdraw()  # then files decide
+                raise FileNotFoundError(f"no trial's checkpoint-{state.global_step} below {saver.here.output_dir}")
+            saver.follow(trial)
+        saver.remember(state.global_step)
+
     def _commit(self, state: Any, control: Any) -> None:
         if self._saver is not None:
             with self._unharmed("commit a save"):
@@ -142,6 +154,7 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         if self._saver is not None:
             former, self._saver = self._saver, None
             atexit.unregister(self._at_exit)
+            self._former.append((former.here.output_dir, former.begun.train))
             try:
                 if former.begun.ended:  # else an exception ended it, and what was begun then may not be whole
                     self._pin_last(former)
@@ -164,7 +177,9 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         def served(spool: Path) -> bool:
             return leaving.is_served(spool) or (self._worker is not None and self._worker.poll() is None)
 
-        leaving.wait(saver.here.output_dir, saver.begun.train, self._wait, lambda text: self._say(saver.here, text), served=served)
+        folder = saver.here.output_dir
+        trains = {saver.begun.train, *(train for where, train in self._former if where == folder and train)}
+        leaving.wait(folder, trains, self._wait, lambda text: self._say(saver.here, text), served=served)
 
     def _pin_last(self, saver: Saver) -> None:
         saver.commit(None)

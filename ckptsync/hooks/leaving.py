@@ -12,7 +12,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 from ckptsync.spool import pins
@@ -53,15 +53,15 @@ def is_served(spool: Path) -> bool:
     return any(_is_held(path) for path in sorted(spool.glob("worker-*.lock")))
 
 
-def unstored(output_dir: Path, train: str) -> tuple[str, ...]:
-    """The saves of a training that are kept here, and that no manifest in the store names yet."""
-    ours = (p for p in pins.pins(output_dir) if p.commit is not None and p.commit.train == train)
+def unstored(output_dir: Path, trains: Collection[str]) -> tuple[str, ...]:
+    """The saves of these trainings that are kept here, and that no manifest in the store names yet."""
+    ours = (p for p in pins.pins(output_dir) if p.commit is not None and p.commit.train in trains)
     return tuple(p.path.name for p in ours if not p.stored)
 
 
 def wait(
     output_dir: Path,
-    train: str,
+    trains: Collection[str],
     seconds: float,
     say: Callable[[str], None],
     *,
@@ -74,7 +74,7 @@ def wait(
     """
     now = time.monotonic()
     until, gone_at = now + seconds, now + restart
-    while left := unstored(output_dir, train):
+    while left := unstored(output_dir, trains):
         now = time.monotonic()
         if served(output_dir / OURS):
             gone_at = now + restart

@@ -18,6 +18,7 @@ from ckptsync.hooks import here as whereabouts
 from ckptsync.hooks.agreed import agree
 from ckptsync.hooks.here import Here
 from ckptsync.hooks.pinning import Say, Source, pin
+from ckptsync.hooks.trials import named, place
 from ckptsync.hooks.unheard import Unheard
 from ckptsync.spool import marks
 from ckptsync.spool.marks import Begun, Commit, RankMark
@@ -44,6 +45,7 @@ class Saver:
         self.here = here
         self.begun: Begun = whereabouts.introduce(here, facts)
         self._say = say
+        self.trial = ""
         self._unheard = Unheard(here)
         self._pending: list[Save] = []
         self._saved: Counter[str] = Counter()
@@ -65,16 +67,25 @@ class Saver:
         """Whether this is the first of the ranks that write here; False until they know of each other."""
         return self._neighbours[:1] == (self.here.rank,)
 
+    @property
+    def last(self) -> str:
+        """What this rank writes last into a checkpoint."""
+        return self._unheard.last
+
+    def follow(self, trial: str) -> None:
+        """The training is a trial of a search, and saves into this directory below the output directory."""
+        self.trial = trial
+        self._unheard.follow(self.here.output_dir / trial)
+
     def remember(self, step: int) -> None:
         """``on_save``: it is committed at the next event."""
-        checkpoint = f"checkpoint-{step}"
-        self._unheard.hear(checkpoint)
-        self._pend(checkpoint, step)
+        self._unheard.hear(f"checkpoint-{step}")
+        self._pend(step)
 
     def listen(self, step: int) -> None:
         """While training is being stopped: has this rank saved without an ``on_save``?"""
         if self._unheard.since(f"checkpoint-{step}"):
-            self._pend(f"checkpoint-{step}", step)
+            self._pend(step)
 
     def commit(self, step: int | None) -> None:
         """The next event, still at ``step`` and before this rank's next gradients are out; ``None``: training has ended."""
@@ -103,7 +114,7 @@ class Saver:
     def end(self) -> None:
         """``on_train_end``: the final model may still be written."""
         for checkpoint in self._unheard.all_since():
-            self._pend(checkpoint, int(checkpoint.rpartition("-")[2]))
+            self._pend(int(checkpoint.rpartition("-")[2]))
         self.commit(None)
         self._rewrite(replace(self.begun, ended=time.time()))
 
@@ -120,7 +131,8 @@ class Saver:
         commit = self._commit_of(marks.save_id(self.begun.train, source.checkpoint, 0), source.checkpoint, step, (self.here.rank,))
         pin(self.here, source, commit, self._say)
 
-    def _pend(self, checkpoint: str, step: int) -> None:
+    def _pend(self, step: int) -> None:
+        checkpoint = named(self.trial, f"checkpoint-{step}")
         if any(save.checkpoint == checkpoint for save in self._pending):
             return  # a just-in-time save over one that is not pinned yet: one save, as far as anybody will see
         self._pending.append(Save(checkpoint, step, self._saved[checkpoint]))
@@ -158,7 +170,8 @@ class Saver:
 
     def _pin(self, save: Save, mark: RankMark) -> None:
         commit = self._commit_of(mark.save, save.checkpoint, save.step, self._neighbours)
-        pin(self.here, Source(save.checkpoint, self.here.output_dir / save.checkpoint, walk, self.added), commit, self._say)
+        source = Source(save.checkpoint, place(self.here.output_dir, save.checkpoint), walk, self.added)
+        pin(self.here, source, commit, self._say)
         self._commits += 1
         if self._commits % _TIDY_EVERY == 0:
             whereabouts.forget_saves(self.here.spool)

@@ -19,32 +19,40 @@ class Unheard:
 
     def __init__(self, here: Here) -> None:
         self._here = here
-        self._known = {path.name: self._stamp(path) for path in here.output_dir.glob("checkpoint-*")}
+        self._known: dict[str, Stamp | None] = {}
+        self.follow(here.output_dir)
+
+    @property
+    def last(self) -> str:
+        """What this rank writes last into a checkpoint."""
+        if self._here.has_state or self._here.only_model:
+            return "trainer_state.json"
+        return "rng_state.pth" if self._here.world == 1 else f"rng_state_{self._here.rank}.pth"
+
+    def follow(self, folder: Path) -> None:
+        """Checkpoints are made in this directory; what lies there now was told of."""
+        self._folder = folder
+        self._known = {path.name: self._stamp(path) for path in folder.glob("checkpoint-*")}
 
     def hear(self, checkpoint: str) -> None:
         """Its save was told of by ``on_save``."""
-        self._known[checkpoint] = self._stamp(self._here.output_dir / checkpoint)
+        self._known[checkpoint] = self._stamp(self._folder / checkpoint)
 
     def since(self, checkpoint: str) -> bool:
         """Whether this rank finished a save of it of which nobody has told; it is told of by this."""
-        stamp = self._stamp(self._here.output_dir / checkpoint)
-        if stamp is None or stamp == self._known.get(checkpoint) or (self._here.output_dir / checkpoint / SENTINEL).exists():
+        stamp = self._stamp(self._folder / checkpoint)
+        if stamp is None or stamp == self._known.get(checkpoint) or (self._folder / checkpoint / SENTINEL).exists():
             return False
         self._known[checkpoint] = stamp
         return True
 
     def all_since(self) -> list[str]:
         """Every checkpoint of which `since` is true."""
-        return [path.name for path in sorted(self._here.output_dir.glob("checkpoint-*")) if self.since(path.name)]
+        return [path.name for path in sorted(self._folder.glob("checkpoint-*")) if self.since(path.name)]
 
     def _stamp(self, path: Path) -> Stamp | None:
         try:
-            state = (path / self._last()).stat()
+            state = (path / self.last).stat()
         except OSError:
             return None  # not there, or not yet
         return state.st_mtime_ns, state.st_ino
-
-    def _last(self) -> str:
-        if self._here.has_state or self._here.only_model:
-            return "trainer_state.json"
-        return "rng_state.pth" if self._here.world == 1 else f"rng_state_{self._here.rank}.pth"
