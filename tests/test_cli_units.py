@@ -77,6 +77,21 @@ def test_a_store_behind_a_network_gets_one() -> None:
     assert "PrivateNetwork=no\nRestrictAddressFamilies=AF_INET AF_INET6\n" in text
 
 
+@pytest.mark.parametrize(
+    ("roles", "more", "is_open"),
+    [
+        ("[worker]", "metrics: {listen: '127.0.0.1:9464'}", True),
+        ("[head]", "alerts: {webhook: 'https://hooks.example/x'}", True),
+        ("[verifier]", "alerts: {command: [/usr/bin/page]}", True),
+        ("[worker]", "alerts: {webhook: 'https://hooks.example/x'}", False),
+    ],
+)
+def test_what_is_asked_for_metrics_and_what_tells_of_alarms_get_a_network(roles: str, more: str, is_open: bool) -> None:  # noqa: FBT001
+    text = drop_in(config("/data/out/*", roles=roles, more=more), PROGRAM, Paths(("/mnt/store",)))
+    assert ("PrivateNetwork=no\nRestrictAddressFamilies=AF_INET AF_INET6\n" in text) == is_open
+    assert "hooks.example" not in text
+
+
 def test_no_option_of_a_store_gets_into_a_unit() -> None:
     one = read("store: {url: s3://b, options: {secret: PLANTED}}\nworker: {runs: [/data/out/*]}\n", "t.yaml", {})
     assert "PLANTED" not in drop_in(one, PROGRAM, Paths(("/data/out",)))

@@ -142,9 +142,9 @@ from ckptsync.config.loading import read
 from ckptsync.daemon import exposing, service
 from ckptsync.daemon.working import Outcome, Role, Working
 
-exposing.HANGS = 1.0
+exposing.HANGS, exposing.MORE = 1.0, 0.5
 service.STATUS_EVERY = 0.2
-text = f"node: n0\\nroles: [head]\\nstore: {{url: {sys.argv[1]}}}\\nmetrics: {{listen: '127.0.0.1:{sys.argv[2]}'}}\\n"
+text = f"node: n0\\nroles: [head]\\nstore: {{url: {sys.argv[1]}}}\\nmetrics: {{listen: '127.0.0.1:{sys.argv[2]}'}}\\nlimits: {{stall: 1ms}}\\n"
 
 def look():
     time.sleep(float(sys.argv[3]))
@@ -187,7 +187,9 @@ def test_a_port_that_is_taken_stops_nothing_and_is_seen_in_status(tmp_path: Path
         where = f"127.0.0.1:{taken.getsockname()[1]}"
         text = f"node: boss\nroles: [head]\nstore: {{url: {store}}}\nhead: {{every: 200ms}}\nmetrics: {{listen: '{where}'}}\n"
         with daemon(tmp_path, text):
-            assert until((store / ".ckptsync" / "nodes" / "boss~head.json").exists)
+            told = f"metrics: metrics.listen: {where}: Address already in use"
+            beat = store / ".ckptsync" / "nodes" / "boss~head.json"
+            assert until(lambda: beat.exists() and told in beat.read_text())
             capsys.readouterr()
             assert main(["status", str(store)]) == 0
-            assert f"error  metrics: metrics.listen: {where}: Address already in use" in capsys.readouterr().out
+            assert f"error  {told}" in capsys.readouterr().out

@@ -136,8 +136,8 @@ def drop_in(config: Config, program: Program, found: Paths, user: str = "") -> s
     ]
     lines += [f"User={user}", f"Group={user}"] if user else []
     lines += [f"ReadWritePaths={writable}"] if writable else []
-    if not local(config.store.url):
-        lines += ["# The store is behind a network.", "PrivateNetwork=no", "RestrictAddressFamilies=AF_INET AF_INET6"]
+    if reason := _network(config):
+        lines += [f"# {reason}", "PrivateNetwork=no", "RestrictAddressFamilies=AF_INET AF_INET6"]
     return "\n".join([*lines, *_room(config), *_reading(config, program), ""])
 
 
@@ -175,6 +175,16 @@ def quoted(word: str) -> str:
 
 def _command(words: Sequence[str]) -> str:
     return " ".join(quoted(word).replace("$", "$$") for word in words)
+
+
+def _network(config: Config) -> str:
+    """Why there must be one, or nothing."""
+    if not local(config.store.url):
+        return "The store is behind a network."
+    if config.metrics.listen:
+        return "Others ask for /metrics."
+    is_telling = {"head", "verifier"} & {*config.roles} and (config.alerts.webhook or config.alerts.command)
+    return "Alerts leave this machine." if is_telling else ""
 
 
 def _room(config: Config) -> list[str]:

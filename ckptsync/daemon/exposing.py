@@ -15,7 +15,8 @@ from ckptsync.web.serving import Listener, Page
 AGAIN = 30.0
 """s until a port that was taken is tried again."""
 HANGS = 110.0
-"""s without getting anywhere, as systemd's WatchdogSec in our units."""
+"""s without getting anywhere, as systemd's WatchdogSec in our units; more where limits.stall is, as there."""
+MORE = 50.0
 BEATS = 600.0
 """s that a heartbeat may take: all its tries of a store that answers with errors are over long before."""
 
@@ -26,6 +27,7 @@ class Exposing:
     def __init__(self, config: Config, node: str, working: Callable[[], Working]) -> None:
         self._config, self._node, self._working = config, node, working
         self._listener: Listener | None = None
+        self._hangs = max(HANGS, config.limits.stall + MORE)
 
     def look(self) -> Outcome:
         """One tick; raises ConfigError while the port cannot be had."""
@@ -47,7 +49,7 @@ class Exposing:
             node=self._node,
             version=__version__,
             roles=tuple(self._config.roles),
-            is_healthy=not any(_ills(working, now)),
+            is_healthy=not any(_ills(working, now, self._hangs)),
             loops=[Loop(t.name, t.finished, t.failures, _busy(t, now)) for t in _ticks(working)],
             queue=len(working.queue()),
             oldest=0.0 if oldest is None else max(0.0, now - oldest),
@@ -62,7 +64,7 @@ class Exposing:
     def health(self) -> Page:
         """503 where another start would help."""
         working, now = self._working(), time.monotonic()
-        ills = list(_ills(working, now))
+        ills = list(_ills(working, now, self._hangs))
         loops = [f"{t.name}: {f'at work for {_busy(t, now):.0f} s' if t.is_running else 'rests'}" for t in _ticks(working)]
         return Page(503 if ills else 200, "\n".join([*(ills or ["ok"]), *loops, ""]).encode())
 
@@ -72,9 +74,9 @@ def _ticks(working: Working) -> tuple[Tick, ...]:
     return (*([beat] if beat else []), *working.ticks)
 
 
-def _ills(working: Working, now: float) -> Iterator[str]:
+def _ills(working: Working, now: float, hangs: float) -> Iterator[str]:
     still, beat = now - working.vitals.advanced, working.vitals.beat
-    if still > HANGS:
+    if still > hangs:
         yield f"hangs: nothing has got any further for {still:.0f} s"
     if beat and _busy(beat, now) > BEATS:
         yield f"hangs: a heartbeat has been under way for {_busy(beat, now):.0f} s"

@@ -6,7 +6,6 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
 
 from ckptsync.catalogue.summary import Summary
 from ckptsync.fleet.nodes import Node
@@ -97,7 +96,8 @@ def run(name: str, found: Sequence[Summary], training: str = "") -> Run:
 def every(ended: Iterable[float]) -> float | None:
     """How many seconds lie between two checkpoints, by the newest of them: half are further apart, half nearer."""
     newest = sorted(set(ended))[-RECENT:]
-    return median(later - earlier for earlier, later in pairwise(newest)) if len(newest) >= LEAST else None
+    gaps = sorted(later - earlier for earlier, later in pairwise(newest))
+    return gaps[len(gaps) // 2] if len(newest) >= LEAST else None
 
 
 def _point(found: Sequence[Summary]) -> Point | None:
