@@ -13,10 +13,11 @@ from ckptsync.stores import ending, signs
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.limits import Unlimited
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.stores.pace import ASK, Paced, Paces
+from ckptsync.stores.pace import ASK, MAKES_WAY, Paced, Paces
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.timetable import parse
 from tests.store_contract import StoreContract
+from tests.ticks import until
 
 
 @pytest.fixture(autouse=True)
@@ -157,6 +158,46 @@ def test_who_asks_for_much_is_not_starved_by_those_who_ask_for_little() -> None:
         paces.take(200_000)
         assert len(taken) - before < 600, "it waited for its turn, not for all others to be through"
         list(running)
+
+
+class Held(Clock):
+    """The first who has to wait does so until he is told."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_waiting, self.go_on = threading.Event(), threading.Event()
+
+    def sleep(self, seconds: float) -> None:
+        self.is_waiting.set()
+        assert self.go_on.wait(10)
+        super().sleep(seconds)
+
+
+def order_of(asks: list[int]) -> list[int]:
+    """In which order asks go that came one after the other while another one was waiting."""
+    clock, went = Held(), list[int]()
+    paces = clock.paces("1000000B/s")
+
+    def ask(count: int) -> None:
+        paces.take(count)
+        went.append(count)
+
+    with ThreadPoolExecutor(len(asks) + 1) as pool:
+        pool.submit(ask, ASK + 1)
+        assert clock.is_waiting.wait(10)
+        for n, count in enumerate(asks, 2):
+            pool.submit(ask, count)
+            assert until(lambda waiting=n: len(paces._line) == waiting)  # type: ignore[misc]
+        clock.go_on.set()
+    return went[1:]
+
+
+def test_what_is_little_goes_before_what_is_much_and_behind_who_goes_now() -> None:
+    assert order_of([ASK, ASK - 1, 10, 20]) == [10, 20, ASK, ASK - 1]
+
+
+def test_what_is_much_makes_way_a_few_times_and_no_longer() -> None:
+    assert order_of([ASK, *range(12)]) == [*range(MAKES_WAY), ASK, *range(MAKES_WAY, 12)]
 
 
 def test_an_interrupt_leaves_the_line_to_others() -> None:

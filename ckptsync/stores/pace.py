@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 
 from ckptsync.errors import StoreError
 from ckptsync.stores import ending, signs
@@ -15,13 +15,18 @@ from ckptsync.stores.limits import Pace
 from ckptsync.stores.timetable import Timetable
 
 ASK = 256 << 10  # bytes asked for at a time
+LITTLE = signs.LEAST  # bytes of an ask that others make way for
+MAKES_WAY = 8  # times, so that nobody starves
 BURST = 0.25  # seconds of the rate that may have been saved up
 _CLOSE = 0.001  # of a byte: sums of floats are not exact
 _STEP = 0.25  # seconds after which the timetable is looked at again, and whether the process is about to end
 
 
 class Paces:
-    """A token bucket.  Who asks waits in line, so that no thread starves; bytes go only when their time is over, so the rate is never exceeded."""
+    """A token bucket.  Who asks waits in line, so that no thread starves; bytes go only when their time is over, so the rate is never exceeded.
+
+    What is little (a request's head, a listing) goes before what is much: a small save, or a heartbeat, needs several of them, one after the other.
+    """
 
     def __init__(
         self,
@@ -32,13 +37,13 @@ class Paces:
         wall: Callable[[], time.struct_time] = time.localtime,
     ) -> None:
         self._timetable, self._clock, self._sleep, self._wall = timetable, clock, sleep, wall
-        self._line: deque[object] = deque()
+        self._line: list[_Ticket] = []  # the first of them goes now
         self._moved = threading.Condition()
         self._saved, self._since = 0.0, clock()  # bytes that may go, as of when
 
     def take(self, count: int) -> None:
         """Wait until ``count`` bytes may go; raises StoreError where the process is about to end before they may."""
-        with self._turn():
+        with self._turn(count):
             while (wait := self._missing(count)) > 0:
                 if ending.is_near():
                     raise StoreError("the transfer ended while it waited for its bandwidth", hint="start it again")
@@ -60,11 +65,11 @@ class Paces:
         return 0.0
 
     @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
-        """First come, first served: a lock alone may be had again and again by who has it."""
-        ticket = object()
+    def _turn(self, count: int) -> Iterator[None]:
+        """First come, first served, but for what is little: a lock alone may be had again and again by who has it."""
+        ticket = _Ticket(count < LITTLE)
         with self._moved:
-            self._line.append(ticket)
+            self._line.insert(_place(ticket, self._line), ticket)
         try:
             with self._moved:
                 self._moved.wait_for(lambda: self._line[0] is ticket)
@@ -73,6 +78,23 @@ class Paces:
             with self._moved:
                 self._line.remove(ticket)
                 self._moved.notify_all()
+
+
+@dataclass(eq=False, slots=True)
+class _Ticket:
+    """``overtaken``: by how many that came later."""
+
+    is_little: bool
+    overtaken: int = 0
+
+
+def _place(ticket: _Ticket, line: Sequence[_Ticket]) -> int:
+    """Where it stands: behind all, or what is little before what is much and has not made way often; never before who goes now."""
+    at = len(line)
+    while ticket.is_little and at > 1 and not line[at - 1].is_little and line[at - 1].overtaken < MAKES_WAY:
+        at -= 1
+        line[at].overtaken += 1
+    return at
 
 
 def _live(count: int) -> None:
