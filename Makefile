@@ -8,6 +8,8 @@
 # make campaign-hostile    floods of files, ten inotify watches, a spool elsewhere, full disks, a clock that jumps: HOSTILE="--only clock"
 # make kill-stores   kill writers to a directory, S3 and SFTP at every system call with which they change something, and at 200 moments: two
 #               hours (strace, sshd are needed): KILL="--stores s3 --calls 50 --moments 50 --seed 7"
+# make kill-heads   kill heads at every system call with which they change something, and at 200 moments, two of other options at work at once: half an
+#               hour (strace is needed for the first): HEADS="--calls 10 --moments 40 --seed 7", HEADS="--store s3"
 # make crash-states   cut the power at every moment of a store's work, in a simulation (strace is needed): CRASH="--states 5000 --random 100"
 # make damage   damage every vector in every way, and see that nothing goes unseen: DAMAGE="--flips 400 --only zero3"
 # make nspawn   the units under real systemd, in a container of this system's own files that is gone afterwards (root and systemd-nspawn are needed)
@@ -45,6 +47,7 @@ CAMPAIGN ?=
 DAMAGE ?=
 CRASH ?=
 KILL ?=
+HEADS ?=
 TRAINERS ?=
 HOSTILE ?=
 BESIDE ?=
@@ -52,7 +55,7 @@ BESIDE ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint format bench bench-transfer bench-beside campaign campaign-trainers campaign-hostile damage crash-states kill-stores nspawn clean
+.PHONY: demo test lint format bench bench-transfer bench-beside campaign campaign-trainers campaign-hostile damage crash-states kill-stores kill-heads nspawn clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -99,6 +102,9 @@ damage: $(VENV)/.installed-test
 
 kill-stores: $(VENV)/.installed-test
 	$(BIN)/python -m tests.campaigns.stores_kill $(KILL)
+
+kill-heads: $(VENV)/.installed-test
+	$(BIN)/python -m tests.campaigns.head_kill $(HEADS)
 
 crash-states: $(VENV)/.installed-test
 	$(BIN)/python -m tests.campaigns.crash_states $(CRASH)

@@ -12,9 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ckptsync.catalogue.fresh import fresh
 from ckptsync.catalogue.reading import Cache, read
-from ckptsync.catalogue.shortened import state
 from ckptsync.catalogue.summary import Catalogue
 from ckptsync.config.values import Config, RetentionConfig
 from ckptsync.daemon import told_head as told
@@ -80,8 +78,8 @@ class Heading:
 class Proving:
     """The verifier role: what is due is verified, one place at a time, repairs and new ones before old ones."""
 
-    def __init__(self, config: Config, store: Store, children: Children) -> None:
-        self._store, self._schedule = store, Schedule(config.verify.level, config.verify.period)
+    def __init__(self, config: Config, catalogues: Catalogues, children: Children) -> None:
+        self._catalogues, self._schedule = catalogues, Schedule(config.verify.level, config.verify.period)
         self._errands = Errands(children, config, 1)
 
     def hinted(self, hint: Callable[[], None]) -> None:
@@ -90,18 +88,17 @@ class Proving:
 
     def look(self) -> Outcome:
         """One tick."""
-        now = time.time()
-        queue = self._errands.begin(self._tasks(now))
-        return Outcome(self._errands.lines(), queue, self._errands.errors())
+        catalogue, now = self._catalogues.read(), time.time()
+        queue = self._errands.begin(self._tasks(catalogue, now))
+        faults = tuple(f"{fault.name}: {fault.error}" for fault in catalogue.faults)
+        return Outcome(self._errands.lines(), queue, (*self._errands.errors(), *faults))
 
-    def _tasks(self, now: float) -> Iterator[Task]:
-        found = fresh(self._store)
-        clock = max(now, *found.mtimes.values(), 0.0)
-        for one in due(found.places, self._schedule, found.mtimes, clock):
+    def _tasks(self, catalogue: Catalogue, now: float) -> Iterator[Task]:
+        """Ages count on the store's clock, which stands at its newest file's mtime at least; this machine's moves it on where nothing writes."""
+        for one in due(catalogue.summaries, self._schedule, max(now, catalogue.clock)):
             seen = one.place
-            if found.newer(seen.run, seen.place) is None:
-                size = sum(seen.sizes.values())
-                yield Task(Order("verify", seen.run, seen.place, size, one.level, now), f"{one.level} {state(seen)}")
+            order = Order("verify", seen.run, seen.place, seen.size + seen.model_size, one.level, now)
+            yield Task(order, f"{one.level} {seen.state}")
 
 
 class Retaining:
@@ -141,7 +138,7 @@ def of_head(config: Config, store: Store, fatal: Callable[[BaseException], None]
         if has_rules(config.retention):
             roles.append(Role("retention", RETAIN_EVERY, Retaining(config, children).look, fatal))
     if "verifier" in config.roles:
-        proving = Proving(config, store, children)
+        proving = Proving(config, catalogues, children)
         proving.hinted(hint)
         roles.append(Role("verifier", config.verify.tick, proving.look, fatal))
     return Heads(tuple(roles), children, catalogues)

@@ -125,6 +125,12 @@ class Service:
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=CLEAN, start_new_session=True
             )
 
+    @property
+    def pid(self) -> int:
+        """Of the process that runs."""
+        assert self._process
+        return self._process.pid
+
     def ended(self) -> int | None:
         """Its exit code, if it has ended."""
         return self._process.poll() if self._process else None

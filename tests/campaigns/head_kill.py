@@ -1,0 +1,356 @@
+"""Kill heads at every write and at any moment, two of other options at work at once, and see that all converges.
+
+    python -m tests.campaigns.head_kill --moments 200 --seed 1
+
+Three parts.  Calls: one order of a head's, in its child process, is killed at the nth system call that changes a file, for every n; then the other head, whose
+options and configuration differ, ends what it began.  Moments: two heads consolidate and verify what keeps arriving, and one of them, or a child of its, is killed at a
+random moment, again and again.  Damage: models lose bytes or files while heads are killed.  All the while somebody looks: no seal may ever bind bytes that differ.
+In the end every place is VERIFIED, and its model is what one of the two heads would have made alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from ckptsync.catalogue.fresh import fresh
+from ckptsync.config.loading import load
+from ckptsync.daemon.orders import Brief, Order, encode
+from ckptsync.digest import digest
+from ckptsync.errors import NotFound
+from ckptsync.head.consolidate import HeadOptions, one
+from ckptsync.merge.plan import Options
+from ckptsync.records.coding import decode_any
+from ckptsync.records.names import consolidated_prefix, parse_record_name
+from ckptsync.records.seal import Seal
+from ckptsync.stores.contract import Store, read_all
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.stores.opening import create_store, open_store
+from ckptsync.worker.push import push_now
+from tests.campaigns.cluster import CLEAN, Service
+from tests.vector import ROOT, vector
+from tests.weed import weed
+
+CALLS = (
+    "pwrite64",
+    "write",
+    "fsync",
+    "linkat",
+    "link",
+    "rename",
+    "renameat",
+    "renameat2",
+    "unlink",
+    "unlinkat",
+    "mkdir",
+    "mkdirat",
+    "ftruncate",
+)
+NODES = ("node0", "node1")
+KINDS = {"fsdp2": "hf-fsdp2-2node", "zero3": "hf-zero3-2node"}
+PATIENCE = 180.0  # seconds, on a busy machine, until all is VERIFIED once nobody is killed any more
+CHILD = (sys.executable, "-m", "ckptsync.daemon.child")
+Seals = Mapping[str, str]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 if every promise was kept, 1 if not."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--calls", type=int, default=0, help="at most so many deaths at system calls, drawn by chance; 0: every one"
+    )
+    parser.add_argument("--moments", type=int, default=200, help="deaths at random moments")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--store", choices=("posix", "s3"), default="posix", help="calls are killed with a directory only")
+    args = parser.parse_args(argv)
+    dice = random.Random(args.seed)
+    wrong: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="ckptsync-heads-") as home:
+        if shutil.which("strace") and args.store == "posix":
+            wrong += at_calls(Path(home) / "calls", dice, args.calls)
+        if not wrong and args.moments:
+            wrong += Moments(Path(home) / "moments", dice, args.store).run(args.moments)
+        if wrong:
+            print(f"everything is kept in {shutil.copytree(home, f'{home}-violated', symlinks=True)}")
+    for line in wrong:
+        print(f"VIOLATED {line}")
+    return 1 if wrong else 0
+
+
+class Heads:
+    """Two configurations that have little in common: ``a`` makes several files in fp32, ``b`` one in bf16 with another config.json and no tokenizer."""
+
+    def __init__(self, home: Path, url: str, options: Mapping[str, object]) -> None:
+        home.mkdir(parents=True, exist_ok=True)
+        other = home / "other-config"
+        other.mkdir()
+        config = json.loads((ROOT / "base/config.json").read_text()) | {"tie_word_embeddings": False}
+        (other / "config.json").write_text(json.dumps(config))
+        self.merges = {
+            "a": HeadOptions(Options("fp32", 30_000), {"*": str(ROOT / "base")}),
+            "b": HeadOptions(Options("bf16"), {"*": str(other)}),
+        }
+        self.services = {
+            name: Service(
+                home,
+                name,
+                {
+                    "node": name,
+                    "roles": ["head", "verifier"],
+                    "store": {"url": url, "options": dict(options)},
+                    "head": {
+                        "every": "1s",
+                        "dtype": its.merge.dtype,
+                        "max_shard_size": its.merge.max_shard_size,
+                        "config_from": dict(its.config_from),
+                    },
+                    "verify": {"level": "parse", "period": "1h", "tick": "1s"},
+                },
+            )
+            for name, its in self.merges.items()
+        }
+
+
+def arrive(store: Store, run: str, kind: str, step: int, scratch: Path) -> None:
+    """Both nodes' parts, as workers send them."""
+    for node, source in zip(NODES, vector(KINDS[kind]).sources, strict=True):
+        copied = scratch / f"{run}-{step}" / node / f"checkpoint-{step}"
+        shutil.copytree(source, copied)
+        push_now(copied.parent, store, node, run)
+    shutil.rmtree(scratch / f"{run}-{step}")
+
+
+def expected(kind: str, heads: Heads) -> list[Seals]:
+    """The weights that each head would make alone: name of a file → digest."""
+    found = []
+    for merge in heads.merges.values():
+        store = MemoryStore()
+        for node, source in zip(NODES, vector(KINDS[kind]).sources, strict=True):
+            push_now(source.parent, store, node, "run") if source.name.startswith("checkpoint-") else None
+        [place] = [s.place for s in fresh(store).readable]
+        one(store, "run", place, merge)
+        [seal] = [seal for seal, _ in seals(store)][-1:]
+        found.append(weights(seal))
+    return found
+
+
+def weights(seal: Seal) -> Seals:
+    """Of a seal's files."""
+    return {f.path: f.digest for f in seal.files if f.path.endswith(".safetensors")}
+
+
+def seals(store: Store) -> Iterator[tuple[Seal, str]]:
+    """Every one in a store, and its name."""
+    for entry in store.names(""):
+        parsed = parse_record_name(entry.name)
+        if parsed and parsed.kind == "seal":
+            with contextlib.suppress(NotFound):  # retention takes seals away, too
+                record = decode_any(parsed, read_all(store, entry.name))
+                assert isinstance(record, Seal)
+                yield record, entry.name
+
+
+def differing(store: Store, apart: Iterable[str] = ()) -> list[str]:
+    """Seals that bind bytes which are not there; ``apart``: names that the campaign itself has damaged."""
+    wrong = []
+    spoilt = set(apart)
+    for seal, name in seals(store):
+        for file in seal.files:
+            full = f"{consolidated_prefix(seal.run, seal.place)}{file.path}"
+            if full in spoilt:
+                continue
+            try:
+                found = digest(read_all(store, full))
+            except NotFound:
+                found = "nothing"
+            if found != file.digest:
+                wrong.append(f"{name}: {full} is {found}, not {file.digest}")
+    return wrong
+
+
+def at_calls(home: Path, dice: random.Random, most: int) -> list[str]:
+    """The child of head ``a`` dies at each call that changes a file; then that of head ``b`` comes."""
+    begun, deaths = time.monotonic(), 0
+    heads = Heads(home, str(home / "store"), {})
+    original = home / "original"
+    arrive(create_store(str(original)), "run", "fsdp2", 4, home / "scratch")
+    wanted = expected("fsdp2", heads)
+    places = [(call, n) for call in CALLS for n in range(1, _count(home, original, heads, call) + 1)]
+    for call, n in places if not most else dice.sample(places, min(most, len(places))):
+        store = _copied(original, home / "store")
+        deaths += _ordered(heads, "a", ("strace", *_options(home), "-e", f"inject={call}:signal=SIGKILL:when={n}")) != 0
+        wrong = differing(store)
+        _ordered(heads, "b")
+        _ordered(heads, dice.choice("ab"))
+        wrong += [*differing(store), *_unfinished(store, {("run", "checkpoint-4"): wanted}, ("CONSOLIDATED",))]
+        if wrong:
+            return [f"killed at {call} {n}: {line}" for line in wrong]
+    print(f"{deaths} deaths at {len(places)} calls in {time.monotonic() - begun:.0f} s", flush=True)
+    return []
+
+
+def _options(home: Path) -> tuple[str, ...]:
+    return ("-D", "-f", "-qq", "-o", str(home / "trace"), "-e", f"trace={','.join(CALLS)}")  # -D: the child stays ours
+
+
+def _count(home: Path, original: Path, heads: Heads, call: str) -> int:
+    """How often a thread of it does this, at most."""
+    _copied(original, home / "store")
+    _ordered(heads, "a", ("strace", *_options(home)))
+    seen: dict[str, int] = {}
+    for line in (home / "trace").read_text().splitlines():
+        thread, _, rest = line.partition(" ")
+        if rest.strip().startswith(f"{call}("):
+            seen[thread] = seen.get(thread, 0) + 1
+    return max(seen.values(), default=0)
+
+
+def _copied(original: Path, to: Path) -> Store:
+    shutil.rmtree(to, ignore_errors=True)
+    shutil.copytree(original, to)
+    return open_store(str(to))
+
+
+def _ordered(heads: Heads, name: str, before: Sequence[str] = ()) -> int:
+    """Let a head's child consolidate the place; its exit status."""
+    brief = Brief(Order("consolidate", "run", "checkpoint-4"), load(heads.services[name].config, {}), os.getpid())
+    done = subprocess.run([*before, *CHILD], input=encode(brief), capture_output=True, env=CLEAN, check=False, timeout=PATIENCE)
+    return done.returncode
+
+
+class Moments:
+    """Two heads at work while checkpoints arrive."""
+
+    def __init__(self, home: Path, dice: random.Random, kind: str) -> None:
+        self._home, self._dice = home, dice
+        home.mkdir()
+        url = f"s3://{weed().bucket()}/store" if kind == "s3" else str(home / "store")
+        options = weed().options() if kind == "s3" else {}
+        self._store = create_store(url, options)
+        self._heads = Heads(home / "heads", url, options)
+        self._wanted: dict[tuple[str, str], list[Seals]] = {}
+        self._models = {name: expected(name, self._heads) for name in KINDS}
+        self._wrong: list[str] = []
+        self._spoilt: set[str] = set()
+        self._over = threading.Event()
+
+    def run(self, moments: int) -> list[str]:
+        """Violations, the first that are found."""
+        begun = time.monotonic()
+        looking = threading.Thread(target=self._look, daemon=True)
+        looking.start()
+        services = self._heads.services
+        for service in services.values():
+            service.start()
+        try:
+            for n in range(moments):
+                if self._wrong:
+                    break
+                if n % 10 == 0:
+                    self._arrive(n)
+                if n % 5 == 4:
+                    self._damage()
+                time.sleep(self._dice.uniform(0.0, 1.2))
+                self._kill(services[self._dice.choice("ab")])
+            self._wrong += [] if self._wrong else self._settled()
+        finally:
+            self._over.set()
+            looking.join()
+            for service in services.values():
+                service.kill()
+        kills = f"{moments} deaths at random moments, {len(self._wanted)} checkpoints, {len(self._spoilt)} files spoilt"
+        print(f"{kills}, in {time.monotonic() - begun:.0f} s", flush=True)
+        return self._wrong
+
+    def _arrive(self, n: int) -> None:
+        for kind in KINDS:
+            arrive(self._store, kind, kind, n, self._home / "scratch")
+            self._wanted[kind, f"checkpoint-{n}"] = self._models[kind]
+
+    def _damage(self) -> None:
+        """A file of a sealed model is another, or gone."""
+        names = [
+            f"{consolidated_prefix(s.run, s.place)}{f.path}"
+            for s, _ in seals(self._store)
+            for f in s.files
+            if f.path.endswith(".safetensors")
+        ]
+        if names:
+            name = self._dice.choice(names)
+            self._spoilt.add(name)
+            data = bytearray(read_all(self._store, name))
+            data[self._dice.randrange(len(data))] ^= 1
+            if self._dice.random() < 0.5:
+                self._store.delete(name)
+            else:
+                self._store.write(name, [data])
+
+    def _kill(self, head: Service) -> None:
+        """The head, whose children die with it; or a child of its alone."""
+        children = _children(head)
+        if children and self._dice.random() < 0.5:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._dice.choice(children), signal.SIGKILL)
+            return
+        head.kill()
+        until = time.monotonic() + 10
+        while any(Path(f"/proc/{child}/cmdline").exists() and _is_live(child) for child in children):
+            if time.monotonic() > until:
+                self._wrong.append(f"{head.name}: a child has outlived it")
+                return
+            time.sleep(0.01)
+        head.start()
+
+    def _look(self) -> None:
+        while not self._over.wait(0.2) and not self._wrong:
+            self._wrong += differing(self._store, self._spoilt)
+
+    def _settled(self) -> list[str]:
+        until = time.monotonic() + PATIENCE
+        while (late := _unfinished(self._store, self._wanted, ("VERIFIED",))) and time.monotonic() < until:
+            time.sleep(0.5)
+        return [*late, *differing(self._store)]
+
+
+def _unfinished(store: Store, wanted: Mapping[tuple[str, str], Sequence[Seals]], words: Sequence[str]) -> list[str]:
+    """Places that are not what they should be by now."""
+    there = {(s.run, s.place): s for s in fresh(store).places}
+    wrong = [f"{run}/{place}: a place that nobody asked for" for run, place in there.keys() - wanted.keys()]
+    for (run, place), models in wanted.items():
+        seen = there.get((run, place))
+        if seen is None or seen.word not in words or seen.seal is None:
+            wrong.append(f"{run}/{place}: {seen.word if seen else 'absent'}")
+        elif weights(seen.seal) not in models:
+            wrong.append(f"{run}/{place}: its model is neither head's")
+    return wrong
+
+
+def _children(head: Service) -> list[int]:
+    found = []
+    for tasks in Path(f"/proc/{head.pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += [int(child) for child in tasks.read_text().split()]
+    return found
+
+
+def _is_live(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    sys.exit(main())
