@@ -12,6 +12,7 @@ import pytest
 
 from tests.campaigns import hostile
 from tests.campaigns.judged import Judge
+from tests.campaigns.lives import Mortal, at_work, longest
 from tests.campaigns.nodes import Network, can_isolate
 from tests.campaigns.replayed import Replay
 from tests.campaigns.two_nodes import NODES, START, Job, TwoNodes, can_train, default_python, finish
@@ -68,6 +69,18 @@ def test_a_judge_sees_what_is_missed_torn_and_touched(tmp_path: Path) -> None:
         "run/checkpoint-2: MISSED",
         f"{replay.out('run') / 'checkpoint-1'}: was touched",
     ]
+
+
+def test_a_worker_is_asked_for_what_it_could_see(tmp_path: Path) -> None:
+    lives = at_work([(10.2, 14.0), (14.5, 15.5), (16.0, float("inf"))], [11.0, 15.0, 17.0])
+    assert lives == [(12.0, 14.0), (18.0, float("inf"))]
+    assert [longest(lives, begin, 20.0) for begin in (0.0, 13.0, 19.0)] == [2.0, 2.0, 1.0]
+    assert longest([], 0.0, 9.0) == 0.0
+    mortal = Mortal(
+        tmp_path, "n", {"node": "n", "roles": ["worker"], "store": {"url": str(tmp_path / "none")}, "worker": {"runs": []}}
+    )
+    mortal.log.write_text('{"time": "2026-11-21T16:00:00Z", "message": "phase=started node=n"}\n{"torn')
+    assert mortal.at_work() == []
 
 
 @NEEDS_ISOLATION

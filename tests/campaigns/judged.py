@@ -17,24 +17,30 @@ from ckptsync.merge.output import is_beside
 from ckptsync.merge.plan import Options
 from ckptsync.records.state import Snapshot
 from ckptsync.stores.contract import Store, read_all
+from tests.campaigns.lives import Life, longest
 from tests.campaigns.two_nodes import NODES, Job, TwoNodes, events
 from tests.vector import ROOT, bits
 
-LIVED = 2.0  # seconds: without the hook what lived longer must be in the store
+LIVED = 2.0  # seconds: without the hook what lived longer while a worker was at work must be in the store
 WEIGHTS = ("model.safetensors",)  # of the final model; where the trainer writes none, there is none to send
 
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Of one training: steps saved, those that had to be in the store, those that are there whole; what is wrong."""
+    """Of one training: steps saved, those that had to be in the store, those that are there whole; what is wrong.
+
+    ``unseen``: lived long enough, but no worker lived so long with it, and the store has not got it.
+    """
 
     saved: int
     wanted: int
     whole: int
     wrong: tuple[str, ...]
+    unseen: int = 0
 
     def __str__(self) -> str:
-        return f"{self.saved} saved, {self.wanted} wanted, {self.whole} whole in the store, {len(self.wrong)} wrong"
+        unseen = f", {self.unseen} that no worker could see" if self.unseen else ""
+        return f"{self.saved} saved, {self.wanted} wanted, {self.whole} whole in the store, {len(self.wrong)} wrong{unseen}"
 
 
 class Judge:
@@ -53,14 +59,15 @@ class Judge:
     def tally(self, codes: list[int | None]) -> Tally:
         """Everything compared, file by file and bit by bit."""
         seen = self._snapshots()
-        saved, wanted = self._saved(), self._wanted()
+        saved, wanted = self._saved(), set().union(*(self._wanted(n) for n in range(NODES)))
         wrong = [*self._trainer(codes), *self._absent(seen), *self._undisturbed()]
         whole = 0
         for place, snapshot in sorted(seen.items()):
             found = [*self._place(place, snapshot)]
             whole += not found
             wrong += found
-        return Tally(len(saved), len(wanted), whole, tuple(wrong))
+        unseen = [s for s, (begin, end) in self._lived().items() if end - begin > LIVED and f"checkpoint-{s}" not in seen]
+        return Tally(len(saved), len(wanted), whole, tuple(wrong), len([s for s in unseen if s not in wanted]))
 
     def _truth(self, n: int) -> Path:
         return self._nodes.node(n) / "truth" / self._job.run
@@ -72,18 +79,26 @@ class Judge:
     def _saved(self) -> set[int]:
         return {e["step"] for e in events(self._truth(0)).get("events-0", []) if e["event"] == "saved"}
 
-    def _wanted(self) -> set[int]:
-        """With the hook all; without, what lived long enough, and what was never deleted."""
+    def _wanted(self, n: int) -> set[int]:
+        """Of a node: with the hook all; without, what lived long enough beside a worker, and what was never deleted."""
         if self._job.hook:
             return set(range(1, self._job.steps + 1))
+        lives = self._nodes.workers[n].at_work()
+        return {step for step, (begin, end) in self._lived().items() if longest(lives, begin, end) > LIVED}
+
+    def _lived(self) -> dict[int, Life]:
+        """From when to when each step's checkpoint was there, and whole."""
         said = events(self._truth(0)).get("events-0", [])
         gone = {e["step"]: e["at"] for e in said if e["event"] == "gone"}
-        return {e["step"] for e in said if e["event"] == "saved" and gone.get(e["step"], float("inf")) - e["at"] > LIVED}
+        return {e["step"]: (e["at"], gone.get(e["step"], float("inf"))) for e in said if e["event"] == "saved"}
 
     def _absent(self, seen: Mapping[str, Snapshot]) -> list[str]:
         tags = {path.name for n in range(NODES) for path in self._truth(n).glob("global_step*")}
-        wanted = [*(f"checkpoint-{step}" for step in sorted(self._wanted())), *sorted(tags)]
-        parts = [(name, {f"node{n}" for n in range(NODES) if (self._truth(n) / name).is_dir()}) for name in wanted]
+        wanted = [{*(f"checkpoint-{step}" for step in self._wanted(n)), *tags} for n in range(NODES)]
+        parts = [
+            (name, {f"node{n}" for n in range(NODES) if name in wanted[n] and (self._truth(n) / name).is_dir()})
+            for name in sorted(set().union(*wanted))
+        ]
         if any((self._truth(0) / "root" / name).exists() for name in WEIGHTS):
             parts.append(("final", {"node0"}))
         return [

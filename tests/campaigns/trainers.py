@@ -6,7 +6,7 @@
 Every training saves each step and keeps one checkpoint (``save_steps=1``, ``save_total_limit=1``); the nodes share no disk, and where this may be done
 (root, Linux) each has a network of its own.  With the hook steps follow each other as fast as they can, and every one of them must be in the
 store, on its way or pinned, whatever rotation deletes.  Without it there is a pause before each step, and every one that lived longer than 2 s
-must be.  In the store every file of every node is compared with what the trainer wrote, and every step's merged model with what the framework
+beside one life of its node's worker must be.  In the store every file of every node is compared with what the trainer wrote, and every step's merged model with what the framework
 gathered, bit for bit.  ``--kill``: workers are killed (SIGKILL) after that many seconds, more or less, and started again.  ``--cut``: while
 the training runs nodes lose the store for so many seconds.  ``--late``: workers are started only when the training has ended.
 """

@@ -16,7 +16,8 @@ from typing import Any
 
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
-from tests.campaigns.cluster import CLEAN, Service
+from tests.campaigns.cluster import CLEAN
+from tests.campaigns.lives import Mortal
 from tests.campaigns.nodes import Network, ended, kill_tree, start
 from tests.fault_proxy import TcpProxy
 from tests.vector import ROOT
@@ -128,13 +129,13 @@ class TwoNodes:
     def _within(self, n: int) -> list[str]:
         return self.network.nodes[n].within() if self.network else []
 
-    def _worker(self, n: int, worker: Mapping[str, object]) -> Service:
+    def _worker(self, n: int, worker: Mapping[str, object]) -> Mortal:
         self.node(n).mkdir(parents=True)
         (self.node(n) / "out").mkdir()
         store = {"url": self._reached, "options": self._reached_options}
         found = {"path": f"{self.node(n)}/out/*"}
         told = {"node": f"node{n}", "roles": ["worker"], "store": store, "worker": {"runs": [found], **worker}}
-        return Service(self.home, f"node{n}", told)
+        return Mortal(self.home, f"node{n}", told)
 
     def _serve_s3(self) -> None:
         from tests.weed import weed
