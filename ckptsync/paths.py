@@ -7,7 +7,7 @@ import unicodedata
 
 from ckptsync.errors import Corrupt
 
-_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]*(?:/[A-Za-z0-9_-][A-Za-z0-9_.-]*)*")  # what nearly all of them are
+_PLAIN = re.compile(r"\.?[A-Za-z0-9_-][A-Za-z0-9_.~-]*(?:/\.?[A-Za-z0-9_-][A-Za-z0-9_.~-]*)*")  # what nearly all of them are
 
 
 def checked_path(path: str) -> str:

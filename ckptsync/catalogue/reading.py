@@ -6,8 +6,8 @@ still there is for the verifier to prove, who looks at them (`fresh`); so nothin
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from ckptsync.catalogue.lost import explained
@@ -15,7 +15,8 @@ from ckptsync.catalogue.summary import Catalogue
 from ckptsync.catalogue.units import Found, Name, Unit, grouped, renewed
 from ckptsync.records.names import OURS
 from ckptsync.records.places import reading_order
-from ckptsync.stores.contract import Store
+from ckptsync.stores.contract import Entry, Store
+from ckptsync.stores.slices import cuts_of, joined, pieces
 
 AT_ONCE = 8  # requests: a distant server is waited for
 
@@ -25,6 +26,7 @@ class Cache:
     """What was read before, of one store.  Records never change under a name, so nothing here is out of date; losing it costs reading again."""
 
     units: dict[Name, Unit] = field(default_factory=dict)
+    cuts: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def read(store: Store, cache: Cache | None = None, run: str = "") -> Catalogue:
@@ -32,12 +34,20 @@ def read(store: Store, cache: Cache | None = None, run: str = "") -> Catalogue:
     cache = cache or Cache()
     runs = [run] if run else [found for found in store.dirs("") if found != OURS]
     with ThreadPoolExecutor(AT_ONCE, "catalogue") as pool:
-        listed = dict(zip(runs, pool.map(lambda run: list(store.names(f"{run}/{OURS}/")), runs), strict=True))
+        listed = _listed(store, runs, cache, pool)
         units = {name: entries for run, entries in listed.items() for name, entries in grouped(run, entries).items()}
         old = cache.units
         found = dict(zip(units, pool.map(lambda name: renewed(store, units[name], old.get(name)), units), strict=True))
     _remember(cache, found, run)
     return _catalogue(found.values(), (e.mtime for entries in listed.values() for e in entries))
+
+
+def _listed(store: Store, runs: Sequence[str], cache: Cache, pool: Executor) -> dict[str, list[Entry]]:
+    """Run → what lies below its records; a long run in pieces, all runs at once."""
+    asked = {run: [pool.submit(p) for p in pieces(store, f"{run}/{OURS}/", cache.cuts.get(run, ()))] for run in runs}
+    found = {run: joined(part.result() for part in parts) for run, parts in asked.items()}
+    cache.cuts |= {run: cuts_of(entries) for run, entries in found.items()}
+    return found
 
 
 def _remember(cache: Cache, found: dict[Name, Found], run: str) -> None:

@@ -65,8 +65,8 @@ def grouped(run: str, entries: Iterable[Entry]) -> dict[Name, list[Entry]]:
 
 
 def key(entries: Iterable[Entry]) -> str:
-    """A digest of a listing: equal keys are equal names, sizes and times."""
-    return digest("".join([f"{e.name}\n{e.size} {e.mtime}\n" for e in entries]).encode())
+    """A digest of a listing, in whatever order: equal keys are equal names, sizes and times."""
+    return digest("".join(sorted([f"{e.name}\n{e.size} {e.mtime}\n" for e in entries])).encode())
 
 
 def renewed(store: Store, entries: list[Entry], old: Unit | None) -> Found:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 from xml.etree.ElementTree import Element
 
@@ -153,8 +154,13 @@ class S3Store:
         if not is_done:
             sweep(Sender(self._bucket, Persistence(0)), self._prefix)  # if it fails, another time will do
 
-    def _listed(self, prefix: str) -> Iterator[Entry]:
-        for page in self._pages(prefix, {}):
+    def names_after(self, prefix: str, after: str) -> Iterator[Entry]:
+        """As `stores.slices.Sliced` says."""
+        start = {"start-after": self._prefix + after} if after else {}
+        yield from self._listed(self._prefix + checked_prefix(prefix), start)
+
+    def _listed(self, prefix: str, more: Mapping[str, str] = MappingProxyType({})) -> Iterator[Entry]:
+        for page in self._pages(prefix, more):
             for each in objects(page):
                 name = each.key.removeprefix(self._prefix)
                 if each.key.startswith(prefix) and _is_name(name):

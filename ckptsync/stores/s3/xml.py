@@ -5,6 +5,7 @@ Elements are looked for by their local names: servers differ in namespaces.  Sou
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -13,6 +14,9 @@ from xml.etree.ElementTree import Element, ParseError, fromstring
 from xml.sax.saxutils import escape
 
 from ckptsync.errors import StoreError, Transient
+
+_XMLNS = re.compile(rb'(<\w+)\s+xmlns="[^"<]*"')
+"""The namespace of a whole document: without it elements have their local names at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +67,13 @@ def tree(body: bytes, what: str, wanted: str = "") -> Element:
     if b"<!DOCTYPE" in body[:1024]:
         raise _no_xml(what, "it has a document type")
     try:
-        root = fromstring(body)  # noqa: S314  without a document type there are no entities to be expanded
+        plain = _XMLNS.sub(rb"\1", body, count=1)
+        root = fromstring(plain)  # noqa: S314  without a document type there are no entities to be expanded
     except ParseError as e:
         raise _no_xml(what, str(e)) from e
-    for each in root.iter():
-        each.tag = each.tag.rpartition("}")[2]
+    if b"xmlns" in plain:
+        for each in root.iter():
+            each.tag = each.tag.rpartition("}")[2]
     if wanted and root.tag != wanted:
         raise _no_xml(what, f"{wanted} wanted, {root.tag[:40]} got")
     return root
@@ -96,8 +102,15 @@ def text(element: Element, name: str) -> str:
 
 def objects(root: Element) -> Iterator[Object]:
     """Of ListObjectsV2."""
+    is_encoded = text(root, "EncodingType") == "url"
     for each in root.iterfind("Contents"):
-        yield Object(_name(root, text(each, "Key")), int(text(each, "Size") or 0), seconds(text(each, "LastModified")))
+        told = {child.tag: child.text or "" for child in each}
+        key = told.get("Key", "")
+        yield Object(
+            unquote_plus(key) if is_encoded and ("%" in key or "+" in key) else key,
+            int(told.get("Size") or 0),
+            seconds(told.get("LastModified", "")),
+        )
 
 
 def directories(root: Element) -> Iterator[str]:
