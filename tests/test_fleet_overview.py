@@ -6,12 +6,12 @@ from ckptsync.catalogue.summary import Proven
 from ckptsync.fleet.alarms import Room
 from ckptsync.fleet.heartbeat import Disk, Job
 from ckptsync.fleet.overview import document
-from tests.scenes import NOW, fact, heart, place, shown
+from tests.scenes import DAY, NOW, fact, heart, place, raised, shown
 
 PLACES = [
-    place("a/checkpoint-1", model_size=5),
+    place("a/checkpoint-1", model_size=5, kept="for the paper"),
     place("a/checkpoint-2", "DAMAGED", evidence=("m: digest: differs",), proof=Proven(damage=("r",), said=NOW - 9)),
-    place("b/checkpoint-1", "RETIRED", retired="keep_last", model_size=24),
+    place("b/checkpoint-1", "RETIRED", retired="keep_last", model_size=24, said=NOW - 5, begun=True),
 ]
 
 
@@ -32,7 +32,8 @@ def test_it_has_everything_and_is_plain_json() -> None:
 
 
 def test_repairs_and_what_is_retired_have_lists_of_their_own() -> None:
-    made = document(shown(places=PLACES))
+    gone = [place("c/checkpoint-1", let_go="old", model_size=7), place("c/checkpoint-2", let_go="old", done=True)]
+    made = document(shown(places=[*PLACES, *gone]))
     [repair] = made["repairs"]
     assert (repair["place"], repair["findings"], repair["said"], repair["changed"]) == (
         "checkpoint-2",
@@ -40,8 +41,30 @@ def test_repairs_and_what_is_retired_have_lists_of_their_own() -> None:
         NOW - 9,
         None,
     )
-    assert made["retired"] == [{"run": "b", "place": "checkpoint-1", "reason": "keep_last", "size": 1024}]
+    whole = {
+        "run": "b",
+        "place": "checkpoint-1",
+        "scope": "place",
+        "reason": "keep_last",
+        "since": NOW - 5,
+        "begun": True,
+        "size": 1024,
+    }
+    shards = {"run": "c", "place": "checkpoint-1", "scope": "shards", "reason": "old", "since": None, "begun": False, "size": 1000}
+    assert made["retired"] == [whole, shards]
+    assert made["kept"] == [{"run": "a", "place": "checkpoint-1", "reason": "for the paper"}]
 
 
 def test_a_store_with_nothing_in_it_has_the_same_keys() -> None:
     assert document(shown()).keys() == document(shown(heart(), places=PLACES)).keys()
+
+
+def test_a_store_in_which_all_is_well_has_no_alarm() -> None:
+    saves = [place(f"run/checkpoint-{n}", ago=900 - 300 * n) for n in range(3)]
+    head = heart("boss", ("head", "verifier"), verifies=7 * DAY)
+    assert raised(heart(), head, places=saves, room=Room(10**9, 10**10)) == {}
+
+
+def test_the_critical_ones_come_first_and_then_the_oldest() -> None:
+    nodes = [heart("a", ago=700), heart("b", ago=900, queue=("x/y",)), heart("c", ago=800, queue=("x/y",))]
+    assert [a.subject for a in shown(*nodes).alarms] == ["b", "c", "a"]

@@ -8,9 +8,12 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ckptsync.catalogue.summary import Catalogue
-from ckptsync.fleet.alarms import Alarm, Patience, Room, Scene, alarms, lacking
+from ckptsync.fleet.alarms import SEVERITIES, Alarm, Patience, Room
+from ckptsync.fleet.node_alarms import of_nodes
 from ckptsync.fleet.nodes import Node, nodes
+from ckptsync.fleet.place_alarms import lacking, of_places
 from ckptsync.fleet.runs import Run, runs
+from ckptsync.fleet.scene import Scene
 from ckptsync.fleet.told import Told
 from ckptsync.records.state import WORDS
 
@@ -52,7 +55,7 @@ def overview(seen: Seen, patience: Patience) -> Overview:
     return Overview(
         store=seen.store,
         at=seen.now,
-        alarms=alarms(Scene(seen.catalogue, found, made, seen.room, seen.now, patience)),
+        alarms=_alarms(Scene(seen.catalogue, found, made, seen.room, seen.now, patience)),
         nodes=found,
         runs=made,
         checkpoints={word: words[word] for word in WORDS if words[word]},
@@ -61,6 +64,12 @@ def overview(seen: Seen, patience: Patience) -> Overview:
         room=seen.room,
         catalogue=seen.catalogue,
     )
+
+
+def _alarms(scene: Scene) -> tuple[Alarm, ...]:
+    """The critical ones first, then the oldest."""
+    found = (*of_places(scene), *of_nodes(scene))
+    return tuple(sorted(found, key=lambda a: (SEVERITIES.index(a.severity), a.since or scene.now, a.key)))
 
 
 def document(seen: Overview) -> dict[str, Any]:
@@ -78,6 +87,7 @@ def document(seen: Overview) -> dict[str, Any]:
         "room": asdict(seen.room) if seen.room else None,
         "repairs": _repairs(seen.catalogue, seen.nodes),
         "retired": _retired(seen.catalogue),
+        "kept": _kept(seen.catalogue),
         "unreadable": [f"{fault.name}: {fault.error}" for fault in seen.catalogue.faults],
     }
 
@@ -105,9 +115,22 @@ def _repairs(catalogue: Catalogue, nodes: Sequence[Node]) -> list[dict[str, Any]
 
 
 def _retired(catalogue: Catalogue) -> list[dict[str, Any]]:
-    """What has a tombstone and is still there."""
+    """What has a tombstone and is still there, all of it or the trainer's own files."""
     return [
-        {"run": s.run, "place": s.place, "reason": s.retired, "size": s.size + s.model_size}
+        {
+            "run": s.run,
+            "place": s.place,
+            "scope": "place" if s.retired else "shards",
+            "reason": s.retired or s.let_go,
+            "since": s.said or None,
+            "begun": s.begun,
+            "size": s.size + (s.model_size if s.retired else 0),
+        }
         for s in catalogue.summaries
-        if s.word == "RETIRED"
+        if s.word == "RETIRED" or (s.let_go and not s.done)
     ]
+
+
+def _kept(catalogue: Catalogue) -> list[dict[str, Any]]:
+    """What a person keeps, whatever the rules say."""
+    return [{"run": s.run, "place": s.place, "reason": s.kept} for s in catalogue.summaries if s.kept]

@@ -30,12 +30,13 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Arriving:
-    """A place that is not whole.  ``lost``: what is missing and who should have it, as far as is known."""
+    """A place that is not whole.  ``lost``: what is missing and who should have it, as far as is known; ``awaited``: those nodes."""
 
     place: str
     since: float
     nodes: tuple[str, ...]
     lost: tuple[str, ...]
+    awaited: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,9 @@ def run(name: str, found: Sequence[Summary], training: str = "") -> Run:
         unverified=_point(sorted(waiting, key=lambda s: (s.arrived, s.place))[:1]),
         every=every([s.ended for s in found]),
         proven=min((s.proof.when for s in verified), default=None),
-        arriving=tuple(Arriving(s.place, s.arrived, s.nodes, s.lost or s.evidence) for s in live if s.word == "ARRIVING"),
+        arriving=tuple(
+            Arriving(s.place, s.arrived, s.nodes, s.lost or s.evidence, s.awaited) for s in live if s.word == "ARRIVING"
+        ),
         nodes=live[-1].nodes if live else (),
         training="ended" if live and live[-1].checkpoint == FINAL else training,
     )

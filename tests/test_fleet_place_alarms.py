@@ -1,0 +1,117 @@
+"""Alarms of places, runs and stores: when each is raised, and when it is not."""
+
+from typing import Any
+
+import pytest
+
+from ckptsync.catalogue.summary import Fault, Proven, Summary
+from ckptsync.errors import Corrupt
+from ckptsync.fleet.alarms import Room
+from ckptsync.fleet.told import Known
+from ckptsync.records.names import parse_record_name
+from ckptsync.stores.contract import Entry
+from tests.scenes import DAY, HOUR, NOW, fact, heart, place, raised
+
+HEAD = heart("boss", ("head", "verifier"), verifies=7 * DAY)
+
+
+def saves(*ago: float, **changes: Any) -> list[Summary]:
+    return [place(f"run/checkpoint-{n}", ago=a, **changes) for n, a in enumerate(ago)]
+
+
+def test_damage_is_critical_and_says_what_was_found_and_since_when() -> None:
+    hurt = place(word="DAMAGED", evidence=("model: digest: differs",), proof=Proven("r", "damaged", damage=("r",), said=NOW - 50))
+    alarm = raised(heart(), places=[hurt])["damaged run/checkpoint-1"]
+    assert (alarm.severity, alarm.kind, alarm.since) == ("critical", "damage", NOW - 50)
+    assert "model: digest: differs" in alarm.text
+
+
+def test_damage_that_no_node_can_send_again_says_so() -> None:
+    proof = Proven("r", "damaged", damage=("r",), said=NOW - 50)
+    hurt = place(word="DAMAGED", evidence=("m: missing",), proof=proof, nodes=("n0", "n1"))
+    lacks = {"r": ("m",)}
+    one = raised(heart(lacks=lacks), heart("n1"), places=[hurt])["damaged run/checkpoint-1"]
+    both = raised(heart(lacks=lacks), heart("n1", lacks=lacks), places=[hurt])["damaged run/checkpoint-1"]
+    assert one.text == "run/checkpoint-1: m: missing"
+    assert both.text == "run/checkpoint-1: m: missing; n0, n1 no longer have its bytes"
+
+
+def test_what_cannot_be_read_is_said_of_records_and_of_hearts() -> None:
+    name = "run/.ckptsync/checkpoint-1/manifest-n0-1-" + "0" * 16 + ".json"
+    record = parse_record_name(name)
+    assert record
+    odd = Known(Entry(".ckptsync/nodes/odd.json", 1, NOW), Corrupt("no heartbeat"))
+    found = raised(odd, faults=(Fault(name, record, Corrupt("bad")),))
+    assert {(a.severity, a.subject) for a in found.values()} == {("critical", name), ("warning", "odd")}
+
+
+def test_an_ambiguous_place_is_said_for_a_week() -> None:
+    assert "ambiguous run/checkpoint-1" in raised(places=[place(word="AMBIGUOUS", ago=DAY)])
+    assert not raised(places=[place(word="AMBIGUOUS", ago=8 * DAY)])
+
+
+@pytest.mark.parametrize(("last", "is_stalled"), [(3 * HOUR - 1, False), (3 * HOUR + 1, True), (8 * DAY, False)])
+def test_a_run_is_stalled_when_three_times_the_usual_has_passed_and_history_after_a_week(last: float, is_stalled: bool) -> None:  # noqa: FBT001
+    found = raised(heart(), places=saves(last + 2 * HOUR, last + HOUR, last))
+    assert ("stalled run" in found) == is_stalled
+    assert not is_stalled or "no checkpoint for 3h" in found["stalled run"].text
+
+
+def test_a_run_is_not_stalled_while_a_save_is_on_its_way_its_nodes_are_gone_or_it_has_ended() -> None:
+    late = saves(7 * HOUR, 6 * HOUR, 5 * HOUR)
+    assert "stalled run" in raised(heart(), places=late)
+    assert "stalled run" not in raised(heart(queue=("run/checkpoint-9",), oldest=1.0), places=late)
+    assert "stalled run" not in raised(heart(ago=HOUR), places=late)
+    assert "stalled run" not in raised(heart("n9"), places=late)
+    assert "stalled run" not in raised(heart(), fact(run="ended"), places=late)
+    assert "stalled run" not in raised(heart(), places=[*late, place("run/final", ago=4 * HOUR)])
+
+
+def test_quick_saves_are_not_stalled_within_a_quarter_of_an_hour() -> None:
+    assert "stalled run" not in raised(heart(), places=saves(890, 880, 870))
+    assert "stalled run" in raised(heart(), places=saves(930, 920, 910))
+
+
+def test_a_training_that_is_gone_without_having_ended_is_critical() -> None:
+    late = saves(7 * HOUR, 6 * HOUR, 5 * HOUR)
+    alarm = raised(heart(), fact(run="gone"), places=late)["stalled run"]
+    assert (alarm.severity, "its training process is gone" in alarm.text) == ("critical", True)
+    assert raised(heart(), fact(run="runs"), places=late)["stalled run"].severity == "warning"
+
+
+def test_a_store_warns_when_two_checkpoints_with_their_models_no_longer_fit_and_is_critical_at_one() -> None:
+    def store(free: int) -> list[str]:
+        return [a.severity for a in raised(places=[place(model_size=500)], room=Room(free, 10_000)).values()]
+
+    assert [store(3000), store(2999), store(1499)] == [[], ["warning"], ["critical"]]
+
+
+def test_a_save_arrives_for_too_long_after_an_hour_and_says_what_is_missing() -> None:
+    def arriving(ago: float) -> dict[str, Any]:
+        return raised(heart(), places=[place(word="ARRIVING", ago=ago, lost=("__3_0.distcp of n1",))])
+
+    assert not arriving(HOUR - 1)
+    assert "__3_0.distcp of n1" in arriving(HOUR + 1)["arriving run/checkpoint-1"].text
+    assert not arriving(8 * DAY)
+
+
+def test_what_waits_for_a_head_that_lives_is_said_once_for_a_run() -> None:
+    places = [place("run/checkpoint-1", "COMPLETE", 3 * HOUR), place("run/checkpoint-2", "COMPLETE", 2 * HOUR)]
+    found = raised(heart("boss", ("head",)), places=places)
+    assert list(found) == ["unconsolidated run"]
+    assert found["unconsolidated run"].text == "run/checkpoint-1: unconsolidated 3h after it was whole"
+    assert not raised(heart(), places=places), "nobody has promised it"
+    assert not raised(HEAD, places=[place(word="COMPLETE", ago=0.9 * HOUR)])
+
+
+def test_what_waits_for_a_verifier_is_said_too_unless_it_was_proven_unmerged() -> None:
+    verifier = heart("boss", ("verifier",))
+    assert list(raised(verifier, places=[place(word="CONSOLIDATED", ago=2 * HOUR)])) == ["unverified run"]
+    assert not raised(verifier, places=[place(word="COMPLETE", ago=2 * HOUR, proof=Proven(holds=True))])
+
+
+def test_verification_behind_its_period_is_said_by_the_period_that_a_verifier_promises() -> None:
+    old = place(ago=20 * DAY, proof=Proven("r", "ok", "digest", NOW - 8 * DAY, holds=True))
+    assert not raised(HEAD, places=[old])
+    assert "unread run" in raised(heart("boss", ("verifier",), verifies=6 * DAY), places=[old])
+    assert not raised(heart(), places=[old])
