@@ -1,11 +1,13 @@
 """``ckptsync ls`` as a transcript."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from ckptsync.cli.main import main
+from ckptsync.stores.posix.store import PosixStore
 from tests.cli_store import make
 
 
@@ -22,7 +24,7 @@ def test_ls_has_a_line_a_checkpoint_with_its_word(store: Path, capsys: pytest.Ca
     assert fsdp[6] == f"{store}/fsdp2/consolidated/checkpoint-4"
     assert Path(fsdp[6], "model.safetensors").exists()
     assert zero[:3] == ["zero3", "checkpoint-4", "ARRIVING"]
-    assert "zero_pp_rank_1_mp_rank_00_model_states.pt:" in zero[6]
+    assert " ".join(zero[6:]) == "rank 1: global_step4/zero_pp_rank_1_mp_rank_00_model_states.pt and 2 more, which no node has sent"
 
 
 def test_ls_json_has_the_facets(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,3 +46,26 @@ def test_an_empty_store_and_no_store_at_all(tmp_path: Path, capsys: pytest.Captu
     assert main(["ls", str(tmp_path / "s")]) == 0
     assert "no checkpoints yet" in capsys.readouterr().out
     assert main(["status", str(tmp_path)]) == 2
+
+
+def test_what_was_seen_before_is_not_read_again_and_deleting_the_cache_costs_only_that(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    read: list[str] = []
+    whole = PosixStore.read_into
+
+    def counted(self: PosixStore, name: str, start: int, out: memoryview) -> None:
+        read.append(name)
+        whole(self, name, start, out)
+
+    monkeypatch.setattr(PosixStore, "read_into", counted)
+    told = []
+    for _ in range(2):
+        assert main(["ls", str(store)]) == 0
+        told.append((capsys.readouterr().out, [name for name in read if "manifest-" in name]))
+        read.clear()
+    assert (told[0][0], len(told[0][1]), told[1][1]) == (told[1][0], 3, [])
+    shutil.rmtree(tmp_path / "cache")
+    assert main(["ls", str(store)]) == 0
+    assert (capsys.readouterr().out, len([name for name in read if "manifest-" in name])) == (told[0][0], 3)

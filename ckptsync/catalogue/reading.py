@@ -23,10 +23,14 @@ AT_ONCE = 8  # requests: a distant server is waited for
 
 @dataclass(slots=True)
 class Cache:
-    """What was read before, of one store.  Records never change under a name, so nothing here is out of date; losing it costs reading again."""
+    """What was read before, of one store.  Records never change under a name, so nothing here is out of date; losing it costs reading again.
+
+    ``is_new``: something in it was not there before.
+    """
 
     units: dict[Name, Unit] = field(default_factory=dict)
     cuts: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    is_new: bool = field(default=False, compare=False)
 
 
 def read(store: Store, cache: Cache | None = None, run: str = "") -> Catalogue:
@@ -52,6 +56,9 @@ def _listed(store: Store, runs: Sequence[str], cache: Cache, pool: Executor) -> 
 
 def _remember(cache: Cache, found: dict[Name, Found], run: str) -> None:
     others = {name: unit for name, unit in cache.units.items() if run and name[0] != run}
+    cache.is_new |= any(f.unit is not cache.units.get(name) for name, f in found.items()) or len(others) + len(found) < len(
+        cache.units
+    )
     cache.units = others | {name: f.unit for name, f in found.items() if not f.is_passing}
 
 

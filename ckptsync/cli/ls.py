@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from ckptsync.catalogue import kept
 from ckptsync.catalogue.reading import read
 from ckptsync.cli import output
 from ckptsync.cli.places import HEADING, asked_store, described, exit_code, fault_lines, row
@@ -12,7 +13,9 @@ from ckptsync.cli.places import HEADING, asked_store, described, exit_code, faul
 def run(args: argparse.Namespace) -> int:
     """List the store once."""
     store = asked_store(args)
-    found = read(store)
+    cache = kept.load(store.url)
+    found = read(store, cache)
+    kept.save(store.url, cache)
     faults = fault_lines(found)
     if args.json:
         output.print_json({"store": store.url, "places": [described(store, s) for s in found.summaries], "unreadable": faults})

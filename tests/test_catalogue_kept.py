@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ckptsync.catalogue import kept
+from ckptsync.catalogue.reading import Cache, read
+from ckptsync.stores.memory import MemoryStore
+from tests.filled import two_nodes
+
+URL = "s3://bucket/store"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("CACHE_DIRECTORY", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def cache() -> Cache:
+    store, made = MemoryStore(), Cache()
+    two_nodes(store)
+    two_nodes(store, "zero3", "checkpoint-5")
+    read(store, made)
+    return made
+
+
+def test_what_was_kept_is_what_is_loaded_and_only_its_owner_reads_it(cache: Cache) -> None:
+    kept.save(URL, cache)
+    assert kept.load(URL) == cache
+    assert kept.path(URL).stat().st_mode & 0o777 == 0o600
+    assert kept.load("s3://bucket/other") == Cache()
+
+
+def test_nothing_is_written_where_nothing_is_new(cache: Cache) -> None:
+    kept.save(URL, cache)
+    kept.path(URL).unlink()
+    kept.save(URL, cache)
+    assert not kept.path(URL).exists()
+
+
+@pytest.mark.parametrize("at", [0, 20, 60, 100, 1000, -1])
+def test_a_flipped_bit_anywhere_is_an_empty_cache(cache: Cache, at: int) -> None:
+    kept.save(URL, cache)
+    data = bytearray(kept.path(URL).read_bytes())
+    data[at] ^= 1
+    kept.path(URL).write_bytes(data)
+    assert kept.load(URL) == Cache()
+
+
+def test_a_piece_of_a_file_and_another_programs_are_empty_caches(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept.save(URL, cache)
+    data = kept.path(URL).read_bytes()
+    for size in (0, 10, 70, 200, len(data) - 1):
+        kept.path(URL).write_bytes(data[:size])
+        assert kept.load(URL) == Cache()
+    kept.path(URL).write_bytes(data)
+    monkeypatch.setattr(kept, "_HEAD", b"ckptsync catalogue 99 00\n")
+    assert kept.load(URL) == Cache()
+
+
+def test_a_home_that_cannot_be_written_costs_only_time(cache: Cache, home: Path) -> None:
+    (home / "ckptsync").write_text("a file where the directory would be")
+    kept.save(URL, cache)
+    assert kept.load(URL) == Cache()
+
+
+def test_a_service_has_a_directory_of_its_own(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CACHE_DIRECTORY", f"{home}/one{os.pathsep}{home}/two")
+    assert kept.path(URL).parent == home / "one"
