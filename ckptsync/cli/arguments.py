@@ -289,3 +289,18 @@ def _service(commands: Any) -> None:
     )
     command.add_argument("--user", action="store_true", help="for your own systemd (systemctl --user), where you are not root")
     command.add_argument("--dry-run", action="store_true", help="say what would be written, write nothing")
+    _uninstall(actions)
+
+
+def _uninstall(actions: Any) -> None:
+    command = _command(
+        actions,
+        "uninstall",
+        "remove the units that install wrote",
+        "Nothing is stopped; what does is said.  What install did not write stays, and so do configurations, spools and the store.",
+    )
+    command.set_defaults(command="ckptsync.cli.uninstall")
+    command.add_argument("--as", metavar="USER", dest="train", help="whose worker (default: who called sudo)")
+    command.add_argument("--head", action="store_true", help="the head's units instead")
+    command.add_argument("--user", action="store_true", help="of your own systemd (systemctl --user)")
+    command.add_argument("--dry-run", action="store_true", help="say what would be removed, remove nothing")

@@ -266,3 +266,18 @@ def test_a_user_s_own_systemd_runs_the_worker_too(training: Machine) -> None:
     wait_until_stored(training, 4)
     training.run_as("train", *own, "systemctl", "--user", "disable", "--now", "ckptsync-worker")
     training.run("loginctl", "disable-linger", "train")
+
+
+def test_a_worker_that_is_uninstalled_is_gone_and_asked_to_be_stopped_before(training: Machine) -> None:
+    configure(training)
+    install(training)
+    training.systemctl("enable", "--now", WORKER)
+    refused = training.run("sh", "-c", "ckptsync service uninstall --as train 2>&1", check=False)
+    assert f"systemctl disable --now {WORKER}" in refused
+    training.systemctl("disable", "--now", WORKER)
+    training.run("rm", f"/etc/systemd/system/{WORKER}.service.d/20-test.conf")
+    training.run("ckptsync", "service", "uninstall", "--as", "train")
+    training.systemctl("daemon-reload")
+    assert training.property(WORKER, "LoadState") == "not-found"
+    assert not list(training.path("/etc/systemd/system").glob("ckptsync-*"))
+    assert training.path("/etc/ckptsync/train.yaml").exists()
