@@ -1,0 +1,220 @@
+"""``ckptsync repair``: what is damaged, what can be done about it and by whom, what is lost; then the doing."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ckptsync.catalogue.fresh import Fresh, fresh
+from ckptsync.catalogue.reading import read
+from ckptsync.catalogue.summary import Catalogue
+from ckptsync.cli import output
+from ckptsync.cli.places import asked_store
+from ckptsync.config.loading import load
+from ckptsync.daemon.identity import machine
+from ckptsync.errors import CkptsyncError, ConfigError, Incomplete
+from ckptsync.fleet.nodes import nodes
+from ckptsync.fleet.told import told
+from ckptsync.head.consolidate import HeadOptions
+from ckptsync.head.mending import ground, mend
+from ckptsync.head.repairing import NodeWord, Plan, plan, standing
+from ckptsync.merge.plan import Options
+from ckptsync.records.report import LEVELS, Finding, Level
+from ckptsync.records.state import Snapshot
+from ckptsync.stores.contract import Store
+from ckptsync.verify.expected import expected, stat
+from ckptsync.verify.place import verify_place
+from ckptsync.verify.reporting import write_report
+
+EVERY = 2.0  # seconds between two looks of --wait
+LETTERS = {
+    "lost": "LOST",
+    "away": "waits for a node",
+    "ask": "asked",
+    "later": "later",
+    "copy": "copied",
+    "rebuild": "made again",
+    "ignore": "nothing to do",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A plan, and what became of it: names that were written or removed, and what failed."""
+
+    plan: Plan
+    written: tuple[str, ...] = ()
+    error: CkptsyncError | None = None
+
+    @property
+    def exit_code(self) -> int:
+        """Of the plan, or of what failed."""
+        return self.error.exit_code if self.error else self.plan.exit_code
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan, show, do; with --wait until nothing is left that somebody may still do."""
+    store, run_, place = _asked(args)
+    options = _options(args)
+    found = _plans(store, run_, place)
+    if not args.json:
+        _show(found)
+    if args.dry_run:
+        return _end(args, [Done(p) for p in found])
+    done = [_mend(store, p, options) for p in found]
+    while args.wait and any(d.plan.exit_code == 3 and not d.error for d in done):
+        time.sleep(EVERY)
+        done = [_followed(store, d, options) for d in done]
+    return _end(args, done)
+
+
+def _asked(args: argparse.Namespace) -> tuple[Store, str, str]:
+    """The store, a run and a place, as far as they are named; raises ConfigError."""
+    words = [*args.what]
+    has_url = bool(words) and not args.config and ("://" in words[0] or len(words) > 1 or words[0].startswith(("/", ".")))
+    args.url = words.pop(0) if has_url else None
+    if len(words) > 1:
+        raise ConfigError(f"{' '.join(words)}: one RUN[/CHECKPOINT] wanted")
+    store = asked_store(args)
+    what = words[0].strip("/") if words else ""
+    found = read(store) if what else Catalogue()
+    runs = {s.run for s in found.summaries} | {f.run for f in found.faults}
+    if not what or what in runs:
+        return store, what, ""
+    run_, _, place = what.rpartition("/")
+    return store, run_, place
+
+
+def _options(args: argparse.Namespace) -> HeadOptions:
+    if not args.config:
+        return HeadOptions()
+    head = load(Path(args.config)).head
+    return HeadOptions(Options(head.dtype, head.max_shard_size), head.config_from)
+
+
+def _plans(store: Store, run_: str, place: str) -> list[Plan]:
+    words = node_words(store)
+    found = fresh(store, run_)
+    named = {(s.run, s.place) for s in found.places} | {(f.run, f.place) for f in found.faults}
+    if place and (run_, place) not in named:
+        raise ConfigError(f"{run_}/{place}: no node has told this store of it", hint="`ckptsync ls` shows what is there")
+    plans = [planned(found, *one, words) for one in sorted(named) if place in ("", one[1])]
+    return [p for p in plans if p.parts]
+
+
+def node_words(store: Store) -> dict[str, NodeWord]:
+    """Every worker, by what it last said."""
+    said = told(store)
+    known = nodes(said, said.now(machine(), time.time()))
+    return {n.node: NodeWord(n.state == "alive", n.lacks) for n in known if "worker" in n.roles}
+
+
+def planned(found: Fresh, run_: str, place: str, words: Mapping[str, NodeWord]) -> Plan:
+    """Of one place; a file that is not there is damage also before a report says so."""
+    seen = next((s for s in found.readable if (s.run, s.place) == (run_, place)), None)
+    its = Fresh(tuple(s for s in found.places if s.run == run_), tuple(f for f in found.faults if f.run == run_), found.mtimes)
+    return plan(run_, place, seen, findings(seen) if seen else (), ground(its, place, words))
+
+
+def findings(seen: Snapshot) -> tuple[Finding, ...]:
+    """What stands against it by reports, and what is seen to be missing."""
+    if seen.facets.retired or seen.facets.ambiguous:
+        return ()
+    said = standing(seen)
+    names = {f.name for f in said}
+    return (*said, *(f for f in stat(expected(seen), seen.sizes) if f.name not in names))
+
+
+def _mend(store: Store, plan_: Plan, options: HeadOptions) -> Done:
+    """What can be done here; and where only a listing shows the damage, a report, for that is what nodes answer."""
+    seen = _of(fresh(store, plan_.run), plan_)
+    try:
+        if seen is not None and {f.name for f in findings(seen)} - {f.name for f in standing(seen)}:
+            _verified(store, plan_, "stat")
+            seen = _of(fresh(store, plan_.run), plan_)
+        written = mend(store, plan_, seen, options)
+        if written and plan_.exit_code == 0:
+            _verified(store, plan_, _level(seen))
+        return Done(plan_, written)
+    except CkptsyncError as e:
+        return Done(plan_, (), e)
+
+
+def _followed(store: Store, before: Done, options: HeadOptions) -> Done:
+    """Look again: what has been sent since is verified, what can be made of it is made."""
+    if before.error or before.plan.exit_code != 3:
+        return before
+    found = fresh(store, before.plan.run)
+    now = planned(found, before.plan.run, before.plan.place, node_words(store))
+    seen = _of(found, now)
+    if seen is not None and _is_answered(seen, found, now):
+        try:
+            _verified(store, now, _level(seen))
+        except CkptsyncError as e:
+            return Done(now, before.written, e)
+        found = fresh(store, now.run)
+        now = planned(found, now.run, now.place, node_words(store))
+    done = _mend(store, now, options) if any(p.how in ("rebuild", "copy") for p in now.parts) else Done(now)
+    return Done(now, (*before.written, *done.written), done.error)
+
+
+def _is_answered(seen: Snapshot, found: Fresh, plan_: Plan) -> bool:
+    """Whether all that was asked of nodes is newer than the report that asked."""
+    asked = [f"{seen.run}/{p.name}" for p in plan_.parts if p.how in ("ask", "away")]
+    last = max((found.mtimes.get(name, 0.0) for name in seen.facets.proof.damage), default=0.0)
+    return bool(asked) and all(found.mtimes.get(name, 0.0) >= last and name in seen.sizes for name in asked)
+
+
+def _verified(store: Store, plan_: Plan, level: Level) -> None:
+    found = fresh(store, plan_.run)
+    seen = _of(found, plan_)
+    if seen is not None:
+        try:
+            write_report(store, verify_place(store, seen, level, found.faults_of(seen.run, seen.place), time.time()))
+        except Incomplete:
+            return  # it changed meanwhile: the next look, or the verifier, says what it has become
+
+
+def _level(seen: Snapshot | None) -> Level:
+    """What answers all that stands."""
+    said = [seen.records.reports[name].level for name in seen.facets.proof.damage] if seen else []
+    return max([*said, "digest"], key=LEVELS.index)
+
+
+def _of(found: Fresh, plan_: Plan) -> Snapshot | None:
+    return next((s for s in found.readable if (s.run, s.place) == (plan_.run, plan_.place)), None)
+
+
+def _show(found: list[Plan]) -> None:
+    for one in found:
+        for line in lines(one):
+            print(output.clean(line), flush=True)
+    if not found:
+        print("nothing is damaged, as far as reports and listings tell; `ckptsync verify` reads every byte")
+
+
+def lines(one: Plan) -> Iterator[str]:
+    """A place: each damaged file, what is done about it, and what is lost."""
+    yield f"{one.run}/{one.place}"
+    for part in one.parts:
+        yield f"  {LETTERS[part.how]}: {part.name}: {part.words}"
+        yield from ([f"      {part.damage}"] if part.damage else [])
+        yield from (f"      lost: {what}" for what in part.consequences)
+
+
+def _end(args: argparse.Namespace, done: list[Done]) -> int:
+    code = max((d.exit_code for d in done), default=0)
+    if args.json:
+        places = [{**asdict(d.plan), "written": d.written, "error": str(d.error) if d.error else None} for d in done]
+        output.print_json({"dry_run": args.dry_run, "places": places, "exit_code": code})
+        return code
+    for d in done:
+        at = f"{d.plan.run}/{d.plan.place}"
+        for name in d.written:
+            print(output.clean(f"written: {at}: {name}"))
+        if d.error:
+            print(output.clean(f"failed: {at}: {d.error}"))
+    return code

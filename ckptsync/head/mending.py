@@ -1,0 +1,90 @@
+"""Doing what a plan of repair can do here: consolidated files made again, shards copied from elsewhere in the store, damaged words removed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from blake3 import blake3
+
+from ckptsync.catalogue.fresh import Fresh
+from ckptsync.errors import Corrupt
+from ckptsync.head.clearing import check_alone
+from ckptsync.head.consolidate import HeadOptions, one
+from ckptsync.head.repairing import Ground, NodeWord, Part, Plan
+from ckptsync.records.names import consolidated_prefix, parse_record_name
+from ckptsync.records.saves import Located
+from ckptsync.records.state import Snapshot
+from ckptsync.stores.contract import About, Store
+
+PIECE = 4 << 20
+
+
+def ground(found: Fresh, place: str, nodes: Mapping[str, NodeWord]) -> Ground:
+    """What is known beside a place, from all of its run."""
+    others = [s for s in found.readable if s.place != place and s.word == "VERIFIED" and not s.facets.shards]
+    elsewhere = {at.entry.digest: at.name for s in others for where in s.files.values() for at in where}
+    own = {at.entry.digest: at.name for s in found.readable if s.place == place for at in _sound(s)}
+    faults = tuple(f for f in found.faults if f.place == place)
+    return Ground(nodes, elsewhere | own, faults)
+
+
+def _sound(seen: Snapshot) -> Iterator[Located]:
+    """Files of the place itself of which no report complains."""
+    bad = {f"{seen.run}/{f.name}" for name in seen.facets.proof.damage for f in seen.records.reports[name].findings}
+    for where in seen.files.values():
+        yield from (at for at in where if at.name not in bad and seen.sizes.get(at.name) == at.entry.size)
+
+
+def mend(store: Store, plan: Plan, seen: Snapshot | None, options: HeadOptions) -> tuple[str, ...]:
+    """Do it; the names of what was written, or removed.  Raises the first error after all was tried that does not depend on it."""
+    done = [_remove(store, plan, part) for part in plan.parts if part.how == "rebuild" and _is_word(plan, part)]
+    if seen is not None:
+        done += [_copy(store, seen, part) for part in plan.parts if part.how == "copy"]
+    if any(part.how == "rebuild" and not _is_word(plan, part) for part in plan.parts):
+        prefix = consolidated_prefix(plan.run, plan.place).removeprefix(f"{plan.run}/")
+        made = one(store, plan.run, plan.place, options)
+        done += [f"{prefix}{name}" for each in made for name in each.files]
+    return tuple(done)
+
+
+def _is_word(plan: Plan, part: Part) -> bool:
+    parsed = parse_record_name(f"{plan.run}/{part.name}")
+    return parsed is not None and parsed.kind in ("keep", "tombstone")
+
+
+def _remove(store: Store, plan: Plan, part: Part) -> str:
+    """A record that is not what its name says says nothing: without it others can be said again."""
+    check_alone(store, plan.run, plan.place)
+    store.delete(f"{plan.run}/{part.name}")
+    return part.name
+
+
+def _copy(store: Store, seen: Snapshot, part: Part) -> str:
+    at = next(at for where in seen.files.values() for at in where if at.name == f"{seen.run}/{part.name}")
+    store.write(at.name, Copied(store, part.source, at.entry.size, at.entry.digest), About(at.entry.size))
+    return part.name
+
+
+class Copied:
+    """What the store has under another name; raises Corrupt at its end, so that nothing appears, unless it is what is wanted."""
+
+    def __init__(self, store: Store, name: str, size: int, wanted: str) -> None:
+        self._store, self._name, self._size, self._wanted = store, name, size, wanted
+
+    def __iter__(self) -> Iterator[memoryview]:
+        return self._proven(self._chunks())
+
+    def _chunks(self) -> Iterator[memoryview]:
+        buffer = memoryview(bytearray(min(PIECE, max(1, self._size))))
+        for start in range(0, self._size, PIECE):
+            piece = buffer[: min(PIECE, self._size - start)]
+            self._store.read_into(self._name, start, piece)
+            yield piece
+
+    def _proven(self, chunks: Iterable[memoryview]) -> Iterator[memoryview]:
+        digester = blake3()
+        for chunk in chunks:
+            digester.update(chunk)
+            yield chunk
+        if digester.hexdigest() != self._wanted:
+            raise Corrupt(f"{self._name}: not the bytes that are wanted, either", hint="verify that checkpoint, too")

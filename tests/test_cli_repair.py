@@ -1,0 +1,178 @@
+"""``ckptsync repair`` on a real store: what is planned, what is done, what is lost and for whom; and the exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ckptsync.catalogue.fresh import fresh
+from ckptsync.cli import repair
+from ckptsync.cli.main import main
+from ckptsync.fleet import heartbeat
+from ckptsync.fleet.heartbeat import Heartbeat
+from ckptsync.stores.contract import read_all
+from ckptsync.stores.opening import create_store, open_store
+from ckptsync.verify.place import verify_place
+from ckptsync.verify.reporting import write_report
+from tests.cli_store import SHARD, flip, make
+from tests.retained import FIRST, fill
+
+MODEL = "fsdp2/consolidated/checkpoint-4/model.safetensors"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    return make(tmp_path / "store")
+
+
+def beat(store: Path, node: str, *, lacks: dict[str, tuple[str, ...]] | None = None, stopped: bool = False) -> None:
+    told = Heartbeat(node, "i", "m", 1, "b", 0.0, ("worker",), "1", lacks=lacks or {}, stopped=stopped)
+    heartbeat.write(open_store(str(store)), told)
+
+
+def damaged(store: Path, name: str) -> str:
+    """One flipped bit that a verification has found; the report's name."""
+    flip(store / name)
+    opened = open_store(str(store))
+    seen = fresh(opened, "fsdp2").places[0]
+    return write_report(opened, verify_place(opened, seen, "digest"))
+
+
+def word(store: Path) -> str:
+    seen = fresh(open_store(str(store)), "fsdp2").of("fsdp2", "checkpoint-4")
+    assert seen is not None
+    return seen.word
+
+
+def tree(store: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(store)): p.read_bytes() for p in store.rglob("*") if p.is_file()}
+
+
+def test_nothing_is_wrong_where_nothing_is(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["repair", str(store)]) == 0
+    assert "nothing is damaged" in capsys.readouterr().out
+
+
+def test_a_consolidated_file_is_made_again_and_verified(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (store / MODEL).read_bytes()
+    damaged(store, MODEL)
+    assert main(["repair", str(store)]) == 0
+    out = capsys.readouterr().out
+    assert "made again: consolidated/checkpoint-4/model.safetensors" in out
+    assert (store / MODEL).read_bytes() == before
+    assert word(store) == "VERIFIED"
+
+
+def test_a_dry_run_writes_nothing(store: Path) -> None:
+    damaged(store, MODEL)
+    before = tree(store)
+    assert main(["repair", str(store), "fsdp2/checkpoint-4", "--dry-run"]) == 0
+    assert tree(store) == before
+
+
+def test_a_shard_is_asked_of_the_node_that_runs_and_of_one_that_does_not(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    damaged(store, f"fsdp2/{SHARD}")
+    assert main(["repair", str(store)]) == 3
+    assert "waits for a node: checkpoint-4/pytorch_model_fsdp_0/__0_0.distcp: node0 does not run" in capsys.readouterr().out
+    beat(store, "node0", stopped=True)
+    assert main(["repair", str(store)]) == 3
+    beat(store, "node0")
+    assert main(["repair", str(store)]) == 3
+    assert "asked: checkpoint-4/pytorch_model_fsdp_0/__0_0.distcp: node0 is asked for it" in capsys.readouterr().out
+
+
+def test_what_nobody_has_any_more_is_lost_and_said_with_tensors_and_ranks(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report = damaged(store, f"fsdp2/{SHARD}")
+    beat(store, "node0", lacks={report: (SHARD,)})
+    assert main(["repair", str(store), "--json"]) == 10
+    (place,) = json.loads(capsys.readouterr().out.splitlines()[-1])["places"]
+    (part,) = place["parts"]
+    assert (part["how"], part["words"]) == ("lost", "node0 no longer has its bytes")
+    tensors, ranks, rest = part["consequences"]
+    assert tensors.startswith("tensors model.")
+    assert ranks == "states of rank 0"
+    assert rest.startswith("the consolidated model was made before, and stays")
+
+
+def test_a_model_whose_shards_are_lost_is_lost_too(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flip(store / MODEL)
+    report = damaged(store, f"fsdp2/{SHARD}")
+    beat(store, "node0", lacks={report: (SHARD,)})
+    assert main(["repair", str(store)]) == 10
+    out = capsys.readouterr().out
+    assert "LOST: consolidated/checkpoint-4/model.safetensors: shards that it is made of are lost, too" in out
+    assert "no model can be made" not in out or "stays" not in out
+
+
+def test_what_is_missing_before_anybody_reported_it_is_asked_for(store: Path) -> None:
+    beat(store, "node0")
+    (store / "fsdp2" / SHARD).unlink()
+    assert main(["repair", str(store)]) == 3
+    assert word(store) == "DAMAGED", "now a report asks for it"
+
+
+def test_a_file_that_lies_elsewhere_in_the_store_is_copied(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    opened = create_store(str(tmp_path / "store"))
+    for n in (1, 2):
+        fill(opened, f"checkpoint-{n}", FIRST + n)  # whose b.bin are the same bytes
+    flip(tmp_path / "store/run/checkpoint-1/b.bin")
+    seen = fresh(opened, "run").of("run", "checkpoint-1")
+    assert seen is not None
+    write_report(opened, verify_place(opened, seen, "digest"))
+    assert main(["repair", str(tmp_path / "store")]) == 0
+    assert "copied: checkpoint-1/b.bin: from run/checkpoint-2/b.bin" in capsys.readouterr().out
+    assert (tmp_path / "store/run/checkpoint-1/b.bin").read_bytes() == b"b" * 100
+    assert {s.word for s in fresh(opened).places} == {"VERIFIED"}
+
+
+def test_waiting_ends_when_the_node_has_sent_it_and_it_is_verified(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = (store / "fsdp2" / SHARD).read_bytes()
+    model = (store / MODEL).read_bytes()
+    flip(store / MODEL)
+    damaged(store, f"fsdp2/{SHARD}")
+    beat(store, "node0")
+    monkeypatch.setattr(repair, "EVERY", 0.01)
+    open_store(str(store)).write(f"fsdp2/{SHARD}", [before])
+    assert main(["repair", str(store)]) == 3, "nobody has verified what was sent"
+    assert main(["repair", str(store), "--wait"]) == 0
+    assert (store / MODEL).read_bytes() == model, "what depends on it was made again, too"
+    assert word(store) == "VERIFIED"
+
+
+def test_a_damaged_manifest_is_for_its_own_node(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (manifest,) = (store / "fsdp2/.ckptsync/checkpoint-4").glob("manifest-node1-*")
+    flip(manifest)
+    name = str(manifest.relative_to(store))
+    assert main(["repair", str(store)]) == 3
+    assert "node1 does not run: only it can write its manifest again" in capsys.readouterr().out
+    beat(store, "node1", lacks={name: ()})
+    assert main(["repair", str(store)]) == 10
+    assert "LOST: .ckptsync/checkpoint-4/manifest-node1" in capsys.readouterr().out
+
+
+def test_a_damaged_seal_is_written_again(store: Path) -> None:
+    (seal,) = (store / "fsdp2/.ckptsync/checkpoint-4").glob("seal-*")
+    before = seal.read_bytes()
+    flip(seal)
+    assert main(["repair", str(store)]) == 0
+    assert seal.read_bytes() == before
+
+
+def test_a_damaged_tombstone_no_longer_hides_its_place(store: Path) -> None:
+    assert main(["keep", "fsdp2/checkpoint-4", "--store", str(store)]) == 0
+    bad = store / "fsdp2/.ckptsync/checkpoint-4/tombstone-0-0123456789abcdef.json"
+    bad.write_text("{}")
+    (kept,) = bad.parent.glob("keep-*")
+    flip(kept)
+    assert main(["repair", str(store), "fsdp2"]) == 0
+    assert not bad.exists()
+    assert not kept.exists()
+    assert word(store) == "VERIFIED"
+
+
+def test_a_place_that_is_not_there_is_refused(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["repair", str(store), "fsdp2/checkpoint-9"]) == 2
+    assert "no node has told" in capsys.readouterr().err
+    assert read_all(open_store(str(store)), ".ckptsync/store.json")
