@@ -1,6 +1,7 @@
 """/metrics and /healthz of a process."""
 
 import socket
+import sys
 import threading
 import time
 import urllib.error
@@ -17,6 +18,8 @@ from ckptsync.daemon.working import Ground, Outcome, Posted, Role, Working
 from ckptsync.errors import ConfigError
 from ckptsync.fleet.heartbeat import Disk, Job
 from tests.scenes import heart, place, shown
+
+pytest.importorskip("prometheus_client")
 
 
 def configured(listen: str = "127.0.0.1:0") -> Config:
@@ -136,3 +139,12 @@ def test_a_port_that_is_taken_is_an_error_until_it_is_free(working: Working) -> 
             exposing.look()
     exposing.look()
     exposing.close()
+
+
+def test_without_the_package_it_says_what_is_missing_and_the_rest_goes_on(
+    monkeypatch: pytest.MonkeyPatch, working: Working
+) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    monkeypatch.delitem(sys.modules, "ckptsync.web.metrics", raising=False)
+    with pytest.raises(ConfigError, match=r"metrics.listen: the package prometheus_client is missing"):
+        Exposing(configured(), "n0", lambda: working).look()

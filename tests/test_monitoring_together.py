@@ -22,6 +22,7 @@ from ckptsync.stores.opening import create_store
 from tests.cli_store import SHARD, flip, make
 from tests.webhooks import hook
 
+pytest.importorskip("prometheus_client")
 DATA = Path(ckptsync.__file__).parent / "demo_data"
 SECRET = "T0/B0/very-secret"
 

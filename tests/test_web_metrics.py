@@ -4,16 +4,19 @@ import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
-from prometheus_client.parser import text_string_to_metric_families
 
 from ckptsync.catalogue.summary import Proven
 from ckptsync.fleet.alarms import Room
 from ckptsync.fleet.heartbeat import Disk, Job
 from ckptsync.fleet.overview import Overview
-from ckptsync.web.metrics import MOST, Loop, Process, Told, exposition
+from ckptsync.web.measured import Loop, Process, Told
 from tests.scenes import HOUR, NOW, heart, place, shown
 
+parser = pytest.importorskip("prometheus_client.parser")
+metrics = pytest.importorskip("ckptsync.web.metrics")
+MOST: int = metrics.MOST
 ROOT = Path(__file__).parent.parent
 WELL = Process(
     "n0",
@@ -42,7 +45,7 @@ def seen() -> Overview:
 
 def samples(process: Process = WELL, store: Overview | None = None) -> dict[str, Any]:
     """``name{label values}``, by the labels' names → value."""
-    families = text_string_to_metric_families(exposition(process, store).decode())
+    families = parser.text_string_to_metric_families(metrics.exposition(process, store).decode())
     return {f"{s.name}{[s.labels[name] for name in sorted(s.labels)] or ''}": s.value for f in families for s in f.samples}
 
 
@@ -102,18 +105,18 @@ def names(told: bytes) -> set[str]:
 
 
 def test_names_are_as_prometheus_wants_them() -> None:
-    for name in names(exposition(WELL, seen())):
+    for name in names(metrics.exposition(WELL, seen())):
         assert re.fullmatch(r"ckptsync_[a-z_]+", name)
         assert not re.search(r"_(ms|millis|minutes|hours|kb|mb|percent)$", name)
 
 
 def test_every_metric_is_written_down_and_no_other() -> None:
     text = (ROOT / "docs" / "monitoring.md").read_text("utf-8").partition("## Metrics\n")[2].partition("\n## ")[0]
-    assert set(re.findall(r"^\| `(ckptsync_\w+)", text, re.MULTILINE)) == names(exposition(WELL, seen()))
+    assert set(re.findall(r"^\| `(ckptsync_\w+)", text, re.MULTILINE)) == names(metrics.exposition(WELL, seen()))
 
 
 def test_the_example_of_alert_rules_asks_for_metrics_and_labels_that_are_there() -> None:
-    families = list(text_string_to_metric_families(exposition(WELL, seen()).decode()))
+    families = list(parser.text_string_to_metric_families(metrics.exposition(WELL, seen()).decode()))
     there = {s.name for f in families for s in f.samples}
     labels = {label for f in families for s in f.samples for label in s.labels}
     groups = yaml.safe_load((ROOT / "configs" / "prometheus-alerts.yaml").read_text("utf-8"))["groups"]

@@ -9,9 +9,12 @@ from ckptsync import __version__
 from ckptsync.config.values import Config
 from ckptsync.daemon.tick import Tick
 from ckptsync.daemon.working import Outcome, Working
-from ckptsync.web.metrics import CONTENT, Loop, Process, Told, exposition
+from ckptsync.errors import ConfigError
+from ckptsync.fleet.overview import Overview
+from ckptsync.web.measured import Loop, Process, Told
 from ckptsync.web.serving import Listener, Page
 
+CONTENT = "text/plain; version=0.0.4; charset=utf-8"
 AGAIN = 30.0
 """s until a port that was taken is tried again."""
 HANGS = 110.0
@@ -32,6 +35,7 @@ class Exposing:
     def look(self) -> Outcome:
         """One tick; raises ConfigError while the port cannot be had."""
         if self._listener is None:
+            _exposition()
             self._listener = Listener(self._config.metrics.listen, {"/metrics": self.metrics, "/healthz": self.health})
         return Outcome()
 
@@ -59,7 +63,7 @@ class Exposing:
             jobs=working.ground.children(),
             told=[Told(p.channel, p.delivered, p.failed) for p in working.ground.posted()],
         )
-        return Page(200, exposition(process, working.ground.seen()), CONTENT)
+        return Page(200, _exposition()(process, working.ground.seen()), CONTENT)
 
     def health(self) -> Page:
         """503 where another start would help."""
@@ -67,6 +71,17 @@ class Exposing:
         ills = list(_ills(working, now, self._hangs))
         loops = [f"{t.name}: {f'at work for {_busy(t, now):.0f} s' if t.is_running else 'rests'}" for t in _ticks(working)]
         return Page(503 if ills else 200, "\n".join([*(ills or ["ok"]), *loops, ""]).encode())
+
+
+def _exposition() -> Callable[[Process, Overview | None], bytes]:
+    """A program that was brought up to date without its dependencies goes on; raises ConfigError."""
+    try:
+        from ckptsync.web.metrics import exposition  # noqa: PLC0415
+    except ModuleNotFoundError as e:
+        raise ConfigError(
+            f"metrics.listen: the package {e.name} is missing", hint="install ckptsync again, with its dependencies"
+        ) from e
+    return exposition
 
 
 def _ticks(working: Working) -> tuple[Tick, ...]:

@@ -13,58 +13,20 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from ckptsync.fleet.heartbeat import Disk, Job
 from ckptsync.fleet.nodes import STATES, Node
 from ckptsync.fleet.overview import Overview
 from ckptsync.fleet.runs import Point, Run
 from ckptsync.records.state import WORDS
+from ckptsync.web.measured import Process
 
 MOST = 500
-CONTENT = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX = "ckptsync_"
 
 Values = Sequence[tuple[Sequence[str], float]]  # the labels' values, and the sample
 
 
-@dataclass(frozen=True, slots=True)
-class Loop:
-    """One of the process's ticks: ``runs`` that ended, those that ``failed``, and for how many seconds it has been at work, 0 if it rests."""
-
-    name: str
-    runs: int
-    failed: int
-    busy: float
-
-
-@dataclass(frozen=True, slots=True)
-class Told:
-    """One channel of alerts: messages that were ``delivered``, tries that ``failed``."""
-
-    channel: str
-    delivered: int
-    failed: int
-
-
-@dataclass(frozen=True, slots=True)
-class Process:
-    """What this process knows of itself.  ``oldest``: seconds for which the first of the queue has waited; ``errors``: how many its last ticks had."""
-
-    node: str
-    version: str
-    roles: tuple[str, ...]
-    is_healthy: bool
-    loops: Sequence[Loop] = ()
-    queue: int = 0
-    oldest: float = 0.0
-    sent_bytes: int = 0
-    errors: int = 0
-    disks: Sequence[Disk] = ()
-    jobs: Sequence[Job] = ()
-    told: Sequence[Told] = ()
-
-
 def exposition(process: Process, seen: Overview | None) -> bytes:
-    """The text that Prometheus reads; ``seen``: the last that a head made of the store."""
+    """The text that Prometheus reads, version 0.0.4; ``seen``: the last that a head made of the store."""
     registry = CollectorRegistry()
     registry.register(_Given((*of_process(process), *(of_store(seen) if seen else ()))))
     ProcessCollector(registry=registry)
