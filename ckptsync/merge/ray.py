@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import socket
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,6 +32,7 @@ from ckptsync.model import Checksum, Extent, Files
 RETRIES = 20  # of one file, after as many lost nodes
 POLL = 0.5  # seconds between two looks at how far the tasks are
 TOLD = 32 << 20  # bytes of which a task says at once that they are made
+_NO_CLUSTER = "`ray start --head` starts one; --ray-address names another, or `local` for one of this machine alone"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,21 +128,32 @@ def connected(address: str) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
+    _check_reachable(address)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(
-            address=address or "auto",
-            log_to_driver=False,
-            logging_level="ERROR",
-            include_dashboard=False if address == "local" else None,
+            address=address, log_to_driver=False, logging_level="ERROR", include_dashboard=False if address == "local" else None
         )
     except (ConnectionError, RuntimeError, ValueError) as e:
-        hint = "`ray start --head` starts one; --ray-address names another, or `local` for one of this machine alone"
-        raise ConfigError(f"the Ray cluster {address or 'auto'}: {_first_line(e)}", hint=hint) from e
+        raise ConfigError(f"the Ray cluster {address}: {_first_line(e)}", hint=_NO_CLUSTER) from e
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)  # Ray puts its own there
     try:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Raises ConfigError where nothing answers: Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if "/" in address or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except OSError as e:
+        raise ConfigError(f"the Ray cluster {address}: {(e.strerror or str(e)).lower()}", hint=_NO_CLUSTER) from e
 
 
 def _each(ray: Any, parts: Iterable[Part], progress: Callable[[int], None]) -> Iterator[tuple[FilePlan, Done]]:

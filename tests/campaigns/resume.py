@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ckptsync.catalogue.fresh import fresh
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.head.consolidate import tick as head_tick
 from ckptsync.verify.due import Schedule
@@ -66,7 +67,7 @@ def lost_and_resumed(nodes: TwoNodes, job: Job, at: int) -> Iterator[str]:
     """All of it; what was wrong."""
     for n in range(NODES):
         nodes.begin(n)
-    _trained(nodes, job)
+    yield from _trained(nodes, job)
     if Judge(nodes, job).wait(120) >= 120:
         yield "the store has not got every step"
     _prove(nodes)
@@ -76,18 +77,22 @@ def lost_and_resumed(nodes: TwoNodes, job: Job, at: int) -> Iterator[str]:
         nodes.wipe(n)
     again = Job("again", job.mode, hook=False, steps=job.steps, ranks=job.ranks, resume=f"checkpoint-{at}")
     yield from _pulled(nodes, job, again)
-    _trained(nodes, again)
+    yield from _trained(nodes, again)
     yield from _compared(kept, nodes.node(0) / "truth" / again.run, range(at + 1, job.steps + 1))
 
 
-def _trained(nodes: TwoNodes, job: Job) -> None:
+def _trained(nodes: TwoNodes, job: Job) -> Iterator[str]:
     with nodes.training(job) as trainers:
-        finish(trainers, START)
+        codes = finish(trainers, START)
+    for n in range(NODES):
+        if not any(e["event"] == "kept" for said in events(nodes.node(n) / "truth" / job.run).values() for e in said):
+            yield f"{job.run}: the trainers ended with {codes}: {nodes.node(n) / job.run}.log"
 
 
 def _prove(nodes: TwoNodes) -> None:
     head_tick(nodes.store, HeadOptions(), 0.0)
-    verify_tick(nodes.store, Schedule(), time.time())
+    for _ in fresh(nodes.store).readable:  # a tick proves one place or more
+        verify_tick(nodes.store, Schedule(), time.time())
 
 
 def _pulled(nodes: TwoNodes, job: Job, again: Job) -> Iterator[str]:
