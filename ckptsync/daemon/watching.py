@@ -19,6 +19,7 @@ from ckptsync.config.values import Config, WorkerConfig
 from ckptsync.daemon import told
 from ckptsync.daemon.disks import disks
 from ckptsync.daemon.lock import Locks
+from ckptsync.daemon.memory import give_back
 from ckptsync.daemon.pauses import Pauses, rest_after
 from ckptsync.daemon.phases import Line, pairs
 from ckptsync.daemon.served import remember
@@ -110,6 +111,8 @@ class Watching:
             return self._sent
         self._sent = self._sent_now()
         self._again_in_time()
+        if is_told and not self._sent.queue:
+            give_back()
         return self._sent
 
     def _is_at_rest(self, now: float) -> bool:
