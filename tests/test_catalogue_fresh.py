@@ -21,6 +21,40 @@ def test_a_place_is_as_it_is_among_all_and_no_other_is_told_of() -> None:
     assert fresh_place(store, "run", "checkpoint-6").places == ()
 
 
+class _Counted(MemoryStore):
+    """Notes what is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[str] = []
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        self.read.append(name)
+        super().read_into(name, start, out)
+
+
+def test_one_place_is_read_without_the_records_of_others() -> None:
+    store = _Counted()
+    for step in (4, 5, 50):
+        two_nodes(store, "zero3", f"checkpoint-{step}")
+    everything = fresh(store)
+    store.read.clear()
+    found = fresh_place(store, "run", "checkpoint-5")
+    assert found.places == (everything.of("run", "checkpoint-5"),)
+    assert store.read
+    assert all("/checkpoint-5/" in name for name in store.read)
+    assert {n: t for n, t in everything.mtimes.items() if "/checkpoint-5/" in n} == found.mtimes
+
+
+def test_places_of_one_checkpoint_are_judged_together_when_one_is_asked_for() -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    two_nodes(store, place="checkpoint-4~0123456789ab")
+    everything = fresh(store)
+    for seen in everything.places:
+        assert fresh_place(store, "run", seen.place).places == (seen,)
+
+
 @pytest.mark.parametrize("kind", ["manifest-node2", "seal", "report", "tombstone"])
 def test_a_record_of_a_newer_format_hides_its_own_place_only(kind: str) -> None:
     store = MemoryStore()

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ckptsync.catalogue.summary import Fault
 from ckptsync.errors import Corrupt, NotFound, Unsupported
 from ckptsync.records.coding import Record, decode_any, is_made_anew
-from ckptsync.records.names import RecordName
+from ckptsync.records.names import OURS, RecordName, consolidated_prefix, records_prefix
 from ckptsync.records.places import record_names, snapshots
 from ckptsync.records.state import Snapshot
-from ckptsync.stores.contract import Store, read_all
+from ckptsync.stores.contract import Entry, Store, read_all
 
 RECORD_LIMIT = 256 << 20
 
@@ -45,17 +45,34 @@ class Fresh:
 
 def fresh(store: Store, run: str = "") -> Fresh:
     """All of ``run``, or of the store.  Raises StoreError; what is wrong with one record is a `Fault`."""
-    entries = list(store.names(f"{run}/" if run else ""))
+    return _found(store, store.names(f"{run}/" if run else ""))
+
+
+def fresh_checkpoints(store: Store, run: str, checkpoints: Iterable[str]) -> Fresh:
+    """Some checkpoints of a run in all their places, however many others it has: which manifests are one save, those of one name decide together."""
+    return _found(store, (entry for name in sorted(set(checkpoints)) for entry in _entries(store, run, name)))
+
+
+def fresh_place(store: Store, run: str, place: str) -> Fresh:
+    """One place, and of others nothing."""
+    found = fresh_checkpoints(store, run, [place.partition("~")[0]])
+    here = found.of(run, place)
+    return replace(found, places=(here,) if here else (), faults=found.faults_of(run, place))
+
+
+def _found(store: Store, listed: Iterable[Entry]) -> Fresh:
+    entries = list(listed)
     records, faults = read_records(store, record_names(entry.name for entry in entries))
     found = snapshots(records, {entry.name: entry.size for entry in entries})
     return Fresh(found, faults, {entry.name: entry.mtime for entry in entries})
 
 
-def fresh_place(store: Store, run: str, place: str) -> Fresh:
-    """One place, and of others nothing."""
-    found = fresh(store, run)
-    here = found.of(run, place)
-    return replace(found, places=(here,) if here else (), faults=found.faults_of(run, place))
+def _entries(store: Store, run: str, checkpoint: str) -> Iterator[Entry]:
+    """Records first: the files that one names were there before it, and so are listed."""
+    for place in store.dirs(f"{run}/{OURS}/", checkpoint):
+        if place.partition("~")[0] == checkpoint:
+            for prefix in (records_prefix(run, place), f"{run}/{place}/", consolidated_prefix(run, place)):
+                yield from store.names(prefix)
 
 
 def read_records(store: Store, names: Mapping[str, RecordName]) -> tuple[dict[str, Record], tuple[Fault, ...]]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 
-from ckptsync.catalogue.fresh import Fresh, fresh
+from ckptsync.catalogue.fresh import Fresh, fresh, fresh_checkpoints
 from ckptsync.errors import CkptsyncError
 from ckptsync.head import deciding, sealing
 from ckptsync.head.agreeing import Origin
@@ -93,7 +93,7 @@ def one(
 
     Raises what `sealing` raises; of several places the first error, after all were tried.
     """
-    found = fresh(store, run)
+    found = fresh_checkpoints(store, run, [place.partition("~")[0], FINAL]) if place else fresh(store, run)
     configured = cache(top.named)
     making = Making(options.merge, progress, work)
     made: list[Made] = []
