@@ -10,7 +10,7 @@ import time
 import pytest
 
 from ckptsync import __version__
-from ckptsync.cli import arguments
+from ckptsync.cli import arguments, arguments_verifying
 from ckptsync.cli.main import bounded, main
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, NotFound, StoreError, Unsupported
 from ckptsync.merge import plan
@@ -124,7 +124,7 @@ def test_who_sends_or_watches_needs_no_arrays() -> None:
 
 def test_the_parser_and_the_rooms_below_know_the_same_words() -> None:
     assert arguments.DTYPES == plan.DTYPES
-    assert arguments.LEVELS == report.LEVELS
+    assert arguments_verifying.LEVELS == report.LEVELS
 
 
 def test_a_broken_configuration_is_told_by_the_module_as_a_program(tmp_path: object) -> None:

@@ -1,12 +1,14 @@
 """``ckptsync verify`` as a transcript."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from ckptsync.cli.main import main
 from tests.cli_store import DATA, SHARD, flip, make
+from tests.vector import vector
 
 
 @pytest.fixture
@@ -41,3 +43,66 @@ def test_verify_of_a_plain_directory_has_no_digests_and_says_so(target: str, cod
     assert main(["verify", str(DATA / target)]) == code
     out, err = capsys.readouterr()
     assert err if code != 3 else "nothing recorded what these bytes should be" in out
+
+
+def test_verify_of_a_sample_says_its_coverage_and_claims_level_stat(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(store / "fsdp2"), "--sample", "20%", "--json"]) == 0
+    (report,) = json.loads(capsys.readouterr().out)["reports"]
+    (digest,) = [r for r in report["readings"] if r["level"] == "digest"]
+    assert (report["level"], report["verdict"]) == ("stat", "ok")
+    assert 0.2 * digest["of_size"] <= digest["size"] < 0.6 * digest["of_size"]
+    assert main(["verify", str(store / "fsdp2"), "--sample", "20%"]) == 0
+    assert "nothing is known of the others" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "options", [["--sample", "0"], ["--sample", "x"], ["--sample", "5%", "--level", "load"], ["--baseline", "f"]]
+)
+def test_options_that_cannot_be_are_refused(store: Path, options: list[str]) -> None:
+    assert main(["verify", str(store), *options]) == 2
+
+
+def test_junit_is_written_with_the_damage(store: Path, tmp_path: Path) -> None:
+    flip(store / "fsdp2" / SHARD)
+    assert main(["verify", str(store), "--junit", str(tmp_path / "j.xml")]) == 10
+    assert f'name="{SHARD}"><failure type="digest"' in (tmp_path / "j.xml").read_text()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A plain directory: a sharded model with its index."""
+    made = tmp_path / "model"
+    shutil.copytree(vector("hf-sharded").sources[0], made)
+    return made
+
+
+def test_a_baseline_is_recorded_once_and_compared(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = str(tmp_path / "base.json")
+    assert main(["verify", str(model), "--record", base]) == 0
+    assert main(["verify", str(model), "--record", base]) == 2
+    assert main(["verify", str(model), "--baseline", base]) == 0
+    assert "level parse" in capsys.readouterr().out
+    (model / "notes").write_text("x")
+    weights = max(model.iterdir(), key=lambda p: p.stat().st_size)
+    flip(weights)
+    assert main(["verify", str(model), "--baseline", base]) == 10
+    said = capsys.readouterr().out
+    assert f"digest: {weights.name}: " in said
+    assert "notes: the baseline does not name it" in said
+    weights.unlink()
+    assert main(["verify", str(model), "--baseline", base]) == 10
+    assert f"missing: {weights.name}" in capsys.readouterr().out
+
+
+def test_a_model_is_compared_with_its_index(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(model)]) == 0
+    max(model.iterdir(), key=lambda p: p.stat().st_size).unlink()
+    assert main(["verify", str(model)]) == 3
+    assert "the checkpoint's own metadata demands it" in capsys.readouterr().out
+
+
+def test_what_is_damaged_is_no_baseline(model: Path, tmp_path: Path) -> None:
+    weights = max(model.iterdir(), key=lambda p: p.stat().st_size)
+    weights.write_bytes(weights.read_bytes()[:-1])
+    assert main(["verify", str(model), "--record", str(tmp_path / "base.json")]) == 10
+    assert not (tmp_path / "base.json").exists()

@@ -18,8 +18,8 @@ from ckptsync.layouts import table
 from ckptsync.records.names import STORE_FILE
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.posix.store import PosixStore
-from ckptsync.verify.loading import limits, load
-from ckptsync.verify.target import target, verify
+from ckptsync.verify.loading import limits, load, loading
+from ckptsync.verify.target import Asked, target, verify
 from tests.hostile import headers, pickles, records, truncations, zips
 from tests.hostile.running import SECONDS
 from tests.plain_files import MemoryFiles, tree
@@ -119,7 +119,7 @@ def test_a_hostile_manifest_does_not_hide_an_honest_one(tmp_path: Path) -> None:
     arrive(store, WHOLE)
     for _, name, data in list(records.manifests())[:3]:
         store.write(name, [data])
-    (report,) = verify(target(str(tmp_path)), "parse")
+    (report,) = verify(target(str(tmp_path)), Asked("parse"))
     assert report.verdict == "damaged"
     assert {f.name.partition("/manifest-")[0] for f in report.findings if f.kind == "digest"} == {".ckptsync/checkpoint-4"}
 
@@ -132,7 +132,7 @@ def test_a_link_in_a_store_is_not_followed(tmp_path: Path) -> None:
     model = tmp_path / "store" / "run" / "checkpoint-4" / "model.safetensors"
     model.rename(tmp_path / "outside")
     model.symlink_to(tmp_path / "outside")
-    (report,) = verify(target(str(tmp_path / "store")), "load")
+    (report,) = verify(target(str(tmp_path / "store")), Asked("load"))
     assert [(f.kind, f.name) for f in report.findings if f.kind == "missing"] == [("missing", "checkpoint-4/model.safetensors")]
 
 
@@ -140,5 +140,5 @@ def test_a_link_in_a_store_is_not_followed(tmp_path: Path) -> None:
 def test_the_loading_child_survives_hostile_headers_and_says_why(kind: str, tmp_path: Path) -> None:
     (attack,) = [a for a in headers.attacks("") if a.name == kind]
     attack.build(tmp_path)
-    with (tmp_path / headers.FILE).open("rb") as file:
-        assert load(file.fileno(), limits(100)).fault
+    with (tmp_path / headers.FILE).open("rb") as file, loading() as child:
+        assert load(child, file.fileno(), "safetensors", limits(100)).fault

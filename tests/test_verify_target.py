@@ -13,7 +13,7 @@ from ckptsync.records.coding import encode
 from ckptsync.records.names import STORE_FILE
 from ckptsync.records.report import Report
 from ckptsync.stores.posix.store import PosixStore
-from ckptsync.verify.target import InStore, Plain, target, verify
+from ckptsync.verify.target import Asked, InStore, Plain, target, verify
 from tests.plain_files import MemoryFiles
 from tests.verified import PLACE, RUN, WHOLE, arrive, damage, flip, manifest, seal
 
@@ -27,7 +27,7 @@ def store(tmp_path: Path) -> PosixStore:
 
 
 def asked(path: str) -> list[Report]:
-    return list(verify(target(path), "parse"))
+    return list(verify(target(path), Asked("parse")))
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_a_directory_of_a_store_finds_its_place(store: PosixStore, below: str, r
     found = target(f"{store.root}/{below}")
     assert isinstance(found, InStore)
     assert (found.store.url, found.run, found.place) == (store.root, run, place)
-    assert [(r.place, r.verdict) for r in verify(found, "parse")] == [(PLACE, "ok")]
+    assert [(r.place, r.verdict) for r in verify(found, Asked("parse"))] == [(PLACE, "ok")]
 
 
 def test_a_consolidated_model_alone_is_verified_against_its_seal(store: PosixStore) -> None:
@@ -87,7 +87,7 @@ def test_a_place_with_only_a_damaged_manifest_is_damage(store: PosixStore) -> No
 def test_a_newer_record_is_refused_after_the_others_were_verified(store: PosixStore) -> None:
     data = json.dumps({**json.loads(encode(manifest(WHOLE))), "format": 99}).encode()
     store.write(f"{RUN}/.ckptsync/checkpoint-9/manifest-n0-0-{digest(data)[:16]}.json", [data])
-    reports = verify(target(store.root), "stat")
+    reports = verify(target(store.root), Asked("stat"))
     assert next(reports).place == PLACE
     with pytest.raises(Unsupported, match="format 99"):
         next(reports)

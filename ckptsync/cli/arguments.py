@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from ckptsync import __version__
-from ckptsync.cli import arguments_keeping
+from ckptsync.cli import arguments_keeping, arguments_verifying
 
 EXIT_CODES = """\
 exit codes:
@@ -22,7 +22,6 @@ exit codes:
 """
 DTYPES = ("auto", "keep", "bf16", "fp16", "fp32")
 PRESETS = ("all", "no-optimizer", "weights")
-LEVELS = ("stat", "digest", "parse", "load")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -201,11 +200,7 @@ def _merge(commands: Any) -> None:
 
 def _verify(commands: Any) -> None:
     command = _command(commands, "verify", "prove what a store, or a checkpoint in a plain directory, holds")
-    command.add_argument("targets", metavar="PATH_OR_URL", nargs="+", help="a store, a run or a place in one, or a directory")
-    command.add_argument(
-        "--level", choices=LEVELS, help="stat: names and sizes; digest: every byte; parse: every header; load: every tensor, with torch "
-        "(default: digest for a store, parse for a directory)"
-    )  # fmt: skip
+    arguments_verifying.add(command)
     _bandwidth(command)
 
 

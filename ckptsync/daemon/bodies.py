@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from ckptsync.errors import ConfigError, StoreError
 from ckptsync.stores.opening import open_store
 
 if TYPE_CHECKING:
+    from ckptsync.head.clustered import Clustered
     from ckptsync.stores.contract import Store
 
 At = Callable[[int, int], None]
@@ -45,15 +47,31 @@ def _consolidate(store: Store, order: Order, config: Config, at: At) -> Done:
     from ckptsync.merge.copying import Work  # noqa: PLC0415
     from ckptsync.merge.plan import Options  # noqa: PLC0415
 
-    options = HeadOptions(Options(config.head.dtype, config.head.max_shard_size), config.head.config_from)
+    engine = _cluster(config) if config.head.engine == "ray" else None
+    options = HeadOptions(Options(config.head.dtype, config.head.max_shard_size), config.head.config_from, engine)
     made = one(store, order.run, order.place, options, progress=at, work=Work(config.head.threads))
     return Done(tuple(map(told_head.made, made)), changed=bool(made))
 
 
-def _verify(store: Store, order: Order, config: Config, _at: At) -> Done:
+def _cluster(config: Config) -> Clustered:
+    """The one that Ray's own variable names, or that this machine is in."""
+    from ckptsync.head.clustered import Clustered  # noqa: PLC0415
+
+    url = config.store.url
+    return Clustered(os.environ.get("RAY_ADDRESS", "auto"), url, options_for(url, config.store.options), limits(config.limits))
+
+
+def _verify(store: Store, order: Order, config: Config, at: At) -> Done:
     from ckptsync.verify.tick import one  # noqa: PLC0415
 
-    result = one(store, order.run, order.place, order.level or config.verify.level, order.now)
+    read = 0
+
+    def told(size: int) -> None:
+        nonlocal read
+        read += size or 1  # of a process of its own, which has its own limits, a sign of life
+        at(read, order.size)
+
+    result = one(store, order.run, order.place, order.level or config.verify.level, order.now, told=told)
     return Done(tuple(told_head.verifier(result)), told_head.verifier_errors(result), changed=bool(result.report))
 
 

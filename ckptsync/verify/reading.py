@@ -88,9 +88,9 @@ class Counted:
         pour(self.source, extent, buffer, counted)
 
     def _count(self, view: memoryview) -> None:
-        with self._lock:
+        with self._lock:  # told one at a time
             self.read += view.nbytes
-        self._told(view.nbytes)
+            self._told(view.nbytes)
 
 
 def pieces(source: Reads, extent: Extent) -> Iterator[memoryview]:

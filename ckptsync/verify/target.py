@@ -14,8 +14,10 @@ from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import is_store, open_store
 from ckptsync.stores.trees import Access, Place
 from ckptsync.stores.urls import Remote, located
+from ckptsync.verify.expected import Expected
 from ckptsync.verify.place import verify_place
 from ckptsync.verify.plain import verify_path
+from ckptsync.verify.sampling import Sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +53,36 @@ def target(url: str, access: Access | None = None) -> InStore | Plain:
     return Plain(place, access)
 
 
-def verify(where: InStore | Plain, level: Level, now: float = 0.0) -> Iterator[Report]:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """How to verify: ``baseline`` is a plain directory's; of a ``sample`` no more is claimed than level stat."""
+
+    level: Level
+    now: float = 0.0
+    sample: Sample | None = None
+    baseline: tuple[Expected, ...] | None = None
+
+
+def verify(where: InStore | Plain, asked: Asked) -> Iterator[Report]:
     """One report a place, as each is done.
 
     Raises ConfigError if nothing is there, and Unsupported, after all the others, for a place with records newer than this program.
     """
     if isinstance(where, Plain):
-        yield verify_path(trees.tree(where.place, where.access), level, trees.path(where.place).name)
+        files, name = trees.tree(where.place, where.access), trees.path(where.place).name
+        yield verify_path(files, asked.level, name, baseline=asked.baseline, sample=asked.sample)
         return
     found = fresh(where.store, where.run)
-    asked = sorted(_places(found, where))
-    if where.run and not asked:
+    places = sorted(_places(found, where))
+    if where.run and not places:
         raise ConfigError(
             f"{where.run}/{where.place}".rstrip("/") + ": no node has told this store of it",
             hint="`ckptsync ls` shows what is there",
         )
-    for place in asked:
+    for place in places:
         if found.newer(*place) is None:
-            yield _report(where.store, found, place, level, now)
-    for newer in filter(None, (found.newer(*place) for place in asked)):
+            yield _report(where.store, found, place, asked)
+    for newer in filter(None, (found.newer(*place) for place in places)):
         raise newer
 
 
@@ -84,15 +97,15 @@ def _places(found: Fresh, where: InStore) -> set[tuple[str, str]]:
     return {(run, place) for run, place in everything if where.place in ("", place) and where.run in ("", run)}
 
 
-def _report(store: Store, found: Fresh, where: tuple[str, str], level: Level, now: float) -> Report:
+def _report(store: Store, found: Fresh, where: tuple[str, str], asked: Asked) -> Report:
     run, place = where
     seen = next((s for s in found.places if (s.run, s.place) == where), None)
     faults = found.faults_of(run, place)
     if seen is None:
         findings = tuple(fault.finding for fault in faults)
-        return Report(run, place.partition("~")[0], place, 0, "stat", "damaged", (), "", 0, findings, now)
+        return Report(run, place.partition("~")[0], place, 0, "stat", "damaged", (), "", 0, findings, asked.now)
     try:
-        return verify_place(store, seen, level, faults, now)
+        return verify_place(store, seen, asked.level, faults, asked.now, sample=asked.sample)
     except Incomplete as e:  # it is being let go, or moves: said, and not judged
         note = Finding("note", place, str(e))
-        return Report(run, seen.checkpoint, place, 0, level, "arriving", (), "", 0, (note,), now)
+        return Report(run, seen.checkpoint, place, 0, asked.level, "arriving", (), "", 0, (note,), asked.now)

@@ -15,6 +15,7 @@ from ckptsync.records.state import Snapshot
 from ckptsync.stores.contract import Store
 from ckptsync.verify.due import Due, Schedule, due
 from ckptsync.verify.place import verify_place
+from ckptsync.verify.reading import Told
 from ckptsync.verify.reporting import write_report
 
 
@@ -60,18 +61,21 @@ def _hidden(store: Store, run: str, place: str) -> Summary | None:
     return summary(seen, found.mtimes) if seen else None
 
 
-def one(store: Store, run: str, place: str, level: Level, now: float) -> VerifyResult:
-    """Verify this place as it is now, and write the report; raises StoreError, and then nothing is reported.  Nothing of one that has gone."""
+def one(store: Store, run: str, place: str, level: Level, now: float, *, told: Told = lambda _: None) -> VerifyResult:
+    """Verify this place as it is now, and write the report; raises StoreError, and then nothing is reported.  Nothing of one that has gone.
+
+    ``told`` hears of bytes as they are read, and of 0 of them while a child process is at work.
+    """
     found = fresh_place(store, run, place)
     seen = found.of(run, place)
     if newer := found.newer(run, place):
         raise newer
-    report = _verified(store, seen, level, found, now) if seen else None
+    report = _verified(store, seen, level, found, now, told=told) if seen else None
     return VerifyResult(report, write_report(store, report) if report else "", (), found.faults)
 
 
-def _verified(store: Store, seen: Snapshot, level: Level, found: Fresh, now: float) -> Report | None:
+def _verified(store: Store, seen: Snapshot, level: Level, found: Fresh, now: float, *, told: Told) -> Report | None:
     try:
-        return verify_place(store, seen, level, found.faults_of(seen.run, seen.place), now)
+        return verify_place(store, seen, level, found.faults_of(seen.run, seen.place), now, told=told)
     except Incomplete:
         return None  # it changed meanwhile: the next tick sees what it has become
