@@ -74,4 +74,4 @@ def test_bounds_leave_room_for_a_slow_network_and_a_small_bandwidth() -> None:
     order = Order("consolidate", "run", "p", 10**9)
     assert bounds(wide, order).deadline > 1000 + bounds(wide, Order("consolidate", "run", "p")).deadline
     assert bounds(narrow, order).deadline > 10_000
-    assert (bounds(wide, order).stall, bounds(narrow, order).stall) == (120, 240)
+    assert (bounds(wide, order).stall, bounds(narrow, order).stall) == (120, 240), "limits.stall and a wait before the next try"

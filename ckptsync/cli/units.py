@@ -193,7 +193,12 @@ def _room(config: Config) -> list[str]:
     base = 3072 if has_head or "worker" not in config.roles else 768
     lines = [f"MemoryHigh={base + (more >> 20)}M", f"MemoryMax={base * 4 // 3 + (more >> 20)}M"] if has_head or more else []
     if has_head:  # torch, in the child of the level `load`
-        lines += ["# The head's and the verifier's work.", "MemoryDenyWriteExecute=no", "SystemCallFilter=@resources"]
+        lines += [
+            "# The head's and the verifier's work.",
+            "MemoryDenyWriteExecute=no",
+            "SystemCallFilter=@resources",
+            "OOMPolicy=continue",
+        ]
     if has_head or config.limits.threads > _OWN_THREADS:
         lines.append(f"TasksMax={256 + 4 * config.limits.threads}")
     if config.limits.stall > _OWN_STALL:

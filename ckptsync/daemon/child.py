@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import BinaryIO, NoReturn
 
 from ckptsync.daemon import orders
@@ -24,6 +25,7 @@ from ckptsync.errors import CkptsyncError
 BEAT = 1.0  # seconds between two looks at whether it has got on
 NICER = 5  # than the head, which decides what is to be done
 MEMORY = 2 << 30  # bytes of heap and stacks, beyond what transfers may hold: ten times of what any work needs
+OOM_FIRST = 200
 _PR_SET_PDEATHSIG = 1
 
 log = logging.getLogger(__name__)
@@ -63,7 +65,10 @@ def _on_term(_number: int, _frame: object) -> NoReturn:
 
 
 def _limit(brief: Brief) -> None:
-    """What goes wrong in a large way ends here, and not with the head."""
+    """What goes wrong in a large way ends here, and not with the head: where memory runs out, the system takes this process first."""
+    with contextlib.suppress(OSError, ValueError):  # no Linux, or a system that lets nobody say so
+        score = Path("/proc/self/oom_score_adj")
+        score.write_text(str(min(1000, int(score.read_text()) + OOM_FIRST)))
     if brief.order.kind != "verify":  # a loader of tensors limits itself
         most = MEMORY + 2 * brief.config.limits.memory
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))

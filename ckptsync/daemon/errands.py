@@ -15,7 +15,6 @@ from ckptsync.daemon.orders import Done, End, Failed, Order
 from ckptsync.daemon.phases import Line, pairs
 from ckptsync.daemon.waits import Wait
 
-LEAST_STALL = 60.0
 MORE_STALL = 60.0  # seconds beyond limits.stall: a wait before the next try is no hang
 BASE, FLOOR = 900.0, 1_000_000  # seconds of an errand of no bytes, and bytes a second beyond which nothing is called slow
 
@@ -97,7 +96,7 @@ def bounds(config: Config, order: Order) -> Bounds:
     """Far more than it needs: only what hangs, or never ends, meets them."""
     table = config.limits.bandwidth
     slowest = min((rate for rate in table.rates if rate), default=FLOOR) / config.head.jobs if table else FLOOR
-    return Bounds(max(LEAST_STALL, config.limits.stall) + MORE_STALL, BASE + 4 * order.size / min(FLOOR, slowest))
+    return Bounds(config.limits.stall + MORE_STALL, BASE + 4 * order.size / min(FLOOR, slowest))
 
 
 def _log(order: Order, end: End) -> None:

@@ -28,7 +28,7 @@ def after(before: Wait | None, key: str, end: End, now: float, *, lasts: bool) -
             return Wait(key, float("inf"))
         return None if end.changed else Wait(key, now + SOON)
     count = before.count + 1 if before and before.failed and before.key == key else 1
-    patience = min(LATE, SOON * 2.0 ** min(count - 1, 20)) if end.passes else LATE
+    patience = min(LATE, SOON * 2.0 ** min(count - 1, 20)) if end.passes or end.is_ours else LATE
     return Wait(key, now + patience, end, count)
 
 
