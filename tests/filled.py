@@ -42,7 +42,7 @@ def manifest_of(directory: Path, node: str, place: str = "checkpoint-4", *, run:
         place=place,
         node=node,
         n=0,
-        files=tuple(_entry(path, read_whole(files, path), at) for path in sorted(files.sizes())),
+        files=tuple(entry(path, read_whole(files, path), at) for path in sorted(files.sizes())),
         ranks=rank_names.ranks(files.sizes()),
         started=at,
         ended=at,
@@ -51,7 +51,8 @@ def manifest_of(directory: Path, node: str, place: str = "checkpoint-4", *, run:
     )
 
 
-def _entry(path: str, data: bytes, at: int) -> FileEntry:
+def entry(path: str, data: bytes, at: int) -> FileEntry:
+    """What a manifest says of a file."""
     found = digest_stream([data], len(data))
     return FileEntry(path, found.size, found.digest, found.block_size, found.blocks, at)
 

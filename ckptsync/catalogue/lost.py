@@ -5,8 +5,11 @@ Nothing waits for such a checkpoint: every other one is consolidated, verified a
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import merge
+from itertools import chain
 
 from ckptsync.catalogue.summary import LINES, Gap, Summary
 from ckptsync.layouts.rank_names import rank
@@ -48,7 +51,16 @@ def explained(summaries: Sequence[Summary]) -> tuple[Summary, ...]:
     if any(s.word == "ARRIVING" for s in summaries):
         for s in summaries:
             runs.setdefault(s.run, []).append(s)
-    return tuple(_explained(s, runs[s.run]) if s.word == "ARRIVING" else s for s in summaries)
+    for its in runs.values():
+        its.sort(key=lambda s: s.arrived)
+    return tuple(_explained(s, _nearest(runs[s.run], s)) if s.word == "ARRIVING" else s for s in summaries)
+
+
+def _nearest(run: Sequence[Summary], seen: Summary) -> Iterator[Summary]:
+    """The others of which ranks are known, the nearest in time first; ``run`` is in the order of time."""
+    after = bisect_right(run, seen.arrived, key=lambda s: s.arrived)
+    earlier, later = reversed(run[:after]), iter(run[after:])
+    yield from (s for s in merge(earlier, later, key=lambda s: abs(s.arrived - seen.arrived)) if s.ranks and s is not seen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +69,9 @@ class _Owner:
     place: str
 
 
-def _explained(seen: Summary, run: Iterable[Summary]) -> Summary:
-    near = sorted((s for s in run if s.ranks and s is not seen), key=lambda s: abs(s.arrived - seen.arrived))
+def _explained(seen: Summary, nearest: Iterator[Summary]) -> Summary:
+    first = next(nearest, None)
+    near = chain([first], nearest) if first else iter(())
     owners = _owners({g.rank for g in seen.gaps if g.rank >= 0 and not g.node}, near)
     known: dict[_Owner | None, list[Gap]] = {}
     for gap in seen.gaps:
@@ -66,7 +79,7 @@ def _explained(seen: Summary, run: Iterable[Summary]) -> Summary:
             known.setdefault(owners.get(gap.rank), []).append(gap)
     lines = [_line(owner, its) for owner, its in known.items()]
     lines += [f"{g.node}: has sent {_files([g])}, not in the store now" for g in seen.gaps if g.node]
-    others = [] if known.keys() - {None} else _others(seen, near)
+    others = [] if known.keys() - {None} else _others(seen, first)
     lines += [f"{o.node}: has sent nothing of it; it had a part of {o.place}" for o in others]
     awaited = {o.node for o in (*known, *others) if o} | {g.node for g in seen.gaps if g.node}
     more = (f"and {len(lines) - LINES} more",) if len(lines) > LINES else ()
@@ -85,9 +98,9 @@ def _owners(wanted: set[int], near: Iterable[Summary]) -> Mapping[int, _Owner]:
     return found
 
 
-def _others(seen: Summary, near: Sequence[Summary]) -> list[_Owner]:
+def _others(seen: Summary, near: Summary | None) -> list[_Owner]:
     """Where no missing rank is known: who took part in the nearest other checkpoint, and not in this."""
-    return [_Owner(node, near[0].place) for node, _ in near[0].ranks if node not in seen.nodes] if near else []
+    return [_Owner(node, near.place) for node, _ in near.ranks if node not in seen.nodes] if near else []
 
 
 def _line(owner: _Owner | None, its: Sequence[Gap]) -> str:

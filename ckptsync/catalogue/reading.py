@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ckptsync.catalogue.lost import explained
 from ckptsync.catalogue.summary import Catalogue
-from ckptsync.catalogue.units import Found, Name, Unit, grouped, renewed
+from ckptsync.catalogue.units import Found, Name, Unit, grouped, is_settled, key, renewed
 from ckptsync.records.names import OURS
 from ckptsync.records.places import reading_order
 from ckptsync.stores.contract import Entry, Store
@@ -40,8 +40,10 @@ def read(store: Store, cache: Cache | None = None, run: str = "") -> Catalogue:
     with ThreadPoolExecutor(AT_ONCE, "catalogue") as pool:
         listed = _listed(store, runs, cache, pool)
         units = {name: entries for run, entries in listed.items() for name, entries in grouped(run, entries).items()}
-        old = cache.units
-        found = dict(zip(units, pool.map(lambda name: renewed(store, units[name], old.get(name)), units), strict=True))
+        old = {name: unit for name in units if (unit := cache.units.get(name))}
+        found = {name: Found(unit) for name, unit in old.items() if is_settled(unit) and unit.key == key(units[name])}
+        rest = [name for name in units if name not in found]
+        found |= zip(rest, pool.map(lambda name: renewed(store, units[name], old.get(name)), rest), strict=True)
     _remember(cache, found, run)
     return _catalogue(found.values(), (e.mtime for entries in listed.values() for e in entries))
 

@@ -69,10 +69,15 @@ def key(entries: Iterable[Entry]) -> str:
     return digest("".join(sorted([f"{e.name}\n{e.size} {e.mtime}\n" for e in entries])).encode())
 
 
+def is_settled(unit: Unit) -> bool:
+    """Whether its records' listing tells all."""
+    return not unit.open
+
+
 def renewed(store: Store, entries: list[Entry], old: Unit | None) -> Found:
     """A unit as it is now; ``old`` itself where nothing has changed.  ``entries``: its own of `grouped`.  Raises StoreError."""
     now = key(entries)
-    if old is not None and old.key == now and (not old.open or key(_data(store, old.open)) == old.data):
+    if old is not None and old.key == now and (is_settled(old) or key(_data(store, old.open)) == old.data):
         return Found(old)
     names = record_names(entry.name for entry in entries)
     records, faults = read_records(store, names)

@@ -37,7 +37,7 @@ def _plain(value: object) -> Any:
 
 def clean(text: str) -> str:
     """``text`` with control characters made visible: names in a store come from anyone, and a terminal obeys them."""
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
@@ -49,8 +49,8 @@ def aligned(rows: Iterable[Sequence[str]]) -> list[str]:
 
 def print_table(heading: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """A heading and rows; the one word is coloured on a terminal."""
-    for line in aligned([heading, *rows]):
-        print(painted(line) if sys.stdout.isatty() else line)
+    lines = aligned([heading, *rows])
+    print("\n".join(map(painted, lines) if sys.stdout.isatty() else lines))
 
 
 def painted(line: str) -> str:

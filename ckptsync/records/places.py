@@ -18,6 +18,7 @@ from ckptsync.records.state import Records, Snapshot, snapshot
 from ckptsync.records.tombstone import Tombstone
 
 R = TypeVar("R", Manifest, Seal, Report, Tombstone, Keep)
+_PIECES = re.compile(r"[0-9]+|[^0-9]+")
 Place = tuple[str, str]
 """Run, place."""
 
@@ -47,7 +48,7 @@ def snapshots(records: Mapping[str, Record], sizes: Mapping[str, int], hidden: I
 def reading_order(run: str, place: str) -> tuple[object, ...]:
     """Sorts ``checkpoint-9`` before ``checkpoint-10``, and ``checkpoint-9~…`` right after it."""
     name, _, save = place.partition("~")
-    pieces = [piece for piece in re.split(r"([0-9]+)", name) if piece]
+    pieces = _PIECES.findall(name)
     return run, [(piece.isdigit(), int(piece) if piece.isdigit() else 0, piece) for piece in pieces], save
 
 
