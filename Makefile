@@ -19,6 +19,7 @@
 # make bench-transfer   uploads, downloads and merges over S3 and SFTP beside s5cmd, rclone, boto3, s3fs, sftp, rsync, into docs/benchmarks-transfer.md:
 #               an hour, and 20 GB in WORK=/dev/shm.  ONE=0.25 MANY=4 SMALL=200 SFTP=0.1 MERGE=0.1 ROUNDS=1 make bench-transfer    for a look
 # make bench-beside   of that, what a training feels of a worker that sends at its cap: five minutes, BESIDE="--cap 100 --pairs 12"
+# make bench-idle   what a worker costs that has nothing to do, with 20 and with 100 checkpoints, and how soon it sends: ten minutes; IDLE="--seconds 60"
 # make clean    forget the environment
 #
 # PYTHON=python3.12 make test    takes another Python, VENV=... another place for the environment, TESTS=tests/test_watch.py fewer tests.
@@ -51,11 +52,12 @@ HEADS ?=
 TRAINERS ?=
 HOSTILE ?=
 BESIDE ?=
+IDLE ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint format bench bench-transfer bench-beside campaign campaign-trainers campaign-hostile damage crash-states kill-stores kill-heads nspawn clean
+.PHONY: demo test lint format bench bench-transfer bench-beside bench-idle campaign campaign-trainers campaign-hostile damage crash-states kill-stores kill-heads nspawn clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -73,11 +75,11 @@ format: $(VENV)/.installed-test
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(BENCH_VENV)/.installed bench-beside
+bench: $(BENCH_VENV)/.installed bench-beside bench-idle
 	$(BENCH_VENV)/bin/python -m benchmarks.merge --gib $(GIB) --rounds $(ROUNDS) --cold $(COLD) --tensors $(TENSORS)
 	$(BENCH_VENV)/bin/python -m benchmarks.memory --gib $(MEMORY_GIB)
 	$(BENCH_VENV)/bin/python -m benchmarks.plan --counts $(PLAN_COUNTS) > build/bench/plan.txt
-	$(BENCH_VENV)/bin/python -m benchmarks.report build/bench/merge.json build/bench/memory.json --plan build/bench/plan.txt --beside build/bench/beside.json > docs/benchmarks.md.new
+	$(BENCH_VENV)/bin/python -m benchmarks.report build/bench/merge.json build/bench/memory.json --plan build/bench/plan.txt --beside build/bench/beside.json --idle build/bench/idle.json > docs/benchmarks.md.new
 	mv docs/benchmarks.md.new docs/benchmarks.md
 
 bench-transfer: $(TRANSFER_VENV)/.installed $(BENCH_VENV)/.installed
@@ -96,6 +98,9 @@ campaign-hostile: $(VENV)/.installed-test
 
 bench-beside: $(VENV)/.installed-test $(BENCH_VENV)/.installed
 	$(BIN)/python -m benchmarks.beside --python $(BENCH_VENV)/bin/python $(BESIDE)
+
+bench-idle: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.idle --out build/bench/idle.json $(IDLE)
 
 damage: $(VENV)/.installed-test
 	$(BIN)/python -m tests.campaigns.damage $(DAMAGE)

@@ -1,4 +1,4 @@
-"""What a worker costs that has nothing to do, and how soon it sends: ``python -m benchmarks.idle``.
+"""What a worker costs that has nothing to do, and how soon it sends: ``python -m benchmarks.idle [--out build/bench/idle.json]``.
 
 The worker runs as its command does, over ``--checkpoints`` checkpoints that the store has already.  Idle is CPU and memory over ``--seconds`` once it has been at
 rest for a moment.  Soon is from a save's settling to the first of its bytes in the store, a directory: with a hook's word a save is settled when its pin
@@ -16,10 +16,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from ckptsync.spool import pins
 from ckptsync.spool.marks import Commit, save_id, write_mark
@@ -41,28 +42,61 @@ class Idle:
     peak: float
 
 
+@dataclass(frozen=True)
+class Found:
+    """``hooked``, ``plain``: seconds from settling to the first byte, of each round, with a hook's word and without."""
+
+    idle: Idle
+    hooked: list[float]
+    plain: list[float]
+
+
 def main() -> None:
     """Measure, and print JSON."""
     asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--checkpoints", type=int, default=20)
-    asked.add_argument("--seconds", type=float, default=60.0)
+    asked.add_argument("--checkpoints", type=int, nargs="+", default=[20, 100])
+    asked.add_argument("--seconds", type=float, default=240.0)
     asked.add_argument("--rounds", type=int, default=10)
     asked.add_argument("--work", default=tempfile.gettempdir())
+    asked.add_argument("--out", type=Path)
     given = asked.parse_args()
-    with tempfile.TemporaryDirectory(dir=given.work) as folder, _worker(Path(folder)) as worker:
+    found = [measured(many, given.seconds, given.rounds, given.work) for many in given.checkpoints]
+    text = json.dumps([asdict(one) for one in found], indent=1)
+    if given.out:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.write_text(text)
+    print("\n".join(table(found)))
+
+
+def found_of(told: dict[str, Any]) -> Found:
+    """From what was written of it."""
+    return Found(**{**told, "idle": Idle(**told["idle"])})
+
+
+def table(found: Iterable[Found]) -> Iterator[str]:
+    """One row for each number of checkpoints."""
+    yield "| checkpoints | % of a core | MB | first byte, hook: median s | longest | no hook: median s | longest |"
+    yield "|--:|--:|--:|--:|--:|--:|--:|"
+    for one in found:
+        yield f"| {one.idle.checkpoints} | {one.idle.cpu:.2f} | {one.idle.rss:.0f} | {_told(one.hooked)} | {_told(one.plain)} |"
+
+
+def measured(checkpoints: int, seconds: float, rounds: int, work: str) -> Found:
+    """One worker, over so many checkpoints."""
+    with tempfile.TemporaryDirectory(dir=work) as folder, _worker(Path(folder)) as worker:
         out, store = Path(folder) / "out" / "run", Path(folder) / "store" / "run"
-        for step in range(given.checkpoints):
+        for step in range(checkpoints):
             _write(out / f"checkpoint-{step + 1}", step + 1)
-        _until(lambda: len(list(store.glob(".ckptsync/*/manifest-*"))) >= given.checkpoints, LONGEST + 5 * given.checkpoints)
+        _until(lambda: len(list(store.glob(".ckptsync/*/manifest-*"))) >= checkpoints, LONGEST + 5 * checkpoints)
         time.sleep(5)
-        idle = _idle(worker.pid, given.checkpoints, given.seconds)
-        hooked = [_soon(out, store, 1000 + n, _hooked) for n in range(given.rounds)]
-        plain = [_soon(out, store, 2000 + n, _plain) for n in range(given.rounds)]
-    print(json.dumps({"idle": asdict(idle), "first_byte_hook": _told(hooked), "first_byte_plain": _told(plain)}, indent=1))
+        idle = _idle(worker.pid, checkpoints, seconds)
+        hooked = [_soon(out, store, 1000 + n, _hooked) for n in range(rounds)]
+        plain = [_soon(out, store, 2000 + n, _plain) for n in range(rounds)]
+    return Found(idle, hooked, plain)
 
 
-def _told(seconds: list[float]) -> dict[str, float]:
-    return {"median": round(statistics.median(seconds), 3), "longest": round(max(seconds), 3)} if seconds else {}
+def _told(seconds: list[float]) -> str:
+    return f"{statistics.median(seconds):.2f} | {max(seconds):.2f}" if seconds else "- | -"
 
 
 @contextmanager

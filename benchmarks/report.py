@@ -1,4 +1,4 @@
-"""``docs/benchmarks.md`` out of what was measured: ``python -m benchmarks.report merge.json memory.json [--plan plan.txt] [--beside beside.json] > docs/benchmarks.md``."""
+"""``docs/benchmarks.md`` out of what was measured: ``python -m benchmarks.report merge.json memory.json [--plan plan.txt] [--beside beside.json] [--idle idle.json] > docs/benchmarks.md``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 from benchmarks.beside import Beside, beside_of
 from benchmarks.beside import table as table_beside
 from benchmarks.contest import COLD_ENOUGH, Contest
+from benchmarks.idle import Found, found_of
+from benchmarks.idle import table as table_idle
 from benchmarks.machine import described
 from benchmarks.measure import Run
 
@@ -38,6 +40,7 @@ def main() -> None:
     parser.add_argument("memory", type=Path, nargs="?")
     parser.add_argument("--plan", type=Path, help="what benchmarks/plan.py printed")
     parser.add_argument("--beside", type=Path, help="what benchmarks/beside.py wrote")
+    parser.add_argument("--idle", type=Path, help="what benchmarks/idle.py wrote")
     args = parser.parse_args()
     told = json.loads(args.merge.read_text())
     print(HEAD.format(command="make bench", machine="\n".join(f"- {line}" for line in described()), **told["settings"]))
@@ -47,6 +50,8 @@ def main() -> None:
         print("\n".join(_memory(json.loads(args.memory.read_text()))), end="\n\n")
     if args.beside:
         print("\n".join(_beside([beside_of(one) for one in json.loads(args.beside.read_text())])), end="\n\n")
+    if args.idle:
+        print("\n".join(_idle([found_of(one) for one in json.loads(args.idle.read_text())])), end="\n\n")
     if args.plan:
         print(f"## Planning, by the number of chunks\n\n```\n{args.plan.read_text().rstrip()}\n```")
 
@@ -98,6 +103,15 @@ def _memory(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for row in rows:
         cells = [f"{size:g} | {peak / 2**20:.0f}" for size, peak in zip(row["gib"], row["peak"], strict=True)]
         yield f"| {row['title']} | {' | '.join(cells)} |"
+
+
+def _idle(found: list[Found]) -> Iterator[str]:
+    yield "## A worker that has nothing to do"
+    yield ""
+    yield f"`benchmarks/idle.py`: over checkpoints of 9 files that the store, a directory, has already; CPU of all threads over {found[0].idle.seconds:.0f} s."
+    yield f"*First byte*: from settling to the first byte of a save in the store; {len(found[0].hooked)} saves each, one after the other."
+    yield ""
+    yield from table_idle(found)
 
 
 def _beside(found: list[Beside]) -> Iterator[str]:
