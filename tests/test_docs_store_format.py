@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from ckptsync.records.keep import Keep
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.report import Finding, Report
 from ckptsync.records.seal import Seal, SealedFile, SealedTensor
@@ -16,7 +17,7 @@ def test_the_listing_is_what_the_code_makes() -> None:
     assert document(text) == text, "python -m tests.listing writes it anew"
 
 
-@pytest.mark.parametrize("record", [Manifest, FileEntry, Seal, SealedFile, SealedTensor, Report, Finding, Tombstone])
+@pytest.mark.parametrize("record", [Manifest, FileEntry, Seal, SealedFile, SealedTensor, Report, Finding, Tombstone, Keep])
 def test_every_field_of_a_record_is_described(record: type) -> None:
     fields = {f.name for f in dataclasses.fields(record)}
     assert fields <= {word for word in DOCUMENT.read_text().split("`") if word.isidentifier()}
