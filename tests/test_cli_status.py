@@ -17,6 +17,7 @@ from ckptsync.fleet.alarms import CODES
 from ckptsync.fleet.heartbeat import Disk, Job, beat, farewell
 from ckptsync.head.consolidate import HeadOptions, tick
 from ckptsync.stores.opening import open_store
+from ckptsync.stores.posix.store import PosixStore
 from ckptsync.verify.due import Schedule
 from ckptsync.verify.tick import tick as verify_tick
 from tests.cli_store import SHARD, flip, make
@@ -159,3 +160,20 @@ def test_watch_off_a_terminal_is_a_document_a_line(store: Path) -> None:
     assert second["at"] > first["at"]
     assert second["places"] == first["places"]
     assert child.returncode == 143
+
+
+def test_what_was_read_is_kept_for_the_next_time(
+    store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    told(store, capsys)
+    read: list[str] = []
+    whole = PosixStore.read_into
+
+    def counted(self: PosixStore, name: str, start: int, out: memoryview) -> None:
+        read.append(name)
+        whole(self, name, start, out)
+
+    monkeypatch.setattr(PosixStore, "read_into", counted)
+    told(store, capsys)
+    assert not [name for name in read if "/.ckptsync/" in name]

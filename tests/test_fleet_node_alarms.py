@@ -63,3 +63,18 @@ def test_a_clock_that_is_off_is_said_in_both_directions() -> None:
     assert not raised(heart(), fact(offset=9.0))
     assert "10m ahead of the store's" in raised(heart(), fact(offset=600.0))["clock n0"].text
     assert "20s behind the store's" in raised(heart(), fact(offset=-20.0))["clock n0"].text
+
+
+@pytest.mark.parametrize(
+    ("error", "is_full"),
+    [
+        ("worker: /store: No space left on device", True),
+        ("worker: s3://b: 507 XMinioStorageFull", True),
+        ("worker: sftp://h: Disk quota exceeded", True),
+        ("worker: s3://b: 503 SlowDown", False),
+    ],
+)
+def test_a_write_that_found_no_room_is_said_in_its_own_words(error: str, is_full: bool) -> None:  # noqa: FBT001
+    found = raised(heart(errors=(error,)))
+    assert [a.text for a in found.values()] == ([f"n0: {error}"] if is_full else [])
+    assert not raised(heart(errors=(error,), stopped=True))

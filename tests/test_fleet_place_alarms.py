@@ -50,11 +50,11 @@ def test_an_ambiguous_place_is_said_for_a_week() -> None:
     assert not raised(places=[place(word="AMBIGUOUS", ago=8 * DAY)])
 
 
-@pytest.mark.parametrize(("last", "is_stalled"), [(3 * HOUR - 1, False), (3 * HOUR + 1, True), (8 * DAY, False)])
+@pytest.mark.parametrize(("last", "is_stalled"), [(3 * HOUR - 1, False), (3 * HOUR + 1, True), (6 * DAY, True), (8 * DAY, False)])
 def test_a_run_is_stalled_when_three_times_the_usual_has_passed_and_history_after_a_week(last: float, is_stalled: bool) -> None:  # noqa: FBT001
-    found = raised(heart(), places=saves(last + 2 * HOUR, last + HOUR, last))
+    found = raised(heart(), fact(run="runs"), places=saves(last + 2 * HOUR, last + HOUR, last))
     assert ("stalled run" in found) == is_stalled
-    assert not is_stalled or "no checkpoint for 3h" in found["stalled run"].text
+    assert not is_stalled or "where one came every 1h" in found["stalled run"].text
 
 
 def test_a_run_is_not_stalled_while_a_save_is_on_its_way_its_nodes_are_gone_or_it_has_ended() -> None:
@@ -65,6 +65,16 @@ def test_a_run_is_not_stalled_while_a_save_is_on_its_way_its_nodes_are_gone_or_i
     assert "stalled run" not in raised(heart("n9"), places=late)
     assert "stalled run" not in raised(heart(), fact(run="ended"), places=late)
     assert "stalled run" not in raised(heart(), places=[*late, place("run/final", ago=4 * HOUR)])
+
+
+def test_without_a_hook_a_run_that_was_quiet_for_a_day_or_ten_times_the_usual_has_ended() -> None:
+    def stalled(*known: Known, ago: float, every: float) -> bool:
+        return "stalled run" in raised(heart(), *known, places=saves(ago + 2 * every, ago + every, ago))
+
+    assert stalled(ago=0.9 * DAY, every=HOUR)
+    assert not stalled(ago=1.1 * DAY, every=HOUR)
+    assert stalled(ago=1.1 * DAY, every=5 * HOUR)
+    assert stalled(fact(run="runs"), ago=1.1 * DAY, every=HOUR)
 
 
 def test_quick_saves_are_not_stalled_within_a_quarter_of_an_hour() -> None:

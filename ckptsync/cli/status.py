@@ -6,11 +6,13 @@ import argparse
 import shutil
 import sys
 import time
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ckptsync.catalogue.reading import Cache, read
+from ckptsync.catalogue import kept
+from ckptsync.catalogue.reading import read
+from ckptsync.catalogue.summary import Catalogue
 from ckptsync.cli import output, places
 from ckptsync.cli.status_view import WIDE, alarm_lines, lines
 from ckptsync.config.loading import load
@@ -28,7 +30,7 @@ DAMAGED = 10
 def run(args: argparse.Namespace) -> int:
     """Once, or again and again until it is interrupted."""
     store = places.asked_store(args)
-    overseer = Overseer(store, partial(read, store, Cache()), patience(load(Path(args.config))) if args.config else Patience())
+    overseer = Overseer(store, _catalogues(store), patience(load(Path(args.config))) if args.config else Patience())
     if args.watch and not args.json and sys.stdout.isatty():
         from ckptsync.cli.status_live import show
 
@@ -39,6 +41,18 @@ def run(args: argparse.Namespace) -> int:
         if not args.watch:
             return checked(seen) if args.check else places.exit_code(seen.catalogue)
         time.sleep(EVERY)
+
+
+def _catalogues(store: Store) -> Callable[[], Catalogue]:
+    """As it is at each call; what was read is kept for the next time."""
+    cache = kept.load(store.url)
+
+    def look() -> Catalogue:
+        found = read(store, cache)
+        kept.save(store.url, cache)
+        return found
+
+    return look
 
 
 def checked(seen: Overview) -> int:

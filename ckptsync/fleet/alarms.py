@@ -20,6 +20,7 @@ CODES: dict[str, Kind] = {
     "disk-full": "full",
     "spool-full": "full",
     "store-full": "full",
+    "no-space": "full",
     "arriving": "late",
     "waiting": "late",
     "unconsolidated": "late",
@@ -58,7 +59,8 @@ class Patience:
 
     ``node``: its silence; ``period``: within which every byte is read again; ``slow``: for a save that arrives, waits to be sent or to be
     consolidated; ``steps``: times the usual that a run may be without a checkpoint, and never less than ``least``;
-    ``over``: after which what no longer changes is history and nobody is told of it.
+    ``over``: after which what no longer changes is history and nobody is told of it; ``ended``, or ten times the usual: after which a training of which
+    no hook tells has ended.
     """
 
     node: float = 600.0
@@ -67,6 +69,7 @@ class Patience:
     steps: float = 3.0
     least: float = 900.0
     over: float = 7 * 86400.0
+    ended: float = 86400.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,13 @@ from ckptsync.fleet.scene import Scene, first, free_of
 from ckptsync.units import show_duration, show_size
 
 SKEW = 10.0  # seconds
+FULL = (
+    "no space left",
+    "disk is full",
+    "quota exceeded",
+    "storagefull",
+    "insufficient storage",
+)  # as systems and servers say it, in lower case
 
 
 def of_nodes(scene: Scene) -> Iterator[Alarm]:
@@ -19,6 +26,7 @@ def of_nodes(scene: Scene) -> Iterator[Alarm]:
     yield from _lost(scene)
     yield from _headless(scene)
     yield from _disks(scene)
+    yield from _told_full(scene)
     yield from _waiting(scene)
     yield from _clocks(scene)
 
@@ -70,6 +78,14 @@ def _spool(disk: Disk, where: str) -> Iterator[Alarm]:
             "what has not been sent is given up as worker.spool_full says: see why sending is behind, or raise worker.spool_budget"
         )
         yield Alarm("spool-full", where, "critical" if is_full else "warning", None, text, todo)
+
+
+def _told_full(scene: Scene) -> Iterator[Alarm]:
+    """What a write found, of a bucket or of another machine's disk."""
+    for node in scene.alive:
+        said = [error for error in node.errors if any(words in error.lower() for words in FULL)]
+        if said:
+            yield Alarm("no-space", node.name, "critical", None, f"{node.name}: {first(said)}", "make room where the error says")
 
 
 def _waiting(scene: Scene) -> Iterator[Alarm]:

@@ -58,8 +58,9 @@ def _stalls(scene: Scene) -> Iterator[Alarm]:
     for run in scene.runs:
         if run.newest is None or run.every is None or run.training == "ended" or run.run in queued or alive.isdisjoint(run.nodes):
             continue
-        quiet = scene.now - run.newest.ended
-        if max(scene.patience.steps * run.every, scene.patience.least) < quiet < scene.patience.over:
+        quiet, patience = scene.now - run.newest.ended, scene.patience
+        over = patience.over if run.training else min(patience.over, max(patience.ended, 10 * run.every))
+        if max(patience.steps * run.every, patience.least) < quiet < over:
             gone = "; its training process is gone and had not ended" if run.training == "gone" else ""
             text = f"{run.run}: no checkpoint for {show_duration(quiet)}, where one came every {show_duration(run.every)}{gone}"
             todo = f"look at the training on {those(run.nodes)}, then at `journalctl -u 'ckptsync-worker@*'` there"
