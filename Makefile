@@ -12,6 +12,10 @@
 #               hour (strace is needed for the first): HEADS="--calls 10 --moments 40 --seed 7", HEADS="--store s3"
 # make crash-states   cut the power at every moment of a store's work, in a simulation (strace is needed): CRASH="--states 5000 --random 100"
 # make damage   damage every vector in every way, and see that nothing goes unseen: DAMAGE="--flips 400 --only zero3"
+# make flips   ten thousand single bits turned over in a store, a thousand pages zeroed, files cut, swapped, stale, missing, extra, and ten thousand clean
+#               looks: `ckptsync verify` has to find all of it and make nothing up: FLIPS="--flips 1000 --store s3"
+# make bench-verify   verification beside `cat` (cold) and `sha256sum` (warm): VERIFY="--gib 1 --rounds 9"
+# make models   level model with real models of transformers (installs it)
 # make nspawn   the units under real systemd, in a container of this system's own files that is gone afterwards (root and systemd-nspawn are needed)
 # make lint     format, lint, types       make format   put the format right
 # make bench    every figure in the documents, in an environment of its own: torch, accelerate, DeepSpeed; half an hour and 60 GB at most.
@@ -52,12 +56,14 @@ HEADS ?=
 TRAINERS ?=
 HOSTILE ?=
 BESIDE ?=
+FLIPS ?=
+VERIFY ?=
 IDLE ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint format bench bench-transfer bench-beside bench-idle campaign campaign-trainers campaign-hostile damage crash-states kill-stores kill-heads nspawn clean
+.PHONY: demo test lint format flips models bench bench-verify bench-transfer bench-beside bench-idle campaign campaign-trainers campaign-hostile damage crash-states kill-stores kill-heads nspawn clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -104,6 +110,16 @@ bench-idle: $(VENV)/.installed-test
 
 damage: $(VENV)/.installed-test
 	$(BIN)/python -m tests.campaigns.damage $(DAMAGE)
+
+flips: $(VENV)/.installed-test
+	$(BIN)/python -m tests.campaigns.flips $(FLIPS)
+
+bench-verify: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.verify $(VERIFY)
+
+models: $(VENV)/.installed-test
+	$(PIP) --editable '.[model]'
+	$(BIN)/python -m pytest tests/test_verify_model_child.py
 
 kill-stores: $(VENV)/.installed-test
 	$(BIN)/python -m tests.campaigns.stores_kill $(KILL)
