@@ -16,7 +16,7 @@ from ckptsync.merge.copying import Copied, Work
 from ckptsync.merge.local import carry_out_local, prepare_local
 from ckptsync.merge.plan import Options
 from ckptsync.merge.prepare import prepare
-from ckptsync.merge.ray import Done, Part, RayEngine, Reach, make
+from ckptsync.merge.ray import Done, RayEngine, Reach, make, part_of
 from ckptsync.merge.reaching import reach
 from ckptsync.merge.summed import SummedFiles
 from ckptsync.model import Files
@@ -32,11 +32,11 @@ OPTIONS = Options("fp32", 4000)
 def by_tasks(files: Files, options: Options = OPTIONS, tasks_files: Files | None = None) -> tuple[Mapping[str, bytes], Merged]:
     """As the engine does, without a cluster: each part by itself, then what they say of it together."""
     job, written = prepare(files, options), Written()
-    parts = RayEngine("", Reach(lambda: tasks_files or files, lambda: written.write))
+    reached = Reach(lambda: tasks_files or files, lambda: written.write)
 
     def engine(_job: object, own: Files, _write: object, /, **_: object) -> dict[str, Copied]:
         summed = SummedFiles(own, job.checksums)
-        made = {p.name: ray._taken(make(parts._part(p, Work()), lambda _: None), summed) for p in reversed(job.plans)}
+        made = {p.name: ray._taken(make(part_of(p, Work()), reached, lambda _: None), summed) for p in reversed(job.plans)}
         summed.finish()
         return made
 
@@ -70,9 +70,15 @@ def test_a_task_says_what_went_wrong_and_does_not_raise() -> None:
     def gone() -> Files:
         raise Incomplete("node1: gone")
 
-    part = Part(job.plans[0], frozenset(), Reach(gone, lambda: Written().write), Work())
-    assert str(make(part, lambda _: None).error) == "node1: gone"
-    other = make(replace(part, version="0.0.1"), lambda _: None).error
+    def broken() -> Files:
+        raise KeyError("ours")
+
+    part, write = part_of(job.plans[0], Work()), lambda: Written().write
+    assert str(make(part, Reach(gone, write), lambda _: None).error) == "node1: gone"
+    assert isinstance(make(part, Reach(broken, write, (KeyError,)), lambda _: None).error, KeyError)
+    with pytest.raises(KeyError):
+        make(part, Reach(broken, write), lambda _: None)
+    other = make(replace(part, version="0.0.1"), Reach(gone, write), lambda _: None).error
     assert isinstance(other, ConfigError)
     assert "0.0.1 here" in str(other)
     with pytest.raises(Incomplete, match="gone"):

@@ -15,7 +15,7 @@ from ckptsync.head import deciding, sealing
 from ckptsync.head.agreeing import Origin
 from ckptsync.head.deciding import Failure, Place, Task
 from ckptsync.head.errands import ANY_RUN, FINAL
-from ckptsync.head.sealing import Made, Making
+from ckptsync.head.sealing import Elsewhere, Made, Making
 from ckptsync.merge.consolidate import Progress
 from ckptsync.merge.copying import Work
 from ckptsync.merge.plan import Options
@@ -27,10 +27,11 @@ from ckptsync.stores.contract import Store
 
 @dataclass(frozen=True, slots=True)
 class HeadOptions:
-    """``config_from``: run (or ``*``) → local directory with the configuration and tokenizer of its base model."""
+    """``config_from``: run (or ``*``) → local directory with the configuration and tokenizer of its base model.  ``engine``: where models are made."""
 
     merge: Options = field(default_factory=Options)
     config_from: Mapping[str, str] = field(default_factory=dict)
+    engine: Elsewhere | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ def one(
     """
     found = fresh_checkpoints(store, run, [place.partition("~")[0], FINAL]) if place else fresh(store, run)
     configured = cache(top.named)
-    making = Making(options.merge, progress, work)
+    making = Making(options.merge, progress, work, options.engine)
     made: list[Made] = []
     errors: list[CkptsyncError] = []
     for snapshot in found.readable:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Protocol
 
 from ckptsync.digest import digest
 from ckptsync.errors import Corrupt, Exists, Incomplete
@@ -17,7 +18,7 @@ from ckptsync.head.agreeing import Agreement, Origin
 from ckptsync.head.checked import CheckedFiles
 from ckptsync.head.placing import InTheWay, Writing, is_whole, placed, proven
 from ckptsync.merge import output
-from ckptsync.merge.consolidate import Chunk, Merged, Progress, carry_out
+from ckptsync.merge.consolidate import Chunk, Engine, Merged, Progress, carry_out
 from ckptsync.merge.copying import Work
 from ckptsync.merge.plan import FORMAT, Options, check_dtype
 from ckptsync.merge.prepare import MAX_BESIDE, Job, prepare
@@ -52,13 +53,22 @@ def source_files(store: Store, snapshot: Snapshot) -> CheckedFiles:
     return CheckedFiles(fetched(StoreFiles(store, there), store), {path: snapshot.files[path][0].entry for path in there})
 
 
+class Elsewhere(Protocol):
+    """Machines that make models."""
+
+    def engine(self, seen: Snapshot, prefix: str, abouts: Mapping[str, About]) -> Engine:
+        """For one model, which is written below ``prefix`` with what is known of its files; it raises InTheWay, too."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Making:
-    """What a head would do of itself, whom it tells how far it is, and with how many threads."""
+    """What a head would do of itself, whom it tells how far it is, with how many threads, and where, if not in this process."""
 
     options: Options = field(default_factory=Options)
     progress: Progress | None = None
     work: Work | None = None
+    engine: Elsewhere | None = None
 
 
 def consolidate(store: Store, snapshot: Snapshot, making: Making, origins: Sequence[Origin]) -> Made:
@@ -74,8 +84,10 @@ def consolidate(store: Store, snapshot: Snapshot, making: Making, origins: Seque
     job = job or prepare(files, agreed.options, [agreeing.given(store, agreed)] if agreed.given else [])
     given = {f.path for f in agreed.given}
     left = replace(job, beside=tuple(b for b in job.beside if b[0] not in given))
-    writing = Writing(store, consolidated_prefix(seen.run, seen.place), _abouts(seen, agreed.options, job))
-    merged = _merged(store, seen, agreed, partial(carry_out, left, files, writing.put, making.progress, making.work))
+    prefix, abouts = consolidated_prefix(seen.run, seen.place), _abouts(seen, agreed.options, job)
+    engine = making.engine.engine(seen, prefix, abouts) if making.engine else None
+    put = Writing(store, prefix, abouts).put
+    merged = _merged(store, seen, agreed, partial(carry_out, left, files, put, making.progress, making.work, engine=engine))
     beside = (*merged.files, *agreed.given)
     seal = Seal(
         run=seen.run,

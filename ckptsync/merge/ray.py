@@ -30,6 +30,7 @@ from ckptsync.merge.summed import Stretch, SummedFiles
 from ckptsync.model import Checksum, Extent, Files
 
 RETRIES = 20  # of one file, after as many lost nodes
+MOST_JOBS = 4  # threads of a task: they mostly wait for the store
 POLL = 0.5  # seconds between two looks at how far the tasks are
 TOLD = 32 << 20  # bytes of which a task says at once that they are made
 _NO_CLUSTER = "`ray start --head` starts one; --ray-address names another, or `local` for one of this machine alone"
@@ -37,19 +38,22 @@ _NO_CLUSTER = "`ray start --head` starts one; --ray-address names another, or `l
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """How a task reaches what it reads and where it writes: called on its own node, so both are handed on by their names."""
+    """How a task reaches what it reads and where it writes: called on its own node, so both are handed on by their names.
+
+    ``raises``: what they raise for their caller to see, beside CkptsyncError.
+    """
 
     files: Callable[[], Files]
     write: Callable[[], Write]
+    raises: tuple[type[Exception], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One output file: all that a task is told."""
+    """One output file: what a task is told of it."""
 
     plan: FilePlan
     checksums: frozenset[Checksum]
-    reach: Reach
     work: Work
     version: str = __version__
 
@@ -61,7 +65,7 @@ class Done:
     copied: Copied | None = None
     whole: tuple[Extent, ...] = ()
     stretches: tuple[Stretch, ...] = ()
-    error: CkptsyncError | None = None
+    error: Exception | None = None
 
 
 class RayEngine:
@@ -81,7 +85,7 @@ class RayEngine:
         made: dict[str, Copied] = {}
         with connected(self._address) as ray:
             try:
-                for plan, done in _each(ray, [self._part(plan, work) for plan in job.plans], progress):
+                for plan, done in _each(ray, [part_of(plan, work) for plan in job.plans], self._reach, progress):
                     made[plan.name] = _taken(done, summed)
                     if len(made) == len(job.plans):
                         summed.finish()
@@ -92,12 +96,14 @@ class RayEngine:
                 raise StoreError(f"the Ray cluster {self._address}: {type(e).__name__}: {_first_line(e)}", hint=hint) from e
         return made
 
-    def _part(self, plan: FilePlan, work: Work) -> Part:
-        checksums = frozenset(p.checksum for t in plan.tensors for p in t.copy.parts if p.checksum)
-        return Part(plan, checksums, self._reach, replace(work, jobs=min(work.jobs, 4)))
+
+def part_of(plan: FilePlan, work: Work) -> Part:
+    """With the sums of the records that it reads of."""
+    checksums = frozenset(p.checksum for t in plan.tensors for p in t.copy.parts if p.checksum)
+    return Part(plan, checksums, replace(work, jobs=min(work.jobs, MOST_JOBS)))
 
 
-def make(part: Part, tell: Callable[[int], None]) -> Done:
+def make(part: Part, reach: Reach, tell: Callable[[int], None]) -> Done:
     """One output file, on whatever node this runs; ``tell`` takes all bytes made so far."""
     if part.version != __version__:
         return Done(
@@ -105,14 +111,15 @@ def make(part: Part, tell: Callable[[int], None]) -> Done:
                 f"{socket.gethostname()}: ckptsync {__version__} there, {part.version} here", hint="install the same on all nodes"
             )
         )
+    handed_back: tuple[type[Exception], ...] = (CkptsyncError, *reach.raises)
     try:
-        files = part.reach.files()
+        files = reach.files()
         foresee(files, [part.plan])
         summed = SummedFiles(opened(files), part.checksums)
         copying = Copying(part.plan, summed, _counted(tell), part.work)
         with contextlib.closing(copying.chunks()) as chunks:
-            part.reach.write()(part.plan.name, chunks)
-    except CkptsyncError as e:
+            reach.write()(part.plan.name, chunks)
+    except handed_back as e:
         return Done(error=e)
     return Done(copying.result(), summed.whole(), summed.stretches())
 
@@ -156,11 +163,12 @@ def _check_reachable(address: str) -> None:
         raise ConfigError(f"the Ray cluster {address}: {(e.strerror or str(e)).lower()}", hint=_NO_CLUSTER) from e
 
 
-def _each(ray: Any, parts: Iterable[Part], progress: Callable[[int], None]) -> Iterator[tuple[FilePlan, Done]]:
+def _each(ray: Any, parts: Iterable[Part], reach: Reach, progress: Callable[[int], None]) -> Iterator[tuple[FilePlan, Done]]:
     """Every file's end, as they come; progress in between."""
     counts = _Counts(ray, progress)
     task = ray.remote(num_cpus=1, max_retries=RETRIES)(_task)
-    running = {task.remote(part, counts.actor): part.plan for part in parts}
+    shared = ray.put(reach)  # it may be large, and so goes to each node once
+    running = {task.remote(part, shared, counts.actor): part.plan for part in parts}
     try:
         while running:
             ready, _ = ray.wait([*running], timeout=POLL)
@@ -175,8 +183,8 @@ def _each(ray: Any, parts: Iterable[Part], progress: Callable[[int], None]) -> I
                 ray.cancel(one, force=True)
 
 
-def _task(part: Part, counts: Any) -> Done:
-    return make(part, lambda count: counts.set.remote(part.plan.name, count))
+def _task(part: Part, reach: Reach, counts: Any) -> Done:
+    return make(part, reach, lambda count: counts.set.remote(part.plan.name, count))
 
 
 class _Counts:

@@ -1,0 +1,105 @@
+"""Models made by tasks that reach the store by themselves: the same files, the same seal, and the same care."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+import ckptsync
+from ckptsync.errors import Corrupt
+from ckptsync.head.clustered import Clustered
+from ckptsync.head.consolidate import HeadOptions, one
+from ckptsync.merge import ray
+from ckptsync.merge.consolidate import Engine, Write
+from ckptsync.merge.copying import Copied, Work
+from ckptsync.merge.plan import Options
+from ckptsync.merge.prepare import Job
+from ckptsync.merge.summed import SummedFiles
+from ckptsync.model import Files
+from ckptsync.records.state import Snapshot
+from ckptsync.stores.contract import About
+from ckptsync.stores.opening import create_store
+from ckptsync.worker.push import push_now
+from tests.cli_store import SHARD, flip
+
+DATA = Path(ckptsync.__file__).parent / "demo_data"
+OPTIONS = Options("bf16", 4000)
+
+
+class Here(Clustered):
+    """Its tasks, without a cluster: each opens the store anew."""
+
+    def engine(self, seen: Snapshot, prefix: str, abouts: Mapping[str, About]) -> Engine:  # type: ignore[override]
+        reach = super().engine(seen, prefix, abouts)._reach
+
+        def made(job: Job, files: Files, _write: Write, /, **_: object) -> dict[str, Copied]:
+            summed = SummedFiles(files, job.checksums)
+            found = {p.name: ray._taken(ray.make(ray.part_of(p, Work()), reach, lambda _: None), summed) for p in job.plans}
+            summed.finish()
+            return found
+
+        return made
+
+
+@pytest.fixture(scope="module")
+def arrived(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("store")
+    store = create_store(str(path))
+    for node in ("node0", "node1"):
+        push_now(DATA / "fsdp2" / node, store, node, "fsdp2")
+    return path
+
+
+def models(store: Path) -> dict[str, bytes]:
+    """The model and its seal."""
+    found = [*(store / "fsdp2/consolidated").rglob("*"), *store.rglob("seal-*")]
+    return {str(p.relative_to(store)): p.read_bytes() for p in found if p.is_file()}
+
+
+def sealed(arrived: Path, tmp_path: Path, where: type[Clustered] | None, address: str = "") -> dict[str, bytes]:
+    store = tmp_path / (where.__name__ if where else "plain")
+    shutil.copytree(arrived, store)
+    engine = where(address, str(store)) if where else None
+    one(create_store(str(store)), "fsdp2", "checkpoint-4", HeadOptions(OPTIONS, engine=engine))
+    return models(store)
+
+
+def test_the_model_and_its_seal_are_those_of_one_process(arrived: Path, tmp_path: Path) -> None:
+    found = sealed(arrived, tmp_path, Here)
+    assert found == sealed(arrived, tmp_path, None)
+    (seal,) = (json.loads(data) for name, data in found.items() if "/seal-" in name)
+    assert len(seal["files"]) > 3
+    assert all(t["digest"] for t in seal["tensors"])
+
+
+def test_bytes_that_no_node_has_sent_are_not_believed_by_a_task_either(arrived: Path, tmp_path: Path) -> None:
+    store = tmp_path / "damaged"
+    shutil.copytree(arrived, store)
+    flip(store / "fsdp2" / SHARD)
+    with pytest.raises(Corrupt, match="not those that its node sent"):
+        one(create_store(str(store)), "fsdp2", "checkpoint-4", HeadOptions(OPTIONS, engine=Here("", str(store))))
+    assert not [name for name in models(store) if "/seal-" in name]
+
+
+def test_what_lies_in_the_way_of_a_task_is_removed_where_nothing_binds_it(arrived: Path, tmp_path: Path) -> None:
+    wanted = sealed(arrived, tmp_path, None)
+    there = arrived / next(name for name in wanted if name.endswith("-00002-of-00006.safetensors") or "-00002-of-" in name)
+    there.parent.mkdir(parents=True)
+    there.write_bytes(b"somebody else's")
+    try:
+        assert sealed(arrived, tmp_path, Here) == wanted
+    finally:
+        shutil.rmtree(arrived / "fsdp2/consolidated")
+
+
+def test_on_a_real_cluster_it_is_the_same(arrived: Path, tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="Ray is not installed")
+    assert sealed(arrived, tmp_path, Clustered, "local") == sealed(arrived, tmp_path, None)
+
+
+def test_secrets_are_not_shown(tmp_path: Path) -> None:
+    assert "s3cret" not in repr(Clustered("auto", str(tmp_path), {"secret": "s3cret"}))
