@@ -106,11 +106,8 @@ def objects(root: Element) -> Iterator[Object]:
     for each in root.iterfind("Contents"):
         told = {child.tag: child.text or "" for child in each}
         key = told.get("Key", "")
-        yield Object(
-            unquote_plus(key) if is_encoded and ("%" in key or "+" in key) else key,
-            int(told.get("Size") or 0),
-            seconds(told.get("LastModified", "")),
-        )
+        key = unquote_plus(key) if is_encoded and ("%" in key or "+" in key) else key
+        yield Object(key, int(told.get("Size") or 0), seconds(told.get("LastModified", "")))
 
 
 def directories(root: Element) -> Iterator[str]:
