@@ -99,6 +99,23 @@ def test_a_link_in_a_place_is_not_followed(store: Path, tmp_path: Path) -> None:
     assert (precious / "a.bin").read_text() == "mine"
 
 
+def test_litter_is_shown_and_removed_when_asked_for(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stray = store / "run/checkpoint-1/stray.bin"
+    stray.write_text("x")
+    draft = store / "run/checkpoint-2/.ckptsync-0123456789abcdef.part"
+    draft.write_text("half")
+    for path in (stray, draft):
+        os.utime(path, (time.time() - 8 * 86400,) * 2)
+    assert main(["gc", str(store), "--litter", "--dry-run"]) == 0
+    assert "litter: run/checkpoint-1/stray.bin, 1 B" in capsys.readouterr().out
+    assert stray.exists()
+    assert main(["gc", str(store), "--litter"]) == 0
+    assert "removed litter: run/checkpoint-2/.ckptsync-" in capsys.readouterr().out
+    assert not stray.exists()
+    assert not draft.exists()
+    assert (store / "run/checkpoint-1/a.bin").exists()
+
+
 @pytest.mark.parametrize(
     ("words", "told"),
     [

@@ -29,14 +29,14 @@ MODEL = len(HEADER).to_bytes(8, "little") + HEADER
 W = "model.safetensors"
 
 
-def sent(out: Path, store: MemoryStore, **options: tuple[str, ...]) -> Worker:
+def sent(out: Path, store: MemoryStore, exclude: tuple[str, ...] = ()) -> Worker:
     """A worker that has sent two checkpoints, and remembers."""
     for n in (1, 2):
         state = json.dumps({"global_step": n}).encode()
         lay(out / "x", {"trainer_state.json": state, W: MODEL + b"abcd", "notes.txt": b"s"}, float(n)).rename(
             out / f"checkpoint-{n}"
         )
-    w = again(out, store, **options)
+    w = again(out, store, exclude)
     settle(w)
     return w
 
@@ -45,10 +45,10 @@ def files(store: MemoryStore, place: str = "checkpoint-1") -> list[str]:
     return [e.name for e in store.names(f"run/{place}/")]
 
 
-def given_up(tmp_path: Path, asked: Asked = LAST, ticks: int = 2, **options: tuple[str, ...]) -> tuple[MemoryStore, Worker]:
+def given_up(tmp_path: Path, asked: Asked = LAST, *, ticks: int = 2, exclude: tuple[str, ...] = ()) -> tuple[MemoryStore, Worker]:
     """Two checkpoints that a worker has sent, verified, of which a head has let the first one go."""
     store = MemoryStore()
-    w = sent(tmp_path, store, **options)
+    w = sent(tmp_path, store, exclude=exclude)
     for place in ("checkpoint-1", "checkpoint-2"):
         verify(store, place)
     for _ in range(ticks):
@@ -56,18 +56,18 @@ def given_up(tmp_path: Path, asked: Asked = LAST, ticks: int = 2, **options: tup
     return store, w
 
 
-def again(tmp_path: Path, store: MemoryStore, **options: tuple[str, ...]) -> Worker:
+def again(tmp_path: Path, store: MemoryStore, exclude: tuple[str, ...] = ()) -> Worker:
     """The same after a restart, with nothing remembered."""
-    return Worker(WorkerOptions("n0", (RunDir("run", tmp_path),), **options), store)  # type: ignore[arg-type]
+    return Worker(WorkerOptions("n0", (RunDir("run", tmp_path),), exclude=exclude), store)
 
 
 @pytest.mark.parametrize("ticks", [1, 2])
-@pytest.mark.parametrize("options", [{}, {"exclude": ("notes.txt",)}])
-def test_what_is_marked_or_removed_is_not_sent_again(tmp_path: Path, ticks: int, options: dict[str, tuple[str, ...]]) -> None:
-    store, w = given_up(tmp_path, ticks=ticks, **options)
+@pytest.mark.parametrize("exclude", [(), ("notes.txt",)])
+def test_what_is_marked_or_removed_is_not_sent_again(tmp_path: Path, ticks: int, exclude: tuple[str, ...]) -> None:
+    store, w = given_up(tmp_path, ticks=ticks, exclude=exclude)
     before = files(store)
     assert bool(before) == (ticks == 1)
-    for worker in (w, again(tmp_path, store, **options)):
+    for worker in (w, again(tmp_path, store, exclude)):
         settle(worker)
         assert progress(worker.tick(5000.0))["checkpoint-1.0"].phase == "retired"
         assert files(store) == before

@@ -42,6 +42,11 @@ def _gc(command: argparse.ArgumentParser, store: Callable[[argparse.ArgumentPars
     command.add_argument(
         "--grace", metavar="TIME", help="how long what is to go is only marked (default: the configuration's, or 1d)"
     )
+    command.add_argument(
+        "--litter",
+        action="store_true",
+        help="also remove files that no record has named for a day, and drafts that killed writers left",
+    )
     command.add_argument("--dry-run", action="store_true", help="say what would be kept and what would go, and why; write nothing")
 
 

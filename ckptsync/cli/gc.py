@@ -15,8 +15,11 @@ from ckptsync.config.loading import load
 from ckptsync.config.readers import period
 from ckptsync.config.readers_head import RULES as READ
 from ckptsync.errors import ConfigError
+from ckptsync.head import litter
 from ckptsync.head.gc import Asked, Deed, Failed, Planned, Swept, plan, tick
+from ckptsync.head.litter import Litter
 from ckptsync.head.rules import Rules
+from ckptsync.head.tombs import store_now
 from ckptsync.records.names import OURS
 from ckptsync.stores.contract import Store
 from ckptsync.units import show_duration, show_size
@@ -30,10 +33,11 @@ def run(args: argparse.Namespace) -> int:
     asked = asked_for(args)
     store = asked_store(args)
     found = plan(store, asked, _clock(store)) if args.dry_run else tick(store, asked)
+    swept = _litter(store, args) if args.litter else ()
     if args.json:
-        output.print_json(described(found, is_dry=args.dry_run))
+        output.print_json(described(found, is_dry=args.dry_run) | {"litter": [one.entry for one in swept]})
     else:
-        for line in lines(found, is_dry=args.dry_run):
+        for line in (*lines(found, is_dry=args.dry_run), *litter_lines(swept, is_dry=args.dry_run)):
             print(line)
     return max((f.error.exit_code for f in found.failed), default=0)
 
@@ -46,6 +50,8 @@ def asked_for(args: argparse.Namespace) -> Asked:
     if given:
         rules = Rules(**{key: _read(key, value) for key, value in given.items()})
         return Asked(lambda _: rules, grace, args.run)
+    if config is None and args.litter:
+        return Asked(lambda _: Rules(), grace, args.run)
     if config is None:
         raise ConfigError("no rule is given: nothing would go", hint="give a configuration with -c, or rules such as --keep-last 3")
     return Asked(config.of, grace, args.run)
@@ -61,6 +67,18 @@ def _read(key: str, value: str) -> Any:
 def _clock(store: Store) -> float:
     """What time it is there, as far as can be told without writing: not before its newest word."""
     return max([time.time(), *(entry.mtime for entry in store.names(f"{OURS}/"))])
+
+
+def _litter(store: Store, args: argparse.Namespace) -> tuple[Litter, ...]:
+    now = _clock(store) if args.dry_run else store_now(store)
+    there = list(litter.found(store, now, run=args.run))
+    return tuple(there if args.dry_run else litter.remove(store, there, now))
+
+
+def litter_lines(swept: Iterable[Litter], *, is_dry: bool) -> Iterator[str]:
+    """What nothing speaks of."""
+    verb = "litter" if is_dry else "removed litter"
+    return (output.clean(f"{verb}: {one.entry.name}, {show_size(one.entry.size)}") for one in swept)
 
 
 def lines(found: Swept, *, is_dry: bool) -> Iterator[str]:

@@ -11,7 +11,7 @@ import fcntl
 import os
 import secrets
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from blake3 import blake3
@@ -121,6 +121,34 @@ def clear(at: int, last: str, origin: str) -> None:
         left, named = (os.stat(one, dir_fd=at, follow_symlinks=False) for one in (part, last))
         if os.path.samestat(left, named):
             os.unlink(part, dir_fd=at)
+
+
+def discard(root: str, name: str) -> bool:
+    """Remove a draft whose writer holds no lock on it; whether it is gone.  Raises OSError."""
+    try:
+        fd = beneath.open_file(root, name)
+        try:
+            with _without_locks():
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            beneath.unlink(root, name)
+        finally:
+            os.close(fd)
+    except BlockingIOError:
+        return False
+    except OSError as e:
+        if not beneath.is_absence(e):
+            raise
+    return True
+
+
+@contextlib.contextmanager
+def _without_locks() -> Iterator[None]:
+    """Where a file system has none, a draft's age has to do."""
+    try:
+        yield
+    except OSError as e:
+        if e.errno == errno.EWOULDBLOCK or e.errno not in _NO_LOCK:
+            raise
 
 
 def _continued(at: int, part: str) -> Draft | None:

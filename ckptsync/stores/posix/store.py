@@ -27,7 +27,7 @@ from ckptsync.stores.mounts import Mount, mount_of
 from ckptsync.stores.openfiles import OpenFile, OpenFiles
 from ckptsync.stores.oserrors import HINTS, Telling
 from ckptsync.stores.posix.commit import claim, replace, sync_directory
-from ckptsync.stores.posix.draft import Draft, Filled, begun, clear, is_unfinished
+from ckptsync.stores.posix.draft import Draft, Filled, begun, clear, discard, is_unfinished
 from ckptsync.stores.posix.placing import Placing
 from ckptsync.stores.posix.ways import Ways
 
@@ -139,6 +139,18 @@ class PosixStore:
         self._files.forget(name)
         with self._told.about(name):
             self._ways.after_delete(name.split("/")[:-1])
+
+    def drafts(self) -> Iterator[Entry]:
+        """As `stores.sweeping` says."""
+        with self._told.about(self.root):
+            for name, found in beneath.walk(self.root, "", lambda _: False):
+                if is_unfinished(name.rpartition("/")[2]):
+                    yield Entry(name, found.st_size, found.st_mtime)
+
+    def drop(self, name: str) -> bool:
+        """As `stores.sweeping` says."""
+        with self._told.about(name):
+            return is_unfinished(checked_path(name).rpartition("/")[2]) and discard(self.root, name)
 
     def _publish(self, name: str, chunks: Iterable[Chunk], about: About, commit: _Commit) -> None:
         *way, last = name.split("/")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from ckptsync.errors import Corrupt, StoreError
 from ckptsync.paths import checked_path
@@ -23,10 +23,10 @@ _Found = tuple[str, Attributes | None]  # directories with a slash and None: the
 Listing = list[_Found]
 
 
-def walk(files: ServerFiles, prefix: str) -> Iterator[Entry]:
+def walk(files: ServerFiles, prefix: str, skips: Callable[[str], bool] = is_unfinished) -> Iterator[Entry]:
     """Every regular file below ``prefix`` ("" or ending in "/").  Unfinished writes, links and names that no checkpoint's file has are left out."""
     if files.is_directory(prefix):
-        yield from _walk(files, prefix, listings(files, [prefix])[0])
+        yield from _walk(files, prefix, listings(files, [prefix])[0], skips)
 
 
 def directories(files: ServerFiles, prefix: str) -> list[str]:
@@ -41,13 +41,13 @@ def listings(files: ServerFiles, prefixes: Sequence[str]) -> list[Listing]:
     return files.sessions.on(lambda session: _Directories(session, files, prefixes).read())
 
 
-def _walk(files: ServerFiles, prefix: str, listing: Listing) -> Iterator[Entry]:
+def _walk(files: ServerFiles, prefix: str, listing: Listing, skips: Callable[[str], bool]) -> Iterator[Entry]:
     listing.sort(key=lambda found: found[0])
     below = [key for key, found in listing if found is None]
     known: dict[str, Listing] = {}
     for key, found in listing:
         if found is not None:
-            if not is_unfinished(key):
+            if not skips(key):
                 yield Entry(prefix + key, found.size, float(found.mtime))
             continue
         if prefix.count("/") >= DEEPEST:
@@ -56,7 +56,7 @@ def _walk(files: ServerFiles, prefix: str, listing: Listing) -> Iterator[Entry]:
             several = below[:AT_ONCE]
             known = dict(zip(several, listings(files, [prefix + k for k in several]), strict=True))
         below.remove(key)
-        yield from _walk(files, prefix + key, known.pop(key))
+        yield from _walk(files, prefix + key, known.pop(key), skips)
 
 
 class _Directories:

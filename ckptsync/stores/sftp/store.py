@@ -113,6 +113,17 @@ class SftpStore:
             self._ways.forget(way)
             way = way.rpartition("/")[0]
 
+    def drafts(self) -> Iterator[Entry]:
+        """As `stores.sweeping` says."""
+        self._files.look()
+        yield from (e for e in walk(self._files, "", skips=lambda _: False) if is_unfinished(e.name.rpartition("/")[2]))
+
+    def drop(self, name: str) -> bool:
+        """As `stores.sweeping` says: nobody holds a lock here, so that its age has to do."""
+        if is_unfinished(checked_path(name).rpartition("/")[2]):
+            self._files.remove(name)
+        return True
+
     def _send(self, name: str, chunks: Iterable[Chunk], about: About, publish: Publish) -> None:
         self._parts.send(SftpTarget(self._files, self._ways, name, about, publish), chunks, about)
 

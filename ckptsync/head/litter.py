@@ -1,0 +1,117 @@
+"""What nothing in a store speaks of any more: files that no record names, copies that have served their time, drafts that killed writers left.
+
+A file is litter only where we wrote before, and can know: in the directories of places that records, or a node's word that it sends, name; where every
+record can be read; when nobody has written it for `idle`, and nobody says that he sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from ckptsync.catalogue.fresh import read_records
+from ckptsync.errors import ConfigError
+from ckptsync.head.clearing import check_alone
+from ckptsync.records.manifest import Manifest
+from ckptsync.records.names import OURS, consolidated_prefix, file_name, parse_record_name, records_prefix
+from ckptsync.records.places import record_names
+from ckptsync.records.saves import Known, live, locate, save_of
+from ckptsync.records.seal import Seal
+from ckptsync.stores import sweeping
+from ckptsync.stores.contract import Entry, Store
+
+IDLE = 24 * 3600.0
+SENDING = 15 * 60.0
+_SAYS = "sending/"
+
+
+@dataclass(frozen=True, slots=True)
+class Litter:
+    """``checkpoint``: of which run and name it was; both empty for a draft."""
+
+    entry: Entry
+    run: str = ""
+    checkpoint: str = ""
+
+
+def found(store: Store, now: float, idle: float = IDLE, run: str = "") -> Iterator[Litter]:
+    """All of it.  ``now``: seconds on the store's clock.  Raises StoreError."""
+    entries = list(store.names(f"{run}/" if run else ""))
+    records, faults = read_records(store, record_names(e.name for e in entries))
+    doubtful = {(f.run, f.place.partition("~")[0]) for f in faults}
+    manifests = [Known(name, r) for name, r in records.items() if isinstance(r, Manifest)]
+    seals = [r for r in records.values() if isinstance(r, Seal)]
+    for where, place in sorted(_places(entries)):
+        checkpoint = place.partition("~")[0]
+        if (where, checkpoint) in doubtful or _is_sent(entries, where, checkpoint, now) or not _is_alone(store, where, place):
+            continue
+        known = [k for k in manifests if (k.manifest.run, k.manifest.checkpoint) == (where, checkpoint)]
+        bound = {*_bound(place, known), *_sealed(s for s in seals if (s.run, s.place) == (where, place))}
+        looked_at = _prefixes(where, place, has_seal=any((s.run, s.place) == (where, place) for s in seals))
+        for entry in entries:
+            is_here = any(entry.name.startswith(prefix) for prefix in looked_at)
+            if is_here and entry.name not in bound and now - entry.mtime > idle:
+                yield Litter(entry, where, checkpoint)
+    if not run:
+        yield from (Litter(entry) for entry in sweeping.given_up(store, now))
+
+
+def remove(store: Store, litter: Iterable[Litter], now: float) -> Iterator[Litter]:
+    """Each that is gone now.  Nothing of a checkpoint of which somebody says by now that he sends, or whose manifests have changed.  Raises StoreError."""
+    for one in litter:
+        if not one.run:
+            if sweeping.drop(store, one.entry.name):
+                yield one
+            continue
+        said = store.names(f"{records_prefix(one.run, one.checkpoint)}{_SAYS}")
+        if not any(e.size and now - e.mtime < SENDING for e in said):
+            store.delete(one.entry.name)
+            yield one
+
+
+def _places(entries: Iterable[Entry]) -> set[tuple[str, str]]:
+    """Of which there is any record, or of which a node said once that it sends."""
+    named: set[tuple[str, str]] = set()
+    for entry in entries:
+        parsed = parse_record_name(entry.name)
+        run, _, rest = entry.name.partition(f"/{OURS}/")
+        if parsed:
+            named.add((parsed.run, parsed.place))
+        elif rest.partition("/")[2].startswith(_SAYS):
+            named.add((run, rest.partition("/")[0]))
+    return named
+
+
+def _is_sent(entries: Iterable[Entry], run: str, checkpoint: str, now: float) -> bool:
+    prefix = f"{records_prefix(run, checkpoint)}{_SAYS}"
+    return any(e.name.startswith(prefix) and e.size and now - e.mtime < SENDING for e in entries)
+
+
+def _is_alone(store: Store, run: str, place: str) -> bool:
+    try:
+        check_alone(store, run, place)
+    except ConfigError:  # another run lies in it: whose a file is cannot be told
+        return False
+    return True
+
+
+def _bound(place: str, known: list[Known]) -> Iterator[str]:
+    """Where the files of a place lie; in doubt all names that they may have."""
+    counting = live(known)
+    here = [k.manifest for k in counting if k.manifest.place == place]
+    located = [at.name for where in locate(here).values() for at in where]
+    yield from located
+    if save_of(place, counting):
+        for m in here:
+            yield from (file_name(m.run, m.place, f.path) for f in m.files)
+            yield from (f"{records_prefix(m.run, m.place)}files/{m.node}/{f.path}" for f in m.files)
+
+
+def _sealed(seals: Iterable[Seal]) -> Iterator[str]:
+    return (consolidated_prefix(s.run, s.place) + f.path for s in seals for f in s.files)
+
+
+def _prefixes(run: str, place: str, *, has_seal: bool) -> tuple[str, ...]:
+    """Before it is sealed, a consolidated model is on its way, whoever began it."""
+    own = (f"{run}/{place}/", f"{records_prefix(run, place)}files/")
+    return (*own, consolidated_prefix(run, place)) if has_seal else own

@@ -1,0 +1,80 @@
+"""What nothing speaks of goes, once nobody can be at work on it; and nothing else does."""
+
+from __future__ import annotations
+
+import pytest
+
+from ckptsync.head.litter import IDLE, Litter, found, remove
+from ckptsync.stores.memory import MemoryStore
+from tests.filled import DEMO, contents, send, two_nodes
+from tests.retained import fill
+
+LATER = 2 * IDLE
+
+
+def names(store: MemoryStore, now: float = LATER) -> list[str]:
+    return [one.entry.name for one in found(store, now)]
+
+
+def swept(store: MemoryStore, now: float = LATER) -> list[str]:
+    return [one.entry.name for one in remove(store, list(found(store, now)), now)]
+
+
+def test_what_records_name_is_no_litter() -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    fill(store, "checkpoint-5")
+    send(store, DEMO / "zero3/node1/checkpoint-4", "node1", "checkpoint-4~other")
+    before = contents(store)
+    assert swept(store) == []
+    assert contents(store) == before
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "run/checkpoint-5/stray.bin",
+        "run/.ckptsync/checkpoint-5/files/n9/a.bin",
+        "run/consolidated/checkpoint-5/model-9.safetensors",
+    ],
+)
+def test_what_no_record_names_goes_when_it_is_old(name: str) -> None:
+    store = MemoryStore()
+    fill(store, "checkpoint-5")
+    store.write(name, [b"x"])
+    assert names(store, now=IDLE) == []
+    assert swept(store) == [name]
+    assert names(store) == []
+
+
+def test_what_a_node_has_sent_and_never_named_goes_and_not_while_it_sends() -> None:
+    store = MemoryStore()
+    store.write("run/checkpoint-7/half.bin", [b"x"])
+    assert names(store) == [], "nobody says that this is ours"
+    store.write("run/.ckptsync/checkpoint-7/sending/n0", [b"sending\n"])
+    assert names(store) == ["run/checkpoint-7/half.bin"], "its word is two days old"
+    assert names(store, now=3.0 + IDLE) == ["run/checkpoint-7/half.bin"]
+    late = [Litter(one.entry, one.run, one.checkpoint) for one in found(store, LATER)]
+    assert [*remove(store, late, now=100.0)] == [], "it sends again by now"
+
+
+def test_nothing_is_litter_where_a_record_cannot_be_read() -> None:
+    store = MemoryStore()
+    name = fill(store, "checkpoint-5")
+    store.write("run/checkpoint-5/stray.bin", [b"x"])
+    store.write(name, [b"{}"])
+    assert names(store) == []
+
+
+def test_a_model_that_is_being_made_is_no_litter() -> None:
+    store = MemoryStore()
+    fill(store, "checkpoint-5", is_verified=False)
+    store.write("run/consolidated/checkpoint-5/model.safetensors", [b"x"])
+    assert names(store) == []
+
+
+def test_a_run_within_another_is_not_touched() -> None:
+    store = MemoryStore()
+    fill(store, "checkpoint-5")
+    fill(store, "checkpoint-1", run="run/checkpoint-5")
+    assert names(store) == []
