@@ -169,12 +169,21 @@ def test_a_failure_and_its_recovery_are_one_line_each_however_many_tries_and_thr
     assert last.startswith("works again after ")
 
 
-def test_what_is_given_up_does_not_count_as_a_recovery(caplog: pytest.LogCaptureFixture) -> None:
-    persistence = Clock().persistence(10)
-    for _ in range(2):
+def test_an_outage_that_outlasts_patience_many_times_and_its_end_are_one_line_each(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    persistence = clock.persistence(10)
+    for _ in range(3):
         with pytest.raises(Transient):
             persistence.call(busy(1000))
-    assert [record.message for record in caplog.records] == ["busy 0: trying again for up to 10 s"] * 2
+    assert [record.message for record in caplog.records] == ["busy 0: trying again for up to 10 s"]
+    for failures in (0, 0, 2, 0):
+        persistence.call(busy(failures))
+    assert [record.message.partition(" after")[0] for record in caplog.records[1:]] == [
+        "works again",
+        "busy 0: trying again for up to 10 s",
+        "works again",
+    ]
+    assert float(caplog.records[1].message.split()[-2]) >= 30
 
 
 @pytest.mark.parametrize("nth", [2, 3, 5])

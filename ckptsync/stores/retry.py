@@ -39,6 +39,7 @@ class Persistence:
         self._patience, self._clock, self._sleep, self._chance = patience, clock, sleep or _pause, chance
         self._lock = threading.Lock()
         self._failing = 0  # operations that have failed and are being tried again
+        self._away: float | None = None  # since when, once something was given up and nothing has worked again
 
     def call(self, fn: Callable[[], T]) -> T:
         """What ``fn`` gives.  It is called again while it raises Transient, for at most ``patience`` seconds after it first did; then that is raised.
@@ -46,17 +47,26 @@ class Persistence:
         Not before `Transient.after`: where that is later than patience lasts, it is raised at once.  Any other error is raised as it is.
         """
         try:
-            return fn()
+            result = fn()
         except Transient as e:
             last, since = e, self._clock()
+        else:
+            if self._away is not None:
+                self._say_back()
+            return result
         wait = self._wait(last, 1, since)
         self._say_failing(last)
         try:
             result = self._again(fn, last, wait, since)
-        except BaseException:
-            self._forget()
+        except BaseException as e:
+            with self._lock:
+                self._failing -= 1
+                self._away = since if self._away is None and isinstance(e, Transient) else self._away
             raise
-        self._say_works(since)
+        with self._lock:
+            self._failing -= 1
+            self._away = since if self._away is None and not self._failing else self._away
+        self._say_back()
         return result
 
     def _again(self, fn: Callable[[], T], last: Transient, wait: float, since: float) -> T:
@@ -81,20 +91,18 @@ class Persistence:
         return min(left, max(last.after, self._chance() * min(CAP, FIRST * 2.0 ** min(tries - 1, 32))))
 
     def _say_failing(self, e: Transient) -> None:
+        """Once: not again while what was given up has not worked since."""
         with self._lock:
             self._failing += 1
-            is_first = self._failing == 1
+            is_first = self._failing == 1 and self._away is None
         if is_first:
             log.warning("%s: trying again for up to %.0f s", e, self._patience)
 
-    def _say_works(self, since: float) -> None:
-        if self._forget() == 0:
-            log.warning("works again after %.1f s", self._clock() - since)
-
-    def _forget(self) -> int:
+    def _say_back(self) -> None:
         with self._lock:
-            self._failing -= 1
-            return self._failing
+            since, self._away = self._away, None
+        if since is not None:
+            log.warning("works again after %.1f s", self._clock() - since)
 
 
 def _pause(seconds: float) -> None:
