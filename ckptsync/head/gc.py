@@ -109,7 +109,7 @@ def tick(store: Store, asked: Asked, memory: Memory | None = None, told: Told = 
     failed = list(found.failed)
     for one in found.planned:
         try:
-            done += _done(store, one, memory, Road(Cache(), told))
+            done += _done(store, one, memory, Road(memory.cache, told))
         except CkptsyncError as e:  # noqa: PERF203 - each may take hours
             failed.append(Failed(one.step.run, one.step.place, e))
     return Swept(found.planned, tuple(done), tuple(failed))
