@@ -90,7 +90,9 @@ def test_a_restart_repeats_nothing_and_still_says_what_is_over(tmp_path: Path) -
         second.offer([], 1060.0)
         second.offer([], 1060.0 + HOLD)
         assert there.next()["alarms"][0]["status"] == "resolved"
-        assert not any("secret" in path.read_text() for path in (tmp_path / "cache").iterdir())
+        [path] = (tmp_path / "cache").iterdir()
+        assert "secret" not in path.read_text()
+        assert path.stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("damage", [b"{", b"[1]", b'{"x": {"alarm": {}}}'])

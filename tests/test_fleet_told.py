@@ -1,6 +1,7 @@
 """What nodes say of themselves, read again where it has changed."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from ckptsync.daemon.identity import heartbeat
@@ -67,3 +68,11 @@ def test_the_stores_time_is_never_before_its_newest_heartbeat() -> None:
     [known] = told(store).hearts
     assert told(store).now("another machine", 0.5) == known.entry.mtime
     assert told(store).now("another machine", known.entry.mtime + 60) == known.entry.mtime + 60
+
+
+def test_a_callers_threads_read_what_its_own_would() -> None:
+    store = MemoryStore()
+    for n in range(30):
+        beat(store, heartbeat(f"n{n}", ("worker",)))
+    with ThreadPoolExecutor(8) as pool:
+        assert told(store, None, pool.map) == told(store)

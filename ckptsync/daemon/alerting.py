@@ -108,6 +108,7 @@ def _write(path: Path | None, memory: Mapping[str, Standing]) -> None:
         return
     fresh = path.with_name(f".{path.name}.{os.getpid()}")
     with contextlib.suppress(OSError):  # a full cache costs a message twice
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_bytes(msgspec.json.encode({key: asdict(standing) for key, standing in memory.items()}))
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600), "wb") as file:
+            file.write(msgspec.json.encode({key: asdict(standing) for key, standing in memory.items()}))
         fresh.replace(path)

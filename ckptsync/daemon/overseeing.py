@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from ckptsync.catalogue.summary import Catalogue
 from ckptsync.config.values import Config
@@ -13,6 +14,8 @@ from ckptsync.fleet.alarms import Patience
 from ckptsync.fleet.overview import Overview, Seen, overview
 from ckptsync.fleet.told import Told, told
 from ckptsync.stores.contract import Store
+
+AT_ONCE = 8  # requests
 
 
 def patience(config: Config) -> Patience:
@@ -30,6 +33,7 @@ class Overseer:
     def look(self) -> Overview:
         """Now; raises StoreError."""
         found = self._catalogue()
-        self._told = told(self._store, self._told)
+        with ThreadPoolExecutor(AT_ONCE, "nodes") as pool:
+            self._told = told(self._store, self._told, pool.map)
         now = self._told.now(machine(), time.time()) if self._told.hearts else max(time.time(), found.clock)
         return overview(Seen(self._store.url, found, self._told, now, room(self._store.url)), self._patience)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ckptsync.errors import Corrupt, NotFound
@@ -48,18 +48,17 @@ class Told:
         return max(heartbeat.store_now(known, machine, clock), max((entry.mtime for entry, _ in known), default=0.0))
 
 
-def told(store: Store, before: Told | None = None) -> Told:
+Each = Callable[[Callable[[Entry], Known | None], Iterable[Entry]], Iterable[Known | None]]
+"""As `map`; a caller with threads gives its pool's, since a distant store is waited for."""
+
+
+def told(store: Store, before: Told | None = None, each: Each = map) -> Told:
     """Now; raises StoreError.  A file of the same size and time is not read again."""
     last = before.files if before else {}
-    found = {}
-    for entry in store.names(f"{OURS}/nodes/"):
-        if not entry.name.endswith(".json"):
-            continue
-        seen = last.get(entry.name)
-        known = seen if seen and seen.entry == entry else _read(store, entry)
-        if known:
-            found[entry.name] = known
-    return Told(found)
+    entries = [entry for entry in store.names(f"{OURS}/nodes/") if entry.name.endswith(".json")]
+    same = {e.name: last[e.name] for e in entries if e.name in last and last[e.name].entry == e}
+    read = each(lambda entry: _read(store, entry), [e for e in entries if e.name not in same])
+    return Told(same | {known.entry.name: known for known in read if known})
 
 
 def _read(store: Store, entry: Entry) -> Known | None:
