@@ -5,6 +5,9 @@
 # make campaign-trainers   train for real on two nodes, with the hook and without: DDP, FSDP2, ZeRO-2, ZeRO-3; each step of each training must be in the
 #               store and equal to what the framework gathered (as root on Linux each node has a network of its own): a quarter of an hour a
 #               round.  TRAINERS="--rounds 10", TRAINERS="--hooks hook --pause 0.8 --steps 12 --kill 3 --store s3", TRAINERS="--pause 1 --store s3 --cut 60", and --store sftp
+# make campaign-resume     lose a training on two nodes with all its disks, pull it onto two fresh ones, and go on as if nothing had happened: FSDP2 and ZeRO-3,
+#               five minutes.  RESUME="--modes zero3 --store sftp --ranks 2"
+# make campaign-ray        merge over S3 on two Ray nodes, one of which is killed in the middle: RAY="--rounds 10" (installs Ray)
 # make campaign-hostile    floods of files, ten inotify watches, a spool elsewhere, full disks, a clock that jumps: HOSTILE="--only clock"
 # make kill-stores   kill writers to a directory, S3 and SFTP at every system call with which they change something, and at 200 moments: two
 #               hours (strace, sshd are needed): KILL="--stores s3 --calls 50 --moments 50 --seed 7"
@@ -55,6 +58,8 @@ KILL ?=
 HEADS ?=
 TRAINERS ?=
 HOSTILE ?=
+RESUME ?=
+RAY ?=
 BESIDE ?=
 FLIPS ?=
 VERIFY ?=
@@ -63,7 +68,7 @@ IDLE ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint format flips models bench bench-verify bench-transfer bench-beside bench-idle campaign campaign-trainers campaign-hostile damage crash-states kill-stores kill-heads nspawn clean
+.PHONY: demo test lint format flips models bench bench-verify bench-transfer bench-beside bench-idle campaign campaign-trainers campaign-resume campaign-ray campaign-hostile damage crash-states kill-stores kill-heads nspawn clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -98,6 +103,12 @@ campaign: $(VENV)/.installed-test
 
 campaign-trainers: $(VENV)/.installed-test $(BENCH_VENV)/.installed
 	$(BIN)/python -m tests.campaigns.trainers --python $(BENCH_VENV)/bin/python $(TRAINERS)
+
+campaign-resume: $(VENV)/.installed-test $(BENCH_VENV)/.installed
+	$(BIN)/python -m tests.campaigns.resume --python $(BENCH_VENV)/bin/python $(RESUME)
+
+campaign-ray: $(VENV)/.installed-ray
+	$(BIN)/python -m tests.campaigns.ray_nodes $(RAY)
 
 campaign-hostile: $(VENV)/.installed-test
 	$(BIN)/python -m tests.campaigns.hostile $(HOSTILE)
@@ -149,6 +160,11 @@ $(VENV)/.installed-test: pyproject.toml tests/requirements.txt tests/get_sshd.sh
 	$(PIP) --requirement tests/requirements.txt --editable '.[test,load,zstd]'
 	@tests/get_sshd.sh $(VENV)
 	@touch $@ $(VENV)/.installed
+
+# Ray is large, and one campaign's alone.
+$(VENV)/.installed-ray: $(VENV)/.installed-test
+	$(PIP) --editable '.[ray]'
+	@touch $@
 
 $(BENCH_VENV)/.installed: pyproject.toml benchmarks/requirements.txt
 	$(PYTHON) -m venv $(BENCH_VENV)
