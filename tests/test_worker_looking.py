@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,34 @@ def test_another_nodes_pin_is_seen_and_let_be(tmp_path: Path) -> None:
     ((one,), _) = looked(tmp_path, "n1")
     assert one.pin is not None
     assert one.pin.node == "n0"
+
+
+class During(list[str]):
+    """Names to leave out, none; when the pins of a look have been listed, something happens."""
+
+    def __init__(self, happens: Callable[[], object]) -> None:
+        super().__init__()
+        self._calls, self._happens = 0, happens
+
+    def __contains__(self, name: object) -> bool:
+        self._calls += 1
+        if self._calls == 2:  # the first time of the checkpoint itself, then of its pin
+            self._happens()
+        return False
+
+
+def test_what_the_hook_commits_and_rotation_takes_during_one_look_is_not_called_missed(tmp_path: Path) -> None:
+    source = lay(tmp_path, ONE)
+    (source / next(iter(ONE))).rename(tmp_path / "late")
+    looked(tmp_path)
+
+    def finish() -> None:
+        (tmp_path / "late").rename(source / next(iter(ONE)))
+        commit(source)
+        shutil.rmtree(source)
+
+    found = look(RunDir("run", tmp_path), Seat("n0", lambda *_: (), lambda *_: False), During(finish))
+    assert [(s.k, s.hold.gone, s.pin is not None and s.pin.is_committed) for s in found.seen] == [(1, True, True)]
 
 
 def test_a_pin_of_the_hook_is_ours_whatever_our_name_and_stands_for_the_save_alone(tmp_path: Path) -> None:

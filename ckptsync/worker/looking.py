@@ -108,7 +108,10 @@ def look_at(run: RunDir, seat: Seat, name: str) -> Look:
 
 
 def _look_at(run: RunDir, spot: Spot, pins: Iterable[Pin], seat: Seat, *, is_full: bool) -> Look:
-    found = scan.found(spot)
+    found, pins = scan.found(spot), list(pins)
+    if pins and not found.files and not any(p.commit for p in pins):
+        # the hook's pin comes before rotation, and rotation may have come since these were listed
+        pins = list(spool.pins(run.path, lambda name: name == spot.name))
     ours, failures = _adopted(run, pins, seat.node)
     actions = follow(found, ours, seat.node, seat.taken(run.name, spot.name))
     if not ours and seat.is_proven(run.name, spot.name, found.files):
