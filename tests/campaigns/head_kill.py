@@ -290,12 +290,12 @@ class Moments:
         if names:
             name = self._dice.choice(names)
             self._spoilt.add(name)
-            data = bytearray(read_all(self._store, name))
-            data[self._dice.randrange(len(data))] ^= 1
+            with contextlib.suppress(NotFound):  # it has been deleted before, and is not made again yet
+                data = bytearray(read_all(self._store, name))
+                data[self._dice.randrange(len(data))] ^= 1
+                self._store.write(name, [data])
             if self._dice.random() < 0.5:
                 self._store.delete(name)
-            else:
-                self._store.write(name, [data])
 
     def _kill(self, head: Service) -> None:
         """The head, whose children die with it; or a child of its alone."""
