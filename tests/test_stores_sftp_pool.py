@@ -9,7 +9,7 @@ import pytest
 
 from ckptsync.errors import Transient
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.sftp.pool import Sessions
+from ckptsync.stores.sftp.pool import LITTLE, Sessions
 from ckptsync.stores.sftp.session import Session
 from ckptsync.stores.sftp.wire import Kind, Refused, text
 from tests.sftp_stores import AT_ONCE, SOON, place_of
@@ -25,11 +25,42 @@ def test_threads_share_a_few_connections(tmp_path: Path) -> None:
         at_once.release()
 
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: sessions.on(step), range(40)))
+        list(pool.map(lambda _: sessions.on(step, LITTLE + 1), range(40)))
     assert len(seen) <= 2
     assert len(sessions._idle) == len(seen)
     sessions.close()
     assert sessions._idle == []
+
+
+def test_what_moves_little_has_a_connection_while_all_others_move_much(tmp_path: Path) -> None:
+    sessions, busy, go_on = Sessions(place_of(tmp_path), Limits(threads=2)), threading.Semaphore(0), threading.Event()
+
+    def much(_: Session) -> None:
+        busy.release()
+        assert go_on.wait(20)
+
+    with ThreadPoolExecutor(3) as pool:
+        for _ in range(3):
+            pool.submit(sessions.on, much, LITTLE + 1)
+        assert all(busy.acquire(timeout=20) for _ in range(2))
+        sessions.on(lambda session: session.answer(Kind.LSTAT, text(b"/"), Kind.ATTRS))
+        assert not busy.acquire(blocking=False)
+        go_on.set()
+    assert len(sessions._idle) == 3
+    sessions.close()
+
+
+def test_who_asks_for_one_connection_gets_one(tmp_path: Path) -> None:
+    sessions, at_once = Sessions(place_of(tmp_path), Limits(threads=1)), threading.Semaphore(1)
+
+    def step(session: Session) -> None:
+        assert at_once.acquire(blocking=False)
+        session.answer(Kind.LSTAT, text(b"/"), Kind.ATTRS)
+        at_once.release()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda n: sessions.on(step, LITTLE + n % 2), range(12)))
+    sessions.close()
 
 
 def test_what_fails_transiently_is_done_again_on_another_connection(tmp_path: Path) -> None:

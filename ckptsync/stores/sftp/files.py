@@ -64,7 +64,7 @@ class ServerFiles:
         if self._is_strange(name) and self._looked(name, [p for p in _parents(name) if self._is_strange(f"{p}/")]) is None:
             raise self.absent(name)
         try:
-            return self.sessions.on(lambda s: self._read(s, name, start, out.cast("B") if out.nbytes else out))
+            return self.sessions.on(lambda s: self._read(s, name, start, out.cast("B") if out.nbytes else out), out.nbytes)
         except Refused as e:
             self._seen.pop(name, None)
             if e.code == Code.NO_SUCH_FILE:

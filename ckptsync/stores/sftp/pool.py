@@ -15,34 +15,55 @@ from ckptsync.stores.sftp.place import Place
 from ckptsync.stores.sftp.session import Session
 
 T = TypeVar("T")
+LITTLE = 1 << 20  # bytes
 _LEFT_ALONE: list[Session] = []  # a parent's connections: to end them here would be to end them there
 
 
 class Sessions:
-    """At most ``limits.threads`` connections, opened when needed and kept.  One that failed is thrown away."""
+    """At most ``limits.threads`` connections, opened when needed and kept, and one more for what moves little: it would wait for whole parts.
+
+    One that failed is thrown away.
+    """
 
     def __init__(self, place: Place, limits: Limits) -> None:
         self.place, self._limits = place, limits
         self._persistence = Persistence(limits.patience)
         self._turns = threading.Semaphore(max(1, limits.threads))
+        self._spare = threading.Semaphore(1) if limits.threads > 1 else self._turns
         self._idle: list[Session] = []
         self._lock = threading.Lock()
         self._process = os.getpid()
         weakref.finalize(self, _close, self._idle)
 
-    def on(self, step: Callable[[Session], T]) -> T:
-        """What ``step`` gives; it is taken again, on another connection, while it fails transiently: it must be safe to take twice."""
-        return self._persistence.call(lambda: self.once(step))
+    def on(self, step: Callable[[Session], T], moves: int = 0) -> T:
+        """What ``step`` gives; it is taken again, on another connection, while it fails transiently: it must be safe to take twice.
 
-    def once(self, step: Callable[[Session], T]) -> T:
+        ``moves``: bytes, where they are many.
+        """
+        return self._persistence.call(lambda: self.once(step, moves))
+
+    def once(self, step: Callable[[Session], T], moves: int = 0) -> T:
         """What ``step`` gives, taken a single time."""
-        with self._turns, self._session() as session:
+        with self._turn(moves), self._session() as session:
             return step(session)
 
     def close(self) -> None:
         """End the connections that nobody uses."""
         with self._lock:
             _close(self._idle)
+
+    @contextlib.contextmanager
+    def _turn(self, moves: int) -> Iterator[None]:
+        turns = self._turns
+        if moves > LITTLE:
+            turns.acquire()
+        elif not turns.acquire(blocking=False):
+            turns = self._spare
+            turns.acquire()
+        try:
+            yield
+        finally:
+            turns.release()
 
     @contextlib.contextmanager
     def _session(self) -> Iterator[Session]:

@@ -113,7 +113,7 @@ class SftpUpload:
         """As `parts.Upload` says: read back, since a server can digest nothing for us."""
         if part.start + len(part.data) > self.left:
             return False
-        return self._on(lambda session: self._is_same(session, part), 0)
+        return self._on(lambda session: self._is_same(session, part), 0, len(part.data))
 
     def put(self, part: Part) -> None:
         """As `parts.Upload` says."""
@@ -125,7 +125,7 @@ class SftpUpload:
             finally:
                 close(session, handle)
 
-        self._on(step, len(part.data))
+        self._on(step, len(part.data), len(part.data))
 
     def commit(self, size: int) -> None:
         """As `parts.Upload` says."""
@@ -180,10 +180,10 @@ class SftpUpload:
         if found > size:
             session.answer(Kind.FSETSTAT, cut_to(handle, size))
 
-    def _on(self, step: Callable[[Session], _T], needed: int) -> _T:
+    def _on(self, step: Callable[[Session], _T], needed: int, moves: int = 0) -> _T:
         files = self.target.files
         try:
-            return files.sessions.on(step)
+            return files.sessions.on(step, moves)
         except Refused as e:
             if e.code == Code.NO_SUCH_FILE:
                 raise taken_over(self.target.name) from e
