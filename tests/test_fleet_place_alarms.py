@@ -54,7 +54,9 @@ def test_an_ambiguous_place_is_said_for_a_week() -> None:
 def test_a_run_is_stalled_when_three_times_the_usual_has_passed_and_history_after_a_week(last: float, is_stalled: bool) -> None:  # noqa: FBT001
     found = raised(heart(), fact(run="runs"), places=saves(last + 2 * HOUR, last + HOUR, last))
     assert ("stalled run" in found) == is_stalled
-    assert not is_stalled or "where one came every 1h" in found["stalled run"].text
+    if is_stalled:
+        assert "where one came every 1h" in found["stalled run"].text
+        assert found["stalled run"].since == NOW - last + HOUR
 
 
 def test_a_run_is_not_stalled_while_a_save_is_on_its_way_its_nodes_are_gone_or_it_has_ended() -> None:
@@ -74,6 +76,7 @@ def test_without_a_hook_a_run_that_was_quiet_for_a_day_or_ten_times_the_usual_ha
     assert stalled(ago=0.9 * DAY, every=HOUR)
     assert not stalled(ago=1.1 * DAY, every=HOUR)
     assert stalled(ago=1.1 * DAY, every=5 * HOUR)
+    assert not stalled(ago=60 * HOUR, every=5 * HOUR)
     assert stalled(fact(run="runs"), ago=1.1 * DAY, every=HOUR)
 
 
@@ -94,6 +97,8 @@ def test_a_store_warns_when_two_checkpoints_with_their_models_no_longer_fit_and_
         return [a.severity for a in raised(places=[place(model_size=500)], room=Room(free, 10_000)).values()]
 
     assert [store(3000), store(2999), store(1499)] == [[], ["warning"], ["critical"]]
+    empty = [[a.severity for a in raised(room=Room(free, 1000)).values()] for free in (20, 19, 9)]
+    assert empty == [[], ["warning"], ["critical"]]
 
 
 def test_a_save_arrives_for_too_long_after_an_hour_and_says_what_is_missing() -> None:
@@ -123,5 +128,6 @@ def test_what_waits_for_a_verifier_is_said_too_unless_it_was_proven_unmerged() -
 def test_verification_behind_its_period_is_said_by_the_period_that_a_verifier_promises() -> None:
     old = place(ago=20 * DAY, proof=Proven("r", "ok", "digest", NOW - 8 * DAY, holds=True))
     assert not raised(HEAD, places=[old])
-    assert "unread run" in raised(heart("boss", ("verifier",), verifies=6 * DAY), places=[old])
+    alarm = raised(heart("boss", ("verifier",), verifies=6 * DAY), places=[old])["unread run"]
+    assert (alarm.since, alarm.text) == (NOW - 2 * DAY, "run: some of it was last read 8d ago, where 6d is asked for")
     assert not raised(heart(), places=[old])
