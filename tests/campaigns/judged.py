@@ -60,7 +60,7 @@ class Judge:
         """Everything compared, file by file and bit by bit."""
         seen = self._snapshots()
         saved, wanted = self._saved(), set().union(*(self._wanted(n) for n in range(NODES)))
-        wrong = [*self._trainer(codes), *self._absent(seen), *self._undisturbed()]
+        wrong = [*self._trainer(codes), *self._absent(seen), *self._alarmed(), *self._undisturbed()]
         whole = 0
         for place, snapshot in sorted(seen.items()):
             found = [*self._place(place, snapshot)]
@@ -116,6 +116,13 @@ class Judge:
             yield f"{self._job.run}: the trainers ended with {codes}"
         if self._saved() != set(range(1, self._job.steps + 1)):
             yield f"{self._job.run}: {len(self._saved())} steps were saved of {self._job.steps}"
+
+    def _alarmed(self) -> Iterator[str]:
+        """With the hook nothing is missed, and so nothing may be called so."""
+        words = f"phase=missed run={self._job.run} checkpoint="
+        for worker in self._nodes.workers if self._job.hook else ():
+            said = [line.partition(words)[2].split()[0] for line in worker.log.read_text("utf-8").splitlines() if words in line]
+            yield from (f"{self._job.run}/{name}: called missed on {worker.name}" for name in said)
 
     def _undisturbed(self) -> Iterator[str]:
         """What the trainers' directories hold is what they wrote, and not touched."""
