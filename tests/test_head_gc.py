@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -19,9 +20,10 @@ from ckptsync.head.tombs import Grave, write
 from ckptsync.records.tombstone import Stage
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
 from ckptsync.stores.memory import MemoryStore
+from ckptsync.verify.place import verify_place
 from tests.dying import Crash, Dying
 from tests.interleaved import raced
-from tests.retained import FIRST, fill
+from tests.retained import FIRST, entry, fill, put
 
 HOUR = 3600
 
@@ -112,7 +114,20 @@ def test_shards_go_while_the_model_stays_verified_and_cannot_be_resumed_from() -
     assert not seen.facets.resume.holds
     assert "let go" in seen.facets.resume.evidence[0]
     assert [n for n in names(store, "checkpoint-1") if ".ckptsync" not in n] == ["run/consolidated/checkpoint-1/model.safetensors"]
+    report = verify_place(store, seen, "digest")
+    assert (report.verdict, [f.kind for f in report.findings]) == ("ok", ["note"]), "nothing is missing that was let go"
     assert outcomes(tick(store, rule)) == []
+
+
+def test_what_is_left_is_proven_by_its_seal_alone() -> None:
+    store = MemoryStore()
+    name = fill(store, "checkpoint-1")
+    (first,) = read_manifests(store, [name])
+    late = put(store, replace(first, node="n1", files=(entry("rng_state_1.pth", b"r", first.ended),), ranks=(1,)))
+    store.write("run/checkpoint-1/rng_state_1.pth", [b"r"])
+    assert words(store) == {"checkpoint-1": "CONSOLIDATED"}, "nobody has verified what came later"
+    write(store, Grave({name: first, late: read_manifests(store, [late])[0]}, "shards", "old"), "said")
+    assert words(store) == {"checkpoint-1": "VERIFIED"}
 
 
 def test_the_best_are_known_after_their_shards_have_gone() -> None:

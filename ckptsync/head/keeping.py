@@ -25,7 +25,6 @@ def keep(store: Store, run: str, place: str, reason: str = "") -> bool:
     if is_new:
         tombs.keep(store, Keep(run, before.checkpoint, place, 0, keeps=True, reason=reason))
     seen = _seen(store, run, place)  # after our word: so whoever removes has seen it, or we see that he has begun
-    _check_in_time(seen)
     for scope in _marked(seen):
         step = Step(run, place, "take-back", scope, f"kept by hand{f': {reason}' if reason else ''}")
         found = take_back(store, step, Road(Cache()))
