@@ -52,6 +52,9 @@ def test_a_run_comes_back_as_it_was(made: Path, tmp_path: Path, capsys: pytest.C
 def test_a_model_comes_into_a_directory_of_its_own(made: Path, tmp_path: Path) -> None:
     assert main(["pull", str(made / "fsdp2/checkpoint-4"), str(tmp_path / "model"), "--consolidated"]) == 0
     assert below(tmp_path / "model") == below(made / "fsdp2/consolidated/checkpoint-4")
+    assert main(["pull", str(made / "fsdp2"), str(tmp_path / "model/x/.."), "--consolidated"]) == 0  # the same, and so it is there
+    assert main(["pull", str(made / "fsdp2"), "/", "--consolidated"]) == 2
+    assert main(["pull", str(made / "fsdp2"), str(tmp_path), "--consolidated"]) == 2  # there is something else
 
 
 def test_damage_is_not_given_and_says_what_is_missing(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -89,6 +89,19 @@ def test_a_model_can_be_had_where_the_shards_are_gone_and_not_where_there_is_non
         choose([save(1, seal="")], "run", "checkpoint-1", "verified", "model")
 
 
+def test_of_a_checkpoint_whose_shards_go_only_the_model_is_given() -> None:
+    saves = [save(1), save(2, let_go="shards after 3")]
+    found = choose(saves, "run", LATEST, "verified")
+    assert (found.summary.step, found.notes) == (
+        1,
+        ("run/checkpoint-2 is newer, and not taken: its own files are being let go: shards after 3",),
+    )
+    assert choose(saves, "run", LATEST, "verified", "model").summary.step == 2
+    with pytest.raises(Incomplete, match="being let go: shards after 3"):
+        choose(saves, "run", "checkpoint-2", "verified", "node")
+    assert choose(saves, "run", "checkpoint-2", "any").summary.step == 2
+
+
 def test_a_runs_name_may_have_slashes() -> None:
     runs = [replace(PLAIN, run="a/b"), replace(PLAIN, run="a")]
     assert split("a/b", runs) == ("a/b", LATEST)

@@ -93,3 +93,18 @@ def test_nothing_lands_in_the_store_itself(tmp_path: Path, below: str) -> None:
         with pytest.raises(CkptsyncError, match="inside the store"):
             check_apart(store, tmp_path / root / below)
     check_apart(store, tmp_path / "out")
+
+
+def test_a_model_outlives_its_shards() -> None:
+    store = proven()
+    put(
+        store,
+        Tombstone(
+            RUN, PLACE, PLACE, 0, tuple(k.name for k in place(store).manifests), "shards after 3", "shards", "begun", format=2
+        ),
+    )
+    for path in ("model.safetensors", "config.json"):
+        store.delete(f"{RUN}/{PLACE}/{path}")
+    with pytest.raises(Incomplete, match="shards after 3"):
+        ordered(store, Asked("run/checkpoint-4"))
+    assert len(ordered(store, Asked("run/latest", is_model=True)).order.files) == 2

@@ -15,6 +15,7 @@ from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.pull.bringing import Pulled, carry_out, foreseen
 from ckptsync.pull.landing import Landing
 from ckptsync.pull.ordering import Asked, Ordered, check_apart, inside, ordered, retired
+from ckptsync.pull.wanted import Order
 from ckptsync.stores.contract import Store
 
 _LINES = 20
@@ -26,11 +27,7 @@ def run(args: argparse.Namespace) -> int:
     destination = Path(args.destination).absolute()
     check_apart(store, destination)
     found = ordered(store, Asked(what, "any" if args.unverified else "verified", args.node or "", args.consolidated))
-    landing = (
-        Landing(destination.parent, replace(found.order, name=destination.name))
-        if args.consolidated
-        else Landing(destination, found.order)
-    )
+    landing = _own(destination, found.order) if args.consolidated else Landing(destination, found.order)
     name = f"{found.run}/{found.place}"
     if args.dry_run:
         pulled = foreseen(landing)
@@ -41,6 +38,14 @@ def run(args: argparse.Namespace) -> int:
     result = described(found, pulled, notes, args)
     output.print_json(result) if args.json else _show(result)
     return int(result["exit_code"])
+
+
+def _own(directory: Path, order: Order) -> Landing:
+    """A model's directory is its own."""
+    directory = directory.resolve() if directory.name in ("", "..") else directory
+    if not directory.name:
+        raise ConfigError(f"{directory}: no directory for a model", hint="name a new one")
+    return Landing(directory.parent, replace(order, name=directory.name))
 
 
 def described(found: Ordered, pulled: Pulled, notes: list[str], args: argparse.Namespace) -> dict[str, Any]:

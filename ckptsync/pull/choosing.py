@@ -57,6 +57,7 @@ def _newest(summaries: Sequence[Summary]) -> Summary | None:
 def _latest(run: str, here: Sequence[Summary], trust: Trust, part: Part) -> Choice:
     saves = _resumable(here)
     can = [s for s in saves if s.word == "VERIFIED" or (trust == "any" and s.word in _GOOD and (s.sealed or part != "model"))]
+    can = [s for s in can if not s.let_go or part == "model"]
     newest = _newest(can)
     if newest is None:
         raise Incomplete(
@@ -83,11 +84,16 @@ def _check(found: Summary, trust: Trust, part: Part) -> None:
         if not found.seal:
             raise Incomplete(f"{name}: it has not been consolidated", hint="a head does, or `ckptsync merge`")
         return
+    if found.let_go and trust != "any":
+        hint = "the model that was made of it is there: --consolidated; what is left of the rest comes with --unverified"
+        raise Incomplete(f"{name}: its own files are being let go: {found.let_go}", hint=hint)
     if found.word == "RETIRED" and trust != "any":
         raise Incomplete(f"{name}: retired: {found.retired}", hint="what is still there of it comes with --unverified")
 
 
 def _state(s: Summary) -> str:
+    if s.let_go:
+        return f"its own files are being let go: {s.let_go}"
     return (
         f"{s.word}{', ' if s.evidence else ''}{_first(s.evidence)}"
         if s.word != "CONSOLIDATED"
