@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
@@ -240,3 +241,12 @@ def test_bytes_are_told_while_they_are_read() -> None:
     told: list[int] = []
     report = verify_place(store, fresh(store).places[0], "digest", told=told.append)
     assert sum(told) == report.read
+
+
+def test_no_thread_stays_behind() -> None:
+    store = MemoryStore()
+    one, other = (tree(source) for source in vector("hf-fsdp2-2node").sources)
+    arrive(store, one.content, "n0")
+    arrive(store, other.content, "n1")
+    assert verified(store, "parse").verdict == "ok"
+    assert [t.name for t in threading.enumerate() if t.name.startswith("ckptsync-")] == []

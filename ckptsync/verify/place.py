@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import closing
 
 from ckptsync.catalogue.fresh import fresh_place
 from ckptsync.catalogue.summary import Fault
@@ -44,7 +45,8 @@ def verify_place(
     Raises StoreError where the store does not answer, which is not damage, and Incomplete if the place changed meanwhile.
     """
     looking = _Looking(store, seen, told)
-    looking.look(level, sample)
+    with closing(looking):
+        looking.look(level, sample)
     found = worst_first((*(f.finding for f in faults), *looking.found, *_standing(seen)))
     gone = {f.name for f in found if f.kind in ("missing", "size")}
     if gone and seen.facets.retired:
@@ -97,6 +99,11 @@ class _Looking:
     def read(self) -> int:
         """Bytes that were really read."""
         return self._source.read + self._own.read + self._sealed.read + self._loaded
+
+    def close(self) -> None:
+        """Let go of what reads ahead."""
+        self._own.close()
+        self._sealed.close()
 
     def look(self, level: Level, sample: Sample | None) -> None:
         """At all of it, level by level."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import table
@@ -44,7 +45,8 @@ def verify_path(
     Raises Unsupported if no layout knows it (and there is no baseline), Incomplete if it changed meanwhile, StoreError.
     """
     looking = _Looking(files, name, baseline, told)
-    looking.look(level, sample)
+    with closing(looking):
+        looking.look(level, sample)
     if changed := files.changed():
         raise Incomplete(f"{changed[0]}: changed while it was verified", hint="verify again when nothing writes to it")
     found = worst_first(looking.found)
@@ -86,6 +88,10 @@ class _Looking:
     def read(self) -> int:
         """Bytes that were really read."""
         return self._watched.read + self._source.read + self._loaded
+
+    def close(self) -> None:
+        """Let go of what reads ahead."""
+        self._watched.close()
 
     def look(self, level: Level, sample: Sample | None) -> None:
         """At all of it, level by level."""

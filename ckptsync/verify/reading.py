@@ -11,7 +11,7 @@ from blake3 import blake3
 from ckptsync.digest import FileDigest, digest_stream
 from ckptsync.model import Extent, Files, expect
 from ckptsync.stores.ahead import ahead
-from ckptsync.stores.pieces import is_near
+from ckptsync.stores.pieces import Pieces, is_near
 from ckptsync.stores.pouring import pour
 
 WINDOW = 4 << 20
@@ -49,6 +49,11 @@ class Watched:
     def expect(self, extents: Iterable[Extent]) -> None:
         """As `Expecting` says."""
         expect(self._files, extents)
+
+    def close(self) -> None:
+        """Nothing is read afterwards: threads that read ahead need not stay."""
+        if isinstance(self._files, Pieces):
+            self._files.close()
 
     @property
     def read(self) -> int:
