@@ -14,6 +14,7 @@ import pytest
 from ckptsync.errors import StoreError
 from ckptsync.model import Extent, read
 from ckptsync.stores.memory import MemoryStore
+from ckptsync.stores.opening import create_store
 from ckptsync.stores.pieces import AROUND, LARGE, MOST, NEAR, Pieces, fetched, foreseen, is_near
 from ckptsync.stores.posix.store import PosixStore
 
@@ -158,3 +159,4 @@ def test_what_is_near_is_read_as_it_is(tmp_path: object) -> None:
     assert fetched(files, PosixStore(str(tmp_path))) is files
     assert isinstance(fetched(files, MemoryStore()), Pieces)
     assert not is_near(MemoryStore())
+    assert is_near(create_store(str(tmp_path))), "whatever it is wrapped in"

@@ -228,7 +228,9 @@ def fetched(files: Files, source: object) -> Files:
 
 
 def is_near(source: object) -> bool:
-    """Whether a store, or a tree, is on a disk of this machine, as far as it knows."""
+    """Whether a store (whatever it is wrapped in), or a tree, is on a disk of this machine, as far as it knows."""
+    while (inner := getattr(source, "inner", None)) is not None:
+        source = inner
     return isinstance(source, (PosixStore, LocalFiles))
 
 
