@@ -66,3 +66,22 @@ def test_what_never_settles_is_not_waited_for_for_ever(monkeypatch: pytest.Monke
     assert not until.is_due(roles)
     monkeypatch.setattr(leaving, "SETTLES_WITHIN", -1.0)
     assert until.is_due(roles)
+
+
+def test_a_lane_that_sends_for_long_is_waited_for_unless_something_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    outcomes = [Outcome(queue=("run/checkpoint-1",))]
+    plan, lane = Role("worker", 1, lambda: outcomes[0], print), Role("lane-1", 1, Outcome, print)
+    roles = Working([plan, lane])
+    until = UntilGone(gone())
+    until.is_due(roles)
+    for tick in roles.ticks:
+        tick()
+    lane.tick.is_running = True
+    assert not until.is_due(roles)
+    monkeypatch.setattr(leaving, "SETTLES_WITHIN", 0.2)
+    time.sleep(0.3)
+    assert not until.is_due(roles), "it is being sent"
+    outcomes[0] = Outcome(queue=("run/checkpoint-1",), errors=("run/checkpoint-1: away",))
+    plan.tick()
+    time.sleep(0.3)
+    assert until.is_due(roles), "the store never comes"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -102,3 +103,20 @@ def test_a_clock_that_was_set_is_compared_anew_and_said_for_an_hour(monkeypatch:
     assert len(clock.notes) == 1
     clock.notice(3611.0)
     assert not clock.notes
+
+
+def test_threads_that_ask_at_once_or_late_have_one_measurement() -> None:
+    class Counting(MemoryStore):
+        written = 0
+
+        def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+            self.written += 1
+            time.sleep(0.01)  # so that they meet
+            super().write(name, chunks, about)
+
+    store = Counting()
+    clock = Clock(store, "n0")
+    clock.notice(5000.0)
+    with ThreadPoolExecutor(4) as pool:
+        assert len(set(pool.map(clock.offset, (5000.0, 4000.0, 10.0, 0.0)))) == 1
+    assert store.written == 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +41,33 @@ def test_what_was_read_last_is_known_until_the_next_reading(tmp_path: Path) -> N
     assert knowledge.is_done(one)
     assert not knowledge.is_proven("run", "checkpoint-4", one.hold.stats)
     assert store.listed == before + 1
+
+
+class Overtaken(MemoryStore):
+    """While it is listed for the first time, something else happens."""
+
+    meanwhile: Callable[[], object] = staticmethod(lambda: None)
+
+    def names(self, prefix: str) -> Iterator[Entry]:
+        found, meanwhile = list(super().names(prefix)), self.meanwhile
+        self.meanwhile = lambda: None
+        meanwhile()
+        return iter(found)
+
+
+def test_a_reading_that_began_earlier_and_ended_later_is_no_news_and_is_what_its_reader_gets(tmp_path: Path) -> None:
+    store = Overtaken()
+    lay(tmp_path, ONE)
+    one = seen(tmp_path)
+    knowledge = Knowledge(store, "n0", EVERYTHING, lambda: 0)
+
+    def meanwhile() -> None:
+        save(one, desk(store, Memory()))
+        knowledge.read("run")
+
+    store.meanwhile = meanwhile
+    assert not knowledge.read("run").records
+    assert knowledge.is_stored(one)
 
 
 def test_what_a_report_proves_needs_no_pin_any_more(tmp_path: Path) -> None:

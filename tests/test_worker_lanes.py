@@ -21,7 +21,8 @@ from ckptsync.worker.sharing import Job, Share
 from ckptsync.worker.tick import Worker
 from tests import ticks
 from tests.dying import Crash, Dying
-from tests.test_worker_push import kept, lay
+from tests.test_worker_push import ONE, kept, lay
+from tests.test_worker_tick import damaged, settle
 
 SMALL = 5000
 until = partial(ticks.until, seconds=30)
@@ -313,3 +314,25 @@ def crashes(out: Path, store: Dying) -> bool:
             assert until(done)
             return serving.crashed.is_set()
         return True
+
+
+class Busy(AtOnce):
+    """Sends at once, and says that something else is in hand."""
+
+    jobs: tuple[Job, ...] = ()
+
+    def withdraw(self, _: object) -> tuple[Job, ...]:
+        return self.jobs
+
+
+def test_what_is_in_hand_is_not_mended_until_it_is_sent(tmp_path: Path) -> None:
+    store, carrier = MemoryStore(), Busy(4)
+    lay(tmp_path, ONE)
+    w = Worker(WorkerOptions("n0", (RunDir("run", tmp_path),)), store, carrier)
+    settle(w)
+    store.write("run/checkpoint-4/x", [b"!"])
+    damaged(store, 0, "checkpoint-4/x")
+    carrier.jobs = (Job("another save of it", ("run", "checkpoint-4"), 1, lambda _: None),)
+    assert w.tick(1000.0).repairs == ()
+    carrier.jobs = ()
+    assert [repaired.name for repaired in w.tick(1001.0).repairs] == ["checkpoint-4/x"]
