@@ -71,6 +71,14 @@ def test_what_a_person_keeps_what_is_in_doubt_and_the_end_of_training_stay() -> 
     assert kept(FIVE, Rules(keep_last=1), Evidence({}, ["checkpoint-2"])) == [2, 5]
 
 
+def test_what_a_trainer_leaves_at_the_end_stays_and_is_none_of_the_newest() -> None:
+    tag = replace(seen(5, at=9 * DAY), checkpoint="global_step5", place="global_step5")
+    places = [*FIVE, seen(None, at=10 * DAY), tag]
+    assert kept(places, Rules(keep_last=2)) == [4, 5, 5, None]
+    alone = [replace(seen(n), checkpoint=f"global_step{n}", place=f"global_step{n}") for n in (1, 2, 3)]
+    assert kept(alone, Rules(keep_last=1)) == [3], "where there is nothing else, tags are the checkpoints"
+
+
 def test_what_was_never_verified_stays_until_it_is_overtaken_and_quiet() -> None:
     arriving = [seen(6, "ARRIVING"), seen(4, "DAMAGED"), seen(3, "COMPLETE")]
     assert kept([*arriving, seen(5), seen(2)], Rules(keep_last=1)) == [5, 6]

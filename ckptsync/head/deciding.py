@@ -47,7 +47,9 @@ def task(snapshot: Snapshot) -> Task:
     if snapshot.seal is None:
         return Task("consolidate" if facets.model.holds else "nothing")
     suspects = tuple(sorted(_unlisted(snapshot) | _damaged(snapshot)))
-    return Task("mend", suspects) if suspects else Task("complete")
+    if suspects:
+        return Task("mend", suspects)
+    return Task("nothing" if facets.shards else "complete")
 
 
 def state_key(snapshot: Snapshot) -> frozenset[str]:

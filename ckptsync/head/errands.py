@@ -49,7 +49,7 @@ def _completions(known: Iterable[Summary], configured: Callable[[str], str]) -> 
         by_run.setdefault(s.run, []).append(s)
     for run, places in by_run.items():
         given = " ".join([*(s.state for s in places if s.checkpoint == FINAL), configured(run)]).strip()
-        lacking = [s for s in places if s.sealed and (s.late or (s.bare and given))]
+        lacking = [s for s in places if s.sealed and not s.let_go and (s.late or (s.bare and given))]
         if lacking:
             states = "\n".join(sorted(s.state for s in lacking))
             yield Errand(run, "", 0, digest(f"{given}\n{states}".encode()), lasts=True)

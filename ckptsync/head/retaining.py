@@ -18,6 +18,7 @@ from typing import Literal
 
 from ckptsync.catalogue.summary import Summary
 from ckptsync.head.rules import Best, Rules
+from ckptsync.scan import family_of
 from ckptsync.units import show_duration, show_size
 
 Verdict = Literal["keep", "drop-shards", "drop"]
@@ -88,12 +89,13 @@ class _Kept:
 
     def __init__(self, there: Sequence[Summary], rules: Rules, evidence: Evidence, now: float) -> None:
         self._rules, self._evidence, self._now = rules, evidence, now
-        verified = [s for s in there if is_verified(s)]
+        self._beside = _beside(there)
+        verified = [s for s in there if is_verified(s) and s.place not in self._beside]
         resumable = [s for s in verified if s.resume]
         self._newest = {s.place for s in (*verified[:1], *_alive(verified)[:1])}
         self._resumed = {s.place for s in (*resumable[:1], *_alive(resumable)[:1])}
         self._ambiguous = {s.checkpoint for s in there if s.word == "AMBIGUOUS"}
-        self._newer = _counts(there)
+        self._newer = _counts(there, verified)
         self._sums = _sums(there)
         self._best = _best(verified, rules.keep_best, evidence.metrics)
 
@@ -107,8 +109,8 @@ class _Kept:
             return "evidence in a doubt about another save of its name"
         if seen.checkpoint in self._evidence.doubtful:
             return "a record of its name cannot be read"
-        if seen.step is None:
-            return "the end of its training"
+        if seen.place in self._beside:
+            return "what its trainer left beside the checkpoints"
         if seen.place in self._newest:
             return "the newest that is verified"
         if seen.place in self._resumed:
@@ -181,7 +183,13 @@ class _Kept:
     def shards_go(self, seen: Summary) -> str:
         """Why its shards may go while the model stays; empty if they stay."""
         n = self._rules.shards
-        if n is None or seen.kept or not (is_verified(seen) and seen.sealed) or seen.word == "AMBIGUOUS" or seen.step is None:
+        if (
+            n is None
+            or seen.kept
+            or not (is_verified(seen) and seen.sealed)
+            or seen.word == "AMBIGUOUS"
+            or seen.place in self._beside
+        ):
             return ""
         return f"its model is verified, and not one of the newest {n}" if self._newer[seen.place] >= n else ""
 
@@ -190,12 +198,19 @@ def _alive(places: Iterable[Summary]) -> list[Summary]:
     return [s for s in places if not s.retired]
 
 
-def _counts(there: Iterable[Summary]) -> dict[str, int]:
+def _beside(there: Iterable[Summary]) -> frozenset[str]:
+    """Places that are no checkpoints of a training: its last model, and under DeepSpeed the tag that this was made from."""
+    families = {s.place: family_of(s.checkpoint) for s in there}
+    kinds = {"final", "deepspeed"} if {"trainer", "accelerate"} & set(families.values()) else {"final"}
+    return frozenset(place for place, family in families.items() if family in kinds)
+
+
+def _counts(there: Iterable[Summary], verified: Iterable[Summary]) -> dict[str, int]:
     """Place → how many that are verified are newer."""
-    count, found = 0, {}
+    names, count, found = {s.place for s in verified}, 0, {}
     for seen in there:
         found[seen.place] = count
-        count += is_verified(seen)
+        count += seen.place in names
     return found
 
 
