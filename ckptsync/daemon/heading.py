@@ -23,7 +23,8 @@ from ckptsync.daemon.working import Outcome, Role
 from ckptsync.head.errands import ANY_RUN, errands
 from ckptsync.head.rules import Rules
 from ckptsync.stores.contract import Store
-from ckptsync.verify.due import Schedule, due
+from ckptsync.verify.due import Schedule
+from ckptsync.verify.waiting import waiting
 
 RETAIN_EVERY = 600.0  # seconds between two looks at what is to go: a grace is a day
 
@@ -78,8 +79,9 @@ class Heading:
 class Proving:
     """The verifier role: what is due is verified, one place at a time, repairs and new ones before old ones."""
 
-    def __init__(self, config: Config, catalogues: Catalogues, children: Children) -> None:
-        self._catalogues, self._schedule = catalogues, Schedule(config.verify.level, config.verify.period)
+    def __init__(self, config: Config, store: Store, catalogues: Catalogues, children: Children) -> None:
+        self._store, self._catalogues = store, catalogues
+        self._schedule = Schedule(config.verify.level, config.verify.period)
         self._errands = Errands(children, config, 1)
 
     def hinted(self, hint: Callable[[], None]) -> None:
@@ -94,8 +96,7 @@ class Proving:
         return Outcome(self._errands.lines(), queue, (*self._errands.errors(), *faults))
 
     def _tasks(self, catalogue: Catalogue, now: float) -> Iterator[Task]:
-        """Ages count on the store's clock, which stands at its newest file's mtime at least; this machine's moves it on where nothing writes."""
-        for one in due(catalogue.summaries, self._schedule, max(now, catalogue.clock)):
+        for one in waiting(self._store, catalogue, self._schedule, now):
             seen = one.place
             order = Order("verify", seen.run, seen.place, seen.size + seen.model_size, one.level, now)
             yield Task(order, f"{one.level} {seen.state}")
@@ -138,7 +139,7 @@ def of_head(config: Config, store: Store, fatal: Callable[[BaseException], None]
         if has_rules(config.retention):
             roles.append(Role("retention", RETAIN_EVERY, Retaining(config, children).look, fatal))
     if "verifier" in config.roles:
-        proving = Proving(config, catalogues, children)
+        proving = Proving(config, store, catalogues, children)
         proving.hinted(hint)
         roles.append(Role("verifier", config.verify.tick, proving.look, fatal))
     return Heads(tuple(roles), children, catalogues)

@@ -6,17 +6,16 @@ from dataclasses import dataclass, replace
 
 from ckptsync.catalogue.fresh import Fresh, fresh_place
 from ckptsync.catalogue.reading import read
-from ckptsync.catalogue.shortened import summary
-from ckptsync.catalogue.summary import Catalogue, Fault, Summary
-from ckptsync.errors import Incomplete, Unsupported
-from ckptsync.records.coding import is_made_anew
+from ckptsync.catalogue.summary import Fault
+from ckptsync.errors import Incomplete
 from ckptsync.records.report import Level, Report
 from ckptsync.records.state import Snapshot
 from ckptsync.stores.contract import Store
-from ckptsync.verify.due import Due, Schedule, due
+from ckptsync.verify.due import Schedule
 from ckptsync.verify.place import verify_place
 from ckptsync.verify.reading import Told
 from ckptsync.verify.reporting import write_report
+from ckptsync.verify.waiting import waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,23 +41,6 @@ def tick(store: Store, schedule: Schedule, now: float) -> VerifyResult:
             others = tuple(f"{d.place.run}/{d.place.place}" for d in (*todo[:i], *todo[i + 1 :]))
             return replace(result, waiting=others, faults=catalogue.faults)
     return VerifyResult(None, "", tuple(f"{d.place.run}/{d.place.place}" for d in todo), catalogue.faults)
-
-
-def waiting(store: Store, catalogue: Catalogue, schedule: Schedule, now: float) -> tuple[Due, ...]:
-    """All that are due, also the places of which nothing is said because a record of theirs is damaged: that is for a report to say.
-
-    Ages count on the store's clock, which stands at its newest file's mtime at least; ``now`` moves it on where nothing writes.  Raises StoreError.
-    """
-    newer = {(f.run, f.place) for f in catalogue.faults if isinstance(f.error, Unsupported)}
-    hidden = sorted({(f.run, f.place) for f in catalogue.faults if not is_made_anew(f.record, f.error)} - newer)
-    places = (*catalogue.summaries, *(found for where in hidden if (found := _hidden(store, *where))))
-    return due(places, schedule, max(now, catalogue.clock))
-
-
-def _hidden(store: Store, run: str, place: str) -> Summary | None:
-    found = fresh_place(store, run, place)
-    seen = found.of(run, place)
-    return summary(seen, found.mtimes) if seen else None
 
 
 def one(store: Store, run: str, place: str, level: Level, now: float, *, told: Told = lambda _: None) -> VerifyResult:
