@@ -234,9 +234,7 @@ def _pull(commands: Any) -> None:
     command.add_argument("--store", metavar="URL", dest="url", help="the store (default: the -c file's, or $CKPTSYNC_STORE)")
     command.add_argument("-c", "--config", metavar="CONFIG", help="a configuration file that names the store")
     part = command.add_mutually_exclusive_group()
-    part.add_argument(
-        "--node", metavar="ID", help="only what that node needs to resume: its own files, and those that are of no rank"
-    )
+    part.add_argument("--node", metavar="ID", help="only what that node needs to resume: its own files, and those of no rank")
     part.add_argument("--consolidated", action="store_true", help="the consolidated model instead")
     command.add_argument(
         "--unverified", action="store_true", help="also what is not VERIFIED yet, retired, or not all there; damage is never given"
