@@ -27,6 +27,7 @@
 #               an hour, and 20 GB in WORK=/dev/shm.  ONE=0.25 MANY=4 SMALL=200 SFTP=0.1 MERGE=0.1 ROUNDS=1 make bench-transfer    for a look
 # make bench-beside   of that, what a training feels of a worker that sends at its cap: five minutes, BESIDE="--cap 100 --pairs 12"
 # make bench-idle   what a worker costs that has nothing to do, with 20 and with 100 checkpoints, and how soon it sends: ten minutes; IDLE="--seconds 60"
+# make bench-head   the memory of a head over ten thousand checkpoints while it merges and verifies a large one: ten minutes, BENCH_HEAD="--gib 1 --checkpoints 1000"
 # make clean    forget the environment
 #
 # PYTHON=python3.12 make test    takes another Python, VENV=... another place for the environment, TESTS=tests/test_watch.py fewer tests.
@@ -61,6 +62,7 @@ HOSTILE ?=
 RESUME ?=
 RAY ?=
 BESIDE ?=
+BENCH_HEAD ?=
 FLIPS ?=
 VERIFY ?=
 IDLE ?=
@@ -68,7 +70,7 @@ IDLE ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint format flips models bench bench-verify bench-transfer bench-beside bench-idle campaign campaign-trainers campaign-resume campaign-ray campaign-hostile damage crash-states kill-stores kill-heads nspawn clean
+.PHONY: demo test lint format flips models bench bench-verify bench-transfer bench-beside bench-head bench-idle campaign campaign-trainers campaign-resume campaign-ray campaign-hostile damage crash-states kill-stores kill-heads nspawn clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -118,6 +120,11 @@ bench-beside: $(VENV)/.installed-test $(BENCH_VENV)/.installed
 
 bench-idle: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.idle --out build/bench/idle.json $(IDLE)
+
+bench-head: $(VENV)/.installed-test
+	mkdir -p build/bench
+	$(BIN)/python -m benchmarks.head --json build/bench/head.json $(BENCH_HEAD)
+	cat build/bench/head.json
 
 damage: $(VENV)/.installed-test
 	$(BIN)/python -m tests.campaigns.damage $(DAMAGE)

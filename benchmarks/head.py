@@ -1,0 +1,132 @@
+"""How much memory a head takes, its daemon and its children together: ``python -m benchmarks.head --json out.json``.
+
+A store of ten thousand checkpoints, as `benchmarks.catalogue` fills it, and one of several GiB that has just arrived: the head reads its catalogue, merges it
+and verifies it.  Memory is proportional set size: what several processes share is counted once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import yaml
+
+from benchmarks.catalogue import fill
+from ckptsync.catalogue.fresh import fresh_place
+from ckptsync.stores.opening import create_store
+from ckptsync.worker.push import push_now
+
+SIDE = 4096  # of each tensor, a square of bf16
+PLACE = ("real", "checkpoint-1")
+
+
+@dataclass(frozen=True)
+class Held:
+    """MB: the most that the daemon, one child, and all of them together had; ``seconds`` until the checkpoint was VERIFIED."""
+
+    checkpoints: int
+    gib: float
+    threads: int
+    daemon: float
+    child: float
+    together: float
+    seconds: float
+
+
+def main() -> None:
+    """Measure, and print JSON."""
+    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    asked.add_argument("--checkpoints", type=int, default=10_000)
+    asked.add_argument("--gib", type=float, default=4.0)
+    asked.add_argument("--threads", type=int, nargs="+", default=[2])
+    asked.add_argument("--work", default=tempfile.gettempdir())
+    asked.add_argument("--json", type=Path)
+    given = asked.parse_args()
+    found = []
+    for threads in given.threads:
+        with tempfile.TemporaryDirectory(dir=given.work) as folder:
+            found.append(_held(Path(folder), given.checkpoints, given.gib, threads))
+            print(json.dumps(asdict(found[-1])), file=sys.stderr)
+    text = json.dumps([asdict(one) for one in found], indent=1)
+    given.json.write_text(text) if given.json else print(text)
+
+
+def _held(home: Path, checkpoints: int, gib: float, threads: int) -> Held:
+    store = create_store(str(home / "store"))
+    fill(store, 5, checkpoints)
+    _written(home / "out" / "checkpoint-1", gib)
+    push_now(home / "out", store, "node", "real")
+    (home / "head.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "roles": ["head", "verifier"],
+                "node": "head",
+                "store": {"url": store.url},
+                "head": {"every": "5s", "threads": threads},
+                "verify": {"tick": "5s"},
+            }
+        )
+    )
+    begun = time.monotonic()
+    with (home / "log").open("wb") as log:
+        head = subprocess.Popen([sys.executable, "-m", "ckptsync", "run", "-c", str(home / "head.yaml")], stderr=log)
+    daemon = child = together = 0.0
+    while (seen := fresh_place(store, *PLACE).of(*PLACE)) is None or seen.word != "VERIFIED":
+        if head.poll() is not None:
+            raise SystemExit((home / "log").read_text())
+        for _ in range(40):
+            own, others = _pss(head.pid), [_pss(pid) for pid in _children(head.pid)]
+            daemon, child, together = max(daemon, own), max(child, *others, 0.0), max(together, own + sum(others))
+            time.sleep(0.05)
+    head.terminate()
+    head.wait()
+    return Held(checkpoints, gib, threads, daemon, child, together, round(time.monotonic() - begun, 1))
+
+
+def _written(folder: Path, gib: float) -> None:
+    """A model in one file, and what says that it is a checkpoint."""
+    folder.mkdir(parents=True)
+    size, header, at = SIDE * SIDE * 2, {}, 0
+    for n in range(max(1, round(gib * 2**30 / size))):
+        header[f"model.layers.{n}.mlp.up_proj.weight"] = {"dtype": "BF16", "shape": [SIDE, SIDE], "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    block = os.urandom(1 << 20)
+    with (folder / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for _ in range(at // len(block)):
+            file.write(block)
+    (folder / "config.json").write_text('{"architectures": ["X"], "torch_dtype": "bfloat16"}')
+    (folder / "trainer_state.json").write_text('{"global_step": 1}')
+
+
+def _children(pid: int) -> Iterator[int]:
+    """All below it."""
+    for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, tasks.read_text().split()):
+                yield child
+                yield from _children(child)
+
+
+def _pss(pid: int) -> float:
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return round(int(line.split()[1]) / 1000, 1)
+    return 0.0
+
+
+if __name__ == "__main__":
+    main()
