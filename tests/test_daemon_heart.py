@@ -22,9 +22,12 @@ from ckptsync.stores.posix.store import PosixStore
 MINE = heartbeat("n0", ("worker",))
 
 
+LACKS = {"a/.ckptsync/checkpoint-1/report-1-0123456789abcdef.json": ("checkpoint-1/model",)}
+
+
 def busy(*queue: str) -> Working:
     """A worker that says so, and one whose store is away."""
-    outcome = Outcome(queue=queue, notes=("spool full",), watch={"/data/out": "events"}, oldest=time.monotonic() - 60)
+    outcome = Outcome(queue=queue, notes=("spool full",), watch={"/data/out": "events"}, oldest=time.monotonic() - 60, lacks=LACKS)
     role = Role("worker", 1, lambda: outcome, print)
     role.tick()
     role.tick.error = "away"
@@ -63,6 +66,7 @@ def test_a_beat_tells_how_long_it_waits_how_fast_it_is_and_how_full_the_disks_ar
     assert 60 <= seen.oldest < 90
     assert seen.sent_bytes > 1000
     assert seen.rate > 0
+    assert seen.lacks == LACKS
     assert (seen.disk, seen.watch, seen.notes) == ((Disk("/data/out", 1, 2, 3),), {"/data/out": "events"}, ("spool full",))
 
 
