@@ -121,7 +121,7 @@ class _Sums:
 def _is_well_ahead(source: Counted, unit: Unit) -> bool:
     sums = _Sums(unit, 1)
     try:
-        for piece in ahead(source, unit.file.name, unit.size, depth=_AHEAD):
+        for piece in ahead(source, unit.file.name, unit.size, _NEAR_BUFFER, _AHEAD):
             sums.add(piece)
     except (NotFound, Incomplete, Corrupt):
         return False  # as above
