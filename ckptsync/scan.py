@@ -94,7 +94,9 @@ def found(spot: Spot) -> Found:
 def spots(output_dir: Path) -> tuple[Spot, ...]:
     """Where checkpoints lie, without looking into them further than to know their family."""
     ordered: dict[str, Spot] = {}
-    for spot in (*_top(output_dir), *_nested(output_dir)):
+    entries = _entries(output_dir)  # once: 100,000 files of somebody else's may lie there
+    inside = sorted(e.name for e in entries if not e.name.startswith(("_", ".")) and e.is_dir(follow_symlinks=False))
+    for spot in (*_top(output_dir, [e.name for e in entries], inside), *_nested(output_dir, inside)):
         name = spot.name if spot.name not in ordered else _joined(output_dir, spot)
         ordered[name] = Spot(name, spot.family, spot.path, spot.only)
     return tuple(ordered[name] for name in sorted(ordered))
@@ -116,11 +118,10 @@ def family_of(name: str) -> Family:
     return next((family for pattern, family, _ in _NUMBERED if any(map(pattern.fullmatch, told))), "deepspeed")
 
 
-def _top(output_dir: Path) -> Iterator[Spot]:
-    names, folders = _names(output_dir), set(_folders(output_dir))
-    for name in names:
-        if name in NESTED or name.startswith(("_", ".")):
-            continue
+def _top(output_dir: Path, names: Collection[str], inside: Collection[str]) -> Iterator[Spot]:
+    singles = {n for n in names if n.endswith(_LIGHTNING) and not n.startswith(("_", "."))}
+    folders = frozenset(inside)
+    for name in sorted(folders.union(singles).difference(NESTED)):
         spot = _spot(output_dir, name) if name in folders else _single(output_dir, name, "")
         if spot is not None:
             yield spot
@@ -129,8 +130,7 @@ def _top(output_dir: Path) -> Iterator[Spot]:
         yield final
 
 
-def _nested(output_dir: Path) -> Iterator[Spot]:
-    inside = _folders(output_dir)
+def _nested(output_dir: Path, inside: Collection[str]) -> Iterator[Spot]:
     for folder in (f for f in NESTED if f in inside):
         for name in _names(output_dir / folder):
             spot = _within(output_dir / folder, name, "")
@@ -176,9 +176,10 @@ def _final(output_dir: Path, names: Collection[str]) -> Spot | None:
     """The model in a run's root, without what else lies there.  A checkpoint that somebody gives as a run has no root."""
     if any(pattern.fullmatch(output_dir.name) for pattern, _, _ in _NUMBERED):
         return None
-    if not any(_WEIGHTS.fullmatch(n) and _is_file(output_dir / n) for n in names):
+    weights = (n for n in names if n.endswith((".safetensors", ".bin")) and _WEIGHTS.fullmatch(n))
+    if not any(_is_file(output_dir / n) for n in weights):
         return None
-    return Spot(FINAL, "final", output_dir, tuple(n for n in names if _OF_MODEL.fullmatch(n)))
+    return Spot(FINAL, "final", output_dir, tuple(sorted(n for n in names if _OF_MODEL.fullmatch(n))))
 
 
 def _holds(path: Path, pattern: re.Pattern[str]) -> bool:
