@@ -18,6 +18,10 @@ from ckptsync.fleet import heartbeat
 from ckptsync.fleet.heartbeat import Heartbeat
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.head.consolidate import tick as consolidate
+from ckptsync.head.gc import Asked as Kept
+from ckptsync.head.gc import tick as retain
+from ckptsync.head.keeping import keep
+from ckptsync.head.rules import Rules
 from ckptsync.stores.contract import About, Store
 from ckptsync.stores.opening import bare, create_store, open_store
 from ckptsync.verify.due import Schedule
@@ -28,6 +32,7 @@ from ckptsync.worker.tick import Worker
 from tests.fault_proxy import HttpProxy
 from tests.faults import UP, Answer, Request
 from tests.policies import CONFIGS, Asked, Recorder, Statement, actions, is_allowed, policy, refused, without
+from tests.retained import FIRST, fill
 from tests.weed import weed
 
 DATA = Path(ckptsync.__file__).parent / "demo_data" / "fsdp2"
@@ -217,6 +222,18 @@ def test_only_garbage_collection_deletes(story: Story) -> None:
         collector.size("fsdp2/checkpoint-9/large")
     with pytest.raises(StoreError, match="denied"):
         collector.write("fsdp2/checkpoint-9/large", [b"x"])
+
+
+def test_retention_needs_no_more_than_that(story: Story) -> None:
+    """Two checkpoints of a run of its own: the older one is marked and removed, the other one kept by hand."""
+    for n in (1, 2):
+        fill(bare(f"s3://{story.bucket}/store", weed().options()), f"checkpoint-{n}", FIRST + n, run="kept")
+    both = weed().identity(*policy("policy-head", story.bucket, "store"), *policy("policy-gc", story.bucket, "store"))
+    collector = bare(f"s3://{story.bucket}/store", both)
+    assert keep(collector, "kept", "checkpoint-2")
+    asked = Kept(lambda _: Rules(keep_last=1), 0.0, "kept")
+    done = [[(d.place, d.outcome) for d in retain(collector, asked).done] for _ in range(2)]
+    assert done == [[("checkpoint-1", "marked")], [("checkpoint-1", "removed")]]
 
 
 def opened(name: str, story: Story, prefix: str = "store") -> Store:
