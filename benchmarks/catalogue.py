@@ -50,7 +50,10 @@ print(len(found.summaries), now.split()[1], resource.getrusage(resource.RUSAGE_S
 
 @dataclass(frozen=True)
 class Listed:
-    """Of one store: seconds (wall and CPU) of ``ckptsync ls``, cold once, warm as often as asked; ``rss`` and ``peak`` of a head in MB."""
+    """Of one store: seconds (wall and CPU) of ``ckptsync ls``, cold once, the median of warm ones; ``server``: CPU seconds of the server for a warm one.
+
+    ``rss`` and ``peak`` of a head in MB; ``load``: processes that wanted one of the machine's ``cores`` meanwhile, on average.
+    """
 
     store: str
     runs: int
@@ -59,8 +62,11 @@ class Listed:
     cold_cpu: float
     warm: float
     warm_cpu: float
+    server: float
     rss: float
     peak: float
+    load: float
+    cores: int
 
 
 def main() -> None:
@@ -76,23 +82,23 @@ def main() -> None:
     found = []
     for kind in given.stores:
         for runs in given.runs:
-            with tempfile.TemporaryDirectory(dir=given.work) as folder, _store(kind, Path(folder)) as (url, environment):
+            with tempfile.TemporaryDirectory(dir=given.work) as folder, _store(kind, Path(folder)) as (url, environment, pid):
                 os.environ.update(environment)
                 fill(create_store(url), runs, given.checkpoints)
-                found.append(_listed(kind, url, runs, given, Path(folder)))
+                found.append(listed(kind, url, runs, given, Path(folder), pid))
                 print(json.dumps(asdict(found[-1])), file=sys.stderr)
     text = json.dumps([asdict(one) for one in found], indent=1)
     given.json.write_text(text) if given.json else print(text)
 
 
 @contextmanager
-def _store(kind: str, folder: Path) -> Iterator[tuple[str, dict[str, str]]]:
+def _store(kind: str, folder: Path) -> Iterator[tuple[str, dict[str, str], int]]:
     if kind == "path":
-        yield str(folder / "store"), {}
+        yield str(folder / "store"), {}, 0
         return
     with places.s3(folder) as new:
         place = new()
-        yield place.below("store"), dict(place.environment)
+        yield place.below("store"), dict(place.environment), place.pid
 
 
 def fill(store: Store, runs: int, checkpoints: int) -> None:
@@ -123,7 +129,20 @@ def _shard(rank: int) -> str:
 def _manifest(run: str, place: str, node: str, rank: int, step: int) -> Manifest:
     at = 1_700_000_000 * SECOND + step * 600 * SECOND
     demands = Demands({_shard(r): SIZE for r in range(2)}, {}, 2)
-    return Manifest(run, place, place, node, 0, (_entry(run, place, _shard(rank), at),), (rank,), at, at, demands, ("dcp:pytorch_model_fsdp_0",), f"{step:032x}")
+    return Manifest(
+        run,
+        place,
+        place,
+        node,
+        0,
+        (_entry(run, place, _shard(rank), at),),
+        (rank,),
+        at,
+        at,
+        demands,
+        ("dcp:pytorch_model_fsdp_0",),
+        f"{step:032x}",
+    )
 
 
 def _entry(run: str, place: str, path: str, at: int) -> FileEntry:
@@ -145,15 +164,27 @@ def _put(store: Store, record: Record) -> str:
     return name
 
 
-def _listed(kind: str, url: str, runs: int, given: argparse.Namespace, folder: Path) -> Listed:
+def listed(kind: str, url: str, runs: int, given: argparse.Namespace, folder: Path, pid: int) -> Listed:
+    """Measure a store that was filled; ``pid``: its server's, 0 where there is none."""
     os.environ["XDG_CACHE_HOME"] = str(folder / "cache")
     cold = _ls(url)
+    before = _cpu_of(pid)
     warm = [_ls(url) for _ in range(given.rounds)]
+    server = round((_cpu_of(pid) - before) / given.rounds, 2)
     shutil.rmtree(folder / "cache", ignore_errors=True)
     told = subprocess.run([sys.executable, "-c", HEAD, url], stdout=-1, check=True, text=True).stdout.split()
     assert int(told[0]) == given.checkpoints, told
     middle = [round(statistics.median(times), 2) for times in zip(*warm, strict=True)]
-    return Listed(kind, runs, given.checkpoints, *cold, *middle, int(told[1]) >> 10, int(told[2]) >> 10)
+    memory = (int(told[1]) >> 10, int(told[2]) >> 10)
+    return Listed(kind, runs, given.checkpoints, *cold, *middle, server, *memory, round(os.getloadavg()[1], 1), os.cpu_count() or 0)
+
+
+def _cpu_of(pid: int) -> float:
+    """Seconds that a process has used (proc(5))."""
+    if not pid:
+        return 0.0
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _ls(url: str) -> tuple[float, float]:

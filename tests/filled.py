@@ -11,11 +11,10 @@ from pathlib import Path
 from ckptsync.digest import digest, digest_stream
 from ckptsync.layouts import rank_names, table
 from ckptsync.model import read_whole
-from ckptsync.records.coding import encode, record_name
+from ckptsync.records.coding import Record, encode, record_name
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.report import Finding, Level, Report, Verdict
 from ckptsync.records.state import Snapshot
-from ckptsync.records.tombstone import Tombstone
 from ckptsync.stores.contract import Store
 from ckptsync.stores.tree import LocalFiles
 
@@ -57,7 +56,7 @@ def entry(path: str, data: bytes, at: int) -> FileEntry:
     return FileEntry(path, found.size, found.digest, found.block_size, found.blocks, at)
 
 
-def put(store: Store, record: Manifest | Report | Tombstone) -> str:
+def put(store: Store, record: Record) -> str:
     """Store a record; its name."""
     data = encode(record)
     name = record_name(record, data)

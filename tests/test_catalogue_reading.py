@@ -1,8 +1,54 @@
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from ckptsync.catalogue.fresh import fresh
 from ckptsync.catalogue.reading import Cache, read
+from ckptsync.errors import StoreError
+from ckptsync.records.seal import Seal
+from ckptsync.records.tombstone import Tombstone
+from ckptsync.stores.contract import Entry
 from ckptsync.stores.memory import MemoryStore
-from tests.filled import two_nodes
+from tests.filled import contents, flip, put, report_on, two_nodes
+from tests.filled import read as content
+
+
+class Counting(MemoryStore):
+    """Counts what is listed and read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.listed: Counter[str] = Counter()
+        self.read: Counter[str] = Counter()
+
+    def names(self, prefix: str) -> Iterator[Entry]:
+        self.listed[prefix] += 1
+        return super().names(prefix)
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        self.read[name] += 1
+        super().read_into(name, start, out)
+
+    def forget(self) -> None:
+        self.listed.clear()
+        self.read.clear()
+
+
+def prove(store: MemoryStore, place: str = "checkpoint-4") -> None:
+    """Seal it, with no files, and report that all is well."""
+    seen = fresh(store).of("run", place)
+    assert seen
+    put(store, Seal("run", place, place, 0, tuple(k.name for k in seen.manifests), {}, (), ()))
+    sealed = fresh(store).of("run", place)
+    assert sealed
+    put(store, report_on(sealed, 1, "ok"))
+
+
+def words(store: MemoryStore, cache: Cache) -> list[str]:
+    return [s.word for s in read(store, cache).summaries]
 
 
 def test_an_empty_store_holds_nothing() -> None:
@@ -16,3 +62,119 @@ def test_places_are_in_the_order_that_people_read() -> None:
     found = read(store, Cache())
     assert [s.place for s in found.summaries] == ["checkpoint-9", "checkpoint-10"]
     assert found.clock == max(e.mtime for e in store.names(""))
+
+
+def test_what_has_not_changed_is_not_read_again_and_no_file_of_a_verified_place_is_even_listed() -> None:
+    store, cache = Counting(), Cache()
+    two_nodes(store)
+    two_nodes(store, "zero3", "checkpoint-5")
+    prove(store)
+    store.forget()
+    assert words(store, cache) == ["VERIFIED", "COMPLETE"]
+    assert all(count == 1 and "/.ckptsync/" in name for name, count in store.read.items()), "each record once, and no file"
+    store.forget()
+    assert words(store, cache) == ["VERIFIED", "COMPLETE"]
+    assert (store.read, set(store.listed)) == (Counter(), {"run/.ckptsync/", "run/checkpoint-5/"})
+
+
+def test_a_record_more_reads_its_own_checkpoint_again_and_no_other() -> None:
+    store, cache = Counting(), Cache()
+    for place in ("checkpoint-4", "checkpoint-5"):
+        two_nodes(store, place=place)
+    read(store, cache)
+    store.forget()
+    prove(store, "checkpoint-5")
+    assert words(store, cache) == ["COMPLETE", "VERIFIED"]
+    store.forget()
+    assert words(store, cache) == ["COMPLETE", "VERIFIED"]
+    assert store.read == Counter()
+
+
+def test_a_file_that_comes_or_goes_is_seen_while_a_place_is_not_settled() -> None:
+    store, cache = MemoryStore(), Cache()
+    two_nodes(store)
+    name = "run/checkpoint-4/pytorch_model_fsdp_0/__1_0.distcp"
+    data = content(store, name)
+    seen = [words(store, cache)]
+    store.delete(name)
+    seen.append(words(store, cache))
+    store.write(name, [data])
+    seen.append(words(store, cache))
+    assert seen == [["COMPLETE"], ["ARRIVING"], ["COMPLETE"]]
+
+
+def test_a_record_that_could_not_be_read_is_looked_at_again() -> None:
+    store, cache = MemoryStore(), Cache()
+    two_nodes(store)
+    name = next(name for name in contents(store) if "manifest-node1" in name)
+    data = content(store, name)
+    flip(store, name)
+    found = read(store, cache)
+    assert (found.summaries, [f.name for f in found.faults]) == ((), [name])
+    store.write(name, [data])
+    assert (words(store, cache), read(store, cache).faults) == (["COMPLETE"], ())
+
+
+def test_one_run_is_read_alone_and_the_others_are_not_forgotten() -> None:
+    store, cache = Counting(), Cache()
+    two_nodes(store)
+    put(store, Tombstone("other", "checkpoint-1", "checkpoint-1", 0, (), "old"))
+    everything = read(store, cache)
+    assert read(store, cache, "run").summaries == everything.summaries
+    assert read(store, cache, "nowhere").summaries == ()
+    store.forget()
+    assert read(store, cache) == everything
+    assert store.read == Counter()
+
+
+def test_what_was_deleted_is_forgotten() -> None:
+    store, cache = MemoryStore(), Cache()
+    two_nodes(store)
+    read(store, cache)
+    for name in contents(store):
+        store.delete(name)
+    assert (words(store, cache), cache.units, cache.is_new) == ([], {}, True)
+
+
+def test_a_store_that_does_not_answer_is_an_error_and_what_was_known_stays_known() -> None:
+    class Silent(Counting):
+        is_silent = False
+
+        def names(self, prefix: str) -> Iterator[Entry]:
+            if self.is_silent:
+                raise StoreError("no route to host")
+            return super().names(prefix)
+
+    store, cache = Silent(), Cache()
+    two_nodes(store)
+    read(store, cache)
+    store.is_silent = True
+    with pytest.raises(StoreError):
+        read(store, cache)
+    store.is_silent = False
+    store.forget()
+    assert words(store, cache) == ["COMPLETE"]
+    assert store.read == Counter()
+
+
+def test_what_was_read_before_an_error_is_not_read_again() -> None:
+    class Breaks(Counting):
+        left = 5
+
+        def read_into(self, name: str, start: int, out: memoryview) -> None:
+            if self.left == 0:
+                raise StoreError("the line is dead")
+            self.left -= 1
+            super().read_into(name, start, out)
+
+    store, cache, tries = Breaks(), Cache(), 0
+    for n in range(12):
+        two_nodes(store, place=f"checkpoint-{n}")
+    while tries < 20:
+        tries, store.left = tries + 1, 5
+        try:
+            assert len(read(store, cache).summaries) == 12
+        except StoreError:
+            continue
+        break
+    assert 5 <= tries < 20

@@ -168,7 +168,7 @@ def _said(short: Summary) -> Summary:
 
 
 TestCatalogues = Catalogues.TestCase
-TestCatalogues.settings = settings(max_examples=60, stateful_step_count=25, deadline=None, phases=(Phase.explicit, Phase.generate))
+TestCatalogues.settings = settings(max_examples=30, stateful_step_count=20, deadline=None, phases=(Phase.explicit, Phase.generate))
 
 
 def test_places_whose_manifests_decide_together_are_one_unit_and_what_is_being_sent_is_none() -> None:

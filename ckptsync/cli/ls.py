@@ -14,8 +14,10 @@ def run(args: argparse.Namespace) -> int:
     """List the store once."""
     store = asked_store(args)
     cache = kept.load(store.url)
-    found = read(store, cache)
-    kept.save(store.url, cache)
+    try:
+        found = read(store, cache)
+    finally:
+        kept.save(store.url, cache)  # also what was read before an error: the next time goes on there
     faults = fault_lines(found)
     if args.json:
         output.print_json({"store": store.url, "places": [described(store, s) for s in found.summaries], "unreadable": faults})
