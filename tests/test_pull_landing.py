@@ -78,7 +78,7 @@ def test_what_a_killed_write_left_goes_and_what_nobody_brought_is_refused(tmp_pa
 
 
 def test_directories_have_the_time_of_their_newest_file_as_rotation_goes_by_it(tmp_path: Path) -> None:
-    times = {path: 10**18 + n * 10**9 for n, path in enumerate(sorted(ALL))}
+    times = {path: 10**18 - n * 10**9 for n, path in enumerate(sorted(ALL))}
     here = landing(tmp_path, times=times)
     filled(here)
     here.become()
