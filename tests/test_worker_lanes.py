@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import Transient
-from ckptsync.stores.contract import UNKNOWN, About, Chunk
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.worker import send, sharing
 from ckptsync.worker.lanes import AtOnce, Lane, Lanes
@@ -21,7 +21,7 @@ from ckptsync.worker.sharing import Job, Share
 from ckptsync.worker.tick import Worker
 from tests import ticks
 from tests.dying import Crash, Dying
-from tests.test_worker_push import ONE, kept, lay
+from tests.test_worker_push import ONE, kept, lay, manifests
 from tests.test_worker_tick import damaged, settle
 
 SMALL = 5000
@@ -336,3 +336,41 @@ def test_what_is_in_hand_is_not_mended_until_it_is_sent(tmp_path: Path) -> None:
     assert w.tick(1000.0).repairs == ()
     carrier.jobs = ()
     assert [repaired.name for repaired in w.tick(1001.0).repairs] == ["checkpoint-4/x"]
+
+
+def test_a_damaged_manifest_of_what_is_in_hand_is_written_again_only_after(tmp_path: Path) -> None:
+    store, carrier = MemoryStore(), Busy(4)
+    lay(tmp_path, ONE)
+    w = Worker(WorkerOptions("n0", (RunDir("run", tmp_path),)), store, carrier)
+    settle(w)
+    [name] = [known.name for known in manifests(store)]
+    store.write(name, [b"damaged"])
+    carrier.jobs = (Job("another save of it", ("run", "checkpoint-4"), 1, lambda _: None),)
+    w.tick(1000.0)
+    assert read_all(store, name) == b"damaged"
+    carrier.jobs = ()
+    w.tick(1001.0)
+    assert [known.name for known in manifests(store)] == [name]
+
+
+class Silent(Gate):
+    """Holds up what a node says before it sends."""
+
+    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        if "checkpoint-1/" in name:
+            self.begun.append(name)
+            assert self.open.wait(60)
+        super().write(name, chunks, about)
+
+
+def test_what_is_in_hand_and_has_not_said_so_yet_is_not_given_up_for_a_newer_one(tmp_path: Path) -> None:
+    store = Silent()
+    with Serving(tmp_path, store, "run", superseded="drop") as serving:
+        step(tmp_path / "run", 1, LARGE)
+        serving.plan(0.0)
+        assert until(lambda: store.begun)
+        step(tmp_path / "run", 2, TINY)
+        serving.plan(1.0)
+        assert serving.phases()["run/checkpoint-1"] == "sending"
+        store.open.set()
+        assert until(lambda: serving.phases()["run/checkpoint-1"] == "sent")
