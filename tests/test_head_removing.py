@@ -82,6 +82,28 @@ def test_a_head_that_was_held_up_after_its_last_look_looks_again_another_time() 
     assert found.reason == "it took too long to be sure"
 
 
+def test_where_others_words_are_seen_late_they_are_waited_for() -> None:
+    store, waited = marked(), []
+    store.late = 3.0
+
+    def others(seconds: float) -> None:
+        waited.append(seconds)
+        write(store, Grave({name: read_manifests(store, [name])[0]}, "place", "by another"), "said")
+
+    (name,) = [e.name for e in store.names("run/.ckptsync/checkpoint-2/") if "/manifest-" in e.name]
+    found = remove(store, STEP, Road(Cache(), wait=others))
+    assert (found.outcome, waited) == ("taken back", [3.0])
+
+
+def test_a_damaged_report_keeps_nothing_and_a_damaged_word_to_keep_does() -> None:
+    store = marked()
+    store.write("run/.ckptsync/checkpoint-1/keep-0-0123456789abcdef.json", [b"{}"])
+    assert removed(store).reason == "a record of its name cannot be read"
+    store.delete("run/.ckptsync/checkpoint-1/keep-0-0123456789abcdef.json")
+    store.write("run/.ckptsync/checkpoint-1/report-9-0123456789abcdef.json", [b"{}"])
+    assert removed(store).outcome == "removed"
+
+
 def test_what_has_lost_a_file_is_not_taken_back() -> None:
     store = marked()
     store.delete("run/checkpoint-1/a.bin")

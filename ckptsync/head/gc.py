@@ -17,7 +17,7 @@ from ckptsync.head.clearing import Told, check_alone
 from ckptsync.head.marking import Step, steps
 from ckptsync.head.metrics import Measured
 from ckptsync.head.removing import Removal, Road, nobody, remove, take_back
-from ckptsync.head.retaining import Decision, Evidence, decide
+from ckptsync.head.retaining import Decision, Evidence, decide, doubtful
 from ckptsync.head.rules import Rules
 from ckptsync.head.tombs import Grave
 from ckptsync.stores.contract import Store
@@ -127,7 +127,7 @@ def _runs(catalogue: Catalogue, asked: Asked) -> dict[str, list[Summary]]:
 def _evidence(store: Store, places: Sequence[Summary], catalogue: Catalogue, rules: Rules, memory: Memory) -> Evidence:
     best = rules.keep_best
     known = metrics.of_places(store, places, best.metric, memory.measured) if best else {}
-    return Evidence(known, {f.place.partition("~")[0] for f in catalogue.faults if f.run == places[0].run})
+    return Evidence(known, doubtful(catalogue.faults, places[0].run))
 
 
 def _planned(decisions: Sequence[Decision], places: Sequence[Summary], grace: float, now: float) -> Iterable[Planned]:

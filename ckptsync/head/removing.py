@@ -19,14 +19,14 @@ from ckptsync.catalogue.summary import Catalogue, Summary
 from ckptsync.head import tombs
 from ckptsync.head.clearing import Cleared, Told, check_alone, clear, forget
 from ckptsync.head.marking import Step, may_go
-from ckptsync.head.retaining import is_verified
+from ckptsync.head.retaining import doubtful, is_verified
 from ckptsync.head.tombs import Grave
 from ckptsync.records.fate import fate
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.names import OURS, consolidated_prefix, sending_prefix
 from ckptsync.records.places import record_names
 from ckptsync.records.state import Snapshot
-from ckptsync.records.tombstone import Scope
+from ckptsync.records.tombstone import Scope, Tombstone
 from ckptsync.stores.contract import Store
 
 PROMPT = 60.0
@@ -43,11 +43,12 @@ def nobody(_size: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Road:
-    """``cache``: of the run's catalogue; ``told`` of bytes that are gone; ``clock``: seconds, of this process."""
+    """``cache``: of the run's catalogue; ``told`` of bytes that are gone; ``clock``: seconds, of this process; ``wait``: for so many."""
 
     cache: Cache
     told: Told = nobody
     clock: Callable[[], float] = time.monotonic
+    wait: Callable[[float], object] = time.sleep
 
 
 Outcome = Literal["removed", "taken back", "waits", "gone", "marked again"]
@@ -120,8 +121,10 @@ def remove(store: Store, step: Step, road: Road) -> Removal:
         stopped = _stopped(store, seen, now)
         if stopped is not None:
             return stopped
-        begun = road.clock()
         mine = tombs.write(store, _grave(seen), "begun")
+        if store.late:
+            road.wait(store.late)  # only then what others have written before must be seen here
+        begun = road.clock()
         again = look(store, run, place, scope, road.cache)
         if again is None:
             return Removal("gone")
@@ -170,7 +173,7 @@ def _why_not(store: Store, seen: Look, now: float) -> str:
         return why
     if any(s.checkpoint == short.checkpoint and s.word == "AMBIGUOUS" for s in seen.others):
         return "evidence in a doubt about another save of its name"
-    if any(f.place.partition("~")[0] == short.checkpoint for f in seen.catalogue.faults):
+    if short.checkpoint in doubtful(seen.catalogue.faults, short.run):
         return "a record of its name cannot be read"
     return ""
 
@@ -216,7 +219,22 @@ def _carried_out(store: Store, seen: Look, told: Told) -> Removal:
         tombs.write(store, _grave(seen), "done")
     elif not forget(store, run, place, _of_name(store, seen.seen)):
         return Removal("waits", "somebody writes files into it", done)
+    else:
+        for name in spent(seen.seen.records.tombstones):
+            store.delete(name)
     return Removal("removed", seen.seen.facets.retired or seen.seen.facets.shards, done)
+
+
+def spent(stones: Mapping[str, Tombstone]) -> list[str]:
+    """Of a place that is gone the tombstones beside the one that says all: by that a node knows its save again.  Pure."""
+    stays = max(
+        (t for t in stones.values() if t.stage == "said" and t.scope == "place"),
+        key=lambda t: (len(t.manifests), t.n),
+        default=None,
+    )
+    if stays is None:
+        return []
+    return [name for name, t in stones.items() if t is not stays and set(t.manifests).issubset(stays.manifests)]
 
 
 def _grave(seen: Look) -> Grave:

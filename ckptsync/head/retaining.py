@@ -16,8 +16,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ckptsync.catalogue.summary import Summary
+from ckptsync.catalogue.summary import Fault, Summary
 from ckptsync.head.rules import Best, Rules
+from ckptsync.records.coding import is_made_anew
 from ckptsync.scan import family_of
 from ckptsync.units import show_duration, show_size
 
@@ -57,6 +58,15 @@ def decide(places: Iterable[Summary], rules: Rules, evidence: Evidence, now: flo
     there = [s for s in ordered if not is_going(s)]
     kept = _Kept(there, rules, evidence, now)
     return tuple(_decision(s, kept) for s in ordered)
+
+
+def doubtful(faults: Iterable[Fault], run: str) -> frozenset[str]:
+    """Checkpoint names of a run of which something is not known that could keep them; a damaged seal or report keeps nothing."""
+    return frozenset(
+        f.place.partition("~")[0]
+        for f in faults
+        if f.run == run and (f.record.kind == "keep" or not is_made_anew(f.record, f.error))
+    )
 
 
 def is_going(seen: Summary) -> bool:
