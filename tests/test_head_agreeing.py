@@ -12,7 +12,7 @@ import pytest
 
 from ckptsync.catalogue.fresh import fresh
 from ckptsync.digest import digest
-from ckptsync.errors import CkptsyncError, Unsupported
+from ckptsync.errors import CkptsyncError, Incomplete, Unsupported
 from ckptsync.head.consolidate import HeadOptions, one
 from ckptsync.merge.plan import FORMAT, Options
 from ckptsync.records.coding import decode_any
@@ -26,6 +26,7 @@ from tests.interleaved import raced
 
 PLACE = ("run", "checkpoint-4")
 AGREEMENT = "run/.ckptsync/checkpoint-4/agreement-0.json"
+MODEL = "run/consolidated/checkpoint-4/model.safetensors"
 CONFIG = "run/consolidated/checkpoint-4/config.json"
 SHARDED = HeadOptions(Options("fp32", 9_000), {"run": str(DEMO / "base")})
 
@@ -86,6 +87,7 @@ def test_two_heads_at_once_make_one_model_in_every_order_of_their_steps(
         one(store, *PLACE, options)
     [seen] = fresh(store).readable
     assert (seen.word, len({s.options["dtype"] for s in sealed(store)})) == ("CONSOLIDATED", 1)
+    assert not is_exclusive or [s.n for s in sealed(store)].count(0) == 1, "of one agreement one seal comes"
 
 
 def test_whichever_write_a_head_dies_at_the_other_one_ends_what_it_began(plain: HeadOptions) -> None:
@@ -155,19 +157,53 @@ def test_an_agreement_of_an_older_program_is_followed_by_the_next_and_one_of_a_n
             assert [(s.n, s.options["dtype"]) for s in sealed(store)] == [(1, "bf16")]
 
 
-def test_a_head_that_was_overtaken_does_not_seal(plain: HeadOptions) -> None:
-    class Overtaken(Proven):
-        """Another head agrees on something else just before the first weights are there."""
-
-        def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-            super().create(name, chunks, about)
-            if name == AGREEMENT:
-                super().create(AGREEMENT.replace("-0", "-1"), [read(self, name).replace(b'"n":0', b'"n":1')])
-
-    store = Overtaken()
+def test_a_head_that_was_overtaken_before_the_first_weights_follows(plain: HeadOptions) -> None:
+    store = Overtaken(AGREEMENT)
     two_nodes(store)
     one(store, *PLACE, plain)
-    assert [s.n for s in sealed(store)] == [1], "it follows the one that counts"
+    assert [s.n for s in sealed(store)] == [1]
+
+
+def test_a_head_that_was_overtaken_while_it_merged_does_not_seal(plain: HeadOptions) -> None:
+    store = Overtaken(MODEL)
+    two_nodes(store)
+    with pytest.raises(Incomplete, match="overtaken by another head"):
+        one(store, *PLACE, plain)
+    assert sealed(store) == []
+    one(store, *PLACE, SHARDED)
+    assert [s.n for s in sealed(store)] == [1]
+
+
+class Overtaken(Proven):
+    """When a file gets its name, another head agrees on something else."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__()
+        self._at = at
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        super().create(name, chunks, about)
+        if name == self._at:
+            super().create(AGREEMENT.replace("-0", "-1"), [read(self, AGREEMENT).replace(b'"n":0', b'"n":1')])
+
+
+def test_what_a_head_before_agreements_seals_meanwhile_is_never_removed(plain: HeadOptions) -> None:
+    whole = MemoryStore()
+    two_nodes(whole)
+    one(whole, *PLACE, HeadOptions(Options("fp16")))
+    made = [e.name for e in whole.names("run/") if "/consolidated/" in e.name or "/seal-" in e.name]
+
+    class Sealed(Proven):
+        def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+            for other in made if name == MODEL else ():
+                MemoryStore.write(self, other, [read(whole, other)])
+            super().create(name, chunks, about)
+
+    store = Sealed()
+    two_nodes(store)
+    with pytest.raises(Incomplete, match="sealed by another head"):
+        one(store, *PLACE, plain)
+    assert fresh(store).readable[0].word == "CONSOLIDATED"
 
 
 def test_two_heads_that_add_configuration_bind_the_one_that_lies_there(plain: HeadOptions) -> None:
