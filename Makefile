@@ -27,6 +27,8 @@
 #               an hour, and 20 GB in WORK=/dev/shm.  ONE=0.25 MANY=4 SMALL=200 SFTP=0.1 MERGE=0.1 ROUNDS=1 make bench-transfer    for a look
 # make bench-beside   of that, what a training feels of a worker that sends at its cap: five minutes, BESIDE="--cap 100 --pairs 12"
 # make bench-idle   what a worker costs that has nothing to do, with 20 and with 100 checkpoints, and how soon it sends: ten minutes; IDLE="--seconds 60"
+# make bench-catalogue   `ckptsync ls` of ten thousand checkpoints on a path and on SeaweedFS, cold and warm, into docs/benchmarks-catalogue.md: half an hour,
+#               BENCH_CATALOGUE="--checkpoints 1000 --stores s3" for a look
 # make bench-head   the memory of a head over ten thousand checkpoints while it merges and verifies a large one: ten minutes, BENCH_HEAD="--gib 1 --checkpoints 1000"
 # make clean    forget the environment
 #
@@ -62,6 +64,7 @@ HOSTILE ?=
 RESUME ?=
 RAY ?=
 BESIDE ?=
+BENCH_CATALOGUE ?=
 BENCH_HEAD ?=
 FLIPS ?=
 VERIFY ?=
@@ -70,7 +73,7 @@ IDLE ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint format flips models bench bench-verify bench-transfer bench-beside bench-head bench-idle campaign campaign-trainers campaign-resume campaign-ray campaign-hostile damage crash-states kill-stores kill-heads nspawn clean
+.PHONY: demo test lint format flips models bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle campaign campaign-trainers campaign-resume campaign-ray campaign-hostile damage crash-states kill-stores kill-heads nspawn clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -117,6 +120,9 @@ campaign-hostile: $(VENV)/.installed-test
 
 bench-beside: $(VENV)/.installed-test $(BENCH_VENV)/.installed
 	$(BIN)/python -m benchmarks.beside --python $(BENCH_VENV)/bin/python $(BESIDE)
+
+bench-catalogue: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.catalogue --document docs/benchmarks-catalogue.md $(BENCH_CATALOGUE)
 
 bench-idle: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.idle --out build/bench/idle.json $(IDLE)

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ckptsync.catalogue.reading import Cache, read
+from ckptsync.catalogue import kept
+from ckptsync.catalogue.reading import read
 from ckptsync.catalogue.summary import Catalogue
 from ckptsync.config.values import Config, RetentionConfig
 from ckptsync.daemon import told_head as told
@@ -26,20 +27,25 @@ from ckptsync.stores.contract import Store
 from ckptsync.verify.due import Schedule
 from ckptsync.verify.waiting import waiting
 
+KEEP_EVERY = 600.0  # seconds between two writings of what was read of the store: ten thousand checkpoints are 12 MB
 RETAIN_EVERY = 600.0  # seconds between two looks at what is to go: a grace is a day
 
 
 class Catalogues:
-    """One catalogue for all roles of the head: what one has read the other need not read again."""
+    """One catalogue for all roles of the head: what one has read the other need not read again; nor need the next start, but for the last minutes."""
 
     def __init__(self, store: Store) -> None:
-        self._store, self._cache, self._lock = store, Cache(), threading.Lock()
+        self._store, self._cache, self._lock = store, kept.load(store.url), threading.Lock()
+        self._keep_at = 0.0
         self._unseen: Catalogue | None = None
 
     def read(self) -> Catalogue:
         """As it is now."""
         with self._lock:
             self._unseen = read(self._store, self._cache)
+            if time.monotonic() >= self._keep_at:
+                kept.save(self._store.url, self._cache)
+                self._keep_at = time.monotonic() + KEEP_EVERY
             return self._unseen
 
     def recent(self) -> Catalogue:
