@@ -233,6 +233,10 @@ def test_a_store_that_went_away_is_asked_again_within_seconds_and_never_in_a_hot
         send(found)
         assert not found._sent.errors
         assert found._due > time.monotonic() + 100
+        store.is_away, found._due = True, 0.0
+        found.send()
+        assert found._due - time.monotonic() <= 2, "the next outage begins anew"
+        store.is_away = False
     assert {p.place for p in fresh(open_store(store.url)).readable} == {"checkpoint-1"}
 
 
