@@ -69,10 +69,11 @@ def test_what_failed_is_seen_and_tried_again_later_and_less_and_less_often() -> 
         until(lambda: man.posted.failed == 1)
         assert man.error == "alerts: webhook http://127.0.0.1: answered 500"
         man.offer([HURT], 1000.0 + FIRST - 1)
+        until(lambda: there.taken.qsize() == 1)
         man.offer([HURT], 1000.0 + FIRST + 1)
         until(lambda: man.posted.failed == 2)
         man.offer([HURT], 1000.0 + 2 * FIRST + 2)
-        assert there.taken.qsize() == 2
+        until(lambda: there.taken.qsize() == 2)
         there.answer = 200
         man.offer([HURT], 1000.0 + 4 * FIRST)
         until(lambda: man.posted.delivered == 1)

@@ -1,5 +1,6 @@
 """The head's look at everything."""
 
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -77,6 +78,9 @@ def test_a_store_that_stays_away_is_told_after_a_while_and_the_last_picture_stay
         look.look()
         with pytest.raises(Transient):
             look.look()
+        for thread in threading.enumerate():
+            if thread.name.startswith("alert-"):
+                thread.join(20)
         assert there.taken.empty()
         monkeypatch.setattr(module, "AWAY", 0.0)
         with pytest.raises(Transient):
