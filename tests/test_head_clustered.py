@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import ckptsync
+from ckptsync.catalogue.fresh import fresh
 from ckptsync.errors import Corrupt
 from ckptsync.head.clustered import Clustered
 from ckptsync.head.consolidate import HeadOptions, one
@@ -19,7 +20,7 @@ from ckptsync.merge.copying import Copied, Work
 from ckptsync.merge.plan import Options
 from ckptsync.merge.prepare import Job
 from ckptsync.merge.summed import SummedFiles
-from ckptsync.model import Files
+from ckptsync.model import Files, read_whole
 from ckptsync.records.state import Snapshot
 from ckptsync.stores.contract import About
 from ckptsync.stores.opening import create_store
@@ -83,6 +84,18 @@ def test_bytes_that_no_node_has_sent_are_not_believed_by_a_task_either(arrived: 
     with pytest.raises(Corrupt, match="not those that its node sent"):
         one(create_store(str(store)), "fsdp2", "checkpoint-4", HeadOptions(OPTIONS, engine=Here("", str(store))))
     assert not [name for name in models(store) if "/seal-" in name]
+
+
+def test_a_task_reads_no_byte_that_it_does_not_check(arrived: Path, tmp_path: Path) -> None:
+    store = tmp_path / "damaged"
+    shutil.copytree(arrived, store)
+    seen = fresh(create_store(str(store))).places[0]
+    files = Clustered("", str(store)).engine(seen, "", {})._reach.files()
+    name = SHARD.removeprefix("checkpoint-4/")
+    assert len(read_whole(files, name)) == files.sizes()[name]
+    flip(store / "fsdp2" / SHARD)
+    with pytest.raises(Corrupt, match="not those that its node sent"):
+        read_whole(Clustered("", str(store)).engine(seen, "", {})._reach.files(), name)
 
 
 def test_what_lies_in_the_way_of_a_task_is_removed_where_nothing_binds_it(arrived: Path, tmp_path: Path) -> None:

@@ -121,3 +121,11 @@ def join(here: SummedFiles, told: list[SummedFiles]) -> int:
         here.join(one.stretches())
     here.finish()
     return sum(e.start == 10 for e in here.whole())
+
+
+def test_what_was_read_to_its_end_elsewhere_is_not_read_again() -> None:
+    told, here = summed(DATA), summed(b"")
+    for record in RECORDS:
+        read(told, record.start, record.size)
+    here.take_as_read(told.whole())
+    here.finish()  # which would find no bytes

@@ -83,6 +83,16 @@ def test_where_somebody_is_told_of_files_that_cannot_be_had_all_others_are_broug
     assert not [p for p in tmp_path.rglob(".*") if p.is_file()]
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_of_a_file_that_is_spoilt_no_further_range_is_brought(tmp_path: Path, threads: int) -> None:
+    store, target = MemoryStore(), PosixStore(str(tmp_path))
+    wanted = [one for one in sent(store) if one.under in ("large", "d1/f7")]
+    store.write("run/large", [b"?" + CONTENTS["large"][1:]])
+    failed: list[str] = []
+    bring(store, target, wanted[::-1], threads, failed=lambda one, _: failed.append(one.under))
+    assert (failed, set(brought(target))) == (["large"], {"d1/f7"})
+
+
 class Interrupting(MemoryStore):
     """Its caller is interrupted in the middle of the large file's first range; whoever reads waits for that."""
 
