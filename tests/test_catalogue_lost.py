@@ -58,7 +58,7 @@ def test_without_another_checkpoint_the_rank_is_named_and_nobody_blamed() -> Non
 
 def test_the_checkpoint_nearest_in_time_tells_whose_ranks_they_are() -> None:
     store = MemoryStore()
-    arriving(store, "old", [0, 1, 2, 3], "checkpoint-1", 4)
+    arriving(store, "old", [0, 1, 2, 3], "checkpoint-8", 4)  # it came first, whatever its name
     for place in ("checkpoint-2", "checkpoint-3"):
         arriving(store, "a", [0, 1], place, 4)
         if place == "checkpoint-2":

@@ -7,7 +7,7 @@ import pytest
 
 from ckptsync.catalogue.fresh import fresh
 from ckptsync.catalogue.reading import Cache, read
-from ckptsync.errors import StoreError
+from ckptsync.errors import NotFound, StoreError
 from ckptsync.records.seal import Seal
 from ckptsync.records.tombstone import Tombstone
 from ckptsync.stores.contract import Entry
@@ -113,6 +113,25 @@ def test_a_record_that_could_not_be_read_is_looked_at_again() -> None:
     assert (found.summaries, [f.name for f in found.faults]) == ((), [name])
     store.write(name, [data])
     assert (words(store, cache), read(store, cache).faults) == (["COMPLETE"], ())
+
+
+def test_a_record_that_is_listed_and_cannot_be_seen_yet_is_looked_for_again() -> None:
+    class Late(MemoryStore):
+        """As NFS may be: the listing is ahead of the file."""
+
+        unseen = "manifest-node1"
+
+        def size(self, name: str) -> int:
+            if self.unseen and self.unseen in name:
+                raise NotFound(name)
+            return super().size(name)
+
+    store, cache = Late(), Cache()
+    two_nodes(store)
+    seen = [words(store, cache)]
+    store.unseen = ""
+    seen.append(words(store, cache))
+    assert seen == [["ARRIVING"], ["COMPLETE"]]
 
 
 def test_one_run_is_read_alone_and_the_others_are_not_forgotten() -> None:
