@@ -49,4 +49,3 @@ def _takes_back(back: Tombstone, stone: Tombstone) -> bool:
 
 def _reason(stones: Mapping[str, Tombstone]) -> str:
     return next((t.reason or name for name, t in stones.items()), "")
-
