@@ -105,6 +105,12 @@ def test_the_newest_that_can_be_resumed_from_stays_beside_newer_models() -> None
     assert reason(places, Rules(keep_last=1), "checkpoint-2") == "the newest that can be resumed from"
 
 
+def test_shards_of_the_newest_that_can_be_resumed_from_stay_unless_none_are_wanted() -> None:
+    places = [seen(1), replace(seen(2), resume=False), replace(seen(3), resume=False)]
+    verdicts = {n: [d.verdict for d in decide(places, Rules(shards=n), Evidence(), NOW)] for n in (1, 0)}
+    assert verdicts == {1: ["keep", "drop-shards", "keep"], 0: ["drop-shards"] * 3}
+
+
 def test_reasons_say_what_kept_it_and_what_did_not() -> None:
     rules = Rules(keep_last=1, keep_every=4, max_age=10 * DAY)
     assert reason(FIVE, rules, "checkpoint-4") == "its step is a multiple of 4"

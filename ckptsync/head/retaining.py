@@ -199,6 +199,7 @@ class _Kept:
             or not (is_verified(seen) and seen.sealed)
             or seen.word == "AMBIGUOUS"
             or seen.place in self._beside
+            or (n > 0 and seen.place in self._resumed)
         ):
             return ""
         return f"its model is verified, and not one of the newest {n}" if self._newer[seen.place] >= n else ""
