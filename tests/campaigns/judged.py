@@ -29,7 +29,7 @@ WEIGHTS = ("model.safetensors",)  # of the final model; where the trainer writes
 class Tally:
     """Of one training: steps saved, those that had to be in the store, those that are there whole; what is wrong.
 
-    ``unseen``: lived long enough, but no worker lived so long with it, and the store has not got it.
+    ``unseen``: parts of a node that lived long enough, but no worker lived so long with them, and the store has not got them.
     """
 
     saved: int
@@ -66,8 +66,7 @@ class Judge:
             found = [*self._place(place, snapshot)]
             whole += not found
             wrong += found
-        unseen = [s for s, (begin, end) in self._lived().items() if end - begin > LIVED and f"checkpoint-{s}" not in seen]
-        return Tally(len(saved), len(wanted), whole, tuple(wrong), len([s for s in unseen if s not in wanted]))
+        return Tally(len(saved), len(wanted), whole, tuple(wrong), sum(self._unseen(seen, n) for n in range(NODES)))
 
     def _truth(self, n: int) -> Path:
         return self._nodes.node(n) / "truth" / self._job.run
@@ -85,6 +84,11 @@ class Judge:
             return set(range(1, self._job.steps + 1))
         lives = self._nodes.workers[n].at_work()
         return {step for step, (begin, end) in self._lived().items() if longest(lives, begin, end) > LIVED}
+
+    def _unseen(self, seen: Mapping[str, Snapshot], n: int) -> int:
+        """How many of a node's parts nobody could be asked for, and nobody has."""
+        lived = {step for step, (begin, end) in self._lived().items() if end - begin > LIVED} - self._wanted(n)
+        return sum(f"node{n}" not in _nodes(seen.get(f"checkpoint-{step}")) for step in lived)
 
     def _lived(self) -> dict[int, Life]:
         """From when to when each step's checkpoint was there, and whole."""
