@@ -34,8 +34,9 @@ def test_a_store_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     assert not (tmp_path / "gone").exists()
 
 
-def test_children_share_the_bandwidth(tmp_path: Path) -> None:
+def test_children_share_the_bandwidth_and_the_memory_of_transfers(tmp_path: Path) -> None:
     told = shared(configured(tmp_path, 'limits: {bandwidth: "08:00,50M 19:00,off"}\nhead: {jobs: 5}\n'))
     assert told.bandwidth
     assert told.bandwidth.rates == (10 * 2**20, None) * 7
     assert shared(configured(tmp_path)).bandwidth is None
+    assert [shared(configured(tmp_path, more)).memory >> 20 for more in ("", "limits: {memory: 8MiB}\n")] == [32, 8]

@@ -214,3 +214,16 @@ def test_two_heads_that_add_configuration_bind_the_one_that_lies_there(plain: He
         raced(seed, store, {"a": heading(replace(SHARDED, merge=Options())), "b": heading(plain)}, is_exclusive=True)
         assert CONFIG in contents(store)
         assert any("config.json" in {f.path for f in s.files} for s in sealed(store))
+
+
+def test_a_head_with_other_configuration_at_hand_mends_what_the_first_has_sealed(plain: HeadOptions) -> None:
+    for first, other in ((SHARDED, plain), (plain, SHARDED)):
+        store = MemoryStore()
+        two_nodes(store)
+        one(store, *PLACE, first)
+        before = contents(store)
+        for name in [name for name in before if name.startswith("run/consolidated/") and name.endswith(".safetensors")]:
+            store.delete(name)
+        assert fresh(store).readable[0].word == "COMPLETE"
+        one(store, *PLACE, other)
+        assert {name: contents(store)[name] for name in before} == before

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ckptsync.stores.contract import Store
 
 At = Callable[[int, int], None]
+LEAST_MEMORY = 16 << 20  # bytes: two parts of an upload
 
 
 def carry_out(order: Order, config: Config, at: At) -> Done:
@@ -35,11 +36,12 @@ def _opened(config: Config) -> Store:
 
 
 def shared(config: Config) -> LimitsConfig:
-    """What transfers may take, where several children share it."""
+    """What transfers may take, where merges, a verification and the daemon share it."""
     told, jobs = config.limits, config.head.jobs
     table = told.bandwidth
     rates = tuple(rate and rate / jobs for rate in table.rates) if table else ()
-    return replace(told, bandwidth=replace(table, rates=rates) if table else None)
+    memory = max(min(told.memory, LEAST_MEMORY), told.memory // (jobs + 2))
+    return replace(told, bandwidth=replace(table, rates=rates) if table else None, memory=memory)
 
 
 def _consolidate(store: Store, order: Order, config: Config, at: At) -> Done:

@@ -149,7 +149,7 @@ def mend(
     if not bad:
         return None
     files = source_files(store, snapshot)
-    job = prepare(files, _options_of(seal), [o.files for o in origins])
+    job = prepare(files, _options_of(seal), [_beside(store, seal, bad), *(o.files for o in origins)])
     if not seal.options.get(_TIES):  # its configuration came later, and must not change what the weights are now
         job = replace(job, plans=prepare(_Without(files, _DECIDING), _options_of(seal)).plans)
     done: set[str] = set()
@@ -194,6 +194,13 @@ def complete(store: Store, snapshot: Snapshot, origins: Sequence[Origin]) -> Mad
         files=(*seal.files, *added),
     )
     return _sealed(store, further, added, ())
+
+
+def _beside(store: Store, seal: Seal, bad: Collection[str]) -> Files:
+    """The model's own configuration and tokenizer, as far as they are well: another head may have had others at hand."""
+    prefix = consolidated_prefix(seal.run, seal.place)
+    well = [f for f in seal.files if output.is_beside(f.path) and f.path not in bad and is_whole(store, prefix + f.path, f)]
+    return StoreFiles(store, {f.path: (prefix + f.path, f.size) for f in well})
 
 
 def _added(store: Store, prefix: str, name: str, place: Files, job: Job) -> SealedFile:

@@ -60,7 +60,7 @@ CALLS = (
 )
 NODES = ("node0", "node1")
 KINDS = {"fsdp2": "hf-fsdp2-2node", "zero3": "hf-zero3-2node"}
-PATIENCE = 180.0  # seconds, on a busy machine, until all is VERIFIED once nobody is killed any more
+PATIENCE = 300.0  # seconds, on a busy machine, until all is VERIFIED once nobody is killed any more
 CHILD = (sys.executable, "-m", "ckptsync.daemon.child")
 Seals = Mapping[str, str]
 
@@ -116,7 +116,7 @@ class Heads:
                         "max_shard_size": its.merge.max_shard_size,
                         "config_from": dict(its.config_from),
                     },
-                    "verify": {"level": "parse", "period": "1h", "tick": "1s"},
+                    "verify": {"level": "parse", "period": "40s", "tick": "1s"},
                 },
             )
             for name, its in self.merges.items()
