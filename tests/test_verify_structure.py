@@ -104,3 +104,10 @@ def test_a_sealed_header_that_does_not_open_is_damage() -> None:
     _, seal = sealed(whole_store())
     other = MemoryFiles({"model.safetensors": safetensors_file({"a": ("U8", (1,), b"x")})[:-1], "config.json": b"{}"})
     assert {f.kind for f in structure.consolidated(Watched(other), seal.tensors, str)} == {"parse"}
+
+
+def test_a_sealed_file_that_is_not_there_is_no_matter_of_its_structure() -> None:
+    store = whole_store()
+    seal = place(store).seal
+    assert seal
+    assert list(structure.consolidated(Watched(MemoryFiles({})), seal.tensors, str)) == []

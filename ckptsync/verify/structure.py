@@ -42,7 +42,7 @@ def consolidated(files: Watched, tensors: Iterable[SealedTensor], name: Name) ->
     told: defaultdict[str, list[SealedTensor]] = defaultdict(list)
     for tensor in tensors:
         told[tensor.file].append(tensor)
-    for file in sorted(told):
+    for file in sorted(told.keys() & files.sizes().keys()):  # level stat has told of what is missing
         yield from _guarded(files, name, partial(_check_sealed, files, file, told[file]))
     found: list[Source] = []
     yield from _guarded(files, name, lambda: found.extend(table.sources(files)))
