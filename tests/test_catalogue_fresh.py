@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from ckptsync.catalogue.fresh import fresh, fresh_place
+from ckptsync.catalogue.fresh import fresh, fresh_place, read_records
 from ckptsync.errors import Corrupt, StoreError, Unsupported
 from ckptsync.head.consolidate import HeadOptions, tick
+from ckptsync.records.places import record_names
 from ckptsync.records.report import Report
 from ckptsync.records.tombstone import Tombstone
 from ckptsync.stores.memory import MemoryStore
@@ -100,10 +101,10 @@ def test_one_run_is_read_alone() -> None:
 
 def test_a_record_that_goes_while_it_is_listed_was_never_there() -> None:
     class Forgetful(MemoryStore):
-        def size(self, name: str) -> int:
+        def read_into(self, name: str, start: int, out: memoryview) -> None:
             if "manifest-node1" in name:
                 self.delete(name)
-            return super().size(name)
+            super().read_into(name, start, out)
 
     store = Forgetful()
     two_nodes(store)
@@ -120,3 +121,15 @@ def test_a_store_that_does_not_answer_is_an_error_and_no_empty_place() -> None:
     two_nodes(store)
     with pytest.raises(StoreError, match="no answer"):
         fresh(store)
+
+
+def test_a_record_is_one_request_and_one_that_nobody_could_have_written_is_not_read() -> None:
+    class Asked(MemoryStore):
+        def size(self, name: str) -> int:
+            raise AssertionError(name)
+
+    store = Asked()
+    two_nodes(store)
+    assert [s.word for s in fresh(store).places] == ["COMPLETE"]
+    name, parsed = next(iter(record_names(e.name for e in store.names("")).items()))
+    assert [type(f.error) for f in read_records(store, {name: parsed}, {name: 1 << 40})[1]] == [Corrupt]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from ckptsync.catalogue.summary import Fault
 from ckptsync.errors import Corrupt, NotFound, Unsupported
@@ -11,7 +12,7 @@ from ckptsync.records.coding import Record, decode_any, is_made_anew
 from ckptsync.records.names import OURS, RecordName, consolidated_prefix, records_prefix
 from ckptsync.records.places import record_names, snapshots
 from ckptsync.records.state import Snapshot
-from ckptsync.stores.contract import Entry, Store, read_all
+from ckptsync.stores.contract import Entry, Store
 
 RECORD_LIMIT = 256 << 20
 
@@ -62,8 +63,9 @@ def fresh_place(store: Store, run: str, place: str) -> Fresh:
 
 def _found(store: Store, listed: Iterable[Entry]) -> Fresh:
     entries = list(listed)
-    records, faults = read_records(store, record_names(entry.name for entry in entries))
-    found = snapshots(records, {entry.name: entry.size for entry in entries})
+    sizes = {entry.name: entry.size for entry in entries}
+    records, faults = read_records(store, record_names(sizes), sizes)
+    found = snapshots(records, sizes)
     return Fresh(found, faults, {entry.name: entry.mtime for entry in entries})
 
 
@@ -75,18 +77,29 @@ def _entries(store: Store, run: str, checkpoint: str) -> Iterator[Entry]:
                 yield from store.names(prefix)
 
 
-def read_records(store: Store, names: Mapping[str, RecordName]) -> tuple[dict[str, Record], tuple[Fault, ...]]:
-    """Those that are still there, and those that cannot be read.  Raises StoreError."""
+def read_records(
+    store: Store, names: Mapping[str, RecordName], sizes: Mapping[str, int] = MappingProxyType({})
+) -> tuple[dict[str, Record], tuple[Fault, ...]]:
+    """Those that are still there, and those that cannot be read.  Raises StoreError.  ``sizes``: as listed; whose is not known is asked for."""
     records: dict[str, Record] = {}
     faults = []
     for name, parsed in names.items():
         try:
-            records[name] = decode_any(parsed, read_all(store, name, RECORD_LIMIT))
+            records[name] = decode_any(parsed, _content(store, name, sizes.get(name)))
         except NotFound:  # noqa: PERF203 - a read costs a thousand times more
             continue  # let go since it was listed
         except (Corrupt, Unsupported) as e:
             faults.append(Fault(name, parsed, e))
     return records, tuple(faults)
+
+
+def _content(store: Store, name: str, size: int | None) -> bytes:
+    size = store.size(name) if size is None else size
+    if size > RECORD_LIMIT:
+        raise Corrupt(f"{name}: {size} bytes, at most {RECORD_LIMIT} expected of a record")
+    out = bytearray(size)
+    store.read_into(name, 0, memoryview(out))
+    return bytes(out)
 
 
 def hidden_by(faults: Iterable[Fault]) -> Collection[tuple[str, str]]:

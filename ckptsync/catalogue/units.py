@@ -80,7 +80,7 @@ def renewed(store: Store, entries: list[Entry], old: Unit | None) -> Found:
     if old is not None and old.key == now and (is_settled(old) or key(_data(store, old.open)) == old.data):
         return Found(old)
     names = record_names(entry.name for entry in entries)
-    records, faults = read_records(store, names)
+    records, faults = read_records(store, names, {e.name: e.size for e in entries})
     hidden = hidden_by(faults)
     sizes, unsettled = _trusted(records, hidden)
     data = list(_data(store, unsettled))
