@@ -115,3 +115,20 @@ def test_a_store_that_pours_is_let_pour() -> None:
     source = Counted(Pouring())
     assert suspects(source, [units.whole(expected("small"))]) == frozenset()
     assert source.read == SIZES["small"]
+
+
+def test_what_is_in_memory_is_read_by_several_and_what_is_not_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "_cores", lambda: 3)
+    store = bare(str(tmp_path))
+    for name, size in SIZES.items():
+        store.write(name, [DATA[name][:size]])
+        (tmp_path / name).read_bytes()
+    todo = [units.whole(file) for file in FILES]
+    monkeypatch.setattr(sweep, "_is_in_memory", lambda root, unit: (Path(root) / unit.file.name).is_file())
+    assert sweep._streams(store, todo) == 3
+    (tmp_path / "one").unlink()
+    assert sweep._streams(store, todo) == 1
+
+
+def test_a_file_that_is_not_there_is_not_in_memory(tmp_path: Path) -> None:
+    assert not sweep._is_in_memory(str(tmp_path), units.whole(expected("one")))
