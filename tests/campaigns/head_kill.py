@@ -315,10 +315,13 @@ class Moments:
             self._wrong += differing(self._store, self._spoilt)
 
     def _settled(self) -> list[str]:
+        """What was spoilt is found when its turn to be verified comes again, and made again."""
         until = time.monotonic() + PATIENCE
-        while (late := _unfinished(self._store, self._wanted, ("VERIFIED",))) and time.monotonic() < until:
+        while (
+            late := [*_unfinished(self._store, self._wanted, ("VERIFIED",)), *differing(self._store)]
+        ) and time.monotonic() < until:
             time.sleep(0.5)
-        return [*late, *differing(self._store)]
+        return late
 
 
 def _unfinished(store: Store, wanted: Mapping[tuple[str, str], Sequence[Seals]], words: Sequence[str]) -> list[str]:
