@@ -64,7 +64,7 @@ def test_places_are_in_the_order_that_people_read() -> None:
     assert found.clock == max(e.mtime for e in store.names(""))
 
 
-def test_what_has_not_changed_is_not_read_again_and_no_file_of_a_verified_place_is_even_listed() -> None:
+def test_what_has_not_changed_is_neither_read_nor_listed_again_but_for_the_names_of_records() -> None:
     store, cache = Counting(), Cache()
     two_nodes(store)
     two_nodes(store, "zero3", "checkpoint-5")
@@ -74,7 +74,7 @@ def test_what_has_not_changed_is_not_read_again_and_no_file_of_a_verified_place_
     assert all(count == 1 and "/.ckptsync/" in name for name, count in store.read.items()), "each record once, and no file"
     store.forget()
     assert words(store, cache) == ["VERIFIED", "COMPLETE"]
-    assert (store.read, set(store.listed)) == (Counter(), {"run/.ckptsync/", "run/checkpoint-5/"})
+    assert (store.read, set(store.listed)) == (Counter(), {"run/.ckptsync/"})
 
 
 def test_a_record_more_reads_its_own_checkpoint_again_and_no_other() -> None:
@@ -90,17 +90,16 @@ def test_a_record_more_reads_its_own_checkpoint_again_and_no_other() -> None:
     assert store.read == Counter()
 
 
-def test_a_file_that_comes_or_goes_is_seen_while_a_place_is_not_settled() -> None:
+def test_a_file_that_is_waited_for_is_seen_when_it_comes() -> None:
     store, cache = MemoryStore(), Cache()
     two_nodes(store)
     name = "run/checkpoint-4/pytorch_model_fsdp_0/__1_0.distcp"
     data = content(store, name)
-    seen = [words(store, cache)]
     store.delete(name)
-    seen.append(words(store, cache))
+    seen = [words(store, cache)]
     store.write(name, [data])
     seen.append(words(store, cache))
-    assert seen == [["COMPLETE"], ["ARRIVING"], ["COMPLETE"]]
+    assert seen == [["ARRIVING"], ["COMPLETE"]]
 
 
 def test_a_record_that_could_not_be_read_is_looked_at_again() -> None:

@@ -11,7 +11,7 @@ from ckptsync.catalogue.fresh import fresh
 from ckptsync.catalogue.reading import Cache, read
 from ckptsync.catalogue.shortened import summary
 from ckptsync.catalogue.summary import Summary
-from ckptsync.catalogue.units import SETTLED, grouped, key, named
+from ckptsync.catalogue.units import SETTLED, grouped, key, named, waits
 from ckptsync.digest import digest
 from ckptsync.model import Demands
 from ckptsync.records.coding import encode, record_name
@@ -122,6 +122,7 @@ class Catalogues(RuleBasedStateMachine):
     @rule(pick=picks)
     def something_goes(self, pick: int) -> None:
         there = self.names("")
+        self.disturb(there[pick % len(there)])
         self.store.delete(there[pick % len(there)])
 
     @precondition(lambda self: bool(self.names("")))
@@ -129,7 +130,21 @@ class Catalogues(RuleBasedStateMachine):
     def a_file_is_written_over(self, pick: int, body: bytes) -> None:
         there = [name for name in self.names("") if "/.ckptsync/" not in name]
         if there:
+            self.disturb(there[pick % len(there)])
             self.store.write(there[pick % len(there)], [body])
+
+    @precondition(lambda self: any(map(waits, fresh(self.store).readable)))
+    @rule(pick=picks)
+    def a_file_that_is_waited_for_comes(self, pick: int) -> None:
+        lacking = [(n, size) for s in fresh(self.store).readable for n, size in named(s) if s.sizes.get(n) != size]
+        if lacking:
+            name, size = lacking[pick % len(lacking)]
+            self.store.write(name, [b"x" * size])
+
+    def disturb(self, name: str) -> None:
+        """Files that were there, and go, or have another size, are the verifier's to find: what was read of them before is forgotten here."""
+        if "/.ckptsync/" not in name or "/files/" in name:
+            self.cache = Cache()
 
     @precondition(lambda self: bool(self.names("")))
     @rule(pick=picks)

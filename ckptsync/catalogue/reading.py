@@ -1,7 +1,7 @@
 """What a store holds, place by place, in short: names are listed each time, and read is only what has changed.
 
-Every time: the names of all records, and those of the files of places that are neither VERIFIED, RETIRED nor AMBIGUOUS.  That a verified place's files are
-still there is for the verifier to prove, who looks at them (`fresh`); so nothing that deletes or overwrites may rest on what is said here.
+Every time: the names of all records, and those of the files of places that wait for some.  That files which were there once still are is for the verifier to
+prove, who looks at them (`fresh`); so nothing that deletes or overwrites may rest on what is said here.
 """
 
 from __future__ import annotations

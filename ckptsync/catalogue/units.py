@@ -1,5 +1,7 @@
 """Checkpoint by checkpoint: what decides together is read together, and judged by its records and, unless it is settled, by the files that are there.  Pure.
 
+Files that were there as named are not listed again while no record changes: that they stay is the verifier's to prove.
+
 Manifests of one checkpoint's name decide together over all of its places (`records.saves`), and places of one checkpoint begin with its name.
 """
 
@@ -28,8 +30,8 @@ SETTLED: frozenset[Word] = frozenset({"VERIFIED", "RETIRED", "AMBIGUOUS"})
 class Unit:
     """What was found of a checkpoint's places.
 
-    ``key`` is of its records' listing, ``data`` of that of the files below ``open``: those of places that are not settled.  ``newest``: the newest
-    mtime among them.
+    ``key`` is of its records' listing, ``data`` of that of the files below ``open``: those of places that wait for some, as they came or when they are
+    mended.  ``newest``: the newest mtime of files when they were listed.
     """
 
     key: str
@@ -70,7 +72,7 @@ def key(entries: Iterable[Entry]) -> str:
 
 
 def is_settled(unit: Unit) -> bool:
-    """Whether its records' listing tells all."""
+    """Whether its records' listing tells whether anything has changed."""
     return not unit.open
 
 
@@ -87,8 +89,15 @@ def renewed(store: Store, entries: list[Entry], old: Unit | None) -> Found:
     sizes.update((e.name, e.size) for e in (*entries, *data))
     seen = snapshots(records, sizes, hidden)
     mtimes = {e.name: e.mtime for e in (*entries, *data)}
-    unit = Unit(now, tuple(summary(s, mtimes) for s in seen), unsettled, key(data), max((e.mtime for e in data), default=0.0))
+    open_ = tuple(prefix for s in seen if s.word not in SETTLED and waits(s) for prefix in _prefixes(s))
+    awaited = key(e for e in data if e.name.startswith(open_))
+    unit = Unit(now, tuple(summary(s, mtimes) for s in seen), open_, awaited, max((e.mtime for e in data), default=0.0))
     return Found(unit, faults, bool(faults) or len(records) < len(names))
+
+
+def waits(seen: Snapshot) -> bool:
+    """Whether a file may come, or be mended, without a record of it."""
+    return seen.word == "DAMAGED" or any(seen.sizes.get(name) != size for name, size in named(seen))
 
 
 def _trusted(records: Mapping[str, Record], hidden: Collection[tuple[str, str]]) -> tuple[dict[str, int], tuple[str, ...]]:
