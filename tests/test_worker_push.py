@@ -158,7 +158,13 @@ class Interrupted:
     def __init__(self, store: Store, nth: int, meddle: Callable[[], object]) -> None:
         self.url, self._store, self._left, self._meddle = store.url, store, nth, meddle
         self.late, self.is_exclusive = store.late, store.is_exclusive
-        self.names, self.dirs, self.size, self.read_into, self.delete = store.names, store.dirs, store.size, store.read_into, store.delete
+        self.names, self.dirs, self.size, self.read_into, self.delete = (
+            store.names,
+            store.dirs,
+            store.size,
+            store.read_into,
+            store.delete,
+        )
 
     def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         self._count()
