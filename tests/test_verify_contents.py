@@ -68,6 +68,16 @@ def test_damage_in_two_tensors_is_told_of_both() -> None:
     assert len(found.ranges) == 2
 
 
+def test_a_page_that_takes_the_header_and_a_tensor_is_told_of_both() -> None:
+    store = whole_store()
+    data = bytearray(read_all(store, SEALED))
+    data[:SMALLEST_BLOCK] = bytes(SMALLEST_BLOCK)
+    store.write(SEALED, [data])
+    (found,) = verified(store).findings
+    assert found.ranges[0][0] == 0
+    assert "a" in found.tensors
+
+
 def test_all_bytes_are_read_once_when_nothing_is_wrong() -> None:
     everything = sum(e.size for e in STORE.names("") if "/.ckptsync/" not in e.name)
     assert verified(STORE).read == everything > 2 * sum(len(data) for _, _, data in TENSORS.values())

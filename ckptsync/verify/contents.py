@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from itertools import chain
@@ -54,10 +55,23 @@ def _sealed(source: Counted, file: Expected) -> Finding:
     """Each tensor's own digest tells which differ; what no tensor explains lies in the header."""
     odd = [t for t in file.tensors if digest_of(source, Extent(file.name, t.start, t.size)) != t.digest]
     ranges = joined((t.start, t.start + t.size) for t in odd if t.size)
+    header = (0, min((t.start for t in file.tensors), default=file.size))
+    if ranges and not _is_header(source, file.name, header[1]):
+        ranges = joined((header, *ranges))
     if not ranges and digest_of(source, Extent(file.name, 0, file.size)) != file.wanted.digest:
-        ranges = ((0, min((t.start for t in file.tensors), default=file.size)),)
+        ranges = (header,)
     spans = Spans((t.name, Extent(file.path, t.start, t.size)) for t in file.tensors)
     return Finding("digest", file.shown, _detail(ranges, file), ranges, spans.overlapping(file.path, ranges))
+
+
+def _is_header(source: Counted, name: str, size: int) -> bool:
+    """Whether a header can be read there at all: it has no digest of its own, so beside damaged tensors no more is known of it."""
+    head = bytearray(size)
+    source.read_into(name, 0, memoryview(head))
+    try:
+        return isinstance(json.loads(head[8 : 8 + int.from_bytes(head[:8], "little")]), dict)
+    except ValueError:
+        return False
 
 
 def _detail(ranges: Ranges, file: Expected) -> str:
