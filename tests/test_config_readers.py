@@ -61,7 +61,7 @@ from ckptsync.stores.timetable import Timetable
         ("head.max_shard_size", 0),
         ("head.max_shard_size", True),
         ("head.config_from", {"run": 3}),
-        ("verify.level", "model"),
+        ("verify.level", "deep"),
         ("head.jobs", 0),
         ("head.engine", "spark"),
         ("head.patience_node", "0"),

@@ -118,6 +118,6 @@ def _slack(left: Sequence[float], sizes: Sequence[int], period: float) -> float:
 
     ``left``: seconds to each deadline, in their order.
     """
-    rate = sum(sizes) / period
+    rate = sum(sizes) / max(period, 1e-9)  # a period of nothing: always
     before = accumulate(sizes, initial=0)
     return min((rate * seconds - size for seconds, size in zip(left, before, strict=False)), default=1.0)
