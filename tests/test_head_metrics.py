@@ -29,7 +29,10 @@ def test_the_last_value_up_to_its_step_counts() -> None:
     assert parsed(data, None)["loss"] == 1.0
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"log_history": [3]}', b'{"log_history": 3}', b"[" * 100_000, b"\xff"])
+HUGE = b'{"log_history": [{"step": 1, "loss": %s}]}' % (b"9" * 400)
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"log_history": [3]}', b'{"log_history": 3}', b"[" * 100_000, b"\xff", HUGE])
 def test_what_is_no_trainers_state_is_corrupt(data: bytes) -> None:
     with pytest.raises(Corrupt):
         parsed(data, 1)

@@ -263,3 +263,14 @@ def test_an_upload_of_a_model_can_be_continued_by_a_head_that_makes_the_same_and
 
     assert told(BASE).origin == told(BASE).origin
     assert told(BASE).origin != told(replace(BASE, merge=Options("bf16"))).origin
+
+
+def test_a_damaged_seal_and_a_damaged_file_that_it_named_are_both_made_again() -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    tick(store, BASE, 0.0)
+    before = contents(store)
+    flip(store, seals(store)[0], 50)
+    flip(store, MODEL, 30_000)
+    assert [m.seal for m in tick(store, BASE, 0.0).made] == seals(store)
+    assert contents(store) == before

@@ -24,6 +24,7 @@ NOBODYS = (
     "g/mp_rank_00_model_states.pt",
     "model-00001-of-00002.safetensors",
     "rng_state_1.pth.tmp",
+    "x_rank_20261121.pt",
 )
 
 

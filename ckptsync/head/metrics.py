@@ -40,7 +40,7 @@ def parsed(data: bytes, step: int | None) -> dict[str, float]:
         history = json.loads(data)["log_history"]
         entries = [e for e in history if step is None or e.get("step", 0) <= step]
         return _last(entries)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
         raise Corrupt(f"{STATE}: no history of a trainer's: {e}") from e
 
 

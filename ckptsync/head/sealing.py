@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
+from ckptsync.catalogue.fresh import read_records
 from ckptsync.digest import digest
 from ckptsync.errors import Corrupt, Exists, Incomplete
 from ckptsync.head import agreeing
@@ -120,10 +121,12 @@ def _merged(store: Store, snapshot: Snapshot, agreed: Agreement, merge: Callable
 
 
 def _remove(store: Store, snapshot: Snapshot, agreed: Agreement, name: str) -> None:
-    """Raises Incomplete if a seal has come meanwhile: it may bind what is there."""
+    """Raises Incomplete if a seal has come meanwhile: it may bind what is there.  One that is damaged binds nothing: it is written again."""
     agreeing.check_holds(store, agreed, snapshot)
     listed = (entry.name for entry in store.names(records_prefix(snapshot.run, snapshot.place)))
-    if any(p.kind == "seal" and str(p) not in snapshot.records.seals for p in map(parse_record_name, listed) if p):
+    new = {str(p): p for p in map(parse_record_name, listed) if p and p.kind == "seal" and str(p) not in snapshot.records.seals}
+    _, faults = read_records(store, new)
+    if new.keys() - {fault.name for fault in faults if isinstance(fault.error, Corrupt)}:
         raise Incomplete(f"{snapshot.run}/{snapshot.place}: sealed by another head meanwhile", hint="the next look sees it")
     store.delete(name)
 

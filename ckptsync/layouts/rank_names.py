@@ -10,14 +10,20 @@ _FROM_0 = re.compile(
 )
 _FROM_1 = re.compile(r"shard-(\d{5,})-model-\d{5,}-of-\d{5,}\.safetensors")
 
+MOST = 1 << 20  # no training has so many ranks: a higher number in a name is something else
+
 
 def rank(name: str) -> int | None:
     """The rank whose own file this is; ``None`` where the name does not say."""
     base = name.rpartition("/")[2]
     if found := _FROM_0.fullmatch(base):
-        return int(next(filter(None, found.groups())))
+        return _known(int(next(filter(None, found.groups()))))
     found = _FROM_1.fullmatch(base)
-    return max(0, int(found[1]) - 1) if found else None
+    return _known(max(0, int(found[1]) - 1)) if found else None
+
+
+def _known(number: int) -> int | None:
+    return number if number < MOST else None
 
 
 def ranks(names: Iterable[str]) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 
 from ckptsync.errors import Corrupt
+from ckptsync.layouts.rank_names import MOST
 from ckptsync.paths import checked_path
 from ckptsync.records.keep import Keep
 from ckptsync.records.manifest import FileEntry, Manifest
@@ -43,6 +44,8 @@ def _check_manifest(manifest: Manifest) -> None:
         _check_blocks(file)
     for path in (*manifest.demands.model, *manifest.demands.resume):
         checked_path(path)
+    if not all(0 <= rank < MOST for rank in manifest.ranks) or not 0 <= (manifest.demands.world or 0) <= MOST:
+        raise Corrupt(f"{manifest.node}: ranks {manifest.ranks!r:.80} of {manifest.demands.world!r:.80} cannot be")
     if manifest.started > manifest.ended:
         raise Corrupt(f"{manifest.node}: its files begin at {manifest.started} and end at {manifest.ended}")
     if len(manifest.trainer) > _TRAINER or not manifest.trainer.isprintable():
