@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from ckptsync.head.litter import IDLE, Litter, found, remove
+from ckptsync.head.litter import IDLE, found, remove
+from ckptsync.head.metrics import read_manifests
 from ckptsync.stores.memory import MemoryStore
 from tests.filled import DEMO, contents, send, two_nodes
-from tests.retained import fill
+from tests.retained import fill, put
 
 LATER = 2 * IDLE
 
@@ -54,8 +57,36 @@ def test_what_a_node_has_sent_and_never_named_goes_and_not_while_it_sends() -> N
     store.write("run/.ckptsync/checkpoint-7/sending/n0", [b"sending\n"])
     assert names(store) == ["run/checkpoint-7/half.bin"], "its word is two days old"
     assert names(store, now=3.0 + IDLE) == ["run/checkpoint-7/half.bin"]
-    late = [Litter(one.entry, one.run, one.checkpoint) for one in found(store, LATER)]
+    late = list(found(store, LATER))
     assert [*remove(store, late, now=100.0)] == [], "it sends again by now"
+
+
+@pytest.mark.parametrize("place", ["checkpoint-5", "checkpoint-5~other"])
+def test_what_a_manifest_has_named_since_it_was_found_stays(place: str) -> None:
+    store = MemoryStore()
+    (said,) = read_manifests(store, [fill(store, "checkpoint-5", is_verified=False)])
+    store.write("run/checkpoint-5/late.bin", [b"x"])
+    late = list(found(store, LATER))
+    assert [one.entry.name for one in late] == ["run/checkpoint-5/late.bin"]
+    put(store, replace(said, place=place, node="n1"))  # a node that came back, and found its bytes there
+    assert [*remove(store, late, LATER)] == []
+    assert store.size("run/checkpoint-5/late.bin") == 1
+
+
+def test_where_others_words_are_seen_late_they_are_waited_for_once() -> None:
+    store, waited = MemoryStore(), []
+    fill(store, "checkpoint-5")
+    for name in ("stray.bin", "other.bin"):
+        store.write(f"run/checkpoint-5/{name}", [b"x"])
+    store.late = 3.0
+    late = list(found(store, LATER))
+
+    def others(seconds: float) -> None:
+        waited.append(seconds)
+        store.write("run/.ckptsync/checkpoint-5/sending/n0", [b"sending\n"])
+
+    assert [*remove(store, late, 0.0, wait=others)] == []
+    assert waited == [3.0]
 
 
 def test_nothing_is_litter_where_a_record_cannot_be_read() -> None:

@@ -6,7 +6,8 @@ record can be read; when nobody has written it for `idle`, and nobody says that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from ckptsync.catalogue.fresh import read_records
@@ -27,17 +28,19 @@ _SAYS = "sending/"
 
 @dataclass(frozen=True, slots=True)
 class Litter:
-    """``checkpoint``: of which run and name it was; both empty for a draft."""
+    """``checkpoint``: of which run and name it was; both empty for a draft.  ``records``: names of all of that checkpoint, when it was found."""
 
     entry: Entry
     run: str = ""
     checkpoint: str = ""
+    records: frozenset[str] = frozenset()
 
 
 def found(store: Store, now: float, idle: float = IDLE, run: str = "") -> Iterator[Litter]:
     """All of it.  ``now``: seconds on the store's clock.  Raises StoreError."""
     entries = list(store.names(f"{run}/" if run else ""))
-    records, faults = read_records(store, record_names(e.name for e in entries))
+    listed = record_names(e.name for e in entries)
+    records, faults = read_records(store, listed)
     doubtful = {(f.run, f.place.partition("~")[0]) for f in faults}
     manifests = [Known(name, r) for name, r in records.items() if isinstance(r, Manifest)]
     seals = [r for r in records.values() if isinstance(r, Seal)]
@@ -47,26 +50,38 @@ def found(store: Store, now: float, idle: float = IDLE, run: str = "") -> Iterat
             continue
         known = [k for k in manifests if (k.manifest.run, k.manifest.checkpoint) == (where, checkpoint)]
         bound = {*_bound(place, known), *_sealed(s for s in seals if (s.run, s.place) == (where, place))}
+        said = frozenset(n for n, p in listed.items() if (p.run, p.place.partition("~")[0]) == (where, checkpoint))
         looked_at = _prefixes(where, place, has_seal=any((s.run, s.place) == (where, place) for s in seals))
         for entry in entries:
             is_here = any(entry.name.startswith(prefix) for prefix in looked_at)
             if is_here and entry.name not in bound and now - entry.mtime > idle:
-                yield Litter(entry, where, checkpoint)
+                yield Litter(entry, where, checkpoint, said)
     if not run:
         yield from (Litter(entry) for entry in sweeping.given_up(store, now))
 
 
-def remove(store: Store, litter: Iterable[Litter], now: float) -> Iterator[Litter]:
-    """Each that is gone now.  Nothing of a checkpoint of which somebody says by now that he sends, or whose manifests have changed.  Raises StoreError."""
+def remove(store: Store, litter: Iterable[Litter], now: float, *, wait: Callable[[float], object] = time.sleep) -> Iterator[Litter]:
+    """Each that is gone now.  Nothing of a checkpoint of which somebody says by now that he sends, or whose records have changed.  Raises StoreError."""
+    if store.late:
+        wait(store.late)  # only then what others had written before must be seen here
     for one in litter:
         if not one.run:
             if sweeping.drop(store, one.entry.name):
                 yield one
             continue
         said = store.names(f"{records_prefix(one.run, one.checkpoint)}{_SAYS}")
-        if not any(e.size and now - e.mtime < SENDING for e in said):
+        if any(e.size and now - e.mtime < SENDING for e in said):
+            continue
+        # after that: who has sent it since says so until his manifest is there
+        if _records(store, one.run, one.checkpoint) == one.records:
             store.delete(one.entry.name)
             yield one
+
+
+def _records(store: Store, run: str, checkpoint: str) -> frozenset[str]:
+    """Names of all of a checkpoint's, in whatever place of its name."""
+    places = [p for p in store.dirs(f"{run}/{OURS}/", checkpoint) if p.partition("~")[0] == checkpoint]
+    return frozenset(record_names(e.name for place in places for e in store.names(records_prefix(run, place))))
 
 
 def _places(entries: Iterable[Entry]) -> set[tuple[str, str]]:
