@@ -119,6 +119,14 @@ def test_shards_go_while_the_model_stays_verified_and_cannot_be_resumed_from() -
     assert outcomes(tick(store, rule)) == []
 
 
+def test_a_marked_place_of_which_only_the_shards_shall_go_comes_back_first() -> None:
+    store = filled()
+    assert outcomes(tick(store, asked(Rules(keep_last=2), 1e6))) == [("checkpoint-1", "marked")]
+    (back,) = tick(store, asked(Rules(keep_last=3, shards=2), 1e6)).done
+    assert (back.place, back.outcome, back.scope) == ("checkpoint-1", "taken back", "place")
+    assert words(store)["checkpoint-1"] == "VERIFIED"
+
+
 def test_what_is_left_is_proven_by_its_seal_alone() -> None:
     store = MemoryStore()
     name = fill(store, "checkpoint-1")

@@ -26,7 +26,8 @@ SHARDS = replace(seen(1), let_go="old", resume=False, said=NOW - 100.0)
         ("drop", MARKED, "wait", "place"),
         ("drop", OLD, "remove", "place"),
         ("keep", OLD, "take-back", "place"),
-        ("drop-shards", OLD, "take-back", "shards"),
+        ("drop-shards", OLD, "take-back", "place"),
+        ("drop-shards", replace(OLD, let_go="old", begun=True), "remove", "place"),
         ("keep", replace(OLD, begun=True), "remove", "place"),
         ("drop", replace(FRESH, back=NOW - 99.0), "wait", "place"),
         ("drop", replace(FRESH, back=NOW - 100.0), "mark", "place"),
@@ -42,7 +43,7 @@ SHARDS = replace(seen(1), let_go="old", resume=False, said=NOW - 100.0)
 def test_what_is_due(verdict: Verdict, place: Summary, deed: str, scope: str) -> None:
     (step,) = steps([Decision("run", place.place, verdict, "why")], {place.place: place}, GRACE, NOW)
     assert step.deed == deed
-    assert deed == "nothing" or step.scope == scope or deed == "take-back"
+    assert deed == "nothing" or step.scope == scope
 
 
 def test_what_waits_says_for_how_long() -> None:

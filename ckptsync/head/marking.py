@@ -39,7 +39,8 @@ def steps(decisions: Iterable[Decision], places: Mapping[str, Summary], grace: f
 
 
 def _step(decision: Decision, seen: Summary, grace: float, now: float) -> Step:
-    is_of_shards = decision.verdict == "drop-shards" or (decision.verdict == "keep" and seen.let_go and not seen.retired)
+    # of a place that is marked as a whole nothing else can be said: its end is carried out, or taken back
+    is_of_shards = not seen.retired and (decision.verdict == "drop-shards" or (decision.verdict == "keep" and bool(seen.let_go)))
     scope: Scope = "shards" if is_of_shards else "place"
 
     def step(deed: Deed, left: float = 0.0) -> Step:
