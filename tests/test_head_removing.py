@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from ckptsync.catalogue.fresh import fresh
@@ -11,16 +12,31 @@ from ckptsync.head.marking import Step
 from ckptsync.head.metrics import read_manifests
 from ckptsync.head.removing import Removal, Road, remove, take_back
 from ckptsync.head.tombs import Grave, write
+from ckptsync.head.tombs import keep as say_keep
+from ckptsync.records.keep import Keep
 from ckptsync.records.tombstone import Stage
+from ckptsync.stores.contract import UNKNOWN, About, Chunk
 from ckptsync.stores.memory import MemoryStore
 from tests.retained import FIRST, fill, put
 
 STEP = Step("run", "checkpoint-1", "remove", "place", "old")
 
 
-def marked(*stages: Stage) -> MemoryStore:
+class Crossed(MemoryStore):
+    """In which somebody else does something right before the next record gets its name."""
+
+    other: Callable[[], object] | None = None
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        other, self.other = self.other, None
+        if other:
+            other()
+        super().create(name, chunks, about)
+
+
+def marked(*stages: Stage) -> Crossed:
     """Two that are verified, the first of them marked."""
-    store = MemoryStore()
+    store = Crossed()
     name = fill(store, "checkpoint-1")
     fill(store, "checkpoint-2", FIRST + 3600)
     for stage in stages or ("said",):
@@ -67,6 +83,18 @@ def test_what_another_head_has_begun_is_left_to_it_for_a_while_and_then_done() -
     for _ in range(901):
         store.write("clock", [b""])
     assert removed(store).outcome == "removed"
+
+
+def test_of_two_heads_that_begin_at_once_neither_takes_back_what_the_other_removes() -> None:
+    store = marked()
+    (name,) = [e.name for e in store.names("run/.ckptsync/checkpoint-1/") if "/manifest-" in e.name]
+
+    def others() -> None:
+        write(store, Grave({name: read_manifests(store, [name])[0]}, "place", "old"), "begun")
+        say_keep(store, Keep("run", "checkpoint-1", "checkpoint-1", 0, keeps=True))
+
+    store.other = others
+    assert removed(store).outcome == "waits", "the other has looked before anybody kept it"
 
 
 def test_what_is_half_removed_is_finished_at_once_whatever_else_holds() -> None:

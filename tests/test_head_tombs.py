@@ -25,6 +25,12 @@ def test_tombstones_are_numbered_and_know_when_each_nodes_save_ended() -> None:
     ]
 
 
+def test_two_heads_that_begin_with_the_same_number_write_two_records() -> None:
+    store, other = MemoryStore(), MemoryStore()
+    assert write(store, grave(store), "said") == write(other, grave(other), "said")
+    assert write(store, grave(store), "begun") != write(other, grave(other), "begun")
+
+
 def test_words_to_keep_are_numbered() -> None:
     store = MemoryStore()
     names = [keep(store, Keep("run", "checkpoint-1", "checkpoint-1", 0, keeps=keeps)) for keeps in (True, False)]

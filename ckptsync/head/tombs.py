@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -47,6 +48,7 @@ def write(store: Store, grave: Grave, stage: Stage) -> str:
         stage=stage,
         ended=ended(grave.manifests.values()),
         metrics=dict(grave.metrics) if grave.scope == "shards" else {},
+        by=secrets.token_hex(8) if stage == "begun" else "",
         format=least_format(grave.scope, stage),
     )
     return _put(store, stone)

@@ -22,7 +22,8 @@ class Tombstone:
     ``scope``: all of it, or the trainer's own files (``shards``) while the consolidated model stays.  ``stage``: ``begun`` before the first file
     goes, ``done`` when no shard is left; ``back`` takes back what was said of these manifests under lower numbers.  ``ended``: node → mtime of
     its last file, ns on its own clock, by which it knows its save again when its manifest is gone.  ``metrics``: of shards that go, what
-    `trainer_state.json` said, so that the best are still known.
+    `trainer_state.json` said, so that the best are still known.  ``by``: of `begun`, a word of the head's own that no other writes: so two that begin at
+    once write two records, and each sees the other's.
     """
 
     run: str
@@ -35,6 +36,7 @@ class Tombstone:
     stage: Stage = "said"
     ended: dict[str, int] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
+    by: str = ""
     format: int = FORMAT
 
 
