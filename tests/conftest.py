@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 
 import pytest
@@ -13,3 +14,10 @@ def _no_cache_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _garbage_of_commands_is_garbage() -> Iterator[None]:
+    """A command keeps what it has made from the cycle collector, since its process ends with it; here it would keep open files too."""
+    yield
+    gc.unfreeze()

@@ -1,11 +1,13 @@
 """The command line as a whole: help, exit codes, the error boundary."""
 
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,7 @@ from ckptsync.cli.main import bounded, main
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, NotFound, StoreError, Unsupported
 from ckptsync.merge import plan
 from ckptsync.records import report
+from ckptsync.stores.opening import create_store
 
 COMMANDS = ("demo", "run", "push", "merge", "verify", "inspect", "ls", "status")
 
@@ -147,3 +150,11 @@ def test_numpy_starts_no_threads_and_other_programs_inherit_nothing(asked: str |
     told = subprocess.run([sys.executable, "-c", code], env=environment, check=True, capture_output=True, text=True).stdout.split()
     assert told[1] == str(asked)
     assert asked or told[0] == "1"
+
+
+def test_a_command_that_is_called_again_leaves_its_garbage_to_the_collector(tmp_path: Path) -> None:
+    create_store(str(tmp_path / "store"))
+    main(["ls", str(tmp_path / "store")])
+    gc.unfreeze()
+    main(["ls", str(tmp_path / "store")])
+    assert gc.get_freeze_count() == 0

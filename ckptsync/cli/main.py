@@ -36,6 +36,8 @@ def _imported(command: str) -> Any:
     OpenBLAS would start a thread for each core, which wait for work by spinning: more CPU than all else at the start, and never any work here.
     The variable is taken away again, as other programs that are started from here would inherit it.
     """
+    if command in sys.modules:  # a program that calls `main` again: what it has by now may become garbage
+        return sys.modules[command]
     is_told = _ALGEBRA in os.environ
     os.environ.setdefault(_ALGEBRA, "1")
     gc.disable()  # what is imported stays: looking through it for garbage takes a tenth of the time

@@ -39,7 +39,9 @@ class Stopping:
 
     def rest(self, seconds: float) -> bool:
         """As `wait`, but a wish to reload ends it too."""
-        if not (self.asked or self.is_reload_asked) and select.select([self._reader], [], [], seconds)[0]:
+        ready = select.poll()  # select(2) knows no descriptor above 1,023
+        ready.register(self._reader, select.POLLIN)
+        if not (self.asked or self.is_reload_asked) and ready.poll(seconds * 1000):
             os.read(self._reader, 4096)
         return self.asked
 
