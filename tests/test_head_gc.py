@@ -127,6 +127,14 @@ def test_a_marked_place_of_which_only_the_shards_shall_go_comes_back_first() -> 
     assert words(store)["checkpoint-1"] == "VERIFIED"
 
 
+@pytest.mark.parametrize(("newest", "left"), [(0, 0), (1, 1)])
+def test_drop_after_0_lets_the_shards_of_all_go_and_no_other_number_does(newest: int, left: int) -> None:
+    store = filled(2)
+    for _ in range(3):
+        tick(store, asked(Rules(shards=newest)))
+    assert len({e.name.split("/")[1] for e in store.names("run/") if e.name.startswith("run/checkpoint-")}) == left
+
+
 def test_what_is_left_is_proven_by_its_seal_alone() -> None:
     store = MemoryStore()
     name = fill(store, "checkpoint-1")

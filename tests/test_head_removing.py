@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+import pytest
+
 from ckptsync.catalogue.fresh import fresh
 from ckptsync.catalogue.reading import Cache
 from ckptsync.head.marking import Step
@@ -14,7 +16,7 @@ from ckptsync.head.removing import Removal, Road, remove, take_back
 from ckptsync.head.tombs import Grave, write
 from ckptsync.head.tombs import keep as say_keep
 from ckptsync.records.keep import Keep
-from ckptsync.records.tombstone import Stage
+from ckptsync.records.tombstone import Scope, Stage
 from ckptsync.stores.contract import UNKNOWN, About, Chunk
 from ckptsync.stores.memory import MemoryStore
 from tests.retained import FIRST, fill, put
@@ -34,13 +36,18 @@ class Crossed(MemoryStore):
         super().create(name, chunks, about)
 
 
-def marked(*stages: Stage) -> Crossed:
+def mark(store: MemoryStore, stage: Stage, scope: Scope = "place") -> None:
+    (name,) = [e.name for e in store.names("run/.ckptsync/checkpoint-1/") if "/manifest-" in e.name]
+    write(store, Grave({name: read_manifests(store, [name])[0]}, scope, "old"), stage)
+
+
+def marked(*stages: Stage, scope: Scope = "place") -> Crossed:
     """Two that are verified, the first of them marked."""
     store = Crossed()
-    name = fill(store, "checkpoint-1")
+    fill(store, "checkpoint-1")
     fill(store, "checkpoint-2", FIRST + 3600)
     for stage in stages or ("said",):
-        write(store, Grave({name: read_manifests(store, [name])[0]}, "place", "old"), stage)
+        mark(store, stage, scope)
     return store
 
 
@@ -57,6 +64,20 @@ def test_files_of_the_other_that_have_gone_since_it_was_verified_keep_it() -> No
     store = marked()
     store.delete("run/checkpoint-2/a.bin")
     assert removed(store) == Removal("waits", "no other checkpoint of the run is verified and not marked")
+
+
+@pytest.mark.parametrize(("is_last_too", "outcome"), [(False, "waits"), (True, "removed")])
+def test_the_shards_of_the_last_that_can_be_resumed_from_stay_unless_all_shall_go(*, is_last_too: bool, outcome: str) -> None:
+    store = marked("said", scope="shards")
+    store.delete("run/checkpoint-2/trainer_state.json")
+    step = replace(STEP, scope="shards", is_last_too=is_last_too)
+    assert remove(store, step, Road(Cache())).outcome == outcome
+    assert bool([*store.names("run/checkpoint-1/")]) == (not is_last_too)
+
+
+def test_shards_go_while_a_training_can_be_resumed_from_another() -> None:
+    store = marked("said", scope="shards")
+    assert remove(store, replace(STEP, scope="shards"), Road(Cache())).outcome == "removed"
 
 
 def test_a_node_that_sends_keeps_it() -> None:
@@ -87,10 +108,9 @@ def test_what_another_head_has_begun_is_left_to_it_for_a_while_and_then_done() -
 
 def test_of_two_heads_that_begin_at_once_neither_takes_back_what_the_other_removes() -> None:
     store = marked()
-    (name,) = [e.name for e in store.names("run/.ckptsync/checkpoint-1/") if "/manifest-" in e.name]
 
     def others() -> None:
-        write(store, Grave({name: read_manifests(store, [name])[0]}, "place", "old"), "begun")
+        mark(store, "begun")
         say_keep(store, Keep("run", "checkpoint-1", "checkpoint-1", 0, keeps=True))
 
     store.other = others
@@ -102,6 +122,18 @@ def test_what_is_half_removed_is_finished_at_once_whatever_else_holds() -> None:
     store.delete("run/checkpoint-1/trainer_state.json")
     store.delete("run/checkpoint-2/a.bin")
     assert removed(store).outcome == "removed"
+
+
+def test_a_model_without_its_seal_is_half_removed_where_the_shards_had_gone_before() -> None:
+    store = marked("said", scope="shards")
+    remove(store, replace(STEP, scope="shards"), Road(Cache()))
+    for stage in ("said", "begun"):
+        mark(store, stage)
+    (seal,) = [e.name for e in store.names("run/.ckptsync/checkpoint-1/") if "/seal-" in e.name]
+    store.delete("run/consolidated/checkpoint-1/model.safetensors")
+    store.delete(seal)
+    store.write("run/.ckptsync/checkpoint-1/sending/n9", [b"sending\n"])
+    assert removed(store).outcome == "removed", "nothing of it can be had back, whoever sends another save of its name"
 
 
 def test_a_head_that_was_held_up_after_its_last_look_looks_again_another_time() -> None:

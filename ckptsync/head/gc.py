@@ -6,7 +6,7 @@ Killed anywhere and called again, it goes on.  Two at once do what one would.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ckptsync.catalogue.reading import Cache, read
@@ -94,7 +94,7 @@ def plan(store: Store, asked: Asked, now: float, memory: Memory | None = None) -
         try:
             rules = asked.rules(run)
             decisions = decide(places, rules, _evidence(store, places, catalogue, rules, memory), now)
-            planned += _planned(decisions, places, asked.grace, now)
+            planned += _planned(decisions, places, rules, asked.grace, now)
         except CkptsyncError as e:  # noqa: PERF203 - a run costs round trips
             failed.append(Failed(run, "", e))
     return Swept(tuple(planned), (), tuple(failed))
@@ -130,11 +130,11 @@ def _evidence(store: Store, places: Sequence[Summary], catalogue: Catalogue, rul
     return Evidence(known, doubtful(catalogue.faults, places[0].run))
 
 
-def _planned(decisions: Sequence[Decision], places: Sequence[Summary], grace: float, now: float) -> Iterable[Planned]:
+def _planned(decisions: Sequence[Decision], places: Sequence[Summary], rules: Rules, grace: float, now: float) -> Iterable[Planned]:
     by_name = {s.place: s for s in places}
     for decision, step in zip(decisions, steps(decisions, by_name, grace, now), strict=True):
         seen = by_name[decision.place]
-        yield Planned(decision, step, seen, *_going(seen, step))
+        yield Planned(decision, replace(step, is_last_too=rules.shards == 0), seen, *_going(seen, step))
 
 
 def _going(seen: Summary, step: Step) -> tuple[int, int]:

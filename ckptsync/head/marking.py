@@ -23,7 +23,10 @@ Deed = Literal["nothing", "mark", "wait", "take-back", "remove"]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """``scope``: all of the place, or its shards.  ``left``: seconds of grace, where it waits."""
+    """``scope``: all of the place, or its shards.  ``left``: seconds of grace, where it waits.
+
+    ``is_last_too``: shards go even where a training can be resumed from no other.
+    """
 
     run: str
     place: str
@@ -31,6 +34,7 @@ class Step:
     scope: Scope
     reason: str
     left: float = 0.0
+    is_last_too: bool = False
 
 
 def steps(decisions: Iterable[Decision], places: Mapping[str, Summary], grace: float, now: float) -> tuple[Step, ...]:

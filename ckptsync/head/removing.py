@@ -70,7 +70,18 @@ class Look:
     catalogue: Catalogue
     seen: Snapshot
     summary: Summary
-    scope: Scope
+    step: Step
+
+    @property
+    def scope(self) -> Scope:
+        """What of it should go."""
+        return self.step.scope
+
+    @property
+    def resumes(self) -> bool:
+        """Whether all that resuming needs is there, also where its shards are marked."""
+        there, demands = self.seen.present(), self.seen.demands
+        return bool(demands.resume) and all(path in there for path in (*demands.model, *demands.resume))
 
     @property
     def is_whole(self) -> bool:
@@ -89,33 +100,37 @@ class Look:
 
 
 def is_whole(seen: Snapshot, scope: Scope) -> bool:
-    """Whether every file that a manifest, or with the place the seal, names is listed with its size."""
+    """Whether every file that a manifest, or with the place the seal, names is listed with its size.
+
+    Where the shards may be gone already, the seal is all that says what should be there: without it nobody can know.
+    """
     named = {at.name: at.entry.size for where in seen.files.values() for at in where}
     if scope == "place" and seen.facets.shards:
+        if seen.seal is None:
+            return False
         named = {}
     if scope == "place" and seen.seal:
         named |= {consolidated_prefix(seen.run, seen.place) + f.path: f.size for f in seen.seal.files}
     return all(seen.sizes.get(name) == size for name, size in named.items())
 
 
-def look(store: Store, run: str, place: str, scope: Scope, cache: Cache) -> Look | None:
+def look(store: Store, step: Step, cache: Cache) -> Look | None:
     """Now; ``None`` if no manifest of it counts, or nothing may be said of it."""
-    catalogue = read(store, cache, run)
-    found = fresh_place(store, run, place)
+    catalogue = read(store, cache, step.run)
+    found = fresh_place(store, step.run, step.place)
     seen = next(iter(found.readable), None)
-    return Look(catalogue, seen, summary(seen, found.mtimes), scope) if seen else None
+    return Look(catalogue, seen, summary(seen, found.mtimes), step) if seen else None
 
 
 def remove(store: Store, step: Step, road: Road) -> Removal:
     """Remove a place, or its shards, that was marked and has stood for its grace.  Raises StoreError, and ConfigError where it lies in another run."""
-    run, place, scope = step.run, step.place, step.scope
-    check_alone(store, run, place)
+    check_alone(store, step.run, step.place)
     now = tombs.store_now(store)
-    seen = look(store, run, place, scope, road.cache)
+    seen = look(store, step, road.cache)
     if seen is None:
         return Removal("gone")
     marked = fate(seen.seen.records.tombstones, set(seen.manifests))
-    if not (marked.retired if scope == "place" else marked.shards):
+    if not (marked.retired if step.scope == "place" else marked.shards):
         return Removal("waits", "it is not marked any more")
     if not (marked.is_begun and not seen.is_whole):
         stopped = _stopped(store, seen, now)
@@ -125,7 +140,7 @@ def remove(store: Store, step: Step, road: Road) -> Removal:
         if store.late:
             road.wait(store.late)  # only then what others have written before must be seen here
         begun = road.clock()
-        again = look(store, run, place, scope, road.cache)
+        again = look(store, step, road.cache)
         if again is None:
             return Removal("gone")
         if why := _why_not(store, again, now):
@@ -138,7 +153,7 @@ def remove(store: Store, step: Step, road: Road) -> Removal:
 
 def take_back(store: Store, step: Step, road: Road) -> Removal:
     """What was marked is kept after all, if it is whole and its removal has not begun.  Raises StoreError."""
-    seen = look(store, step.run, step.place, step.scope, road.cache)
+    seen = look(store, step, road.cache)
     if seen is None:
         return Removal("gone")
     if seen.summary.begun or not seen.is_whole:
@@ -169,8 +184,11 @@ def _why_not(store: Store, seen: Look, now: float) -> str:
         return f"kept by hand: {short.kept}"
     if sender := _sender(store, seen.seen, now):
         return f"{sender} is sending files of it"
-    if why := may_go(short, [short, *_confirmed(store, seen)], seen.scope):
+    others = list(_confirmed(store, seen))
+    if why := may_go(short, [short, *others], seen.scope):
         return why
+    if _may_be_last(seen) and not any(s.resume for s in others):
+        return "a training could be resumed from no other"
     if any(s.checkpoint == short.checkpoint and s.word == "AMBIGUOUS" for s in seen.others):
         return "evidence in a doubt about another save of its name"
     if short.checkpoint in doubtful(seen.catalogue.faults, short.run):
@@ -180,7 +198,7 @@ def _why_not(store: Store, seen: Look, now: float) -> str:
 
 def _confirmed(store: Store, seen: Look) -> Iterator[Summary]:
     """Of the others that are not marked the newest that are verified, listed now: a catalogue remembers, and files may have gone since."""
-    if seen.scope == "shards":
+    if seen.scope == "shards" and not _may_be_last(seen):
         return
     for other in sorted(seen.others, key=lambda s: s.ended, reverse=True):
         if other.retired or not is_verified(other):
@@ -189,8 +207,13 @@ def _confirmed(store: Store, seen: Look) -> Iterator[Summary]:
         now = next((summary(s, found.mtimes) for s in found.readable), None)
         if now is not None and now.word == "VERIFIED":
             yield now
-            if now.resume or not seen.summary.resume:
+            if now.resume or not (seen.summary.resume or _may_be_last(seen)):
                 return
+
+
+def _may_be_last(seen: Look) -> bool:
+    """Whether it matters for its shards that a training can be resumed from another."""
+    return seen.scope == "shards" and seen.resumes and not seen.step.is_last_too
 
 
 def _others_began(seen: Snapshot, mine: str) -> bool:
