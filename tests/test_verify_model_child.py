@@ -14,7 +14,7 @@ import pytest
 
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.tree import LocalFiles
-from ckptsync.verify import modelling
+from ckptsync.verify import model_child, modelling
 from ckptsync.verify.modelling import models
 from ckptsync.verify.reading import Counted
 from ckptsync.verify.structure import UNMODELLED
@@ -119,3 +119,35 @@ def test_a_tokenizer_that_does_not_load_is_damage(made: Path, tmp_path: Path, te
     root = changed(made, tmp_path / "tokens")
     (root / "tokenizer.json").write_text(text)
     assert ("model", "the tokenizer does not load") in [(kind, detail.partition(":")[0]) for kind, detail in looked(root)[0]]
+
+
+@needs_transformers
+def test_a_tokenizer_that_this_machine_lacks_a_library_for_is_no_damage(made: Path, tmp_path: Path) -> None:
+    root = changed(made, tmp_path / "lacking")
+    (root / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["mine.Mine", null]}, "tokenizer_class": "Mine"}')
+    (root / "mine.py").write_text("class Mine: pass")
+    found, tensors, _ = looked(root)
+    assert [(kind, detail.startswith(UNMODELLED)) for kind, detail in found] == [("note", True)]
+    assert tensors == 21
+
+
+@needs_transformers
+def test_weights_that_this_machine_lacks_a_library_for_are_no_damage(made: Path, tmp_path: Path) -> None:
+    root = changed(made, tmp_path / "gptq")
+    config = json.loads((root / "config.json").read_text())
+    (root / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "gptq", "bits": 4}}))
+    assert {kind for kind, _ in looked(root)[0]} == {"note"}
+
+
+@pytest.mark.parametrize(
+    ("error", "where"),
+    [
+        (ImportError("optimum"), "notes"),
+        (MemoryError(), "notes"),
+        (ValueError("pass `trust_remote_code=True`"), "notes"),
+        (RuntimeError("try `pip install x`"), "notes"),
+        (ValueError("odd"), "faults"),
+    ],
+)
+def test_what_a_machine_lacks_is_told_from_what_is_wrong(error: Exception, where: str) -> None:
+    assert model_child._whose(error) == where

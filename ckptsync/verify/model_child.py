@@ -16,6 +16,7 @@ import resource
 import signal
 import socket
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ _MISSING = 3
 _TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tokenizer_config.json")
 _MOST = 100  # faults told
 _TOKENS = 8
+_LACKING = ("trust_remote_code", "pip install")  # as transformers asks for what it needs besides, in errors of any class
 _REPOSITORY = {"local_files_only": True, "trust_remote_code": False}
 
 
@@ -36,6 +38,7 @@ def main() -> int:
         sys.stderr.write(f"level model: {e.name} is not installed here\n")
         return _MISSING
     torch.set_num_threads(1)
+    tempfile.gettempdir()  # writes a file to find it, once, which a limited process cannot: torch asks for it while a model is made
     with socket.socket(fileno=0) as asked:
         asked.sendall(f"ready transformers {transformers.__version__}, torch {torch.__version__}\n".encode())
         with asked.makefile("rb") as lines:
@@ -64,8 +67,11 @@ def look(directory: Path, torch: Any, transformers: Any, *, forward: bool) -> di
         answer["tensors"], faults = _taken(directory, config, kind)
         answer["faults"] += faults
     except Exception as e:  # noqa: BLE001 - what it cannot even begin with
-        return answer | {"faults": [_brief(f"{kind.__name__} does not take it", e)]}
-    answer["faults"] += _tokenizer(directory, transformers)
+        return answer | {_whose(e): [_brief(f"{kind.__name__} does not take it", e)]}
+    try:
+        _tokenizer(directory, transformers)
+    except Exception as e:  # noqa: BLE001 - whatever it is, who wants to use the model gets it too
+        answer[_whose(e)].append(_brief("the tokenizer does not load", e))
     if forward and not answer["faults"]:
         try:
             answer["run"], answer["odd"] = _run(directory, config, kind, torch)
@@ -94,14 +100,9 @@ def _loaded(directory: Path, config: Any, kind: Any, **how: Any) -> tuple[Any, d
     return model, told
 
 
-def _tokenizer(directory: Path, transformers: Any) -> list[str]:
-    if not any((directory / name).exists() for name in _TOKENIZER):
-        return []
-    try:
+def _tokenizer(directory: Path, transformers: Any) -> None:
+    if any((directory / name).exists() for name in _TOKENIZER):
         transformers.AutoTokenizer.from_pretrained(directory, **_REPOSITORY)("a")
-    except Exception as e:  # noqa: BLE001 - whatever it is, who wants to use the model gets it too
-        return [_brief("the tokenizer does not load", e)]
-    return []
 
 
 def _run(directory: Path, config: Any, kind: Any, torch: Any) -> tuple[int, int]:
@@ -117,6 +118,12 @@ def _run(directory: Path, config: Any, kind: Any, torch: Any) -> tuple[int, int]
         told = model(input_ids=tokens, **more)
     values = told[0]
     return values.numel(), int((~values.float().isfinite()).sum())
+
+
+def _whose(e: Exception) -> str:
+    """Where an error belongs: what this machine lacks, or what it does not run, is no fault of the model."""
+    is_lacking = isinstance(e, (ImportError, MemoryError)) or any(sign in str(e) for sign in _LACKING)
+    return "notes" if is_lacking else "faults"
 
 
 def _brief(what: str, e: Exception) -> str:

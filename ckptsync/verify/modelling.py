@@ -55,7 +55,9 @@ def models(source: Counted, where: Where, name: Name, told: Told = lambda _: Non
         loader = child.loader
     found = list(_findings(answer, name, loader, forward=forward))
     read = size if answer["run"] else 0
-    return found, Reading("model", len(where), read, reading.of_files, reading.of_size, answer["tensors"])
+    return found, Reading(
+        "model", len(where) if answer["tensors"] else 0, read, reading.of_files, reading.of_size, answer["tensors"]
+    )
 
 
 def modelling(told: Told = lambda _: None) -> Child:
