@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
-from ckptsync.errors import ConfigError
+from ckptsync.errors import ConfigError, Incomplete
 from ckptsync.head.clearing import check_alone, clear, files, forget
 from ckptsync.head.metrics import read_manifests
 from ckptsync.records.manifest import Manifest
+from ckptsync.stores.contract import Entry
 from ckptsync.stores.memory import MemoryStore
 from tests.retained import fill, put
 
 
+class Listed(MemoryStore):
+    """That remembers what was listed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked: list[str] = []
+
+    def names(self, prefix: str) -> Iterator[Entry]:
+        self.asked.append(prefix)
+        return super().names(prefix)
+
+
 def gone(store: MemoryStore, run: str = "run", place: str = "checkpoint-1") -> list[int]:
     sizes: list[int] = []
-    clear(store, run, place, "place", sizes.append)
+    clear(store, run, place, "place", sizes.append, sure=lambda: None)
     return sizes
 
 
@@ -39,6 +53,27 @@ def test_what_opens_it_goes_first_and_the_neighbours_stay() -> None:
     assert len(gone(store)) == 4
     assert forget(store, "run", "checkpoint-1", manifests(store))
     assert {e.name.split("/")[-2] for e in store.names("run/")} == {"checkpoint-10", "checkpoint-1~other"}
+
+
+def test_whether_it_may_still_go_is_asked_once_when_all_is_listed_and_nothing_has_gone() -> None:
+    store = Listed()
+    fill(store, "checkpoint-1")
+    before = [*store.names("run/")]
+
+    def sure() -> None:
+        assert [*store.names("run/")] == before
+        store.asked.append("sure")
+        raise Incomplete("too late")
+
+    store.asked.clear()
+    with pytest.raises(Incomplete, match="too late"):
+        clear(store, "run", "checkpoint-1", "place", lambda _: None, sure=sure)
+    assert store.asked[-1] == "sure"
+    assert "run/consolidated/checkpoint-1/" in store.asked
+    assert [*store.names("run/")] == before
+    asked: list[str] = []
+    clear(store, "run", "checkpoint-1", "place", lambda _: None, sure=lambda: asked.append("sure"))
+    assert asked == ["sure"]
 
 
 def test_records_stay_while_there_are_files() -> None:

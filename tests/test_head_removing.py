@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -17,7 +17,7 @@ from ckptsync.head.tombs import Grave, write
 from ckptsync.head.tombs import keep as say_keep
 from ckptsync.records.keep import Keep
 from ckptsync.records.tombstone import Scope, Stage
-from ckptsync.stores.contract import UNKNOWN, About, Chunk
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry
 from ckptsync.stores.memory import MemoryStore
 from tests.retained import FIRST, fill, put
 
@@ -25,9 +25,15 @@ STEP = Step("run", "checkpoint-1", "remove", "place", "old")
 
 
 class Crossed(MemoryStore):
-    """In which somebody else does something right before the next record gets its name."""
+    """In which somebody else does something right before the next record gets its name.  ``now``: of a clock that jumps while it is listed who else is there."""
 
     other: Callable[[], object] | None = None
+    now = 0.0
+
+    def names(self, prefix: str) -> Iterator[Entry]:
+        if prefix == "run/consolidated/.ckptsync/":
+            self.now += 61.0
+        return super().names(prefix)
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         other, self.other = self.other, None
@@ -140,6 +146,13 @@ def test_a_head_that_was_held_up_after_its_last_look_looks_again_another_time() 
     clock = itertools.count(0, 61)
     found = remove(marked(), STEP, Road(Cache(), clock=lambda: float(next(clock))))
     assert found.reason == "it took too long to be sure"
+
+
+def test_a_head_that_was_held_up_by_what_it_lists_before_it_removes_does_not_begin() -> None:
+    store = marked()
+    found = remove(store, STEP, Road(Cache(), clock=lambda: store.now))
+    assert found.reason == "it took too long to be sure"
+    assert len([*store.names("run/checkpoint-1/")]) == 3
 
 
 def test_where_others_words_are_seen_late_they_are_waited_for() -> None:

@@ -23,6 +23,8 @@ _LAST_TO_SEE = 3  # listings until what somebody else keeps writing there is lef
 
 Told = Callable[[int], object]
 """Is told of the bytes of each file that is gone."""
+Sure = Callable[[], object]
+"""Is asked once, when all is listed and nothing has gone yet; raises Incomplete where it must not go by now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +63,14 @@ def files(store: Store, run: str, place: str, scope: Scope) -> list[Entry]:
     return sorted(found, key=lambda e: (not _opens(e.name), e.name))
 
 
-def clear(store: Store, run: str, place: str, scope: Scope, told: Told) -> Cleared:
-    """Remove the files; raises StoreError, and ConfigError where it may not.  Calling it again goes on."""
+def clear(store: Store, run: str, place: str, scope: Scope, told: Told, *, sure: Sure) -> Cleared:
+    """Remove the files; raises StoreError, ConfigError where it may not, and what ``sure`` raises.  Calling it again goes on."""
     check_alone(store, run, place)
     count = size = 0
-    for _ in range(_LAST_TO_SEE):
+    for i in range(_LAST_TO_SEE):
         left = files(store, run, place, scope)
+        if not i:
+            sure()
         if not left:
             break
         for entry in left:

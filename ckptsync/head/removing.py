@@ -7,6 +7,7 @@ What is not whole any more can only be finished, and is, by whoever comes.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,8 +17,9 @@ from ckptsync.catalogue.fresh import fresh_place, read_records
 from ckptsync.catalogue.reading import Cache, read
 from ckptsync.catalogue.shortened import summary
 from ckptsync.catalogue.summary import Catalogue, Summary
+from ckptsync.errors import Incomplete
 from ckptsync.head import tombs
-from ckptsync.head.clearing import Cleared, Told, check_alone, clear, forget
+from ckptsync.head.clearing import Cleared, Sure, Told, check_alone, clear, forget
 from ckptsync.head.marking import Step, may_go
 from ckptsync.head.retaining import doubtful, is_verified
 from ckptsync.head.tombs import Grave
@@ -41,13 +43,22 @@ def nobody(_size: int) -> None:
     """Is told, and nobody wants to know."""
 
 
+def elapsed() -> float:
+    """Seconds that also pass while the machine sleeps, where it can tell: the store's clock goes on, and others with it."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic()
+
+
+class _TooLate(Incomplete):
+    """It took longer to begin than a look may be trusted."""
+
+
 @dataclass(frozen=True, slots=True)
 class Road:
     """``cache``: of the run's catalogue; ``told`` of bytes that are gone; ``clock``: seconds, of this process; ``wait``: for so many."""
 
     cache: Cache
     told: Told = nobody
-    clock: Callable[[], float] = time.monotonic
+    clock: Callable[[], float] = elapsed
     wait: Callable[[float], object] = time.sleep
 
 
@@ -145,10 +156,8 @@ def remove(store: Store, step: Step, road: Road) -> Removal:
             return Removal("gone")
         if why := _why_not(store, again, now):
             return Removal("waits", why) if _others_began(again.seen, mine) else _taken_back(store, again, why)
-        if road.clock() - begun > PROMPT:
-            return Removal("waits", "it took too long to be sure")
-        seen = again
-    return _carried_out(store, seen, road.told)
+        return _begun(store, again, road, begun)
+    return _carried_out(store, seen, road.told, lambda: None)
 
 
 def take_back(store: Store, step: Step, road: Road) -> Removal:
@@ -235,9 +244,20 @@ def _taken_back(store: Store, seen: Look, why: str) -> Removal:
     return Removal("taken back", why)
 
 
-def _carried_out(store: Store, seen: Look, told: Told) -> Removal:
+def _begun(store: Store, seen: Look, road: Road, since: float) -> Removal:
+    def sure() -> None:
+        if road.clock() - since > PROMPT:
+            raise _TooLate("it took too long to be sure")
+
+    try:
+        return _carried_out(store, seen, road.told, sure)
+    except _TooLate as e:  # nothing has gone: another time
+        return Removal("waits", str(e))
+
+
+def _carried_out(store: Store, seen: Look, told: Told, sure: Sure) -> Removal:
     run, place = seen.seen.run, seen.seen.place
-    done = clear(store, run, place, seen.scope, told)
+    done = clear(store, run, place, seen.scope, told, sure=sure)
     if seen.scope == "shards":
         tombs.write(store, _grave(seen), "done")
     elif not forget(store, run, place, _of_name(store, seen.seen)):
