@@ -12,6 +12,8 @@ from ckptsync.cli import repair
 from ckptsync.cli.main import main
 from ckptsync.fleet import heartbeat
 from ckptsync.fleet.heartbeat import Heartbeat
+from ckptsync.head.gc import Asked, tick
+from ckptsync.head.rules import Rules
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.opening import create_store, open_store
 from ckptsync.verify.place import verify_place
@@ -176,3 +178,38 @@ def test_a_place_that_is_not_there_is_refused(store: Path, capsys: pytest.Captur
     assert main(["repair", str(store), "fsdp2/checkpoint-9"]) == 2
     assert "no node has told" in capsys.readouterr().err
     assert read_all(open_store(str(store)), ".ckptsync/store.json")
+
+
+def twice(tmp_path: Path) -> str:
+    opened = create_store(str(tmp_path / "store"))
+    for n in (1, 2):
+        fill(opened, f"checkpoint-{n}", FIRST + n)  # whose b.bin are the same bytes
+    return str(tmp_path / "store")
+
+
+def test_what_the_verification_after_it_finds_is_told_and_judged(tmp_path: Path) -> None:
+    store = twice(tmp_path)
+    (tmp_path / "store/run/checkpoint-1/b.bin").unlink()
+    flip(tmp_path / "store/run/checkpoint-1/a.bin")  # nobody knows of it yet
+    assert main(["repair", store]) == 3
+    assert (tmp_path / "store/run/checkpoint-1/b.bin").exists()
+
+
+def test_what_the_verification_after_it_finds_is_mended_where_it_can_be(store: Path) -> None:
+    before = (store / MODEL).read_bytes()
+    assert main(["keep", "fsdp2/checkpoint-4", "--store", str(store)]) == 0
+    flip(next((store / "fsdp2/.ckptsync/checkpoint-4").glob("keep-*")))
+    flip(store / MODEL)  # nobody knows of it yet
+    assert main(["repair", str(store)]) == 0
+    assert (store / MODEL).read_bytes() == before
+    assert word(store) == "VERIFIED"
+
+
+def test_a_damaged_seal_whose_shards_were_let_go_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = twice(tmp_path)
+    for _ in range(2):
+        tick(open_store(store), Asked(lambda _: Rules(keep_last=2, shards=1), 0.0))
+    (seal,) = (tmp_path / "store/run/.ckptsync/checkpoint-1").glob("seal-*")
+    flip(seal)
+    assert main(["repair", store]) == 10
+    assert "LOST: .ckptsync/checkpoint-1/seal-0" in capsys.readouterr().out

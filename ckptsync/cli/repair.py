@@ -43,16 +43,26 @@ LETTERS = {
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A plan, and what became of it: names that were written or removed, and what failed."""
+    """A plan, and what became of it: names that were written or removed, what failed, and the plan for what was still damaged then."""
 
     plan: Plan
     written: tuple[str, ...] = ()
     error: CkptsyncError | None = None
+    left: Plan | None = None
 
     @property
     def exit_code(self) -> int:
-        """Of the plan, or of what failed."""
-        return self.error.exit_code if self.error else self.plan.exit_code
+        """Of what failed, or of what is left; 3 where that could be mended, and is not mended yet; of the plan where nobody has looked again."""
+        if self.error:
+            return self.error.exit_code
+        if self.left is None:
+            return self.plan.exit_code
+        return self.left.exit_code or (3 if _doable(self.left) else 0)
+
+    @property
+    def waits(self) -> bool:
+        """Whether somebody may still do something about it."""
+        return not self.error and (self.left or self.plan).exit_code == 3
 
 
 def run(args: argparse.Namespace) -> int:
@@ -65,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     if args.dry_run:
         return _end(args, [Done(p) for p in found])
     done = [_mend(store, p, options) for p in found]
-    while args.wait and any(d.plan.exit_code == 3 and not d.error for d in done):
+    while args.wait and any(d.waits for d in done):
         time.sleep(EVERY)
         done = [_followed(store, d, options) for d in done]
     return _end(args, done)
@@ -128,24 +138,38 @@ def findings(seen: Snapshot) -> tuple[Finding, ...]:
     return (*said, *(f for f in stat(expected(seen), seen.sizes) if f.name not in names))
 
 
-def _mend(store: Store, plan_: Plan, options: HeadOptions) -> Done:
-    """What can be done here; and where only a listing shows the damage, a report, for that is what nodes answer."""
+def _mend(store: Store, plan_: Plan, options: HeadOptions, tried: frozenset[str] = frozenset()) -> Done:
+    """What can be done here; and where only a listing shows the damage, a report, for that is what nodes answer.
+
+    Where that should be all, it is verified; what that finds is mended too, each part once (``tried``).
+    """
     seen = _of(fresh(store, plan_.run), plan_)
     try:
         if seen is not None and {f.name for f in findings(seen)} - {f.name for f in standing(seen)}:
             _verified(store, plan_, "stat")
             seen = _of(fresh(store, plan_.run), plan_)
         written = mend(store, plan_, seen, options)
-        if written and plan_.exit_code == 0:
-            _verified(store, plan_, _level(seen))
-        return Done(plan_, written)
+        if plan_.exit_code or not _doable(plan_):
+            return Done(plan_, written)
+        _verified(store, plan_, _level(seen))
+        left = planned(fresh(store, plan_.run), plan_.run, plan_.place, node_words(store))
     except CkptsyncError as e:
         return Done(plan_, (), e)
+    tried |= _doable(plan_)
+    if not _doable(left) - tried:
+        return Done(plan_, written, None, left)
+    more = _mend(store, left, options, tried)
+    return Done(plan_, (*written, *more.written), more.error, more.left or more.plan)
+
+
+def _doable(plan_: Plan) -> frozenset[str]:
+    """Names of what can be mended here."""
+    return frozenset(part.name for part in plan_.parts if part.how in ("rebuild", "copy"))
 
 
 def _followed(store: Store, before: Done, options: HeadOptions) -> Done:
     """Look again: what has been sent since is verified, what can be made of it is made."""
-    if before.error or before.plan.exit_code != 3:
+    if not before.waits:
         return before
     found = fresh(store, before.plan.run)
     now = planned(found, before.plan.run, before.plan.place, node_words(store))
@@ -157,8 +181,8 @@ def _followed(store: Store, before: Done, options: HeadOptions) -> Done:
             return Done(now, before.written, e)
         found = fresh(store, now.run)
         now = planned(found, now.run, now.place, node_words(store))
-    done = _mend(store, now, options) if any(p.how in ("rebuild", "copy") for p in now.parts) else Done(now)
-    return Done(now, (*before.written, *done.written), done.error)
+    done = _mend(store, now, options) if _doable(now) else Done(now)
+    return Done(now, (*before.written, *done.written), done.error, done.left)
 
 
 def _is_answered(seen: Snapshot, found: Fresh, plan_: Plan) -> bool:

@@ -6,14 +6,20 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from blake3 import blake3
 
-from ckptsync.catalogue.fresh import Fresh
-from ckptsync.errors import Corrupt
+from ckptsync.catalogue.fresh import Fresh, fresh_place
+from ckptsync.errors import Corrupt, Incomplete
+from ckptsync.head import tombs
 from ckptsync.head.clearing import check_alone
 from ckptsync.head.consolidate import HeadOptions, one
+from ckptsync.head.removing import is_whole
 from ckptsync.head.repairing import Ground, NodeWord, Part, Plan
-from ckptsync.records.names import consolidated_prefix, parse_record_name
+from ckptsync.head.tombs import Grave
+from ckptsync.records.fate import in_force
+from ckptsync.records.keep import Keep
+from ckptsync.records.names import RecordName, consolidated_prefix, parse_record_name
 from ckptsync.records.saves import Located
 from ckptsync.records.state import Snapshot
+from ckptsync.records.tombstone import Scope
 from ckptsync.stores.contract import About, Store
 
 PIECE = 4 << 20
@@ -37,26 +43,60 @@ def _sound(seen: Snapshot) -> Iterator[Located]:
 
 def mend(store: Store, plan: Plan, seen: Snapshot | None, options: HeadOptions) -> tuple[str, ...]:
     """Do it; the names of what was written, or removed.  Raises the first error after all was tried that does not depend on it."""
-    done = [_remove(store, plan, part) for part in plan.parts if part.how == "rebuild" and _is_word(plan, part)]
+    words = [parsed for part in plan.parts if part.how == "rebuild" and (parsed := _word(plan, part))]
+    done = [name.removeprefix(f"{plan.run}/") for word in words for name in _remove(store, word)]
     if seen is not None:
         done += [_copy(store, seen, part) for part in plan.parts if part.how == "copy"]
-    if any(part.how == "rebuild" and not _is_word(plan, part) for part in plan.parts):
+    if any(part.how == "rebuild" and not _word(plan, part) for part in plan.parts):
         prefix = consolidated_prefix(plan.run, plan.place).removeprefix(f"{plan.run}/")
         made = one(store, plan.run, plan.place, options)
         done += [f"{prefix}{name}" for each in made for name in each.files]
     return tuple(done)
 
 
-def _is_word(plan: Plan, part: Part) -> bool:
+def _word(plan: Plan, part: Part) -> RecordName | None:
     parsed = parse_record_name(f"{plan.run}/{part.name}")
-    return parsed is not None and parsed.kind in ("keep", "tombstone")
+    return parsed if parsed is not None and parsed.kind in ("keep", "tombstone", "report") else None
 
 
-def _remove(store: Store, plan: Plan, part: Part) -> str:
-    """A record that is not what its name says says nothing: without it others can be said again."""
-    check_alone(store, plan.run, plan.place)
-    store.delete(f"{plan.run}/{part.name}")
-    return part.name
+def _remove(store: Store, word: RecordName) -> Iterator[str]:
+    """A record that is not what its name says says nothing: without it others can be said again.
+
+    While it is there nobody removes the place; so what it may have protected is protected by a new word before it goes.
+    """
+    check_alone(store, word.run, word.place)
+    found = fresh_place(store, word.run, word.place)
+    seen = found.of(word.run, word.place)
+    if word.kind == "keep":
+        yield from _kept(store, word, seen)
+    if word.kind == "tombstone":
+        if seen is None and any(fault.record.kind == "manifest" for fault in found.faults):
+            raise Incomplete(
+                f"{word.run}/{word.place}: its manifest cannot be read", hint="its node has to write that again before"
+            )
+        yield from _taken_back(store, seen)
+    store.delete(str(word))
+    yield str(word)
+
+
+def _kept(store: Store, word: RecordName, seen: Snapshot | None) -> Iterator[str]:
+    """Unless a later word says whether it is kept."""
+    if seen is None or not any(k.n > word.n for k in seen.records.keeps.values()):
+        reason = "its record was damaged: release it if it should go"
+        yield tombs.keep(store, Keep(word.run, word.place.partition("~")[0], word.place, 0, keeps=True, reason=reason))
+
+
+def _taken_back(store: Store, seen: Snapshot | None) -> Iterator[str]:
+    """What is said yet of a place that counts, but for what a head has removed in part: that can only be finished."""
+    if seen is None:
+        return
+    manifests = {known.name: known.manifest for known in seen.manifests}
+    force = [t for t in in_force(seen.records.tombstones).values() if not manifests.keys().isdisjoint(t.manifests)]
+    scopes: tuple[Scope, ...] = ("place", "shards")
+    for scope in scopes:
+        stages = {t.stage for t in force if t.scope == scope}
+        if stages and (stages == {"said"} or is_whole(seen, scope)):
+            yield tombs.write(store, Grave(manifests, scope, "a damaged word may have taken it back"), "back")
 
 
 def _copy(store: Store, seen: Snapshot, part: Part) -> str:

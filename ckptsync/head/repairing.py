@@ -72,7 +72,7 @@ class Ground:
 
 def plan(run: str, place: str, seen: Snapshot | None, findings: Sequence[Finding], ground: Ground) -> Plan:
     """What to do.  ``findings``: all that stands against the place, also what no report says yet; ``seen``: ``None`` where no manifest counts."""
-    parts = [_of_record(fault, ground) for fault in ground.faults]
+    parts = [_of_record(fault, seen, ground) for fault in ground.faults]
     if seen is not None:
         shards = [p for f in _each(findings) if (p := _of_shard(f, seen, ground))]
         parts += [*shards, *(p for f in _each(findings) if (p := _of_model(f, seen, shards)))]
@@ -171,19 +171,34 @@ def _of_tensors(finding: Finding, seen: Snapshot) -> tuple[str, ...]:
     return (f"tensors {', '.join(names)}",) if names else ()
 
 
-def _of_record(fault: Fault, ground: Ground) -> Part:
+def _of_record(fault: Fault, seen: Snapshot | None, ground: Ground) -> Part:
     name, kind = fault.name.removeprefix(f"{fault.run}/"), fault.record.kind
     damage = str(fault.error).removeprefix(f"{fault.name}: ")
     if isinstance(fault.error, Unsupported):
         return Part(name, "later", "written by a newer ckptsync: upgrade this one", damage)
     if kind == "seal":
-        return Part(name, "rebuild", "written again with the model that it is of", damage)
+        return _of_seal(name, damage, seen)
     if kind == "report":
+        if seen is not None and any(report.n > fault.record.n for report in seen.records.reports.values()):
+            return Part(name, "rebuild", "counts for nothing, and a later one says what is: removed", damage)
         return Part(name, "ignore", "counts for nothing: the next verification says again what is", damage)
-    if kind in ("keep", "tombstone"):
-        word = "says nothing any more: removed" + ("; `ckptsync keep` says it again" if kind == "keep" else "; gc decides again")
-        return Part(name, "rebuild", word, damage)
+    if kind in _WORDS:
+        return Part(name, "rebuild", _WORDS[kind], damage)
     return _of_manifest(fault, name, damage, ground)
+
+
+_WORDS = {
+    "keep": "says nothing any more: removed, after a new word that keeps the place; `ckptsync keep --release` lets it go",
+    "tombstone": "says nothing any more: removed, after what it may have taken back is taken back; gc decides again",
+}
+
+
+def _of_seal(name: str, damage: str, seen: Snapshot | None) -> Part:
+    """It follows from the shards, unless they have gone."""
+    if seen is None or not seen.facets.shards or seen.demands.model.keys() <= seen.present().keys():
+        return Part(name, "rebuild", "written again with the model that it is of", damage)
+    lost = ("the consolidated model may be there, and nothing proves any more that its bytes are right",)
+    return Part(name, "lost", f"its shards were let go: {seen.facets.shards}", damage, lost)
 
 
 def _of_manifest(fault: Fault, name: str, damage: str, ground: Ground) -> Part:
