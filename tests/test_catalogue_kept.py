@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -72,3 +73,14 @@ def test_a_home_that_cannot_be_written_costs_only_time(cache: Cache, home: Path)
 def test_a_service_has_a_directory_of_its_own(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CACHE_DIRECTORY", f"{home}/one{os.pathsep}{home}/two")
     assert kept.path(URL).parent == home / "one"
+
+
+def test_a_user_without_a_home_keeps_nothing(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(_number: int) -> NoReturn:
+        raise KeyError  # as the system says of a number that it does not know
+
+    for name in ("XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("pwd.getpwuid", nobody)
+    kept.save(URL, cache)
+    assert kept.load(URL) == Cache()

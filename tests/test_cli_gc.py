@@ -123,6 +123,10 @@ def test_litter_is_shown_and_removed_when_asked_for(store: Path, capsys: pytest.
         (["--keep-last", "x"], "--keep-last"),
         (["--keep-best", "loss"], "not a metric and a number"),
         (["--grace", "soon", "--keep-last", "1"], "--grace"),
+        (["--max-size", "9" * 400 + "TB"], "too large"),
+        (["--keep-last", "1", "--run", ".."], "not a name that a run can have"),
+        (["--keep-last", "1", "--run", "run/"], "not a name that a run can have"),
+        (["--keep-last", "1", "--run", "nosuch"], "there is no such run"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(store: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,10 +6,15 @@ from ckptsync.catalogue.fresh import fresh
 from ckptsync.errors import ConfigError, Incomplete
 from ckptsync.head.gc import Asked, tick
 from ckptsync.head.keeping import keep, release
+from ckptsync.head.metrics import read_manifests
 from ckptsync.head.rules import Rules
+from ckptsync.head.tombs import Grave, write
+from ckptsync.records.tombstone import Stage
 from ckptsync.stores.memory import MemoryStore
+from tests.filled import flip
 from tests.retained import FIRST, fill
 
+STAGES: tuple[Stage, ...] = ("begun", "back", "said")
 LAST = Asked(lambda _: Rules(keep_last=1), 99.0)
 SHARDS = Asked(lambda _: Rules(shards=0), 0.0)
 
@@ -45,9 +50,22 @@ def test_what_was_marked_comes_back() -> None:
     assert word(store) == "VERIFIED"
 
 
-def test_what_has_lost_a_file_is_not_promised() -> None:
+def test_what_has_lost_a_file_and_was_only_marked_is_kept() -> None:
     store = filled()
     tick(store, LAST)
+    store.delete("run/consolidated/checkpoint-1/model.safetensors")
+    assert keep(store, "run", "checkpoint-1")
+    assert word(store) == "COMPLETE"
+    assert not keep(store, "run", "checkpoint-1")
+
+
+def test_what_a_removal_has_taken_a_file_of_is_not_promised() -> None:
+    store = filled()
+    tick(store, LAST)
+    (name,) = [e.name for e in store.names("run/.ckptsync/checkpoint-1/") if "/manifest-" in e.name]
+    grave = Grave({name: read_manifests(store, [name])[0]}, "place", "old")
+    for stage in STAGES:
+        write(store, grave, stage)
     store.delete("run/checkpoint-1/a.bin")
     with pytest.raises(Incomplete, match="too late"):
         keep(store, "run", "checkpoint-1")
@@ -64,3 +82,11 @@ def test_a_model_whose_shards_have_gone_may_still_be_kept() -> None:
 def test_there_is_nothing_to_keep_where_nothing_is() -> None:
     with pytest.raises(ConfigError, match="no node has told"):
         keep(filled(), "run", "checkpoint-9")
+
+
+@pytest.mark.parametrize("kind", ["report", "seal"])
+def test_what_is_made_anew_keeps_nobody_from_keeping(kind: str) -> None:
+    store = filled()
+    flip(store, next(e.name for e in store.names("run/.ckptsync/checkpoint-1/") if f"/{kind}-" in e.name))
+    assert keep(store, "run", "checkpoint-1")
+    assert release(store, "run", "checkpoint-1")

@@ -36,7 +36,7 @@ def load(url: str) -> Cache:
     """What was kept of the store at ``url``; an empty cache where nothing is, or what cannot be believed."""
     try:
         data = path(url).read_bytes()
-    except OSError:
+    except (OSError, RuntimeError):
         return Cache()  # it is only read again
     head, body = data[: len(_HEAD)], data[len(_HEAD) + 64 :]
     if head != _HEAD or data[len(_HEAD) : len(_HEAD) + 64] != digest(body).encode():
@@ -52,8 +52,11 @@ def save(url: str, cache: Cache) -> None:
     """Keep it, if it holds anything new.  A disk that is full, or a home that cannot be written, costs only time later: no error."""
     if not cache.is_new:
         return
+    try:
+        target = path(url)
+    except RuntimeError:
+        return  # nobody's home: there is nowhere to keep it
     body = msgspec.msgpack.encode(_Kept(url, tuple((*name, unit) for name, unit in cache.units.items()), cache.cuts))
-    target = path(url)
     draft = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -67,7 +70,10 @@ def save(url: str, cache: Cache) -> None:
 
 
 def path(url: str) -> Path:
-    """Where it is: below ``CACHE_DIRECTORY``, as systemd sets it for a service, ``XDG_CACHE_HOME``, or ``~/.cache``."""
+    """Where it is: below ``CACHE_DIRECTORY``, as systemd sets it for a service, ``XDG_CACHE_HOME``, or ``~/.cache``.
+
+    Raises RuntimeError for a user whom the system does not know, and who has no ``HOME``, as in a container.
+    """
     given = os.environ.get("CACHE_DIRECTORY", "").partition(":")[0]
     base = Path(given) if given else Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser()) / "ckptsync"
     return base / f"catalogue-{digest(url.encode())[:16]}"

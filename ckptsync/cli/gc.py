@@ -10,7 +10,7 @@ from typing import Any
 
 from ckptsync.cli import output
 from ckptsync.cli.arguments_keeping import RULES
-from ckptsync.cli.places import asked_store
+from ckptsync.cli.places import asked_store, checked_name
 from ckptsync.config.loading import load
 from ckptsync.config.readers import period
 from ckptsync.config.readers_head import RULES as READ
@@ -32,6 +32,7 @@ def run(args: argparse.Namespace) -> int:
     """Decide, and unless it is a dry run do it."""
     asked = asked_for(args)
     store = asked_store(args)
+    _check_there(store, args.run)
     found = plan(store, asked, _clock(store)) if args.dry_run else tick(store, asked)
     swept = _litter(store, args) if args.litter else ()
     if args.json:
@@ -40,6 +41,12 @@ def run(args: argparse.Namespace) -> int:
         for line in (*lines(found, is_dry=args.dry_run), *litter_lines(swept, is_dry=args.dry_run)):
             print(line)
     return max((f.error.exit_code for f in found.failed), default=0)
+
+
+def _check_there(store: Store, run: str) -> None:
+    """Raises ConfigError if a run is named that the store does not have."""
+    if run and next(iter(store.names(f"{checked_name(run, 'run')}/")), None) is None:
+        raise ConfigError(f"{run}: there is no such run in this store", hint="`ckptsync ls` shows what is there")
 
 
 def asked_for(args: argparse.Namespace) -> Asked:

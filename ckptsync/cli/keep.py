@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ckptsync.cli import output
-from ckptsync.cli.places import asked_store
+from ckptsync.cli.places import asked_store, checked_name
 from ckptsync.errors import ConfigError
 from ckptsync.head.keeping import keep, release
 
@@ -33,4 +33,4 @@ def named(what: str) -> tuple[str, str]:
     run_, _, place = what.strip("/").rpartition("/")
     if not run_ or not place:
         raise ConfigError(f"{what}: RUN/CHECKPOINT wanted", hint="`ckptsync ls` shows what is there")
-    return run_, place
+    return checked_name(run_, "run"), checked_name(place, "checkpoint")

@@ -14,7 +14,8 @@ from ckptsync.config import reach
 from ckptsync.config.loading import from_environment, load
 from ckptsync.config.readers import bandwidth
 from ckptsync.config.units import show_size
-from ckptsync.errors import ConfigError
+from ckptsync.errors import ConfigError, Corrupt
+from ckptsync.paths import checked_path
 from ckptsync.records.names import consolidated_prefix
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import open_store
@@ -61,6 +62,14 @@ def _bandwidth(text: str) -> Timetable | None:
         return bandwidth(text)
     except ValueError as e:
         raise ConfigError(f"--bandwidth: {e}") from e
+
+
+def checked_name(name: str, what: str) -> str:
+    """``name`` itself, if ``what`` (a run, or a checkpoint) can have such a name; raises ConfigError."""
+    try:
+        return checked_path(name)
+    except Corrupt as e:
+        raise ConfigError(f"{name!r}: not a name that a {what} can have", hint="`ckptsync ls` shows what is there") from e
 
 
 def fault_lines(catalogue: Catalogue) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 from ckptsync.units import show_duration, show_size
@@ -23,7 +24,10 @@ def parse_duration(text: str) -> float:
         return 0.0
     if not _DURATION.fullmatch(text):
         raise ValueError(f"{text!r} is not a duration: a number and a unit are wanted, such as 10s, 5m, 2h or 7d")
-    return sum(float(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(text))
+    seconds = sum(float(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(text))
+    if seconds == math.inf:
+        raise ValueError(f"{text[:40]!r}… is not a duration: it is too long, wanted is one such as 10s, 5m, 2h or 7d")
+    return seconds
 
 
 def parse_size(text: str) -> int:
@@ -31,4 +35,7 @@ def parse_size(text: str) -> int:
     found = _SIZE.fullmatch(text.strip())
     if not found:
         raise ValueError(f"{text!r} is not a size: a number and a unit are wanted, such as 5GB or 512MiB")
-    return round(float(found[1]) * _BYTES[(found[2] or "").upper()])
+    size = float(found[1]) * _BYTES[(found[2] or "").upper()]
+    if size == math.inf:
+        raise ValueError(f"{text[:40]!r}… is not a size: it is too large, wanted is one such as 5GB or 512MiB")
+    return round(size)

@@ -11,6 +11,7 @@ from ckptsync.errors import ConfigError, Incomplete
 from ckptsync.head import tombs
 from ckptsync.head.marking import Step
 from ckptsync.head.removing import Road, take_back
+from ckptsync.records.coding import is_made_anew
 from ckptsync.records.fate import fate
 from ckptsync.records.keep import Keep, kept
 from ckptsync.records.state import Snapshot
@@ -51,7 +52,7 @@ def release(store: Store, run: str, place: str) -> bool:
 def _seen(store: Store, run: str, place: str) -> Snapshot:
     found = fresh_place(store, run, place)
     for fault in found.faults:
-        if fault.record.kind != "keep":
+        if fault.record.kind != "keep" and not is_made_anew(fault.record, fault.error):
             raise fault.error
     seen = found.of(run, place)
     if seen is None:
