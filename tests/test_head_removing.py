@@ -177,8 +177,24 @@ def test_a_damaged_report_keeps_nothing_and_a_damaged_word_to_keep_does() -> Non
     assert removed(store).outcome == "removed"
 
 
-def test_what_has_lost_a_file_is_not_taken_back() -> None:
+@pytest.mark.parametrize("lost", ["run/checkpoint-1/a.bin", "run/consolidated/checkpoint-1/model.safetensors"])
+def test_what_has_lost_a_file_before_any_removal_began_is_taken_back(lost: str) -> None:
     store = marked()
+    store.delete(lost)
+    assert take_back(store, STEP, Road(Cache())).outcome == "taken back"
+    (seen, _) = fresh(store).places
+    assert seen.word in ("ARRIVING", "COMPLETE"), "it can be repaired again"
+
+
+def test_a_removal_that_begins_while_somebody_looks_whether_it_has_is_seen() -> None:
+    store = marked()
+    store.delete("run/checkpoint-1/a.bin")
+    found = take_back(store, STEP, Road(Cache(), wait=lambda _: mark(store, "begun")))
+    assert found.reason == "its removal has begun"
+
+
+def test_what_has_lost_a_file_after_a_removal_began_is_not_taken_back() -> None:
+    store = marked("said", "begun", "back", "said")
     store.delete("run/checkpoint-1/a.bin")
     assert take_back(store, STEP, Road(Cache())).reason == "it is not whole any more"
     (seen, _) = fresh(store).places

@@ -28,7 +28,7 @@ from ckptsync.records.manifest import Manifest
 from ckptsync.records.names import OURS, consolidated_prefix, sending_prefix
 from ckptsync.records.places import record_names
 from ckptsync.records.state import Snapshot
-from ckptsync.records.tombstone import Scope, Tombstone
+from ckptsync.records.tombstone import Scope
 from ckptsync.stores.contract import Store
 
 PROMPT = 60.0
@@ -100,6 +100,13 @@ class Look:
         return is_whole(self.seen, self.scope)
 
     @property
+    def may_come_back(self) -> bool:
+        """Whether no removal has taken a file: nothing is missing, or none ever began that could have."""
+        stones = self.seen.records.tombstones.values()
+        taking = [t for t in stones if t.stage in ("begun", "done") and (t.scope == "place" or self.scope == "shards")]
+        return self.is_whole or not taking
+
+    @property
     def manifests(self) -> dict[str, Manifest]:
         """Those of it that count, by name."""
         return {k.name: k.manifest for k in self.seen.manifests}
@@ -161,11 +168,14 @@ def remove(store: Store, step: Step, road: Road) -> Removal:
 
 
 def take_back(store: Store, step: Step, road: Road) -> Removal:
-    """What was marked is kept after all, if it is whole and its removal has not begun.  Raises StoreError."""
+    """What was marked is kept after all, if its removal has not begun, and none has taken a file before.  Raises StoreError."""
     seen = look(store, step, road.cache)
+    if seen and not seen.is_whole and seen.may_come_back:
+        road.wait(store.late)  # whoever has taken what is missing had said before that he begins: by now that is seen
+        seen = look(store, step, road.cache)
     if seen is None:
         return Removal("gone")
-    if seen.summary.begun or not seen.is_whole:
+    if seen.summary.begun or not seen.may_come_back:
         return Removal("waits", "its removal has begun" if seen.summary.begun else "it is not whole any more")
     return _taken_back(store, seen, step.reason)
 
@@ -238,7 +248,7 @@ def _sender(store: Store, seen: Snapshot, now: float) -> str:
 
 
 def _taken_back(store: Store, seen: Look, why: str) -> Removal:
-    if not seen.is_whole:
+    if not seen.may_come_back:
         return Removal("waits", why)
     tombs.write(store, Grave(seen.manifests, seen.scope, why), "back")
     return Removal("taken back", why)
@@ -263,21 +273,9 @@ def _carried_out(store: Store, seen: Look, told: Told, sure: Sure) -> Removal:
     elif not forget(store, run, place, _of_name(store, seen.seen)):
         return Removal("waits", "somebody writes files into it", done)
     else:
-        for name in spent(seen.seen.records.tombstones):
+        for name in tombs.spent(seen.seen.records.tombstones):
             store.delete(name)
     return Removal("removed", seen.seen.facets.retired or seen.seen.facets.shards, done)
-
-
-def spent(stones: Mapping[str, Tombstone]) -> list[str]:
-    """Of a place that is gone the tombstones beside the one that says all: by that a node knows its save again.  Pure."""
-    stays = max(
-        (t for t in stones.values() if t.stage == "said" and t.scope == "place"),
-        key=lambda t: (len(t.manifests), t.n),
-        default=None,
-    )
-    if stays is None:
-        return []
-    return [name for name, t in stones.items() if t is not stays and set(t.manifests).issubset(stays.manifests)]
 
 
 def _grave(seen: Look) -> Grave:

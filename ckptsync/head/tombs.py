@@ -67,6 +67,18 @@ def ended(manifests: Iterable[Manifest]) -> dict[str, int]:
     return found
 
 
+def spent(stones: Mapping[str, Tombstone]) -> list[str]:
+    """Of a place that is gone the tombstones beside the one that says all: by that a node knows its save again.  Pure."""
+    stays = max(
+        (t for t in stones.values() if t.stage == "said" and t.scope == "place"),
+        key=lambda t: (len(t.manifests), t.n),
+        default=None,
+    )
+    if stays is None:
+        return []
+    return [name for name, t in stones.items() if t is not stays and set(t.manifests).issubset(stays.manifests)]
+
+
 def _put(store: Store, record: Tombstone | Keep) -> str:
     data = encode(record)
     name = record_name(record, data)
