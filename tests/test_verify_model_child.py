@@ -151,3 +151,18 @@ def test_weights_that_this_machine_lacks_a_library_for_are_no_damage(made: Path,
 )
 def test_what_a_machine_lacks_is_told_from_what_is_wrong(error: Exception, where: str) -> None:
     assert model_child._whose(error) == where
+
+
+def test_what_transformers_imports_late_finds_where_temporary_files_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    libraries, root = tmp_path / "libraries", tmp_path / "model"
+    libraries.mkdir()
+    root.mkdir()
+    (libraries / "accelerate.py").write_text("")
+    (libraries / "torch.py").write_text("__version__ = 'x'\nset_num_threads = print")
+    program = "import tempfile\n__version__ = 'x'\nclass AutoConfig:\n    def from_pretrained(*_, **__):\n        raise ValueError(f'in {tempfile.gettempdir()}')"
+    (libraries / "transformers.py").write_text(program)
+    for name in ("config.json", "model.safetensors"):
+        (root / name).write_text("{}")
+    monkeypatch.setenv("PYTHONPATH", str(libraries))
+    ((kind, detail),) = looked(root)[0]
+    assert (kind, "ValueError: in /" in detail) == ("note", True)
