@@ -106,3 +106,32 @@ def test_what_is_damaged_is_no_baseline(model: Path, tmp_path: Path) -> None:
     weights.write_bytes(weights.read_bytes()[:-1])
     assert main(["verify", str(model), "--record", str(tmp_path / "base.json")]) == 10
     assert not (tmp_path / "base.json").exists()
+
+
+def test_a_target_that_fails_hides_no_damage_of_another(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    weights = max(model.iterdir(), key=lambda p: p.stat().st_size)
+    weights.write_bytes(weights.read_bytes()[:-1])
+    (tmp_path / "empty").mkdir()
+    targets = [str(tmp_path / "empty"), str(model), str(tmp_path / "absent")]
+    assert main(["verify", *targets, "--json", "--junit", str(tmp_path / "j.xml")]) == 10
+    out, err = capsys.readouterr()
+    told = json.loads(out)
+    assert [r["verdict"] for r in told["reports"]] == ["damaged"]
+    assert [(e["target"], e["exit_code"]) for e in told["errors"]] == [(targets[0], 5), (targets[2], 2)]
+    assert [json.loads(line)["exit_code"] for line in err.splitlines()] == [5, 2]
+    assert (tmp_path / "j.xml").read_text().count("<error ") == 2
+
+
+def test_without_damage_the_first_error_is_the_commands(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    max(model.iterdir(), key=lambda p: p.stat().st_size).unlink()
+    assert main(["verify", str(tmp_path / "empty"), str(model), str(tmp_path / "absent")]) == 5
+    out, err = capsys.readouterr()
+    assert "incomplete" in out
+    assert err.count("ckptsync: error: ") == 2
+
+
+def test_what_was_not_verified_is_no_baseline(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert main(["verify", str(tmp_path / "empty"), "--record", str(tmp_path / "base.json")]) == 5
+    assert not (tmp_path / "base.json").exists()

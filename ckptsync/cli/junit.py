@@ -6,13 +6,14 @@ from collections.abc import Iterator, Sequence
 from xml.sax.saxutils import escape, quoteattr
 
 from ckptsync.cli import output
+from ckptsync.errors import CkptsyncError
 from ckptsync.records.report import Finding, Reading, Report
 from ckptsync.verify.findings import DAMAGE
 
 
-def junit(reports: Sequence[Report]) -> str:
-    """The document."""
-    suites = [_suite(report) for report in reports]
+def junit(reports: Sequence[Report], stopped: Sequence[tuple[str, CkptsyncError]] = ()) -> str:
+    """The document; ``stopped`` are targets that were not verified to their end, and why."""
+    suites = [*(_suite(report) for report in reports), *(_stopped(target, error) for target, error in stopped)]
     return "\n".join(
         ['<?xml version="1.0" encoding="UTF-8"?>', '<testsuites name="ckptsync verify">', *suites, "</testsuites>", ""]
     )
@@ -36,6 +37,12 @@ def _suite(report: Report) -> str:
     counts = f'tests="{len(cases)}" failures="{failures}" errors="0" skipped="{skipped}"'
     notes = escape("\n".join(_notes(report)))
     return f"<testsuite name={_quoted(name)} {counts}>\n" + "\n".join(cases) + f"\n<system-out>{notes}</system-out>\n</testsuite>"
+
+
+def _stopped(target: str, error: CkptsyncError) -> str:
+    case = f'<testcase classname={_quoted(target)} name="verified">'
+    what = f"<error type={_quoted(type(error).__name__)} message={_quoted(str(error))}/></testcase>"
+    return f'<testsuite name={_quoted(target)} tests="1" failures="0" errors="1" skipped="0">\n{case}{what}\n</testsuite>'
 
 
 def _level(name: str, reading: Reading) -> str:

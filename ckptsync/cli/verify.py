@@ -1,11 +1,14 @@
 """``ckptsync verify``: prove what a store, or a checkpoint in a plain directory, holds.
 
 What is still arriving in a store is listed and no failure; in a plain directory nothing can arrive, so what is missing is.
+A target that cannot be verified to its end is told, and hides nothing of the others.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
@@ -16,7 +19,7 @@ from ckptsync.cli import output
 from ckptsync.cli.junit import junit
 from ckptsync.cli.places import reached
 from ckptsync.config.units import show_size
-from ckptsync.errors import ConfigError
+from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError
 from ckptsync.records.report import Finding, Level, Reading, Report
 from ckptsync.stores import trees
 from ckptsync.stores.trees import Access
@@ -28,32 +31,49 @@ from ckptsync.verify.sampling import Sample
 from ckptsync.verify.target import Asked, InStore, Plain, target, verify
 
 MOST_TENSORS = 10
+Stopped = list[tuple[str, CkptsyncError]]
+"""Targets as they were named, with why they were not verified to their end."""
 
 
 def run(args: argparse.Namespace) -> int:
     """Verify each target; a line for each place as it is done, then its findings."""
-    reports, access = [], reached(args)
-    asked = _targets(args, access)
-    for where, how in asked:
-        for report in verify(where, how):
-            reports.append(report)
-            if not args.json:
-                print("\n".join(lines(report)), flush=True)
-    if args.record and not exit_code(reports):
-        _record(asked[0][0], Path(args.record))
-    if args.junit:
-        _write(Path(args.junit), junit(reports).encode(), "w")
+    reports: list[Report] = []
+    stopped: Stopped = []
+    asked = _targets(args, reached(args), stopped)
+    for url, where, how in asked:
+        try:
+            for report in verify(where, how):
+                reports.append(report)
+                if not args.json:
+                    print("\n".join(lines(report)), flush=True)
+        except CkptsyncError as e:  # noqa: PERF203 - told below, once the others are verified
+            stopped.append((url, e))
+    code = _code(reports, stopped)
+    if args.record and not code:
+        _record(asked[0][1], Path(args.record))
+    for _, error in stopped:
+        _tell(error, as_json=args.json)
     if args.json:
-        output.print_json({"reports": [described(report) for report in reports], "exit_code": exit_code(reports)})
-    elif not reports:
+        errors = [{"target": url, **_described(e)} for url, e in stopped]
+        output.print_json({"reports": [described(report) for report in reports], "errors": errors, "exit_code": code})
+    elif not (reports or stopped):
         print("nothing to verify: no checkpoint has arrived yet")
-    return exit_code(reports)
+    if args.junit:
+        _write(Path(args.junit), junit(reports, stopped).encode(), "w")
+    return code
 
 
-def _targets(args: argparse.Namespace, access: Access) -> list[tuple[InStore | Plain, Asked]]:
+def _code(reports: Sequence[Report], stopped: Stopped) -> int:
+    """Damage outweighs an error, and an error what is incomplete."""
+    code = exit_code(reports)
+    return code if not stopped or code == Corrupt.exit_code else stopped[0][1].exit_code
+
+
+def _targets(args: argparse.Namespace, access: Access, stopped: Stopped) -> list[tuple[str, InStore | Plain, Asked]]:
     """What is verified, and how; raises ConfigError where options do not go together."""
-    named = [target(url, access) for url in args.targets]
-    if (args.baseline or args.record) and not (len(named) == 1 and isinstance(named[0], Plain)):
+    where = _named(args.targets, access, stopped)
+    named = [found for _, found in where]
+    if (args.baseline or args.record) and not (len(args.targets) == 1 and all(isinstance(found, Plain) for found in named)):
         raise ConfigError(
             "a baseline is of one plain directory",
             hint="what is in a store has its digests recorded: leave --baseline and --record out",
@@ -63,7 +83,7 @@ def _targets(args: argparse.Namespace, access: Access) -> list[tuple[InStore | P
         raise ConfigError(
             f"a sample is compared at level digest, and --level is {args.level}", hint="leave --sample or --level out"
         )
-    if sample and not args.baseline and any(isinstance(where, Plain) for where in named):
+    if sample and not args.baseline and any(isinstance(found, Plain) for found in named):
         raise ConfigError(
             "a sample of a plain directory needs digests to compare with", hint="give --baseline, or leave --sample out"
         )
@@ -71,7 +91,17 @@ def _targets(args: argparse.Namespace, access: Access) -> list[tuple[InStore | P
     if args.record and Path(args.record).exists():
         raise ConfigError(f"{args.record}: already there, and a baseline is never written over", hint="give another name")
     now = time.time()
-    return [(where, Asked(level(where, args.level), now, sample, known)) for where in named]
+    return [(url, found, Asked(level(found, args.level), now, sample, known)) for url, found in where]
+
+
+def _named(urls: Sequence[str], access: Access, stopped: Stopped) -> list[tuple[str, InStore | Plain]]:
+    found: list[tuple[str, InStore | Plain]] = []
+    for url in urls:
+        try:
+            found.append((url, target(url, access)))
+        except StoreError as e:  # noqa: PERF203 - of this one: a URL that cannot be is a ConfigError, and nothing is begun
+            stopped.append((url, e))
+    return found
 
 
 def level(where: InStore | Plain, asked: Level | None) -> Level:
@@ -110,6 +140,20 @@ def _write(path: Path, data: bytes, how: str) -> None:
             file.write(data)
     except OSError as e:
         raise ConfigError(f"{path}: {(e.strerror or str(e)).lower()}", hint="give another name") from e
+
+
+def _tell(error: CkptsyncError, *, as_json: bool) -> None:
+    """On stderr, as of a command that ends with it."""
+    if as_json:
+        print(json.dumps(_described(error)), file=sys.stderr)
+        return
+    print(f"ckptsync: error: {error}", file=sys.stderr)
+    if error.hint:
+        print(f"ckptsync: hint: {error.hint}", file=sys.stderr)
+
+
+def _described(error: CkptsyncError) -> dict[str, Any]:
+    return {"error": str(error), "hint": error.hint, "exit_code": error.exit_code}
 
 
 def described(report: Report) -> dict[str, Any]:
