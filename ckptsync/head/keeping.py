@@ -22,7 +22,7 @@ from ckptsync.stores.contract import Store
 def keep(store: Store, run: str, place: str, reason: str = "", *, wait: Callable[[float], object] = time.sleep) -> bool:
     """Whether it was not kept yet.  What was marked to go is taken back.
 
-    Raises ConfigError if there is no such place, Incomplete if it is too late: its removal has begun, or files have gone.
+    Raises ConfigError if there is no such place, Incomplete if it is too late: its removal has begun, or one that was taken back has taken files.
     """
     before = _seen(store, run, place)
     is_new = not kept(before.records.keeps)
