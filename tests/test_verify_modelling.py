@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.errors import Corrupt, Unsupported
+from ckptsync.errors import Unsupported
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.tree import LocalFiles
 from ckptsync.verify import modelling
@@ -64,10 +64,12 @@ def test_of_this_machine_weights_are_linked(tmp_path: Path) -> None:
     assert not (tmp_path / "here" / "config.json").is_symlink()
 
 
-def test_a_header_that_cannot_be_is_corrupt(tmp_path: Path) -> None:
+def test_a_header_that_cannot_be_is_damage_of_its_file_and_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modelling, "RUNS", 0)
     source, where = store({"config.json": b"{}", "model.safetensors": b"\xff" * 100})
-    with pytest.raises(Corrupt, match="header"):
-        modelling._fill(tmp_path, Counted(source), where, forward=False)
+    found, reading = models(Counted(source), where, name)
+    assert [(f.kind, f.name) for f in found] == [("parse", "c/model.safetensors"), ("note", "c")]
+    assert (reached("model", found), reading.files) == ("load", 0)
 
 
 def test_what_does_not_fit_is_damage_and_what_could_not_be_done_is_a_note() -> None:

@@ -32,7 +32,6 @@ def test_a_request_has_its_answer_and_the_child_stays(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("program", "fault"),
     [
-        ("kill -KILL $$", "killed by SIGKILL"),
         ("kill -SEGV $$", "killed by SIGSEGV"),
         ("kill -XCPU $$", "20 s of CPU time"),
         ("kill -ALRM $$", "not done in 20 s"),
@@ -45,6 +44,14 @@ def test_a_death_is_told_by_its_cause_and_another_child_is_started(tmp_path: Pat
         for _ in range(2):
             with pytest.raises(Died, match=fault):
                 asked.ask(REQUEST)
+
+
+def test_a_child_that_somebody_else_kills_is_no_damage_and_another_is_started(tmp_path: Path) -> None:
+    with child(tmp_path, f"echo ready x >&0; {READ} kill -KILL $$") as asked:
+        for _ in range(2):
+            with pytest.raises(CkptsyncError, match="killed by SIGKILL") as raised:
+                asked.ask(REQUEST)
+            assert "memory" in raised.value.hint
 
 
 def test_a_child_that_hangs_is_ended_and_shows_life_until_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

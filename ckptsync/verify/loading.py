@@ -59,7 +59,7 @@ def loading(told: Told = lambda _: None) -> Child:
 
 
 def load(child: Child, fd: int, kind: Kind, most: Limits, items: Sequence[Item] = ()) -> Loaded:
-    """Load the file that ``fd`` has open.  Raises Unsupported where safetensors is not installed, CkptsyncError if the child cannot start."""
+    """Load the file that ``fd`` has open.  Raises Unsupported where safetensors is not installed, CkptsyncError if the child cannot start, or is killed."""
     request = {"kind": kind, "items": items, "memory": most.memory, "cpu": most.cpu, "wall": most.wall}
     try:
         told = child.ask(request, [fd])

@@ -42,7 +42,9 @@ def models(source: Counted, where: Where, name: Name, told: Told = lambda _: Non
         return [Finding("note", name(""), f"{UNMODELLED}there is no config.json with safetensors files beside it")], reading
     forward = size <= RUNS
     with tempfile.TemporaryDirectory(prefix="ckptsync-model-") as made, modelling(told) as child:
-        _fill(Path(made), source, where, forward=forward)
+        if wrong := _fill(Path(made), source, where, forward=forward):
+            note = Finding("note", name(""), f"{UNMODELLED}the header of {wrong[0][0]} cannot be read")
+            return [*(Finding("parse", name(path), str(e)) for path, e in wrong), note], reading
         limits = {
             "memory": (4 << 30) + 4 * (size if forward else 0),
             "cpu": 300 + size // (20 << 20),
@@ -85,8 +87,9 @@ def _findings(answer: Mapping[str, object], name: Name, loader: str, *, forward:
         yield Finding("note", name(""), f"{answer['tensors']} tensors are those of the model's class; {run}, with {loader}")
 
 
-def _fill(made: Path, source: Counted, where: Where, *, forward: bool) -> None:
-    inner = source.source
+def _fill(made: Path, source: Counted, where: Where, *, forward: bool) -> list[tuple[str, Corrupt]]:
+    """Paths of what is damaged, and how.  Raises Incomplete, StoreError."""
+    inner, wrong = source.source, list[tuple[str, Corrupt]]()
     root = inner.root if isinstance(inner, LocalFiles) else directory_of(inner)
     for path, (name, size) in where.items():
         if "/" in path:
@@ -95,9 +98,13 @@ def _fill(made: Path, source: Counted, where: Where, *, forward: bool) -> None:
         if path.endswith(_WEIGHTS) and root is not None:
             at.symlink_to(os.path.join(root, name))  # noqa: PTH118 - a name in a store is no path of its own
         elif path.endswith(_WEIGHTS) and not forward:
-            _header(at, source, name, size)
+            try:
+                _header(at, source, name, size)
+            except Corrupt as e:
+                wrong.append((path, e))
         elif path.endswith(_WEIGHTS) or size <= _SMALL:
             _copy(at, source, Extent(name, 0, size))
+    return wrong
 
 
 def _copy(at: Path, source: Counted, extent: Extent) -> None:

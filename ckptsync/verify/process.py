@@ -49,7 +49,7 @@ class Child:
     def ask(self, request: dict[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
         """One request, its answer; ``wall`` and ``cpu`` in it are its limits in seconds.
 
-        Raises Died; Unsupported where its libraries are not installed, CkptsyncError if it cannot start.
+        Raises Died; Unsupported where its libraries are not installed, CkptsyncError if it cannot start, or was killed by somebody else.
         """
         self.start()
         assert self._socket
@@ -138,7 +138,8 @@ class Child:
         self._socket.settimeout(None)
         return bytes(line)
 
-    def _death(self, request: dict[str, Any]) -> Died:
+    def _death(self, request: dict[str, Any]) -> Died | CkptsyncError:
+        """Its limits end it by SIGALRM, SIGXCPU or a MemoryError; SIGKILL is the system's, or somebody's, and says nothing of the file."""
         assert self._process
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(5)
@@ -148,6 +149,9 @@ class Child:
             return Died(f"not done in {request['wall']} s")
         if code == -signal.SIGXCPU:
             return Died(f"not done in {request['cpu']} s of CPU time")
+        if code == -signal.SIGKILL:
+            why = f"{self._module}: the child process was killed by SIGKILL: {said}"
+            return CkptsyncError(why, hint="had this machine, or the service's MemoryMax, too little memory?  Then verify it again")
         if code is not None and code < 0:
             return Died(f"the child process was killed by {signal.Signals(-code).name}: {said}")
         return Died(f"the child process ended with status {code}: {said}")
