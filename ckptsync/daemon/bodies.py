@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from ckptsync.stores.contract import Store
 
 At = Callable[[int, int], None]
+BUDGET = 600.0  # seconds after which retention begins with no other place: it is killed after 900, and what it has done counts
 LEAST_MEMORY = 16 << 20  # bytes: two parts of an upload
 
 
@@ -78,16 +80,24 @@ def _verify(store: Store, order: Order, config: Config, at: At) -> Done:
 
 
 def _retain(store: Store, _order: Order, config: Config, at: At) -> Done:
-    from ckptsync.head.gc import Asked, tick  # noqa: PLC0415
+    from ckptsync.catalogue import kept  # noqa: PLC0415
+    from ckptsync.head.gc import Asked, Memory, tick  # noqa: PLC0415
 
-    gone = 0
+    gone, began = 0, time.monotonic()
+    memory = Memory(kept.load(store.url))
 
     def told(size: int) -> None:
         nonlocal gone
         gone += size
         at(gone, 0)
 
-    swept = tick(store, Asked(config.retention.of, config.retention.grace), None, told)
+    def is_over() -> bool:
+        return time.monotonic() - began > BUDGET
+
+    try:
+        swept = tick(store, Asked(config.retention.of, config.retention.grace), memory, told, is_over)
+    finally:
+        kept.save(store.url, memory.cache)  # also when this process is told to end: the next one goes on there
     return Done(tuple(map(told_head.let_go, swept.done)), told_head.not_let_go(swept.failed), changed=bool(swept.done))
 
 

@@ -100,8 +100,18 @@ def plan(store: Store, asked: Asked, now: float, memory: Memory | None = None) -
     return Swept(tuple(planned), (), tuple(failed))
 
 
-def tick(store: Store, asked: Asked, memory: Memory | None = None, told: Told = nobody) -> Swept:
-    """Do what is due.  One place's failure stops no other.  ``told`` hears of the bytes of each file that is gone.  Raises StoreError as `plan` does."""
+def endless() -> bool:
+    """There is time for all of it."""
+    return False
+
+
+def tick(
+    store: Store, asked: Asked, memory: Memory | None = None, told: Told = nobody, is_over: Callable[[], bool] = endless
+) -> Swept:
+    """Do what is due.  One place's failure stops no other.  Raises StoreError as `plan` does.
+
+    ``told`` hears of the bytes of each file that is gone.  ``is_over`` is asked after each place: then the rest is left to the next tick.
+    """
     memory = memory or Memory()
     now = tombs.store_now(store)
     found = plan(store, asked, now, memory)
@@ -110,8 +120,10 @@ def tick(store: Store, asked: Asked, memory: Memory | None = None, told: Told = 
     for one in found.planned:
         try:
             done += _done(store, one, memory, Road(memory.cache, told))
-        except CkptsyncError as e:  # noqa: PERF203 - each may take hours
+        except CkptsyncError as e:
             failed.append(Failed(one.step.run, one.step.place, e))
+        if (done or failed) and is_over():
+            break
     return Swept(found.planned, tuple(done), tuple(failed))
 
 
