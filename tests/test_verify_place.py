@@ -10,11 +10,14 @@ import pytest
 
 from ckptsync.catalogue.fresh import fresh
 from ckptsync.errors import Incomplete
+from ckptsync.formats import torch_zip
+from ckptsync.model import Extent
 from ckptsync.records.names import consolidated_prefix, file_name
 from ckptsync.records.report import LEVELS, Level
 from ckptsync.records.tombstone import Tombstone
 from ckptsync.stores.contract import Entry
 from ckptsync.stores.memory import MemoryStore
+from ckptsync.verify.archives import items
 from ckptsync.verify.place import verify_place
 from ckptsync.verify.sampling import Sample
 from tests.plain_files import MemoryFiles, safetensors_file, tree
@@ -250,3 +253,18 @@ def test_no_thread_stays_behind() -> None:
     arrive(store, other.content, "n1")
     assert verified(store, "parse").verdict == "ok"
     assert [t.name for t in threading.enumerate() if t.name.startswith("ckptsync-")] == []
+
+
+def test_a_shard_that_was_damaged_before_it_arrived_is_found_when_it_is_loaded() -> None:
+    files = dict(tree(*vector("hf-fsdp2-2node").sources).content)
+    path, there = "optimizer_0/__1_0.distcp", MemoryFiles(files)
+    archives = [torch_zip.open_archive(there, Extent(path, start, size)) for start, size, _ in items(there)[path].items]
+    where = torch_zip.extent(there, next(a for a in archives if "data/0" in a.records), "data/0")
+    damaged = bytearray(files[path])
+    damaged[where.start] ^= 4
+    store = MemoryStore()
+    arrive(store, {**files, path: bytes(damaged)})
+    assert verified(store, "parse").verdict == "ok"
+    report = verified(store, "load")
+    assert [(f.kind, f.name) for f in report.findings if f.kind == "load"] == [("load", f"{PLACE}/{path}")]
+    assert report.verdict == "damaged"

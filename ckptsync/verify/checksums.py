@@ -10,19 +10,23 @@ from ckptsync.formats import torch_zip
 from ckptsync.model import Extent, Files
 from ckptsync.records.report import Finding, Reading
 from ckptsync.verify.archives import ITEMS, TORCH, items
+from ckptsync.verify.reading import Told
 
 _PIECE = 4 << 20
 
 
-def checksums(files: Files) -> tuple[list[Finding], Reading]:
-    """Read every record that has one, weights or not.  ``size`` of the reading counts the bytes that were compared.  Raises StoreError, Incomplete."""
+def checksums(files: Files, told: Told = lambda _: None) -> tuple[list[Finding], Reading]:
+    """Read every record that has one, weights or not.  ``size`` of the reading counts the bytes that were compared; ``told`` has signs of life.
+
+    Raises StoreError, Incomplete.
+    """
     found: list[Finding] = []
     read = count = 0
     for path, archives in _archives(files):
         size = 0
         try:
             for where in archives:
-                size += _compare(files, where)
+                size += _compare(files, where, told)
         except Corrupt as e:
             found.append(Finding("digest", path, str(e)))
         except Unsupported:
@@ -41,7 +45,7 @@ def _archives(files: Files) -> Iterator[tuple[str, list[Extent]]]:
             yield path, [Extent(path, start, count) for start, count, _ in inside[path].items if start + count <= size]
 
 
-def _compare(files: Files, where: Extent) -> int:
+def _compare(files: Files, where: Extent, told: Told) -> int:
     archive = torch_zip.open_archive(files, where)
     total = 0
     for name in archive.records:
@@ -49,18 +53,19 @@ def _compare(files: Files, where: Extent) -> int:
         wanted = torch_zip.checksum(archive, name, extent)
         if wanted is None:
             continue
-        if (found := _crc(files, extent)) != wanted.crc32:
+        if (found := _crc(files, extent, told)) != wanted.crc32:
             end = extent.start + extent.size
             raise Corrupt(f"{where.file}: bytes {extent.start} to {end} have CRC32 {found:08x}, {wanted.crc32:08x} recorded")
         total += extent.size
     return total
 
 
-def _crc(files: Files, extent: Extent) -> int:
+def _crc(files: Files, extent: Extent, told: Told) -> int:
     buffer = memoryview(bytearray(min(_PIECE, extent.size)))
     found = 0
     for at in range(0, extent.size, _PIECE):
         piece = buffer[: min(_PIECE, extent.size - at)]
         files.read_into(extent.file, extent.start + at, piece)
         found = crc32(piece, found)
+        told(0)
     return found
