@@ -58,6 +58,15 @@ def test_sparse_and_foreign_objects_are_looked_into(tmp_path: Path) -> None:
     assert told["nonfinite"] == {"0": 1, "1.0": 1}
 
 
+@pytest.mark.filterwarnings("ignore:Sparse C")
+@pytest.mark.parametrize("layout", ["csr", "csc", "bsr", "bsc"])
+def test_compressed_sparse_tensors_are_looked_into(tmp_path: Path, layout: str) -> None:
+    blocks = {"blocksize": (2, 2)} if layout.startswith("b") else {}
+    dense = torch.tensor([[1.0, float("nan")], [0.0, 2.0]])
+    told = found(saved(tmp_path / "f.pt", {"a": getattr(dense, f"to_sparse_{layout}")(**blocks)}))
+    assert (told["tensors"], told["nonfinite"]) == (3, {"a": 1})
+
+
 @pytest.mark.parametrize("function", [eval, exec, subprocess.Popen, __import__, getattr, print])
 def test_nothing_that_a_file_names_is_called(tmp_path: Path, function: Any) -> None:
     canary = tmp_path / "canary"

@@ -41,6 +41,15 @@ _CODES = {
 }
 
 
+_ROWS, _COLUMNS = ("crow_indices", "col_indices", "values"), ("ccol_indices", "row_indices", "values")
+_COMPRESSED = {  # layouts that have no storage of their own, and the methods that give what they are made of
+    "torch.sparse_csr": _ROWS,
+    "torch.sparse_bsr": _ROWS,
+    "torch.sparse_csc": _COLUMNS,
+    "torch.sparse_bsc": _COLUMNS,
+}
+
+
 class Refused(Exception):
     """A file that holds what torch does not load with ``weights_only``, whoever asks."""
 
@@ -149,6 +158,8 @@ def _inside(one: Any) -> list[tuple[str, Any]]:
 def _parts(tensor: Any) -> list[Any]:
     if tensor.is_sparse:
         return [tensor._indices(), tensor._values()]  # noqa: SLF001 - torch has no other name for what is not coalesced
+    if names := _COMPRESSED.get(str(tensor.layout)):
+        return [getattr(tensor, name)() for name in names]
     if hasattr(tensor, "__tensor_flatten__"):
         return [part for name in tensor.__tensor_flatten__()[0] for part in _parts(getattr(tensor, name))]
     return [] if tensor.is_meta else [tensor]
