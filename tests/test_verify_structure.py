@@ -38,6 +38,11 @@ def test_a_file_without_its_end_is_named(path: str, data: bytes) -> None:
     assert {f.name for f in found} == {f"c/{path}"}
 
 
+def test_an_empty_file_is_named_and_not_the_one_before_it() -> None:
+    (found,) = checked({**WHOLE, "a.safetensors": b"", "optimizer.pt": b"", "trainer_state.json": b""})[:1]
+    assert (found.kind, found.name) == ("parse", "c/a.safetensors")
+
+
 def test_an_index_that_disagrees_is_damage() -> None:
     part = WHOLE["model.safetensors"]
     index = b'{"weight_map": {"z": "model-00001-of-00001.safetensors"}}'

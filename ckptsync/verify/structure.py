@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
@@ -70,7 +71,8 @@ def _guarded(files: Watched, name: Name, check: Callable[[], None]) -> Iterator[
 
 def _closed(files: Watched, name: Name) -> Iterator[Finding]:
     for path in files.sizes():
-        yield from _guarded(files, name, partial(_check_closed, files, path))
+        for found in _guarded(files, name, partial(_check_closed, files, path)):
+            yield replace(found, name=name(path))  # of an empty file nothing was read, and another was the last
 
 
 def _check_closed(files: Files, path: str) -> None:
