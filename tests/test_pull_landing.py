@@ -110,6 +110,13 @@ def test_other_tries_are_named(tmp_path: Path) -> None:
     assert here.others() == (str(tmp_path / ".checkpoint-4.pull-0000000000000000"),)
 
 
+def test_other_tries_of_a_name_with_a_patterns_signs_are_its_own(tmp_path: Path) -> None:
+    here = landing(tmp_path, name="check[1]*")
+    for name in (".check[1]*.pull-0000000000000000", ".check1x.pull-0000000000000000"):
+        (tmp_path / name).mkdir()
+    assert here.others() == (str(tmp_path / ".check[1]*.pull-0000000000000000"),)
+
+
 @pytest.mark.parametrize("content", [b"r0", b"r", b"r00", b"r1", None])
 def test_a_file_is_whole_with_its_own_bytes_and_no_others(tmp_path: Path, content: bytes | None) -> None:
     (wanted,) = [f for f in order(store_of_two()).files if f.under == "rng_state_0.pth"]

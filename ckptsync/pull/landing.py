@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import glob
 import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -112,7 +113,7 @@ class Landing:
     def others(self) -> tuple[str, ...]:
         """Other hidden directories of this checkpoint: tries of other bytes, or of other files."""
         with _told(self.destination):
-            found = self.destination.glob(f".{self.order.name}.pull-*") if self.destination.is_dir() else ()
+            found = self.destination.glob(f".{glob.escape(self.order.name)}.pull-*") if self.destination.is_dir() else ()
             return tuple(sorted(str(path) for path in found if path != self.work))
 
     def _clear(self) -> None:
