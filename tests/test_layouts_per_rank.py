@@ -93,6 +93,12 @@ def test_a_name_that_tells_another_world_than_the_tensors_is_noticed() -> None:
         read(files, "model")
 
 
+def test_a_world_that_no_training_has_costs_no_memory() -> None:
+    files = MemoryFiles({"model_world_size_99999999999_rank_0.pt": b""})
+    with pytest.raises(Corrupt, match="no training has so many"):
+        per_rank.demands(files, "model")
+
+
 def test_a_file_cut_anywhere_is_refused() -> None:
     files = of("verl-mesh")
     data = files.content[VERL.format(2)]

@@ -13,6 +13,7 @@ from math import prod
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats.torch_pickle import Stored
 from ckptsync.layouts.rank_files import Held, Loaded, is_model, load, of_stem, rank_file
+from ckptsync.layouts.rank_names import MOST
 from ckptsync.layouts.wrapped import Share
 from ckptsync.model import Copy, Files, Part, Shape, Tensor
 
@@ -46,6 +47,8 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
         raise Corrupt(f"{root}: files of worlds of {' and '.join(map(str, sorted(filter(None, worlds))))} ranks", hint=_MIXED)
     first = there[0][0]
     world = first.world if first.world is not None else _world_of_model(files, root)
+    if world > MOST:
+        raise Corrupt(f"{root}: files of a world of {world} ranks: no training has so many", hint=_MIXED)
     beyond = [name for found, name in there if found.rank >= world]
     if beyond or not world:
         raise Corrupt(f"{beyond[0] if beyond else root}: of a rank that a world of {world} has not", hint=_MIXED)
