@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -115,6 +118,20 @@ def test_other_tries_of_a_name_with_a_patterns_signs_are_its_own(tmp_path: Path)
     for name in (".check[1]*.pull-0000000000000000", ".check1x.pull-0000000000000000"):
         (tmp_path / name).mkdir()
     assert here.others() == (str(tmp_path / ".check[1]*.pull-0000000000000000"),)
+
+
+def test_a_mount_point_is_refused_before_anything_is_brought(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-4").mkdir()
+    program = "from pathlib import Path; import sys; from tests.pulling import pull, store_of_two; pull(store_of_two(), Path(sys.argv[1]))"
+    alone = ["unshare", "--map-root-user", "--mount", "sh", "-e", "-c"]
+    mount = 'mount -t tmpfs tmpfs "$1/checkpoint-4"'
+    if not shutil.which("unshare") or subprocess.run([*alone, mount, "sh", tmp_path], capture_output=True, check=False).returncode:
+        pytest.skip("mounting is not allowed here, not even in a namespace of its own")
+    run = [*alone, f'{mount}; exec "$2" -c "$3" "$1"', "sh", tmp_path, sys.executable, program]
+    done = subprocess.run(run, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1])
+    assert "ConfigError" in done.stderr
+    assert "a mount point" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-4"]
 
 
 @pytest.mark.parametrize("content", [b"r0", b"r", b"r00", b"r1", None])

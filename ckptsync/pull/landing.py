@@ -45,6 +45,8 @@ class Landing:
             raise ConfigError(f"{self.final}: there is something that is no directory", hint=_NEVER)
         sizes = self._sizes(self.final)
         if not sizes and not any(self.final.iterdir()):
+            if self.final.is_mount():  # nothing is ever renamed onto one
+                raise ConfigError(f"{self.final}: a mount point, which no directory can become", hint="name a directory below it")
             return False
         wrong = next((f for f in self.order.files if sizes.get(f.under) != f.size), None)
         if wrong:
