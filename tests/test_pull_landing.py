@@ -134,6 +134,23 @@ def test_a_mount_point_is_refused_before_anything_is_brought(tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-4"]
 
 
+def test_where_new_directories_get_another_owner_ours_is_known_as_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: tmp_path.stat().st_uid + 1)  # as root's on an export with root_squash
+    pull(store_of_two(), tmp_path)
+    assert lying(tmp_path / "checkpoint-4") == ALL
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-4"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a directory to another user")
+def test_another_users_directory_is_refused(tmp_path: Path) -> None:
+    here = landing(tmp_path)
+    here.work.mkdir()
+    os.chown(here.work, 12345, -1)
+    with pytest.raises(ConfigError, match="another user's directory"), here.begun():
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == [here.work.name]
+
+
 @pytest.mark.parametrize("content", [b"r0", b"r", b"r00", b"r1", None])
 def test_a_file_is_whole_with_its_own_bytes_and_no_others(tmp_path: Path, content: bytes | None) -> None:
     (wanted,) = [f for f in order(store_of_two()).files if f.under == "rng_state_0.pth"]

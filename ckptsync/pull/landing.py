@@ -11,6 +11,7 @@ import errno
 import fcntl
 import glob
 import os
+import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
@@ -184,8 +185,14 @@ def _lock(at: int, work: Path) -> None:
         is_same = os.path.samestat(found, work.lstat())
     except FileNotFoundError:
         is_same = False
-    if not is_same or found.st_uid != os.geteuid():
+    if not is_same or (found.st_uid != os.geteuid() and found.st_uid != _owner(work.parent)):
         raise ConfigError(f"{work}: another pull has just ended, or another user's directory", hint="try again")
+
+
+def _owner(directory: Path) -> int:
+    """Whose a directory is that we make there: a server that squashes users, or a mount for one user, gives it to another."""
+    with _told(directory), tempfile.TemporaryDirectory(prefix=".ckptsync-", dir=directory) as made:
+        return Path(made).stat().st_uid
 
 
 def _nothing(_part: str) -> bool:
