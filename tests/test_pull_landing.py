@@ -125,9 +125,12 @@ def test_a_mount_point_is_refused_before_anything_is_brought(tmp_path: Path) -> 
     program = "from pathlib import Path; import sys; from tests.pulling import pull, store_of_two; pull(store_of_two(), Path(sys.argv[1]))"
     alone = ["unshare", "--map-root-user", "--mount", "sh", "-e", "-c"]
     mount = 'mount -t tmpfs tmpfs "$1/checkpoint-4"'
-    if not shutil.which("unshare") or subprocess.run([*alone, mount, "sh", tmp_path], capture_output=True, check=False).returncode:
+    if (
+        not shutil.which("unshare")
+        or subprocess.run([*alone, mount, "sh", str(tmp_path)], capture_output=True, check=False).returncode
+    ):
         pytest.skip("mounting is not allowed here, not even in a namespace of its own")
-    run = [*alone, f'{mount}; exec "$2" -c "$3" "$1"', "sh", tmp_path, sys.executable, program]
+    run = [*alone, f'{mount}; exec "$2" -c "$3" "$1"', "sh", str(tmp_path), sys.executable, program]
     done = subprocess.run(run, capture_output=True, text=True, check=False, cwd=Path(__file__).parents[1])
     assert "ConfigError" in done.stderr
     assert "a mount point" in done.stderr

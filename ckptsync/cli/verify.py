@@ -51,8 +51,8 @@ def run(args: argparse.Namespace) -> int:
     code = _code(reports, stopped)
     if args.record and not code:
         _record(asked[0][1], Path(args.record))
-    for _, error in stopped:
-        _tell(error, as_json=args.json)
+    for url, error in stopped:
+        _tell(url, error, as_json=args.json)
     if args.json:
         errors = [{"target": url, **_described(e)} for url, e in stopped]
         output.print_json({"reports": [described(report) for report in reports], "errors": errors, "exit_code": code})
@@ -142,12 +142,12 @@ def _write(path: Path, data: bytes, how: str) -> None:
         raise ConfigError(f"{path}: {(e.strerror or str(e)).lower()}", hint="give another name") from e
 
 
-def _tell(error: CkptsyncError, *, as_json: bool) -> None:
+def _tell(url: str, error: CkptsyncError, *, as_json: bool) -> None:
     """On stderr, as of a command that ends with it."""
     if as_json:
         print(json.dumps(_described(error)), file=sys.stderr)
         return
-    print(f"ckptsync: error: {error}", file=sys.stderr)
+    print(f"ckptsync: error: {'' if url in str(error) else f'{url}: '}{error}", file=sys.stderr)
     if error.hint:
         print(f"ckptsync: hint: {error.hint}", file=sys.stderr)
 
