@@ -8,6 +8,7 @@ import pytest
 from ckptsync.catalogue.fresh import fresh
 from ckptsync.catalogue.reading import Cache, read
 from ckptsync.errors import NotFound, StoreError
+from ckptsync.records.report import Finding, Report
 from ckptsync.records.seal import Seal
 from ckptsync.records.tombstone import Tombstone
 from ckptsync.stores.contract import Entry
@@ -100,6 +101,19 @@ def test_a_file_that_is_waited_for_is_seen_when_it_comes() -> None:
     store.write(name, [data])
     seen.append(words(store, cache))
     assert seen == [["ARRIVING"], ["COMPLETE"]]
+
+
+def test_a_file_that_is_mended_in_a_damaged_place_is_seen() -> None:
+    store, cache = MemoryStore(), Cache()
+    two_nodes(store)
+    name = "run/checkpoint-4/pytorch_model_fsdp_0/__1_0.distcp"
+    found = Finding("digest", name.removeprefix("run/"), "x")
+    put(store, Report("run", "checkpoint-4", "checkpoint-4", 1, "digest", "damaged", (), "", 0, (found,)))
+    (before,) = read(store, cache).summaries
+    store.write(name, [content(store, name)])
+    (after,) = read(store, cache).summaries
+    assert (before.word, after.word) == ("DAMAGED", "DAMAGED")
+    assert after.proof.changed > max(before.proof.changed, after.proof.said)
 
 
 def test_a_record_that_could_not_be_read_is_looked_at_again() -> None:
