@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+from benchmarks.cache import drop
 from benchmarks.machine import described
 from ckptsync.digest import digest_stream
 from ckptsync.model import Demands
@@ -57,17 +58,6 @@ def verified(store: Store) -> None:
         raise SystemExit(f"it is {report.verdict}: {report.findings}")
 
 
-def forget(paths: Sequence[Path]) -> None:
-    """Let the files leave memory."""
-    for path in paths:
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(fd)
-
-
 def timed(work: Callable[[], object]) -> float:
     begun = time.perf_counter()
     work()
@@ -94,7 +84,7 @@ def here(root: Path, size: int, rounds: int) -> Iterator[str]:
     store = open_store(str(root))
     read = lambda: subprocess.run([_program("cat"), *map(str, paths)], stdout=subprocess.DEVNULL, check=True)  # noqa: E731
     sums = lambda: subprocess.run([_program("sha256sum"), *map(str, paths)], stdout=subprocess.DEVNULL, check=True)  # noqa: E731
-    cold = pairs(lambda: verified(store), read, lambda: forget(paths), rounds)
+    cold = pairs(lambda: verified(store), read, lambda: drop(paths), rounds)
     yield _line("cold", size, cold, "cat", statistics.median(a / b for a, b in cold))
     read()
     warm = pairs(lambda: verified(store), sums, lambda: None, rounds)

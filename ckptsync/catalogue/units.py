@@ -62,7 +62,7 @@ def grouped(run: str, entries: Iterable[Entry]) -> dict[Name, list[Entry]]:
     for entry in entries:
         place, _, rest = entry.name[start:].partition("/")
         if rest and not rest.startswith("sending/"):
-            found.setdefault((run, place.partition("~")[0]), []).append(entry)
+            found.setdefault(name_of(run, place), []).append(entry)
     return found
 
 
