@@ -213,3 +213,26 @@ def test_a_damaged_seal_whose_shards_were_let_go_is_lost(tmp_path: Path, capsys:
     flip(seal)
     assert main(["repair", store]) == 10
     assert "LOST: .ckptsync/checkpoint-1/seal-0" in capsys.readouterr().out
+
+
+def test_a_manifest_that_is_gone_is_for_its_own_node(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in (store / "fsdp2/.ckptsync/checkpoint-4").glob("manifest-*"):
+        name.unlink()
+    assert main(["repair", str(store), "fsdp2/checkpoint-4"]) == 3
+    assert "node1 does not run: only it can write its manifest again" in capsys.readouterr().out
+    assert main(["verify", str(store)]) == 10
+    assert "is gone, and" in capsys.readouterr().out
+    assert main(["status", str(store), "--check"]) == 10
+    assert "is gone, and" in capsys.readouterr().out
+    assert main(["ls", str(store)]) == 10
+
+
+def test_a_seal_that_is_gone_whose_shards_were_let_go_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store = twice(tmp_path)
+    for _ in range(2):
+        tick(open_store(store), Asked(lambda _: Rules(keep_last=2, shards=1), 0.0))
+    (seal,) = (tmp_path / "store/run/.ckptsync/checkpoint-1").glob("seal-*")
+    seal.unlink()
+    assert main(["verify", store]) == 10
+    assert main(["repair", store]) == 10
+    assert "LOST: consolidated/checkpoint-1" in capsys.readouterr().out

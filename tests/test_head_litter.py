@@ -109,3 +109,11 @@ def test_a_run_within_another_is_not_touched() -> None:
     fill(store, "checkpoint-5")
     fill(store, "checkpoint-1", run="run/checkpoint-5")
     assert names(store) == []
+
+
+def test_where_a_manifest_is_gone_that_a_seal_names_nothing_is_litter() -> None:
+    store = MemoryStore()
+    fill(store, "checkpoint-5")
+    (name,) = [e.name for e in store.names("run/.ckptsync/checkpoint-5/") if "/manifest-" in e.name]
+    store.delete(name)
+    assert names(store) == []

@@ -199,3 +199,22 @@ def test_what_has_lost_a_file_after_a_removal_began_is_not_taken_back() -> None:
     assert take_back(store, STEP, Road(Cache())).reason == "it is not whole any more"
     (seen, _) = fresh(store).places
     assert seen.word == "RETIRED"
+
+
+class Watched(MemoryStore):
+    """In which, after everything that goes, somebody looks whether any record is missed."""
+
+    faults = 0
+
+    def delete(self, name: str) -> None:
+        super().delete(name)
+        self.faults += len(fresh(self).faults)
+
+
+def test_no_record_is_missed_while_its_place_is_removed_and_after() -> None:
+    store = Watched()
+    fill(store, "checkpoint-1")
+    fill(store, "checkpoint-2", FIRST + 3600)
+    mark(store, "said")
+    assert removed(store).outcome == "removed"
+    assert store.faults == 0

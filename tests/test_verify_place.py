@@ -268,3 +268,24 @@ def test_a_shard_that_was_damaged_before_it_arrived_is_found_when_it_is_loaded()
     report = verified(store, "load")
     assert [(f.kind, f.name) for f in report.findings if f.kind == "load"] == [("load", f"{PLACE}/{path}")]
     assert report.verdict == "damaged"
+
+
+def test_where_the_shards_have_gone_and_the_seal_too_nothing_can_be_proven_and_that_is_damage() -> None:
+    store = whole_store()
+    (manifest_name,) = place(store).records.manifests
+    (seal_name,) = place(store).records.seals
+    put(store, Tombstone(RUN, PLACE, PLACE, 0, (manifest_name,), "old", "shards", "done", format=2))
+    for path in WHOLE:
+        store.delete(file_name(RUN, PLACE, path))
+    assert verified(store).verdict == "ok"
+    store.delete(seal_name)
+    report = verified(store)
+    assert (report.verdict, damage(report)) == ("damaged", [("missing", f"consolidated/{PLACE}")])
+
+
+def test_a_seal_that_is_gone_before_any_shard_has_follows_from_them() -> None:
+    store = whole_store()
+    (manifest_name,) = place(store).records.manifests
+    put(store, Tombstone(RUN, PLACE, PLACE, 0, (manifest_name,), "old", "shards", "begun", format=2))
+    store.delete(*place(store).records.seals)
+    assert verified(store).verdict == "ok"

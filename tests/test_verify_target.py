@@ -12,10 +12,12 @@ from ckptsync.errors import ConfigError, Unsupported
 from ckptsync.records.coding import encode
 from ckptsync.records.names import STORE_FILE
 from ckptsync.records.report import Report
+from ckptsync.stores.contract import read_all
 from ckptsync.stores.posix.store import PosixStore
+from ckptsync.verify.reporting import write_report
 from ckptsync.verify.target import Asked, InStore, Plain, target, verify
 from tests.plain_files import MemoryFiles
-from tests.verified import PLACE, RUN, WHOLE, arrive, damage, flip, manifest, seal
+from tests.verified import PLACE, RUN, WHOLE, arrive, damage, flip, manifest, seal, verified
 
 
 @pytest.fixture
@@ -91,3 +93,24 @@ def test_a_newer_record_is_refused_after_the_others_were_verified(store: PosixSt
     assert next(reports).place == PLACE
     with pytest.raises(Unsupported, match="format 99"):
         next(reports)
+
+
+def test_a_place_of_which_every_manifest_is_gone_is_damage_and_not_forgotten(store: PosixStore) -> None:
+    assert [r.verdict for r in asked(store.root)] == ["ok"]
+    (name,) = [e.name for e in store.names("") if "/manifest-" in e.name]
+    data = read_all(store, name)
+    store.delete(name)
+    (report,) = asked(store.root)
+    assert report.verdict == "damaged"
+    assert damage(report) == [("missing", name.removeprefix(f"{RUN}/"))]
+    store.write(name, [data])
+    assert [r.verdict for r in asked(store.root)] == ["ok"]
+
+
+def test_a_place_of_which_one_manifest_is_gone_is_damage_and_what_is_there_is_read(store: PosixStore) -> None:
+    extra = arrive(store, {"rng_state_1.pth": b"state"}, "n1")
+    write_report(store, verified(store))
+    store.delete(extra)
+    (report,) = asked(store.root)
+    assert damage(report) == [("missing", extra.removeprefix(f"{RUN}/"))]
+    assert report.read

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
+from ckptsync.catalogue.fresh import fresh
 from ckptsync.records import coding
 from ckptsync.records.manifest import Manifest
+from ckptsync.records.report import Report
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.worker.options import RunDir, WorkerOptions
@@ -14,6 +18,7 @@ from ckptsync.worker.saving import Memory, save
 from ckptsync.worker.tick import Worker
 from tests.test_worker_push import ONE, kept, lay, manifests
 from tests.test_worker_saving import desk, seen
+from tests.verified import put
 
 
 def stored(out: Path) -> tuple[MemoryStore, str, bytes]:
@@ -73,3 +78,61 @@ def test_a_worker_notices_what_happens_to_a_manifest_that_it_has_read(tmp_path: 
     assert read_all(store, name) == data
     assert [p.phase for p in worker.tick(2.0).progress] == ["stored"]
     assert kept(store) == {"checkpoint-4": {"n0": ONE}}
+
+
+def witnessed(store: MemoryStore, name: str) -> None:
+    """A report that names it, so that it is missed."""
+    (known,) = (k.manifest for k in manifests(store) if k.name == name)
+    put(store, Report(known.run, known.checkpoint, known.place, 0, "digest", "ok", (name,), "", 0, ()))
+
+
+def test_a_manifest_that_is_gone_is_written_again_byte_for_byte(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    store, name, data = stored(out)
+    witnessed(store, name)
+    worker = Worker(WorkerOptions("n0", (RunDir("run", out),), 0.0, 0.0), store)
+    assert [p.phase for p in worker.tick(0.0).progress] == ["stored"]
+    store.delete(name)
+    worker.tick(1.0)
+    assert read_all(store, name) == data
+    assert [k.name for k in manifests(store)] == [name]
+
+
+def test_where_the_same_cannot_be_said_again_a_new_one_stands_in_its_stead(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    store, name, _ = stored(out)
+    (old,) = (k.manifest for k in manifests(store))
+    store.delete(name)
+    name = put(store, replace(old, version="0.0.1"))
+    witnessed(store, name)
+    store.delete(name)
+    assert fresh(store).faults
+    worker = Worker(WorkerOptions("n0", (RunDir("run", out),), 0.0, 0.0), store)
+    worker.tick(0.0)
+    (new,) = manifests(store)
+    assert new.manifest.supersedes == (name,)
+    assert not fresh(store).faults
+    assert [p.phase for p in worker.tick(1.0).progress] == ["stored"]
+
+
+def test_another_save_that_comes_to_lie_where_a_manifest_is_gone_does_not_take_it_back(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    store, name, _ = stored(out)
+    witnessed(store, name)
+    store.delete(name)
+    lay(out, {path: content + b" " for path, content in ONE.items()}, 9000.0)
+    Worker(WorkerOptions("n0", (RunDir("run", out),), 0.0, 0.0), store).tick(0.0)
+    assert [k.manifest.supersedes for k in manifests(store)] == [()]
+    assert [f.name for f in fresh(store).faults] == [name]
+
+
+def test_a_node_says_that_it_cannot_write_one_again_that_is_gone(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    store, name, _ = stored(out)
+    witnessed(store, name)
+    store.delete(name)
+    shutil.rmtree(out)
+    out.mkdir()
+    worker = Worker(WorkerOptions("n0", (RunDir("run", out),), 0.0, 0.0), store)
+    assert worker.tick(0.0).lacks == {}
+    assert worker.tick(1.0).lacks == {name: ()}

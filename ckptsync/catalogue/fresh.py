@@ -12,6 +12,7 @@ from ckptsync.records.coding import Record, decode_any, is_made_anew
 from ckptsync.records.names import OURS, RecordName, consolidated_prefix, records_prefix
 from ckptsync.records.places import record_names, snapshots
 from ckptsync.records.state import Snapshot
+from ckptsync.records.vanished import vanished
 from ckptsync.stores.contract import Entry, Store
 
 RECORD_LIMIT = 256 << 20
@@ -64,7 +65,7 @@ def fresh_place(store: Store, run: str, place: str) -> Fresh:
 def _found(store: Store, listed: Iterable[Entry]) -> Fresh:
     entries = list(listed)
     sizes = {entry.name: entry.size for entry in entries}
-    records, faults = read_records(store, record_names(sizes), sizes)
+    records, faults = read_checkpoints(store, sizes)
     found = snapshots(records, sizes)
     return Fresh(found, faults, {entry.name: entry.mtime for entry in entries})
 
@@ -91,6 +92,14 @@ def read_records(
         except (Corrupt, Unsupported) as e:
             faults.append(Fault(name, parsed, e))
     return records, tuple(faults)
+
+
+def read_checkpoints(store: Store, sizes: Mapping[str, int]) -> tuple[dict[str, Record], tuple[Fault, ...]]:
+    """As `read_records`, of whole checkpoints: what their records name and is gone is a fault, too.  ``sizes``: of all that is listed of them."""
+    records, faults = read_records(store, record_names(sizes), sizes)
+    gone = vanished(records, sizes, store.size)
+    lost = [Fault(name, parsed, gone[name]) for name, parsed in record_names(gone).items()]
+    return records, tuple(sorted((*faults, *lost), key=lambda fault: fault.name))
 
 
 def _content(store: Store, name: str, size: int | None) -> bytes:

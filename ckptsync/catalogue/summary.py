@@ -8,6 +8,7 @@ from ckptsync.errors import CkptsyncError, Corrupt
 from ckptsync.records.names import RecordName
 from ckptsync.records.report import Finding, Level, Verdict
 from ckptsync.records.state import Word
+from ckptsync.records.vanished import Vanished
 
 LINES = 8
 """Lines of evidence, of lost files and the like that are kept; one more says how many there are."""
@@ -130,6 +131,8 @@ class Fault:
     @property
     def finding(self) -> Finding:
         """Damage, except to a report, which the next one replaces, and what is only newer than this program."""
+        if isinstance(self.error, Vanished):
+            return Finding("missing", self.name.removeprefix(f"{self.record.run}/"), str(self.error))
         is_damage = isinstance(self.error, Corrupt) and self.record.kind != "report"
         return Finding("digest" if is_damage else "note", self.name.removeprefix(f"{self.record.run}/"), str(self.error))
 

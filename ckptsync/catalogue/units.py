@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from ckptsync.catalogue.fresh import hidden_by, read_records
+from ckptsync.catalogue.fresh import hidden_by, read_checkpoints
 from ckptsync.catalogue.shortened import summary
 from ckptsync.catalogue.summary import Fault, Summary
 from ckptsync.digest import digest
@@ -82,7 +82,7 @@ def renewed(store: Store, entries: list[Entry], old: Unit | None) -> Found:
     if old is not None and old.key == now and (is_settled(old) or key(_data(store, old.open)) == old.data):
         return Found(old)
     names = record_names(entry.name for entry in entries)
-    records, faults = read_records(store, names, {e.name: e.size for e in entries})
+    records, faults = read_checkpoints(store, {e.name: e.size for e in entries})
     hidden = hidden_by(faults)
     sizes, unsettled = _trusted(records, hidden)
     data = list(_data(store, unsettled))

@@ -25,7 +25,7 @@ from ckptsync.merge.plan import Options
 from ckptsync.records.report import LEVELS, Finding, Level
 from ckptsync.records.state import Snapshot
 from ckptsync.stores.contract import Store
-from ckptsync.verify.expected import expected, stat
+from ckptsync.verify.expected import expected, sealless, stat
 from ckptsync.verify.place import verify_place
 from ckptsync.verify.reporting import write_report
 
@@ -135,7 +135,8 @@ def findings(seen: Snapshot) -> tuple[Finding, ...]:
         return ()
     said = standing(seen)
     names = {f.name for f in said}
-    return (*said, *(f for f in stat(expected(seen), seen.sizes) if f.name not in names))
+    listed = (*stat(expected(seen), seen.sizes), *sealless(seen))
+    return (*said, *(f for f in listed if f.name not in names))
 
 
 def _mend(store: Store, plan_: Plan, options: HeadOptions, tried: frozenset[str] = frozenset()) -> Done:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from ckptsync.catalogue.fresh import read_records
+from ckptsync.catalogue.fresh import read_checkpoints
 from ckptsync.errors import ConfigError
 from ckptsync.head.clearing import check_alone
 from ckptsync.records.manifest import Manifest
@@ -40,7 +40,7 @@ def found(store: Store, now: float, idle: float = IDLE, run: str = "") -> Iterat
     """All of it.  ``now``: seconds on the store's clock.  Raises StoreError."""
     entries = list(store.names(f"{run}/" if run else ""))
     listed = record_names(e.name for e in entries)
-    records, faults = read_records(store, listed)
+    records, faults = read_checkpoints(store, {e.name: e.size for e in entries})
     doubtful = {(f.run, f.place.partition("~")[0]) for f in faults}
     manifests = [Known(name, r) for name, r in records.items() if isinstance(r, Manifest)]
     seals = [r for r in records.values() if isinstance(r, Seal)]

@@ -76,6 +76,7 @@ def plan(run: str, place: str, seen: Snapshot | None, findings: Sequence[Finding
     if seen is not None:
         shards = [p for f in _each(findings) if (p := _of_shard(f, seen, ground))]
         parts += [*shards, *(p for f in _each(findings) if (p := _of_model(f, seen, shards)))]
+        parts += [p for f in _each(findings) if (p := _of_lost_seal(f, seen))]
     order: tuple[How, ...] = ("lost", "away", "ask", "later", "copy", "rebuild", "ignore")
     return Plan(run, place, tuple(sorted(parts, key=lambda p: (order.index(p.how), p.name))))
 
@@ -199,6 +200,11 @@ def _of_seal(name: str, damage: str, seen: Snapshot | None) -> Part:
         return Part(name, "rebuild", "written again with the model that it is of", damage)
     lost = ("the consolidated model may be there, and nothing proves any more that its bytes are right",)
     return Part(name, "lost", f"its shards were let go: {seen.facets.shards}", damage, lost)
+
+
+def _of_lost_seal(finding: Finding, seen: Snapshot) -> Part | None:
+    is_it = seen.seal is None and finding.name == f"{CONSOLIDATED}/{seen.place}"
+    return _of_seal(finding.name, f"{finding.kind}: {finding.detail}", seen) if is_it else None
 
 
 def _of_manifest(fault: Fault, name: str, damage: str, ground: Ground) -> Part:

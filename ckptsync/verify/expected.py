@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ckptsync.digest import FileDigest
+from ckptsync.records.fate import fate
 from ckptsync.records.names import consolidated_prefix
 from ckptsync.records.report import Finding
 from ckptsync.records.seal import Seal, SealedTensor
@@ -60,6 +61,16 @@ def stat(files: Iterable[Expected], sizes: Mapping[str, int]) -> Iterator[Findin
             yield Finding("missing", file.shown, f"{file.size} bytes were stored, and it is not there")
         elif size != file.size:
             yield Finding("size", file.shown, f"{size} bytes, {file.size} expected", _beyond(size, file.size))
+
+
+def sealless(seen: Snapshot) -> Iterator[Finding]:
+    """Shards have gone, since the consolidated model stays, and no seal is there that says what it is: then nothing can be compared."""
+    begun = fate(seen.records.tombstones, {k.name for k in seen.manifests}).is_begun
+    if begun and seen.facets.shards and seen.seal is None and not seen.demands.model.keys() <= seen.present().keys():
+        name = consolidated_prefix(seen.run, seen.place).rstrip("/")
+        yield Finding(
+            "missing", _shown(seen.run, name), "its shards were let go, and no seal is there that says what the model should be"
+        )
 
 
 def unnamed(seen: Snapshot, files: Iterable[Expected]) -> Iterator[Finding]:

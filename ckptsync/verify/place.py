@@ -19,7 +19,7 @@ from ckptsync.stores.tree import StoreFiles
 from ckptsync.verify import structure
 from ckptsync.verify.checksums import checksums
 from ckptsync.verify.contents import contents, narrowed
-from ckptsync.verify.expected import Expected, expected, missing_parts, stat, unnamed
+from ckptsync.verify.expected import Expected, expected, missing_parts, sealless, stat, unnamed
 from ckptsync.verify.findings import verdict, worst_first
 from ckptsync.verify.loads import Part, loads
 from ckptsync.verify.modelling import models, require
@@ -50,7 +50,7 @@ def verify_place(
     with closing(looking):
         looking.look(level, sample)
     found = worst_first((*(f.finding for f in faults), *looking.found, *_standing(seen)))
-    gone = {f.name for f in found if f.kind in ("missing", "size")}
+    gone = {f.name for f in looking.found if f.kind in ("missing", "size")}
     if gone and seen.facets.retired:
         found = worst_first(_let_go(f) for f in found)
     elif gone:
@@ -116,7 +116,7 @@ class _Looking:
             step()
 
     def _stat(self) -> None:
-        self.found += [*stat(self._files, self._seen.sizes), *unnamed(self._seen, self._files)]
+        self.found += [*stat(self._files, self._seen.sizes), *sealless(self._seen), *unnamed(self._seen, self._files)]
         self._note("stat", len(self._there), sum(f.size for f in self._there))
 
     def _digest(self, sample: Sample | None) -> None:
@@ -178,6 +178,8 @@ def _let_go(finding: Finding) -> Finding:
 def _check_unchanged(store: Store, seen: Snapshot, gone: Collection[str]) -> None:
     """Before a file is called missing, look again: it may have been let go, moved with its save, or written since the listing."""
     again = fresh_place(store, seen.run, seen.place).of(seen.run, seen.place)
-    still = {f.shown for f in expected(again) if again.sizes.get(f.name) != f.size} if again and not again.facets.retired else set()
+    still: set[str] = set()
+    if again and not again.facets.retired:
+        still = {f.shown for f in expected(again) if again.sizes.get(f.name) != f.size} | {f.name for f in sealless(again)}
     if not still.issuperset(gone):
         raise Incomplete(f"{seen.run}/{seen.place}: changed while it was verified", hint="verify it again")

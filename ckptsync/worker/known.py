@@ -15,6 +15,7 @@ from ckptsync.records.report import Report
 from ckptsync.records.seal import Seal
 from ckptsync.records.state import Records
 from ckptsync.records.tombstone import Tombstone
+from ckptsync.records.vanished import vanished
 from ckptsync.stores.contract import Entry, Store, read_all
 from ckptsync.worker.together import Together
 
@@ -27,7 +28,7 @@ class Known:
     """Records by name; ``broken`` are those that cannot be read, with the reason: nothing is decided about their places.
 
     ``times``: when each came, on the store's clock.  ``copies``: sizes of what lies beside the checkpoints, by name.
-    ``grouped``: the records once more, by checkpoint.
+    ``grouped``: the records once more, by checkpoint.  ``lost``: manifests that seals and reports name, and that are gone.
     """
 
     records: Mapping[str, Record] = field(default_factory=dict)
@@ -35,6 +36,7 @@ class Known:
     times: Mapping[str, float] = field(default_factory=dict)
     copies: Mapping[str, int] = field(default_factory=dict)
     grouped: Mapping[str, Mapping[str, Record]] = field(default_factory=dict)
+    lost: Mapping[str, CkptsyncError] = field(default_factory=dict)
 
     def damaged(self) -> tuple[str, ...]:
         """Places of which a report has ever said DAMAGED."""
@@ -52,6 +54,11 @@ class Known:
         """All about one place."""
         here = {name: r for name, r in self.grouped.get(place.partition("~")[0], {}).items() if r.place == place}
         return Records(_only(here, Manifest), _only(here, Seal), _only(here, Report), _only(here, Tombstone))
+
+    def lost_of(self, node: str, checkpoint: str) -> tuple[RecordName, ...]:
+        """Manifests of a node's that are gone, of one checkpoint name, in every place."""
+        parsed = (parse_record_name(name) for name in self.lost)
+        return tuple(p for p in parsed if p is not None and (p.node, p.place.partition("~")[0]) == (node, checkpoint))
 
     def broken_place(self, checkpoint: str) -> CkptsyncError | None:
         """The first error in the records of a checkpoint's places; not damage to seals and reports, which head and verifier make anew."""
@@ -75,7 +82,10 @@ def read_known(store: Store, run: str, before: Known) -> Known:
     grouped: dict[str, dict[str, Record]] = {}
     for name, record in records.items():
         grouped.setdefault(record.place.partition("~")[0], {})[name] = record
-    return Known(records, broken, {e.name: e.mtime for e in entries}, {e.name: e.size for e in entries}, grouped)
+    sizes = {e.name: e.size for e in entries}
+    is_same = not fresh and not before.lost and records.keys() == before.records.keys()
+    lost = before.lost if is_same else vanished(records, sizes, store.size)
+    return Known(records, broken, {e.name: e.mtime for e in entries}, sizes, grouped, lost)
 
 
 def _is_read(entry: Entry, before: Known) -> bool:

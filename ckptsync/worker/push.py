@@ -26,7 +26,7 @@ from ckptsync.worker.offering import Offer, evidence_of, is_proven, judged, left
 from ckptsync.worker.options import RunDir, checked_run, local_root, refuse_overlap
 from ckptsync.worker.order_of_writing import Span
 from ckptsync.worker.result import Progress
-from ckptsync.worker.saving import begun, is_given_up, outgoing, own, sent_progress, told, with_took
+from ckptsync.worker.saving import begun, instead_of, is_given_up, outgoing, own, sent_progress, told, with_took
 from ckptsync.worker.selecting import EVERYTHING, Selection
 from ckptsync.worker.send import Road, send
 from ckptsync.worker.take import Passed, nothing, take
@@ -123,6 +123,7 @@ class _Pusher:
         )
         taken = take(seen.hold)
         manifest = replace(deciding.draft(told(seen, self.node), taken), clock_offset=self.offset())
+        manifest = replace(manifest, supersedes=instead_of(self.known, self.node, name))
         sent = send(with_took(manifest, self._said(seen, marked)), seen.hold, road, taken.read)
         if sent.waiting:
             raise Incomplete(

@@ -1,4 +1,4 @@
-"""A node's own manifest that was damaged in the store, written again: from the same files the same record follows, byte for byte."""
+"""A node's own manifest that was damaged in the store, or is gone, written again: from the same files the same record follows, byte for byte."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def restore(seen: Seen, desk: Desk, kept: Sequence[Took] = ()) -> tuple[str, ...
 
 
 def _damaged(seen: Seen, desk: Desk) -> Iterator[RecordName]:
-    """Not those of a newer program: they are well."""
+    """Those that are gone, too; not those of a newer program: they are well."""
+    yield from desk.known.lost_of(desk.node, seen.spot.name)
     for name, error in desk.known.broken.items():
         parsed = parse_record_name(name)
         is_ours = parsed is not None and (parsed.kind, parsed.node) == ("manifest", desk.node)

@@ -145,6 +145,7 @@ def save(seen: Seen, desk: Desk) -> Progress:
     seen = going
     found = taken(seen, desk)
     planned = replace(deciding.draft(told(seen, desk.node), found), clock_offset=desk.offset())
+    planned = replace(planned, supersedes=instead_of(desk.known, desk.node, seen.spot.name))
     try:
         sent = send(planned, seen.hold, desk.road, found.read)
     except Changed:
@@ -152,6 +153,11 @@ def save(seen: Seen, desk: Desk) -> Progress:
         raise
     done = sent_progress(seen, found, sent)
     return replace(done, notes=(*done.notes, *_of_pins(seen.hold)))
+
+
+def instead_of(known: Known, node: str, checkpoint: str) -> tuple[str, ...]:
+    """Manifests of this node that are gone, and could not be written again: a new one stands in their stead."""
+    return tuple(sorted(map(str, known.lost_of(node, checkpoint))))
 
 
 def outgoing(seen: Seen, selection: Selection) -> Seen:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from ckptsync.errors import Exists, Incomplete
 from ckptsync.records import coding, saves
 from ckptsync.records.manifest import FileEntry, Manifest
-from ckptsync.records.names import node_file_name
+from ckptsync.records.names import node_file_name, records_prefix
 from ckptsync.stores.contract import About, Store
 from ckptsync.worker import deciding
 from ckptsync.worker.announcing import announced
@@ -48,6 +48,8 @@ class _Overtaken(Incomplete):
 def send(planned: Manifest, hold: Hold, road: Road, read: dict[str, FileEntry] | None = None) -> Sent:
     """Store what ``planned`` names, then the manifest.  Raises Incomplete if the source changed: nothing was committed then.
 
+    ``planned.supersedes``: manifests that are gone; those of the place where it comes to lie are taken back.
+
     ``read``: entries of what has been read of the take, by path; what is read here is added.
     """
     together = Together(road.threads, road.passed)
@@ -76,6 +78,8 @@ def _send(planned: Manifest, hold: Hold, delivery: _Delivery) -> Sent:
         known = road.known()
         if _plan(planned, known) == (planned, parcels):
             unchanged(hold)
+            if delivery.replaced:
+                planned = replace(planned, supersedes=())  # it was another save that lay here, and whose manifest is gone
             _commit(planned, [p.entry for p in parcels if p.entry.path not in waiting], known, road.store)
             _heal(planned, {k.name for k in known}, hold, road)
             done = delivery.done.values()
@@ -103,13 +107,14 @@ def _plan(planned: Manifest, known: Sequence[saves.Known]) -> tuple[Manifest, tu
 
 @dataclass(slots=True)
 class _Delivery:
-    """One take on its way.  ``done`` is what this call has sent, by name."""
+    """One take on its way.  ``done`` is what this call has sent, by name.  ``replaced``: other bytes lay under a name, which no manifest bound."""
 
     hold: Hold
     road: Road
     together: Together
     read: dict[str, FileEntry]
     done: dict[str, Parcel] = field(default_factory=dict)
+    replaced: bool = False
 
     def told(self, planned: Manifest) -> Manifest:
         """With the digests that are known by now."""
@@ -166,6 +171,7 @@ class _Delivery:
                 return True
             if self.road.is_contended():
                 return False
+            self.replaced = True
             self._replace(planned, parcel)  # no manifest binds it and nobody is sending it: litter
             return True
         self._sent(parcel, source)
@@ -212,7 +218,9 @@ def _commit(planned: Manifest, files: Iterable[FileEntry], known: Iterable[saves
     first, last = deciding.span(bound, planned)
     known = tuple(known)
     n = saves.next_n(known, planned.node, planned.place)
-    left = deciding.left_behind(planned, saves.live(known))
+    here = records_prefix(planned.run, planned.place)
+    gone = (name for name in planned.supersedes if name.startswith(here))
+    left = tuple(sorted({*gone, *deciding.left_behind(planned, saves.live(known))}))
     create_record(store, replace(planned, n=n, files=bound, started=first, ended=last, supersedes=left))
 
 

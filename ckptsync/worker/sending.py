@@ -127,10 +127,11 @@ class Sending:
         """Why it need not, or cannot, be sent now; ``None`` if it is to be sent."""
         seen, desk = one.seen, self._desk(one, now, shares(self._options.threads)[-1])
         broken = desk.known.broken_place(seen.spot.name)
-        if broken is not None and not restore(seen, desk, self._kept(seen)):
-            raise broken
+        is_wanted = broken is not None or desk.known.lost_of(desk.node, seen.spot.name)
+        if is_wanted and restore(seen, desk, self._kept(seen)):
+            return _told(one, "waiting", "a manifest of this node, damaged or gone, was written again")
         if broken is not None:
-            return _told(one, "waiting", "a damaged manifest of this node was written again")
+            raise broken
         if seen.pin is not None and not seen.pin.node:
             return _told(one, "waiting", "its pin is nobody's yet")
         done = known_already(seen, desk)

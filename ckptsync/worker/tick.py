@@ -126,9 +126,9 @@ class Worker:
         )
 
     def _unmended(self) -> frozenset[str]:
-        """Its damaged manifests that were damaged at the last tick, too: what could be written again, is."""
-        runs = self._options.runs
-        now = repair.broken_manifests(self._options.node, (n for run in runs for n in self._knowledge.of(run.name).broken))
+        """Its manifests that are damaged, or gone, and were at the last tick, too: what could be written again, is."""
+        known = [self._knowledge.of(run.name) for run in self._options.runs]
+        now = repair.broken_manifests(self._options.node, (name for k in known for name in (*k.broken, *k.lost)))
         before, self._broken = self._broken, now
         return now & before
 

@@ -1,0 +1,96 @@
+"""A manifest that others name and that is gone is missed; one that was let go, or replaced, is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ckptsync.errors import Corrupt, NotFound
+from ckptsync.records.coding import Record, encode, record_name
+from ckptsync.records.report import Report
+from ckptsync.records.seal import Seal
+from ckptsync.records.tombstone import Tombstone
+from ckptsync.records.vanished import vanished
+from tests.verified import PLACE, RUN, WHOLE, manifest
+
+
+def name(record: Record) -> str:
+    return record_name(record, encode(record))
+
+
+ONE = manifest(WHOLE)
+OTHER = manifest(WHOLE, "n1")
+SEAL = Seal(RUN, PLACE, PLACE, 0, (name(ONE), name(OTHER)), {}, (), ())
+REPORT = Report(RUN, PLACE, PLACE, 0, "digest", "ok", (name(ONE),), "", 0, ())
+STONE = Tombstone(RUN, PLACE, PLACE, 0, (name(ONE),), "old", ended={"n0": 1})
+
+
+def gone(*records: Record, listed: tuple[Record, ...] = ()) -> list[str]:
+    """Names of what is missed.  ``listed``: what is there besides, and cannot be read."""
+    there = {name(r): r for r in records}
+
+    def size(wanted: str) -> int:
+        raise NotFound(wanted)
+
+    return [*vanished(there, {*there, *map(name, listed)}, size)]
+
+
+def test_nothing_is_missed_where_all_is_there() -> None:
+    assert gone(ONE, OTHER, SEAL, REPORT) == []
+    assert gone(ONE) == []
+    assert gone() == []
+
+
+@pytest.mark.parametrize("by", [SEAL, REPORT])
+def test_what_a_seal_or_a_report_names_is_missed(by: Record) -> None:
+    assert gone(OTHER, by) == [name(ONE)]
+
+
+def test_all_are_missed_where_no_manifest_is_left() -> None:
+    assert gone(SEAL, REPORT) == sorted([name(ONE), name(OTHER)])
+
+
+def test_what_is_there_and_cannot_be_read_is_not_gone() -> None:
+    assert gone(OTHER, SEAL, listed=(ONE,)) == []
+
+
+def test_what_a_listing_had_not_yet_is_asked_for() -> None:
+    assert vanished({name(SEAL): SEAL}, (name(SEAL), name(OTHER)), lambda _: 7) == {}
+
+
+def test_what_was_let_go_is_not_missed_before_that_was_taken_back() -> None:
+    assert gone(REPORT, STONE) == []
+    assert gone(REPORT, STONE, replace(STONE, n=1, stage="back", format=2)) == [name(ONE)]
+
+
+def test_shards_that_were_let_go_keep_their_manifest() -> None:
+    assert gone(REPORT, replace(STONE, scope="shards", format=2)) == [name(ONE)]
+
+
+def test_what_its_own_node_has_replaced_is_not_missed_and_nobody_else_can() -> None:
+    again = replace(ONE, version="2", supersedes=(name(ONE),))
+    assert gone(REPORT, again) == []
+    assert gone(REPORT, replace(again, node="n1")) == [name(ONE)]
+
+
+def test_what_went_with_the_place_that_it_had_moved_to_is_not_missed() -> None:
+    moved = f"{PLACE}~abcd"
+    home = replace(ONE, place=moved, supersedes=(name(ONE),))
+    assert gone(REPORT, Tombstone(RUN, PLACE, moved, 0, (name(home),), "old", ended={"n0": 1})) == []
+    assert gone(REPORT, Tombstone(RUN, PLACE, moved, 0, (name(home),), "old", ended={"n1": 1})) == [name(ONE)]
+
+
+def test_a_name_of_another_place_proves_nothing() -> None:
+    foreign = name(replace(ONE, place=f"{PLACE}~abcd"))
+    assert gone(replace(REPORT, manifests=(foreign, "run/elsewhere", f"{RUN}/.ckptsync/{PLACE}/manifest-x"))) == []
+
+
+def test_the_error_says_who_is_gone_and_who_names_it() -> None:
+    def size(wanted: str) -> int:
+        raise NotFound(wanted)
+
+    (error,) = vanished({name(SEAL): replace(SEAL, manifests=(name(ONE),))}, {name(SEAL)}, size).values()
+    assert isinstance(error, Corrupt)
+    assert str(error) == f"{name(ONE)}: is gone, and {name(SEAL).rpartition('/')[2]} names it"
+    assert "writes it again" in error.hint
