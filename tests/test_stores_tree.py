@@ -159,3 +159,33 @@ def test_files_of_a_store_are_read_from_where_they_lie() -> None:
         files.read_into("unnamed", 0, memoryview(bytearray(1)))
     with pytest.raises(Corrupt):
         files.read_into("rng", 2, memoryview(bytearray(3)))
+
+
+def test_what_is_passed_over_is_told_by_kind(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/model.bin").write_bytes(b"x")
+    assert LocalFiles(str(tmp_path)).passed_over() == ()
+    (tmp_path / "sub/link").symlink_to("model.bin")
+    (tmp_path / "away").symlink_to(tmp_path / "sub")
+    os.mkfifo(tmp_path / "pipe")
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/no\xfftf8")).mkdir()
+    (tmp_path / "two\nlines").write_bytes(b"x")
+    (tmp_path / ".tmp123456").symlink_to("unfinished")
+    tree = LocalFiles(str(tmp_path))
+    assert [*tree.sizes()] == ["sub/model.bin"]
+    assert tree.passed_over() == (
+        "away and 1 more: not looked at, since links are not followed",
+        "no\\udcfftf8 and 1 more: not looked at, since no checkpoint has such names (control characters, or not UTF-8)",
+        "pipe: not looked at, since pipes, sockets and devices are no files",
+    )
+
+
+def test_a_directory_of_links_alone_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    """As Hugging Face's cache has them."""
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs/ab12").write_bytes(b"x")
+    (tmp_path / "snapshots").mkdir()
+    (tmp_path / "snapshots/model.safetensors").symlink_to("../blobs/ab12")
+    with pytest.raises(ConfigError, match="holds links alone") as caught:
+        LocalFiles(str(tmp_path / "snapshots"))
+    assert "cp -rL" in caught.value.hint

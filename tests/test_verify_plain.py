@@ -81,3 +81,11 @@ def test_a_directory_that_changes_meanwhile_is_not_judged(tmp_path: Path) -> Non
     (tmp_path / "config.json").write_bytes(b"{}")
     with pytest.raises(Incomplete, match="changed"):
         verify_path(files, "parse")
+
+
+def test_what_was_not_looked_at_is_noted(tmp_path: Path) -> None:
+    written(tmp_path, WHOLE)
+    (tmp_path / "extra.safetensors").symlink_to("model.safetensors")
+    report = verify_path(LocalFiles(str(tmp_path)), "digest", "here")
+    assert report.verdict == "ok"
+    assert "extra.safetensors: not looked at, since links are not followed" in [f.detail for f in report.findings]

@@ -12,6 +12,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 from ckptsync.errors import Corrupt
 from ckptsync.paths import checked_path
@@ -118,15 +119,24 @@ def read_at(fd: int, start: int, out: memoryview) -> int:
     return done
 
 
-def walk(root: str, prefix: str, skips: Callable[[str], bool]) -> Iterator[tuple[str, os.stat_result]]:
+Odd = Literal["link", "special file", "name"]
+"""What is no file of a checkpoint: a symbolic link; a pipe, socket or device; whatever has a name that `checked_path` refuses."""
+Passed = Callable[[str, Odd], object]
+
+
+def _nobody(_name: str, _odd: Odd) -> None:
+    """Is told, and nobody wants to know."""
+
+
+def walk(root: str, prefix: str, skips: Callable[[str], bool], passed: Passed = _nobody) -> Iterator[tuple[str, os.stat_result]]:
     """Every regular file below ``prefix`` ("" or ending in "/"), sorted by whole name.
 
     ``skips`` is asked about the last part of every file's and directory's name.  Names that `checked_path` refuses are no
-    checkpoint's and are left out.  What vanishes meanwhile was never there.  No descriptor is open while the caller works.
+    checkpoint's and are left out; ``passed`` is told of all that is.  What vanishes meanwhile was never there.  No descriptor is open while the caller works.
     """
-    for key, found in sorted(_listing(root, prefix, skips)):
+    for key, found in sorted(_listing(root, prefix, skips, passed)):
         if found is None:
-            yield from walk(root, prefix + key, skips)
+            yield from walk(root, prefix + key, skips, passed)
         else:
             yield prefix + key, found
 
@@ -136,7 +146,9 @@ def directories(root: str, prefix: str, skips: Callable[[str], bool]) -> list[st
     return [key[:-1] for key, found in _listing(root, prefix, skips) if found is None]
 
 
-def _listing(root: str, prefix: str, skips: Callable[[str], bool]) -> Iterator[tuple[str, os.stat_result | None]]:
+def _listing(
+    root: str, prefix: str, skips: Callable[[str], bool], passed: Passed = _nobody
+) -> Iterator[tuple[str, os.stat_result | None]]:
     """One directory: files with what stat says, directories with a slash and ``None``.
 
     The slash makes names sort as the whole paths do: ``a.b`` comes before ``a/b``.
@@ -151,13 +163,17 @@ def _listing(root: str, prefix: str, skips: Callable[[str], bool]) -> Iterator[t
     try:
         with os.scandir(at) as entries:
             for entry in entries:
-                if skips(entry.name) or _NFS_REMAINS.fullmatch(entry.name) or not _is_plain(entry.name):
+                if skips(entry.name) or _NFS_REMAINS.fullmatch(entry.name):
                     continue
-                if entry.is_dir(follow_symlinks=False):
+                if not _is_plain(entry.name):
+                    passed(prefix + entry.name, "name")
+                elif entry.is_dir(follow_symlinks=False):
                     yield entry.name + "/", None
                 elif entry.is_file(follow_symlinks=False):
                     with contextlib.suppress(FileNotFoundError):  # deleted since it was listed
                         yield entry.name, entry.stat(follow_symlinks=False)
+                else:
+                    passed(prefix + entry.name, "link" if entry.is_symlink() else "special file")
     finally:
         let_go(at)
 

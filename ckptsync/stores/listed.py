@@ -59,3 +59,7 @@ class ListedFiles:
     def holds(self, name: str) -> bool:
         """As `Tree` says."""
         return name in self._all
+
+    def passed_over(self) -> tuple[str, ...]:
+        """As `Tree` says: a store lists files alone."""
+        return ()

@@ -55,6 +55,10 @@ class Tree(Files, Protocol):
         """Whether something has this name, be it no content of a checkpoint (`is_no_content`)."""
         ...
 
+    def passed_over(self) -> tuple[str, ...]:
+        """What is there and is none of the files, a line for each kind; as far as a listing tells of it."""
+        ...
+
 
 def check_ended(root: str, record: Callable[[], bytes]) -> None:
     """Raise Incomplete if the record of a merge, which stands here, does not say that it has ended."""
@@ -79,11 +83,14 @@ class _Sighting:
 
 
 class LocalFiles:
-    """The regular files below a directory as they were at construction.  Links are not followed, and not there."""
+    """The regular files below a directory as they were at construction.  Links are not followed, and not there; a directory of links alone is a ConfigError."""
 
     def __init__(self, root: str) -> None:
         self.root = str(Path(root).absolute())
-        self._seen = {name: _sighting(found) for name, found in _walk(self.root)}
+        self._odd: dict[beneath.Odd, list[str]] = {}
+        self._seen = {name: _sighting(found) for name, found in _walk(self.root, self._odd)}
+        if not self._seen and "link" in self._odd:
+            raise ConfigError(f"{self.root}: holds links alone, which are not followed", hint=_COPY)
         if self.holds(MERGING):
             check_ended(self.root, Path(self.root, MERGING).read_bytes)
         self._sizes = {name: seen.size for name, seen in self._seen.items()}
@@ -123,6 +130,10 @@ class LocalFiles:
     def holds(self, name: str) -> bool:
         """As `Tree` says."""
         return os.path.lexists(f"{self.root}/{name}")
+
+    def passed_over(self) -> tuple[str, ...]:
+        """As `Tree` says."""
+        return tuple(_told(odd, names) for odd, names in sorted(self._odd.items()))
 
     def _now(self, name: str) -> _Sighting | None:
         try:
@@ -183,9 +194,23 @@ class StoreFiles:
             raise Incomplete(f"{name}: not in the store as {self._where[name][0]}") from e
 
 
-def _walk(root: str) -> list[tuple[str, os.stat_result]]:
+_COPY = "links may lead anywhere: give a copy with the files themselves (`cp -rL`; of a Hugging Face repository: `hf download … --local-dir DIR`)"
+_ODD: Mapping[beneath.Odd, str] = {
+    "link": "links are not followed",
+    "special file": "pipes, sockets and devices are no files",
+    "name": "no checkpoint has such names (control characters, or not UTF-8)",
+}
+
+
+def _told(odd: beneath.Odd, names: Sequence[str]) -> str:
+    first = "".join(c if c.isprintable() else repr(c)[1:-1] for c in min(names))
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{first}{more}: not looked at, since {_ODD[odd]}"
+
+
+def _walk(root: str, odd: dict[beneath.Odd, list[str]]) -> list[tuple[str, os.stat_result]]:
     try:
-        return list(beneath.walk(root, "", is_no_content))
+        return list(beneath.walk(root, "", is_no_content, lambda name, what: odd.setdefault(what, []).append(name)))
     except OSError as e:
         if beneath.is_absence(e):
             fault = "not a directory" if os.path.lexists(root) else "no such directory"

@@ -102,6 +102,7 @@ class _Looking:
             step()
 
     def _stat(self) -> None:
+        self.found += [Finding("note", self._name, line) for line in self._files.passed_over()]
         lacking = list(_lacking(self._watched, must_be_known=self._baseline is None))
         self.lacking = frozenset(f for f in lacking if f.kind == "missing")
         self.found += lacking
