@@ -32,12 +32,15 @@ def expected(name: str, *, has_blocks: bool = True) -> Expected:
 FILES = [expected(name) for name in SIZES]
 
 
-@pytest.fixture(params=["near", "far"])
+@pytest.fixture(params=["near", "near, from a disk", "far"])
 def counted(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counted:
     for module in (units, sweep):
         monkeypatch.setattr(module, "LARGE", 1 << 20)
     monkeypatch.setattr(units, "RANGE", 300_000)
-    store = bare(str(tmp_path)) if request.param == "near" else MemoryStore()
+    monkeypatch.setattr(sweep, "_LEAST", 1 << 20)
+    if request.param == "near, from a disk":
+        monkeypatch.setattr(sweep, "_is_in_memory", lambda root, unit: False)
+    store = MemoryStore() if request.param == "far" else bare(str(tmp_path))
     for name, size in SIZES.items():
         store.write(name, [DATA[name][:size]])
     return Counted(store)
@@ -61,6 +64,19 @@ def test_a_flipped_bit_makes_its_file_a_suspect_and_no_other(counted: Counted, n
     if name == "large":  # and each of the two ways in which it is recorded finds it
         assert suspects(counted, [units.whole(expected(name, has_blocks=False))]) == {name}
         assert suspects(counted, units.units(expected(name), in_ranges=True)) == {name}
+
+
+@pytest.mark.parametrize("at", [99, 100, (3 << 20) + 99, (3 << 20) + 100])
+def test_a_long_stretch_in_the_middle_with_one_digest_is_compared_alone(counted: Counted, at: int) -> None:
+    """As a sample takes a consolidated model's tensors."""
+    file = expected("large")
+    wanted = digest_stream([DATA["large"][100 : (3 << 20) + 100]], 3 << 20).digest
+    unit = units.Unit(file, 100, (3 << 20) + 100, 3 << 20, (wanted,))
+    assert suspects(counted, [unit]) == frozenset()
+    data = bytearray(DATA["large"][: SIZES["large"]])
+    data[at] ^= 1
+    counted.source.write("large", [data])  # type: ignore[attr-defined]
+    assert (suspects(counted, [unit]) == {"large"}) is (100 <= at < (3 << 20) + 100)
 
 
 def test_what_is_gone_or_short_is_a_suspect(counted: Counted) -> None:

@@ -23,22 +23,24 @@ class Reads(Protocol):
         ...
 
 
-def ahead(source: Reads, name: str, size: int, piece: int = PIECE, depth: int = DEPTH) -> Generator[memoryview, None, None]:
-    """The first ``size`` bytes in pieces, while the next ``depth`` of them are being read; ``depth + 1`` buffers are all the memory.
+def ahead(
+    source: Reads, name: str, size: int, piece: int = PIECE, depth: int = DEPTH, *, first: int = 0
+) -> Generator[memoryview, None, None]:
+    """``size`` bytes from byte ``first`` on, in pieces, while the next ``depth`` of them are being read; ``depth + 1`` buffers are all the memory.
 
     Use each piece before asking for the next: its buffer is used again.  What a read raises is raised as it is, in its piece's turn.  Closed
     early (or collected), it waits for the reads that have begun; no thread stays behind.
     """
-    count = -(-size // piece)
+    count, end = -(-size // piece), first + size
     if depth < 1 or count < 2:
-        yield from _one_by_one(source, name, size, piece)
+        yield from _one_by_one(source, name, range(first, end, piece), end)
         return
-    starts = iter(range(0, size, piece))
+    starts = iter(range(first, end, piece))
     running: deque[tuple[Future[None], memoryview]] = deque()
     pool = ThreadPoolExecutor(min(depth, count), thread_name_prefix="ckptsync-ahead")
 
     def begin(buffer: bytearray, start: int) -> None:
-        out = memoryview(buffer)[: min(piece, size - start)]
+        out = memoryview(buffer)[: min(piece, end - start)]
         running.append((pool.submit(source.read_into, name, start, out), out))
 
     try:
@@ -65,9 +67,9 @@ def checked(chunks: Iterable[memoryview], name: str, digest: str) -> Iterator[me
         raise Corrupt(f"{name}: digest {found.hexdigest()[:16]}…, recorded {digest[:16]}…")
 
 
-def _one_by_one(source: Reads, name: str, size: int, piece: int) -> Iterator[memoryview]:
-    buffer = memoryview(bytearray(min(piece, size)))
-    for start in range(0, size, piece):
-        out = buffer[: min(piece, size - start)]
+def _one_by_one(source: Reads, name: str, starts: range, end: int) -> Iterator[memoryview]:
+    buffer = memoryview(bytearray(min(starts.step, end - starts.start)))
+    for start in starts:
+        out = buffer[: min(starts.step, end - start)]
         source.read_into(name, start, out)
         yield out

@@ -1,7 +1,7 @@
 """Reading stretches of files, several at once, and comparing them with their digests.
 
 From a disk of this machine one thread reads one file after the other, front to back, which is what disks and the system's readahead like best
-(two streams at once took a virtual disk twice as long); what is in memory already is digested by several.  Elsewhere each thread has a request of its
+(two streams at once took a virtual disk twice as long), while another digests; what is in memory already is digested by several.  Elsewhere each thread has a request of its
 own under way, and large files are read in ranges.  A buffer a thread is all the memory.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import sys
 import threading
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,7 +30,10 @@ FAR = 8
 """Requests at once."""
 NEAR = 4
 """Threads at most, where files are in memory, or a server's that is mounted: memory is no faster with more."""
-_BUFFER, _AHEAD_PIECE, _AHEAD = 1 << 20, 4 << 20, 8
+_BUFFER = 1 << 20
+_FAR_AHEAD = 4 << 20, 8  # bytes of a piece, and how many are read before they are digested
+_NEAR_AHEAD = 2 << 20, 1  # the disk goes on while a piece is digested
+_LEAST = 8 << 20  # bytes that are worth a thread
 _LOOKS = 16  # files that are asked whether they are in memory
 
 
@@ -41,11 +45,13 @@ def is_far(source: Counted) -> bool:
 def suspects(source: Counted, wanted: Iterable[Unit]) -> frozenset[str]:
     """Names of the files of which a stretch is not what was recorded, or is not there.  Raises StoreError."""
     far, todo = is_far(source), list(wanted)
+    threads = FAR if far else _streams(source.source, todo)
+    least = LARGE if far else _LEAST if threads == 1 else sys.maxsize
     # what has one digest alone is read in its order: ahead, and one after the other, or its buffers would be many
-    ordered = [unit for unit in todo if far and len(unit.wanted) == 1 and unit.size > LARGE]
-    others = [unit for unit in todo if not far or len(unit.wanted) > 1 or unit.size <= LARGE]
-    found = _Sweep(source, FAR if far else _streams(source.source, todo)).run(others)
-    return found | {unit.file.name for unit in ordered if not _is_well_ahead(source, unit)}
+    ordered = [unit for unit in todo if len(unit.wanted) == 1 and unit.size > least]
+    others = [unit for unit in todo if len(unit.wanted) > 1 or unit.size <= least]
+    found = _Sweep(source, threads).run(others)
+    return found | {unit.file.name for unit in ordered if not _is_well_ahead(source, unit, *(_FAR_AHEAD if far else _NEAR_AHEAD))}
 
 
 def _streams(source: object, todo: Sequence[Unit]) -> int:
@@ -144,11 +150,11 @@ class _Sums:
         self._at, self._sum = 0, blake3(max_threads=self._threads)
 
 
-def _is_well_ahead(source: Counted, unit: Unit) -> bool:
+def _is_well_ahead(source: Counted, unit: Unit, piece: int, depth: int) -> bool:
     sums = _Sums(unit, 1)
     try:
-        for piece in ahead(source, unit.file.name, unit.size, _AHEAD_PIECE, _AHEAD):
-            sums.add(piece)
+        for view in ahead(source, unit.file.name, unit.size, piece, depth, first=unit.start):
+            sums.add(view)
     except (NotFound, Incomplete, Corrupt):
         return False  # as above
     return sums.are_right()
