@@ -17,7 +17,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"merge", "catalogue"}),
     frozenset({"worker", "head", "verify", "fleet", "pull"}),
     frozenset({"config"}),
-    frozenset({"web"}),
+    frozenset({"web", "doctor"}),
     frozenset({"daemon", "hooks"}),
     frozenset({"cli"}),
     frozenset({"__main__"}),
@@ -25,6 +25,9 @@ FLOORS: tuple[frozenset[str], ...] = (
 BASE = frozenset(
     {"", "collector", "crc", "digest", "errors", "model", "paths", "units"}
 )  # one room without a folder; "" is ckptsync itself, its version
+DOORS: Mapping[str, tuple[str, ...]] = {
+    "": ("ckptsync.hooks.marking",)
+}  # what the package offers at its top, imported when it is called
 FLOOR = {room: n for n, rooms in enumerate(FLOORS) for room in rooms}
 
 # What is named in one place only, so that it can be replaced, or need not be installed.
@@ -34,6 +37,7 @@ CONFINED: Mapping[str, tuple[str, ...]] = {
     "transformers": ("hooks.*", "verify.model_child"),
     "accelerate": ("hooks.*", "verify.model_child"),
     "deepspeed": (),
+    "llamafactory": ("hooks.llamafactory",),
     "ray": ("hooks.*", "merge.ray"),
     "fsspec": ("stores.*",),
     "s3fs": ("stores.*",),
@@ -97,6 +101,7 @@ PURE = (
     *(f"verify.{m}" for m in ("bits", "due", "expected", "findings", "naming", "ranges", "structure", "reporting")),
     *(f"verify.{m}" for m in ("archives", "baseline", "checksums", "sampling", "units", "waiting")),
     *(f"pull.{m}" for m in ("choosing", "pointers", "wanted")),
+    *(f"doctor.{m}" for m in ("compare", "findings", "gpus", "known", "launching", "machines", "networking", "nodes", "versions")),
     "daemon.phases",
     "daemon.orders",
     "daemon.waits",
@@ -211,7 +216,7 @@ def _misplaced(module: str, source: str) -> Iterator[str]:
     for name in imports(source):
         if name.startswith("."):
             yield f"{name}: a relative import, write ckptsync.…"
-        if name.partition(".")[0] != "ckptsync":
+        if name.partition(".")[0] != "ckptsync" or name.startswith(DOORS.get(module, ())):
             continue
         other = room_of(name.removeprefix("ckptsync").removeprefix("."))
         if other not in FLOOR:

@@ -1,0 +1,102 @@
+"""GPUs: how many a training sees, beside how many processes are to start, and whether they are the same everywhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from ckptsync.doctor.findings import Finding
+from ckptsync.doctor.nodes import Node, grouped, told
+
+_HANG = "ranks without a GPU of their own fail or share one, and the others wait for them"
+_NUMBER = re.compile(r"[0-9]{1,4}")
+
+
+def visible(node: Node) -> int | None:
+    """How many GPUs a process that starts there sees; ``None`` where nobody knows.
+
+    As CUDA reads CUDA_VISIBLE_DEVICES: entries up to the first that is no device count (CUDA C++ Programming Guide, "CUDA Environment Variables").
+    """
+    if node.gpus is None:
+        return None
+    count = len(node.gpus)
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
+        if name in node.variables:
+            count = min(count, len(_chosen(node.variables[name], len(node.gpus))))
+    return count
+
+
+def _chosen(text: str, there: int) -> list[str]:
+    found: list[str] = []
+    for entry in (part.strip() for part in text.split(",")):
+        is_index = bool(_NUMBER.fullmatch(entry))
+        if entry in found or (is_index and int(entry) >= there) or not (is_index or entry.startswith(("GPU-", "MIG-"))):
+            break
+        found.append(entry)
+    return found
+
+
+def processes(node: Node) -> int | None:
+    """How many ranks a launcher starts there: NPROC_PER_NODE, else one for each GPU that is visible (LLaMA-Factory, launcher.py)."""
+    said = node.variables.get("NPROC_PER_NODE", "")
+    return int(said) if _NUMBER.fullmatch(said) else visible(node)
+
+
+def alone(node: Node) -> Iterator[Finding]:
+    """What one node shows."""
+    seen, wanted, there = visible(node), node.variables.get("NPROC_PER_NODE", ""), len(node.gpus or ())
+    if seen is None:
+        return
+    if _NUMBER.fullmatch(wanted) and seen < int(wanted) and there:
+        what = f"{wanted} processes are to start, {seen} of {there} GPUs are visible"
+        hint = "set NPROC_PER_NODE and CUDA_VISIBLE_DEVICES so that both count the same GPUs"
+        yield Finding("fail", "gpus-too-few", (node.name,), "NPROC_PER_NODE", what, _HANG, hint)
+    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+        listed = [part.strip() for part in node.variables.get(name, "").split(",") if part.strip()]
+        if there and len(_chosen(",".join(listed), there)) < len(listed):
+            what = f"{node.variables[name]}, where there are {there} GPUs"
+            why = "what stands behind the first entry that is no device is ignored: the training sees fewer GPUs than it is told"
+            yield Finding("fail", "gpus-not-there", (node.name,), name, what, why, f"name devices from 0 to {there - 1}, each once")
+    build = node.builds.get("cuda", "")
+    if build and node.driver_cuda and _major(node.driver_cuda) < _major(build):
+        what = f"knows CUDA {node.driver_cuda}, torch is built for {build}"
+        yield Finding(
+            "fail",
+            "driver-too-old",
+            (node.name,),
+            "the driver",
+            what,
+            "torch finds no GPU, or the first kernel fails",
+            "install a newer driver, or a torch of an older CUDA",
+        )
+
+
+def unequal(nodes: Sequence[Node]) -> Iterator[Finding]:
+    """What the nodes of one training show beside each other."""
+    known = [node for node in nodes if node.gpus is not None]
+    if len({processes(node) for node in known}) > 1:
+        groups = grouped(known, lambda node: f"{processes(node)} ranks ({visible(node)} of {len(node.gpus or ())} GPUs visible)")
+        said = [node.variables.get("NPROC_PER_NODE") for node in known]
+        names = tuple(name for names in groups.values() for name in names)
+        why = "launchers reckon with as many ranks on each node as on their own: they wait for ranks that never come"
+        hint = "set NPROC_PER_NODE and CUDA_VISIBLE_DEVICES alike on all nodes"
+        yield Finding("warn" if all(said) else "fail", "ranks-differ", names, "NPROC_PER_NODE", told(groups), why, hint)
+    kinds = grouped((n for n in known if n.gpus), lambda node: ", ".join(sorted(set(node.gpus or ()))))
+    mixed = [node.name for node in known if len(set(node.gpus or ())) > 1]
+    if len(kinds) > 1 or mixed:
+        names = tuple(name for names in kinds.values() for name in names)
+        why = "NCCL may choose other paths for each kind and hang; the slowest sets the pace, the smallest the memory"
+        yield Finding(
+            "warn",
+            "gpus-mixed",
+            names,
+            "GPUs",
+            told(kinds),
+            why,
+            "use GPUs of one kind, or CUDA_VISIBLE_DEVICES to leave the others out",
+        )
+
+
+def _major(version: str) -> int:
+    found = _NUMBER.match(version)
+    return int(found[0]) if found else 0

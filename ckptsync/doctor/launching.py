@@ -1,0 +1,175 @@
+"""How the nodes are told of each other: NNODES and NODE_RANK, as LLaMA-Factory and most scripts around torchrun read them, WORLD_SIZE, and where rank 0 is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from ipaddress import ip_address
+
+from ckptsync.doctor.findings import Finding
+from ckptsync.doctor.nodes import Node, grouped, told
+
+_WAITS = "the ranks wait for each other until the rendezvous times out"
+_EQUAL = ("NNODES", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RDZV_ID", "MIN_NNODES", "MAX_NNODES")
+
+
+def misled(nodes: Sequence[Node]) -> Iterator[Finding]:
+    """What the variables of several nodes say of each other; where no variable says anything, there is nothing to judge."""
+    if not any(map(_is_told, nodes)) and not any(node.variables.get("MASTER_ADDR") for node in nodes):
+        return
+    for name in _EQUAL:
+        groups = grouped(nodes, lambda node, name=name: node.variables.get(name, ""))  # type: ignore[misc]
+        if len(groups) > 1:
+            yield _finding("launch-differs", _all(nodes), name, told(groups), _WAITS, f"export the same {name} on all nodes")
+    yield from _missing(nodes)
+    yield from _ranks(nodes)
+    if len(nodes) > 1:
+        for node in nodes:
+            yield from _of_several(node)
+    else:
+        yield from misled_alone(nodes[0])
+
+
+def misled_alone(node: Node) -> Iterator[Finding]:
+    """What one node's variables say wrongly of others, whoever they are."""
+    if _count(node) > 1:
+        yield from _of_several(node)
+
+
+def _of_several(node: Node) -> Iterator[Finding]:
+    if _is_told(node) and not _is_elastic(node):
+        yield from _lacking(node)
+    yield from _master(node)
+
+
+def _is_told(node: Node) -> bool:
+    """Whether somebody numbers the nodes; Ray tells its workers a NODE_RANK, too, but with their WORLD_SIZE."""
+    said = node.variables
+    return bool(said.get("NNODES") or (said.get("NODE_RANK") and not said.get("WORLD_SIZE")))
+
+
+def _count(node: Node) -> int:
+    text = node.variables.get("NNODES", "").rpartition(":")[2]  # 1:4 where it is elastic
+    return int(text) if text.isdigit() and len(text) < 9 else 0
+
+
+def _is_elastic(node: Node) -> bool:
+    return any(node.variables.get(name) for name in ("RDZV_ID", "MIN_NNODES", "MAX_NNODES")) or ":" in node.variables.get(
+        "NNODES", ""
+    )
+
+
+def _missing(nodes: Sequence[Node]) -> Iterator[Finding]:
+    wanted = max(map(_count, nodes))
+    if len(nodes) < wanted and not any(map(_is_elastic, nodes)):
+        yield _finding(
+            "nodes-missing",
+            _all(nodes),
+            "NNODES",
+            f"{wanted} nodes are to train, {len(nodes)} told of themselves here",
+            "a node that is missing here cannot reach the store, has the same path on a disk of its own, or was not asked",
+            "run `ckptsync doctor --publish` on each node, then compare again",
+        )
+    if 0 < wanted < len(nodes):
+        yield _finding(
+            "nodes-too-many",
+            _all(nodes),
+            "NNODES",
+            f"{wanted} nodes are to train, {len(nodes)} told of themselves",
+            "the launcher starts when it has as many as it was told, and leaves the others out, or hangs",
+            f"set NNODES={len(nodes)}; if some do not take part, compare again when what they said is an hour old",
+        )
+
+
+def _lacking(node: Node) -> Iterator[Finding]:
+    """What a node is not told, or told wrongly."""
+    for name, why in (
+        ("NNODES", "it starts a training of its own"),
+        ("NODE_RANK", "it takes itself for node 0, as others do"),
+        ("MASTER_ADDR", "LLaMA-Factory looks for rank 0 on the node itself (127.0.0.1)"),
+        ("MASTER_PORT", "LLaMA-Factory takes another free port on each node"),
+    ):
+        if not node.variables.get(name):
+            yield _finding("launch-missing", (node.name,), name, "not set", f"{why}: {_WAITS}", f"export {name} before the launch")
+    rank = node.variables.get("NODE_RANK", "")
+    if rank and (not rank.isdigit() or 0 < _count(node) <= int(rank)):
+        what = f"{rank}, wanted 0 to {_count(node) - 1}"
+        yield _finding("node-rank", (node.name,), "NODE_RANK", what, _WAITS, "number the nodes from 0 on, each once")
+
+
+def _ranks(nodes: Sequence[Node]) -> Iterator[Finding]:
+    ranks = grouped((n for n in nodes if not _is_elastic(n) and n.variables.get("NODE_RANK")), lambda n: n.variables["NODE_RANK"])
+    for rank, names in ranks.items():
+        if len(names) > 1:
+            what = f"{rank} on each of them"
+            yield _finding("node-rank", names, "NODE_RANK", what, _WAITS, "number the nodes from 0 on, each once")
+    worlds = {n.variables["WORLD_SIZE"] for n in nodes if n.variables.get("WORLD_SIZE", "").isdigit()}
+    each = [n.variables.get("NPROC_PER_NODE", "") for n in nodes]
+    if len(worlds) == 1 and all(e.isdigit() for e in each) and len(nodes) == _count(nodes[0]):
+        (world,), ranks_in_all = worlds, sum(map(int, each))
+        if int(world) not in (ranks_in_all, len(nodes)):  # some launchers of clusters count nodes in it
+            what = f"{world}, while NPROC_PER_NODE makes {ranks_in_all} ranks"
+            yield _finding("world-size", _all(nodes), "WORLD_SIZE", what, _WAITS, "leave WORLD_SIZE to the launcher")
+
+
+def _master(node: Node) -> Iterator[Finding]:
+    address = node.variables.get("MASTER_ADDR", "")
+    if not address:
+        return
+    if not node.master:
+        what = f"{address} is not known here"
+        hint = "use an address, or put the name into /etc/hosts of all nodes"
+        yield _finding("master-unknown", (node.name,), "MASTER_ADDR", what, _WAITS, hint)
+    elif all(map(is_loopback, node.master)):
+        what = f"{address} is {', '.join(node.master)} here, which no other node reaches"
+        hint = "use the address of node 0 in the network that the nodes share; /etc/hosts may name the host 127.0.1.1"
+        yield _finding("master-loopback", (node.name,), "MASTER_ADDR", what, _WAITS, hint)
+    elif node.variables.get("NODE_RANK") == "0":
+        yield from _own(node, address)
+    elif node.port in ("silent", "unreachable"):
+        what = f"{address}:{node.variables.get('MASTER_PORT')} does not answer ({node.port})"
+        hint = "open that port on node 0, and all ports between the nodes: NCCL and Gloo choose theirs by chance"
+        yield _finding("master-unreachable", (node.name,), "MASTER_ADDR", what, _WAITS, hint)
+
+
+def _own(node: Node, address: str) -> Iterator[Finding]:
+    """Node 0, where rank 0 is to listen."""
+    if node.is_master is False:
+        what = f"{address} ({', '.join(node.master)}) is no address of node 0"
+        yield _finding(
+            "master-elsewhere",
+            (node.name,),
+            "MASTER_ADDR",
+            what,
+            _WAITS,
+            "set it to node 0's own address, or give this node another NODE_RANK",
+        )
+    elif node.port == "taken":
+        port = node.variables.get("MASTER_PORT", "")
+        what = f"{port} is in use on node 0"
+        hint = f"choose another port; `ss -ltnp 'sport = :{port}'` shows who has it, often an earlier training"
+        yield _finding(
+            "port-taken",
+            (node.name,),
+            "MASTER_PORT",
+            what,
+            "rank 0 cannot listen there: the launch fails, or joins a training that still runs",
+            hint,
+        )
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address is of the machine itself alone."""
+    try:
+        return ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def _all(nodes: Sequence[Node]) -> tuple[str, ...]:
+    return tuple(sorted(Counter(node.name for node in nodes)))
+
+
+def _finding(kind: str, nodes: tuple[str, ...], *told: str) -> Finding:
+    subject, what, why, hint = told
+    return Finding("fail", kind, nodes, subject, what, why, hint)

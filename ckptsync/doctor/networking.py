@@ -1,0 +1,120 @@
+"""NCCL's and Gloo's variables, and the interfaces that they name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ckptsync.doctor.findings import Finding
+from ckptsync.doctor.launching import is_loopback
+from ckptsync.doctor.nodes import Node, grouped, told
+
+# What must be the same, since two ends agree by it on how they talk (NCCL, "Environment Variables"); of others it is only said that they differ.
+_AGREED = (
+    "NCCL_IB_DISABLE",
+    "NCCL_NET",
+    "NCCL_NET_PLUGIN",
+    "NCCL_ALGO",
+    "NCCL_PROTO",
+    "NCCL_SOCKET_FAMILY",
+    "NCCL_COMM_ID",
+    "NCCL_CROSS_NIC",
+    "NCCL_MAX_NCHANNELS",
+    "NCCL_MIN_NCHANNELS",
+)
+_OWN = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_CONF_FILE", "NCCL_TOPO_FILE")  # each node's own
+_TALK = ("NCCL_DEBUG", "GLOO_LOG", "TORCH_NCCL_DEBUG", "TORCH_NCCL_TRACE", "TORCH_NCCL_DUMP")  # what is logged, and where
+_SOCKETS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
+_HANG = "the nodes do not reach each other in the first collective"
+
+
+def alone(node: Node) -> Iterator[Finding]:
+    """Interfaces that are named and not there, or down; and on several nodes those that no other node reaches."""
+    if not node.interfaces:
+        return
+    for name in _SOCKETS:
+        text = node.variables.get(name, "")
+        if not text:
+            continue
+        chosen = _chosen(name, text, node)
+        if not chosen:
+            what = f"{text}: there is none; {', '.join(sorted(node.interfaces))} are there"
+            yield Finding(
+                "fail",
+                "interface-missing",
+                (node.name,),
+                name,
+                what,
+                _HANG,
+                "name the one that `ip -br addr` shows with this node's address",
+            )
+        elif all(node.interfaces[one].get("state") in ("down", "lowerlayerdown") for one in chosen):
+            what = f"{', '.join(chosen)}: the link is down"
+            yield Finding("fail", "interface-down", (node.name,), name, what, _HANG, "bring it up, or name another")
+
+
+def reaching(node: Node) -> Iterator[Finding]:
+    """What no other node reaches, of a node among several."""
+    for name in _SOCKETS:
+        chosen = _chosen(name, node.variables.get(name, ""), node) if node.variables.get(name) else []
+        if chosen == ["lo"]:
+            yield Finding(
+                "fail",
+                "interface-loopback",
+                (node.name,),
+                name,
+                "lo, which no other node reaches",
+                _HANG,
+                "name the interface of the network that the nodes share",
+            )
+    if node.addresses and all(map(is_loopback, node.addresses)) and not node.variables.get("GLOO_SOCKET_IFNAME"):
+        what = f"{node.host} is {', '.join(node.addresses)} on {node.name} itself"
+        why = "Gloo tells other nodes the address of the host's own name: they would connect to themselves"
+        hint = "export GLOO_SOCKET_IFNAME, or give the host's name its real address in /etc/hosts"
+        yield Finding("warn", "host-loopback", (node.name,), "/etc/hosts", what, why, hint)
+
+
+def differing(nodes: Sequence[Node]) -> Iterator[Finding]:
+    """Variables that are not the same on all nodes, and interfaces unlike each other."""
+    names = sorted(
+        {name for node in nodes for name in node.variables if name.startswith(("NCCL_", "RCCL_", "GLOO_", "TORCH_NCCL_", "OMP_"))}
+    )
+    for name in names:
+        groups = grouped(nodes, lambda node, name=name: node.variables.get(name, "not set"))  # type: ignore[misc]
+        if len(groups) == 1 or name.startswith(_TALK) or (name in _OWN and "not set" not in groups):
+            continue
+        level, why = (
+            ("fail", "two ends that talk in different ways hang")
+            if name in _AGREED
+            else ("warn", "nodes that are set differently may hang, or one slows the others down")
+        )
+        who = tuple(n for group in groups.values() for n in group)
+        yield Finding(level, "network-differs", who, name, told(groups), why, f"export the same {name} on all nodes")  # type: ignore[arg-type]
+    yield from _links(nodes)
+
+
+def _links(nodes: Sequence[Node]) -> Iterator[Finding]:
+    for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+        using = [node for node in nodes if node.variables.get(name) and _chosen(name, node.variables[name], node)]
+        for what, why in (("mtu", "large messages are lost on the way to the smaller one"), ("speed", "the slowest sets the pace")):
+            groups = grouped(using, lambda node, name=name, what=what: _first(name, node).get(what, ""))  # type: ignore[misc]
+            if len(groups) > 1 and "" not in groups:
+                who = tuple(n for group in groups.values() for n in group)
+                yield Finding(
+                    "warn", "links-differ", who, f"{name}: {what}", told(groups), why, "use like interfaces, with one MTU"
+                )
+
+
+def _first(name: str, node: Node) -> dict[str, str]:
+    return dict(node.interfaces[_chosen(name, node.variables[name], node)[0]])
+
+
+def _chosen(variable: str, text: str, node: Node) -> list[str]:
+    """The interfaces of a node that a variable chooses: NCCL takes names for prefixes, unless ``=`` stands before, and ``^`` for all but these; others take names."""
+    there, sign = sorted(node.interfaces), text[:1]
+    is_nccl = variable.startswith("NCCL_")
+    names = [part for part in text.lstrip("^=").split(",") if part]
+    if sign == "=" or text[:2] == "^=" or not is_nccl:
+        hits = [name for name in there if name in names]
+    else:
+        hits = [name for name in there if name.startswith(tuple(names))]
+    return [name for name in there if name not in hits] if is_nccl and sign == "^" else hits

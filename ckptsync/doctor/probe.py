@@ -1,0 +1,314 @@
+"""What a machine, and the Python that trains on it, say of themselves: a dict that JSON can hold.
+
+The standard library alone, Python 3.8 or newer, and nothing of ckptsync: `ckptsync doctor --python` runs this very file in another interpreter, and Ray hands
+`gather` to its workers.  No library is imported to learn its version.  Of the environment only what `variables` lets pass is told: nothing that could be a secret.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import getpass
+import hashlib
+import json
+import os
+import platform
+import re
+import resource
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+LIBRARIES = ("torch", "transformers", "accelerate", "deepspeed", "peft", "safetensors", "ray", "llamafactory", "trl")
+LAUNCH = (
+    "NNODES",
+    "NODE_RANK",
+    "NPROC_PER_NODE",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "RDZV_ID",
+    "MIN_NNODES",
+    "MAX_NNODES",
+)
+DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+OTHERS = ("OMP_NUM_THREADS", "TP_SOCKET_IFNAME", "USE_RAY", "USE_V1", "FORCE_TORCHRUN")
+PREFIXES = ("NCCL_", "RCCL_", "GLOO_", "TORCH_NCCL_")
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CRED|AUTH", re.IGNORECASE)
+_LONGEST = 200  # characters of a value
+_PATIENCE = 3.0  # seconds for an answer of MASTER_ADDR
+_BESIDE = ".ckptsync-doctor"  # where nothing of ours is yet: the output directory itself is made by the training
+_BUILD = re.compile(r"^(cuda|hip)\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
+
+
+def gather(places: Sequence[str] = (), node: str = "", model: str = "", left: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Now.  ``places``: output directories, there or not; ``model``: the directory of the model that is trained.
+
+    ``left``: what `leave` gave; without it that is done now, so that only nodes which gather later see it.
+    """
+    node = node or socket.gethostname()
+    nonces = leave(places, node) if left is None else left
+    told = variables(os.environ)
+    return {
+        "format": FORMAT,
+        "at": time.time(),
+        "node": node,
+        **_machine(),
+        **_python(),
+        "gpus": _gpus(),
+        "driver": _driver(),
+        "driver_cuda": _driver_cuda(),
+        "overrides": overrides(os.environ),
+        "variables": told,
+        "interfaces": _interfaces(),
+        "addresses": _addresses(socket.gethostname()),
+        "master": _master(told.get("MASTER_ADDR", ""), told.get("MASTER_PORT", "")),
+        "limits": _limits(),
+        "places": {place: {"nonce": nonces.get(place, ""), "seen": _seen(place)} for place in places},
+        "model": {"path": model, "digest": _digest(model)} if model else {},
+    }
+
+
+def variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """How the nodes are told of each other, with what NCCL's own files say (nccl.conf, which the environment goes before); nothing that could be a secret."""
+    given = {**_nccl_files(environment), **environment}
+    wanted = {*LAUNCH, *DEVICES, *OTHERS}
+    passed = (name for name in sorted(given) if (name in wanted or name.startswith(PREFIXES)) and not _SECRET.search(name))
+    return {name: given[name][:_LONGEST] for name in passed if "://" not in given[name] and "@" not in given[name]}
+
+
+def overrides(environment: Mapping[str, str]) -> list[str]:
+    """The libnccl that are loaded instead of torch's own: by LD_PRELOAD, by the directories of LD_LIBRARY_PATH."""
+    preloaded = [Path(p) for p in re.split(r"[: ]+", environment.get("LD_PRELOAD", "")) if "nccl" in p]
+    folders = [Path(p) for p in environment.get("LD_LIBRARY_PATH", "").split(":") if p.startswith("/")]
+    found = [*preloaded, *(path for folder in folders for path in sorted(folder.glob("libnccl.so.[0-9]")))]
+    return [os.path.realpath(path) for path in dict.fromkeys(found)]
+
+
+def leave(places: Iterable[str], node: str) -> dict[str, str]:
+    """A word of chance beside each place, for other nodes to look for; places where nothing can be written are left out."""
+    left = {}
+    name = re.sub(r"[^A-Za-z0-9_.-]", "-", node)
+    for place in places:
+        word, folder = secrets.token_hex(8), _beside(place)
+        with contextlib.suppress(OSError):  # whether output can be written is another check's question
+            folder.mkdir(parents=True, exist_ok=True)
+            fresh = folder / f".{name}.{word}"
+            fresh.write_text(word, "ascii")
+            fresh.replace(folder / name)
+            left[place] = word
+    return left
+
+
+def _beside(place: str) -> Path:
+    """In the spool of a directory that is there; else in the nearest directory above it."""
+    path = Path(place).absolute()
+    if path.is_dir():
+        return path / "_ckptsync" / "doctor"
+    return next((above for above in path.parents if above.is_dir()), path) / _BESIDE
+
+
+def _seen(place: str) -> list[str]:
+    try:
+        return sorted(path.read_text("ascii", "replace")[:64] for path in _beside(place).iterdir() if not path.name.startswith("."))
+    except OSError:
+        return []  # nothing of anybody is there
+
+
+def _machine() -> dict[str, Any]:
+    return {
+        "host": socket.gethostname(),
+        "machine": _text("/etc/machine-id").strip(),
+        "boot": _text("/proc/sys/kernel/random/boot_id").strip(),
+        "booted": _booted(),
+        "user": _user(),
+        "uid": os.getuid(),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,
+    }
+
+
+def _booted() -> float:
+    """When, in seconds on this clock; 0 where the system does not say."""
+    uptime = _text("/proc/uptime").split(" ")[0]
+    return time.time() - float(uptime) if uptime else 0.0
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a number without a name, as in containers
+        return str(os.getuid())
+
+
+def _python() -> dict[str, Any]:
+    versions = {name: version for name in LIBRARIES if (version := _version(name))}
+    nccl = next((v for cuda in ("13", "12", "11") if (v := _version(f"nvidia-nccl-cu{cuda}"))), "")
+    return {
+        "python": platform.python_version(),
+        "prefix": sys.prefix,
+        "versions": {**versions, **({"nccl": nccl} if nccl else {})},
+        "builds": _builds(),
+    }
+
+
+def _version(library: str) -> str:
+    try:
+        return metadata.version(library) or ""
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _builds() -> dict[str, str]:
+    """The CUDA, or HIP, that torch is built for: as torch/version.py says, read and not run."""
+    try:
+        where = metadata.distribution("torch").locate_file("torch/version.py")
+    except metadata.PackageNotFoundError:
+        return {}
+    return dict(_BUILD.findall(_text(str(where))))
+
+
+def _gpus() -> list[str]:
+    """A name for each that the driver shows here: NVIDIA's, else AMD's."""
+    told = [_text(str(path)) for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))]
+    models = [line.partition(":")[2].strip() for text in told for line in text.splitlines() if line.startswith("Model:")]
+    if models or Path("/dev/nvidiactl").exists():
+        return models or _asked("name")
+    found = [
+        (_text(f"{node}/properties"), _text(f"{node}/name")) for node in sorted(Path("/sys/class/kfd/kfd/topology/nodes").glob("*"))
+    ]
+    return [name.strip() or "AMD" for properties, name in found if re.search(r"^simd_count [1-9]", properties, re.MULTILINE)]
+
+
+def _driver() -> str:
+    found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", _text("/proc/driver/nvidia/version").partition("\n")[0])
+    if found:
+        return found[0]
+    if Path("/dev/nvidiactl").exists():
+        return next(iter(_asked("driver_version")), "")
+    return _text("/sys/module/amdgpu/version").strip()
+
+
+def _asked(field: str) -> list[str]:
+    """What nvidia-smi says of each GPU."""
+    program = shutil.which("nvidia-smi")
+    if not program:
+        return []
+    try:
+        done = subprocess.run(  # noqa: S603 - found in PATH, as the training would
+            [program, f"--query-gpu={field}", "--format=csv,noheader"], capture_output=True, text=True, timeout=30, check=True
+        )
+    except (OSError, subprocess.SubprocessError):
+        return []  # a driver that does not answer shows no GPUs to anybody
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()]
+
+
+def _driver_cuda() -> str:
+    """The newest CUDA that the driver knows."""
+    version = ctypes.c_int()
+    try:
+        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)):
+            return ""
+    except (OSError, AttributeError):
+        return ""  # no driver of NVIDIA's
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"
+
+
+def _interfaces() -> dict[str, dict[str, str]]:
+    """By name: the link's state, MTU and speed in Mb/s, as far as the system says."""
+    names = [name for _, name in socket.if_nameindex()]
+    keys = {"state": "operstate", "mtu": "mtu", "speed": "speed"}
+    return {name: {key: _text(f"/sys/class/net/{name}/{file}").strip() for key, file in keys.items()} for name in names}
+
+
+def _addresses(host: str) -> list[str]:
+    try:
+        return sorted({str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)})
+    except OSError:
+        return []
+
+
+def _master(address: str, port: str) -> dict[str, Any]:
+    """What MASTER_ADDR means here; ``port``: free or taken on its own machine, elsewhere answers, refused, silent or unreachable."""
+    if not address:
+        return {}
+    found = _addresses(address)
+    told: dict[str, Any] = {"addresses": found, "is_here": bool(found) and _binds(found[0], 0) == "free", "port": ""}
+    if found and port.isdigit() and 0 < int(port) < 65536:
+        told["port"] = _binds(found[0], int(port)) if told["is_here"] else _answers(found[0], int(port))
+    return told
+
+
+def _binds(address: str, port: int) -> str:
+    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as trial:
+        trial.setsockopt(
+            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
+        )  # as torch's own store does: what lingers of an ended training is no hindrance
+        try:
+            trial.bind((address, port))
+            if port:
+                trial.listen(1)
+        except OSError as e:
+            return "taken" if e.errno == errno.EADDRINUSE else ""
+        return "free"
+
+
+def _answers(address: str, port: int) -> str:
+    """Who refuses is there; a firewall is silent."""
+    try:
+        socket.create_connection((address, port), _PATIENCE).close()
+    except ConnectionRefusedError:
+        return "refused"
+    except socket.timeout:  # noqa: UP041 - before Python 3.10 it is not TimeoutError
+        return "silent"
+    except OSError:
+        return "unreachable"
+    return "answers"
+
+
+def _limits() -> dict[str, int]:
+    """``memlock`` -1 where there is none; ``shm``: bytes that are free in /dev/shm; ``hcas``: adapters for RDMA."""
+    memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+    found = {
+        "nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        "memlock": -1 if memlock == resource.RLIM_INFINITY else memlock,
+    }
+    with contextlib.suppress(OSError):  # containers without it: nothing is told
+        shm = os.statvfs("/dev/shm")  # noqa: S108 - looked at, and never written
+        found["shm"] = shm.f_bavail * shm.f_frsize
+    return {**found, "hcas": len(list(Path("/sys/class/infiniband").glob("*")))}
+
+
+def _digest(model: str) -> str:
+    """Of its configuration and of the names and sizes of its weights; empty for what is no directory here."""
+    folder = Path(model)
+    texts = [_text(str(folder / "config.json")), *(_text(str(path)) for path in sorted(folder.glob("*.index.json")))]
+    sizes = [f"{path.name} {path.stat().st_size}" for path in sorted(folder.glob("*.safetensors"))]
+    return hashlib.sha256("\0".join([*texts, *sizes]).encode()).hexdigest()[:16] if texts[0] else ""
+
+
+def _nccl_files(environment: Mapping[str, str]) -> dict[str, str]:
+    """As NCCL reads them: the user's own file, or the system's."""
+    home = environment.get("NCCL_CONF_FILE") or str(Path(environment.get("HOME", "")) / ".nccl.conf")
+    lines = [*_text("/etc/nccl.conf").splitlines(), *_text(home).splitlines()]
+    pairs = (line.partition("=") for line in lines if "=" in line and not line.lstrip().startswith("#"))
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8", "replace")
+    except OSError:
+        return ""  # the system does not tell
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(gather(**json.loads(sys.argv[1]))))

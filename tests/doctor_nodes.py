@@ -1,0 +1,83 @@
+"""Two sound nodes as `ckptsync.doctor.probe` would tell of them, and what is planted in the second."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from ckptsync.doctor.compare import compare
+from ckptsync.doctor.findings import Finding
+
+_SOUND: dict[str, Any] = {
+    "user": "train",
+    "uid": 1000,
+    "cpus": 96,
+    "python": "3.11.4",
+    "prefix": "/opt/train",
+    "versions": {
+        "torch": "2.8.0",
+        "transformers": "4.57.1",
+        "accelerate": "1.11.0",
+        "deepspeed": "0.17.5",
+        "peft": "0.17.1",
+        "safetensors": "0.6.2",
+        "ray": "2.55.0",
+        "nccl": "2.27.3",
+        "llamafactory": "0.9.4",
+    },
+    "builds": {"cuda": "12.8"},
+    "gpus": ["NVIDIA H200"] * 8,
+    "driver": "570.124.06",
+    "driver_cuda": "12.8",
+    "overrides": [],
+    "interfaces": {
+        "lo": {"state": "unknown", "mtu": "65536", "speed": ""},
+        "eth0": {"state": "up", "mtu": "9000", "speed": "100000"},
+        "docker0": {"state": "down", "mtu": "1500", "speed": ""},
+    },
+    "limits": {"nofile": 1048576, "memlock": -1, "shm": 64 << 30, "hcas": 8},
+    "model": {"path": "/models/base", "digest": "0123456789abcdef"},
+    "training": {"save_on_each_node": "false", "output_dir": "/data/out"},
+    "clock": 0.0,
+}
+
+
+def pair() -> list[dict[str, Any]]:
+    """Nodes n0 and n1, each with a disk of its own; n1 told of itself later."""
+    return [_node(rank) for rank in (0, 1)]
+
+
+def _node(rank: int) -> dict[str, Any]:
+    variables = {"NNODES": "2", "NODE_RANK": str(rank), "NPROC_PER_NODE": "8", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
+    return copy.deepcopy(_SOUND) | {
+        "node": f"n{rank}",
+        "host": f"gpu{rank}",
+        "machine": f"{rank}" * 32,
+        "boot": f"boot-{rank}",
+        "variables": {
+            **variables,
+            "NCCL_SOCKET_IFNAME": "eth0",
+            "GLOO_SOCKET_IFNAME": "eth0",
+            "NCCL_DEBUG": ["INFO", "WARN"][rank],
+        },
+        "addresses": [f"10.0.0.{rank + 1}"],
+        "master": {"addresses": ["10.0.0.1"], "is_here": rank == 0, "port": ["free", "refused"][rank]},
+        "places": {"/data/out": {"nonce": f"nonce{rank}", "seen": [f"nonce{rank}"]}},
+    }
+
+
+def found(*nodes: dict[str, Any]) -> list[Finding]:
+    return list(compare(nodes))
+
+
+def kinds(*nodes: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """Level, kind and subject of each finding."""
+    return [(f.level, f.kind, f.subject) for f in compare(nodes)]
+
+
+def planted(**told: Any) -> list[tuple[str, str, str]]:
+    """What is found where the second node of a sound pair tells this instead; of mappings only the keys that are given, ``None`` takes one away."""
+    nodes = pair()
+    for key, value in told.items():
+        nodes[1][key] = {k: v for k, v in {**nodes[1][key], **value}.items() if v is not None} if isinstance(value, dict) else value
+    return kinds(*nodes)

@@ -1,0 +1,65 @@
+"""Nodes, and Pythons that train, made on this machine: a virtual environment with a few names in it, a namespace with disks of its own."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shutil
+import subprocess
+import sys
+import venv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROJECT = Path(__file__).parent.parent
+_ISOLATED = ("unshare", "--map-root-user", "--mount", "--uts", "sh", "-e", "-c")
+
+
+def environment(home: Path, versions: Mapping[str, str], cuda: str = "12.8") -> str:
+    """The Python of a new virtual environment which has libraries of these versions, in name."""
+    venv.create(home, symlinks=True)
+    (packages,) = (home / "lib").glob("python*/site-packages")
+    for name, version in versions.items():
+        folder = packages / f"{name.replace('-', '_')}-{version}.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    (packages / "torch").mkdir()
+    (packages / "torch/version.py").write_text(
+        f"__version__ = 'x'\ndebug = False\ncuda: Optional[str] = {cuda!r}\nhip: Optional[str] = None\n"
+    )
+    return str(home / "bin/python")
+
+
+def can_isolate() -> bool:
+    """Whether namespaces with mounts of their own can be made here."""
+    return bool(shutil.which("unshare")) and _allows_mounts()
+
+
+@functools.cache
+def _allows_mounts() -> bool:
+    return subprocess.run([*_ISOLATED, "mount -t tmpfs tmpfs /mnt; hostname x"], capture_output=True, check=False).returncode == 0
+
+
+needs_namespaces = pytest.mark.skipif(not can_isolate(), reason="mounting is not allowed here, not even in a namespace of its own")
+
+
+def doctor(words: Sequence[str | Path], setup: str = "", **variables: str) -> dict[str, Any]:
+    """What `ckptsync doctor --json` says in a process of its own; ``setup``: shell that prepares a namespace for it before."""
+    command = [sys.executable, "-m", "ckptsync", "doctor", "--json", *map(str, words)]
+    if setup:
+        command = [*_ISOLATED, f'{setup}\nexec "$@"', "sh", *command]
+    plain = {name: os.environ[name] for name in ("PATH", "HOME", "XDG_CACHE_HOME") if name in os.environ}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=PROJECT, env={**plain, **variables})
+    assert done.stdout, done.stderr
+    told: dict[str, Any] = json.loads(done.stdout)
+    assert told["exit_code"] == done.returncode
+    return told
+
+
+def kinds(told: Mapping[str, Any]) -> list[str]:
+    """The kinds of what was found, each once."""
+    return sorted({finding["kind"] for finding in told["findings"]})

@@ -1,0 +1,117 @@
+"""What a machine says of itself, without a library imported and without a secret."""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ckptsync.doctor import probe
+from tests.doctor_real import environment
+
+
+def test_it_runs_in_a_python_that_has_nothing_of_ours_and_imports_no_library(tmp_path: Path) -> None:
+    python = environment(tmp_path / "venv", {"torch": "2.8.0", "nvidia-nccl-cu12": "2.27.3", "transformers": "4.57.1"})
+    watched = [python, "-v", probe.__file__, json.dumps({"node": "n0"})]
+    done = subprocess.run(watched, capture_output=True, text=True, check=True, cwd=tmp_path)
+    told = json.loads(done.stdout)
+    assert told["node"] == "n0"
+    assert told["versions"] == {"torch": "2.8.0", "transformers": "4.57.1", "nccl": "2.27.3"}
+    assert told["builds"] == {"cuda": "12.8"}
+    assert told["prefix"] == str(tmp_path / "venv")
+    assert "import 'torch" not in done.stderr
+    assert "import 'ckptsync" not in done.stderr
+
+
+def test_it_knows_this_machine() -> None:
+    told = probe.gather()
+    assert (told["host"], told["node"]) == (socket.gethostname(), socket.gethostname())
+    assert told["python"].startswith(f"{sys.version_info[0]}.{sys.version_info[1]}.")
+    assert told["interfaces"]["lo"]["mtu"]
+    assert told["limits"]["nofile"] > 0
+    assert told["cpus"] > 0
+    assert told["boot"]
+    assert 0 < told["booted"] < told["at"]
+    json.dumps(told)
+
+
+def test_of_the_environment_only_what_tells_nodes_of_each_other_is_said_and_nothing_secret() -> None:
+    said = {
+        "NNODES": "2",
+        "NCCL_IB_HCA": "mlx5",
+        "TORCH_NCCL_BLOCKING_WAIT": "1",
+        "HF_TOKEN": "hf_1",
+        "AWS_SECRET_ACCESS_KEY": "s",
+        "PATH": "/bin",
+        "NCCL_PLUGIN_TOKEN": "t",
+        "NCCL_AUTH": "a",
+        "GLOO_PASSWORD": "p",
+        "NCCL_NET_URL": "https://user:pw@host",
+        "NCCL_X": "u:p@h",
+        "NCCL_LONG": "x" * 999,
+    }
+    assert probe.variables(said) == {"NCCL_IB_HCA": "mlx5", "NCCL_LONG": "x" * 200, "NNODES": "2", "TORCH_NCCL_BLOCKING_WAIT": "1"}
+
+
+def test_what_nccls_own_files_say_counts_unless_the_environment_does(tmp_path: Path) -> None:
+    (tmp_path / "nccl.conf").write_text("# ours\nNCCL_IB_DISABLE=1\nNCCL_DEBUG=WARN\nNCCL_SECRET=x\nAWS_KEY=y\n")
+    told = probe.variables({"NCCL_CONF_FILE": str(tmp_path / "nccl.conf"), "NCCL_DEBUG": "INFO"})
+    assert told == {"NCCL_CONF_FILE": str(tmp_path / "nccl.conf"), "NCCL_DEBUG": "INFO", "NCCL_IB_DISABLE": "1"}
+
+
+def test_another_nccl_is_found_where_the_loader_would_find_it(tmp_path: Path) -> None:
+    real = tmp_path / "libnccl.so.2.21.5"
+    real.touch()
+    (tmp_path / "libnccl.so.2").symlink_to(real)
+    assert probe.overrides({"LD_LIBRARY_PATH": f"/nowhere:{tmp_path}:relative"}) == [str(real)]
+    assert probe.overrides({"LD_PRELOAD": f"/lib/libc.so {tmp_path}/libnccl.so.2"}) == [str(real)]
+    assert probe.overrides({}) == []
+
+
+def test_two_nodes_see_each_others_word_where_the_disk_is_one(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for made in (False, True):
+        if made:
+            out.mkdir()
+        first, second = (probe.gather([str(out)], node)["places"][str(out)] for node in ("n0", "n1"))
+        assert first["nonce"] in second["seen"]
+        assert second["nonce"] not in first["seen"], "it was not there yet"
+    assert sorted(p.name for p in (out / "_ckptsync/doctor").iterdir()) == ["n0", "n1"]
+
+
+def test_words_are_left_first_and_looked_for_later_where_nodes_gather_at_once(tmp_path: Path) -> None:
+    place = str(tmp_path / "out")
+    left = {node: probe.leave([place], node) for node in ("n0", "n1")}
+    for node in left:
+        told = probe.gather([place], node, left=left[node])["places"][place]
+        assert set(told["seen"]) == {word[place] for word in left.values()}
+
+
+def test_a_place_where_nothing_can_be_written_has_no_word(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/_ckptsync").touch()
+    assert probe.leave([str(tmp_path / "out")], "n0") == {}
+    assert probe.gather([str(tmp_path / "out")], "n0")["places"] == {str(tmp_path / "out"): {"nonce": "", "seen": []}}
+
+
+def test_a_models_digest_is_of_its_configuration_and_its_files(tmp_path: Path) -> None:
+    assert probe.gather(model=str(tmp_path))["model"] == {"path": str(tmp_path), "digest": ""}
+    (tmp_path / "config.json").write_text("{}")
+    first = probe.gather(model=str(tmp_path))["model"]["digest"]
+    (tmp_path / "model.safetensors").write_bytes(b"1")
+    second = probe.gather(model=str(tmp_path))["model"]["digest"]
+    (tmp_path / "config.json").write_text('{"a": 1}')
+    assert len({first, second, probe.gather(model=str(tmp_path))["model"]["digest"], ""}) == 4
+
+
+def test_the_masters_port_is_free_or_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        monkeypatch.setenv("MASTER_PORT", str(server.getsockname()[1]))
+        assert probe.gather()["master"] == {"addresses": ["127.0.0.1"], "is_here": True, "port": "taken"}
+    assert probe.gather()["master"]["port"] == "free"
+    monkeypatch.setenv("MASTER_ADDR", "no.such.host.invalid")
+    assert probe.gather()["master"] == {"addresses": [], "is_here": False, "port": ""}
