@@ -109,3 +109,29 @@ def test_a_directory_whose_name_is_no_runs_name_is_left_out(tmp_path: Path) -> N
     (tmp_path / "consolidated").mkdir()
     found = output_directories([RunConfig(f"{tmp_path}/.hidden"), RunConfig(f"{tmp_path}/cons*")], "s3://bucket")
     assert (found.runs, len(found.problems)) == ((), 2)
+
+
+def test_a_directory_inside_another_is_one_of_its_own_once_a_checkpoint_or_a_spool_is_in_it(tmp_path: Path) -> None:
+    ray = tmp_path / "session_1" / "artifacts"
+    runs = [RunConfig(f"{ray}/*"), RunConfig(f"{ray}/*/*")]
+    for name in (
+        "data",
+        "hooked/_ckptsync",
+        "out/checkpoint-1",
+        "checkpoint-2",
+        "checkpoints/checkpoint_0",
+        "run-0/checkpoint-3",
+        "_ckptsync",
+    ):
+        (ray / "exp" / name).mkdir(parents=True)
+    found = output_directories(runs, "/store")
+    assert ([r.name for r in found.runs], found.problems) == (["exp", "exp-hooked", "exp-out"], ())
+    assert f"{ray}/exp/data" in places(runs)
+    (ray / "exp" / "data" / "step-1.ckpt").write_bytes(b"")
+    assert f"{ray}/exp/data" in [r.path for r in output_directories(runs, "/store").runs]
+
+
+def test_directories_that_are_given_by_name_are_taken_whatever_lies_in_them(tmp_path: Path) -> None:
+    (tmp_path / "out" / "sub").mkdir(parents=True)
+    found = output_directories([RunConfig(f"{tmp_path}/*"), RunConfig(f"{tmp_path}/out/sub")], "/store")
+    assert [r.name for r in found.runs] == ["out", "sub"]

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from glob import glob
 from pathlib import Path
 
+from ckptsync import scan
 from ckptsync.config.readers import run_name
 from ckptsync.config.values import RunConfig
+from ckptsync.errors import CkptsyncError
+from ckptsync.walk import OURS
 
 _MAGIC = frozenset("*?[")
 _ESCAPED = re.compile(r"\[[*?[]\]")
@@ -29,9 +33,10 @@ class OutputDirectories:
 
 def output_directories(runs: Iterable[RunConfig], store_url: str) -> OutputDirectories:
     """The directories that exist, named; one that is not there yet is no problem: its job has not started."""
-    return named(
-        (found for run in runs for found in _expanded(run)), os.path.realpath(_local(store_url)) if _local(store_url) else ""
-    )
+    every, inner = _found(runs)
+    claimed = cache(_claimed)
+    kept = (found for found in every if found not in inner or _is_own(Path(found.path), claimed))
+    return named(kept, os.path.realpath(_local(store_url)) if _local(store_url) else "")
 
 
 def named(found: Iterable[RunConfig], store: str) -> OutputDirectories:
@@ -63,7 +68,7 @@ def places(runs: Iterable[RunConfig]) -> tuple[str, ...]:
         parts = Path(run.path).parts
         for end in sorted({*_wild(parts), len(parts) - 1}):
             found |= dict.fromkeys(_nearest(parts[:end]))
-    return tuple(found)
+    return tuple(found | dict.fromkeys(inside.path for inside in _found(runs)[1]))  # in which a first checkpoint may appear
 
 
 def _wild(parts: Sequence[str]) -> list[int]:
@@ -75,6 +80,30 @@ def _nearest(parts: Sequence[str]) -> list[str]:
     """The directories that match, or if there are none yet, those in which the first missing one would appear."""
     there = [path for path in _matches(parts) if Path(path).is_dir()]
     return there or (_nearest(parts[:-1]) if len(parts) > 1 else [])
+
+
+def _found(runs: Iterable[RunConfig]) -> tuple[list[RunConfig], Collection[RunConfig]]:
+    """Every directory that is there; and those of them that a wildcard at the end found inside another one."""
+    found = [(one, _wild(Path(run.path).parts)[-1:] == [len(Path(run.path).parts) - 1]) for run in runs for one in _expanded(run)]
+    above, given = {one.path for one, _ in found}, {one.path for one, is_wild in found if not is_wild}
+    inner = {one for one, _ in found if one.path not in given and str(Path(one.path).parent) in above}
+    return [one for one, is_wild in found if not (is_wild and Path(one.path).name == OURS)], inner
+
+
+def _is_own(path: Path, claimed: Callable[[Path], frozenset[Path]]) -> bool:
+    """Whether a directory inside an output directory is another one, as Ray's working directories have them beside data and logs.
+
+    It is once a checkpoint lies in it, or a hook's spool, unless that is a checkpoint of the directory above.
+    """
+    try:
+        return path not in claimed(path.parent) and ((path / OURS).is_dir() or bool(scan.spots(path)))
+    except CkptsyncError:
+        return True  # a worker there says why it cannot be looked at
+
+
+def _claimed(output_dir: Path) -> frozenset[Path]:
+    """In which directories its checkpoints lie, and they themselves."""
+    return frozenset(above for spot in scan.spots(output_dir) for above in (spot.path, *spot.path.parents))
 
 
 def _expanded(run: RunConfig) -> Iterable[RunConfig]:
