@@ -1,4 +1,4 @@
-"""A worker that the training brings along, where nobody can install one: a child process, which stays until all is sent."""
+"""A worker that the training brings along, where nobody can install one: a process of its own, which stays until all is sent."""
 
 from __future__ import annotations
 
@@ -6,12 +6,55 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import ckptsync
 from ckptsync.hooks.here import Here
+from ckptsync.spool import marks
 
 _NICE = 10
+_LAUNCH = """import os, subprocess, sys
+os.nice(int(sys.argv[1]))
+print(subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True).pid)"""
+_COVERED: set[Path] = set()
+
+
+class Worker(Protocol):
+    """What the hook asks of it."""
+
+    returncode: int | None
+
+    def poll(self) -> int | None:
+        """``None`` while it is at work."""
+        ...
+
+
+@dataclass(slots=True)
+class Apart:
+    """A process that is no child of this one.  How it ended nobody is told: ``returncode`` is then 1, since it stays until the training has gone."""
+
+    pid: int
+    began: str
+    returncode: int | None = None
+
+    def poll(self) -> int | None:
+        """``None`` while it is at work."""
+        if self.returncode is None and marks.began(self.pid) != self.began:
+            self.returncode = 1
+        return self.returncode
+
+
+def begin(here: Here, store: str, pid: int) -> Worker:
+    """`start`, and apart from this process where that is one of Ray's, which kill their children as they end.
+
+    ray.io, "Lifetimes of a User-Spawn Process": RAY_kill_child_processes_on_worker_exit is true by default, and not recursive.  Raises OSError.
+    """
+    if "ray" in sys.modules:
+        return start_apart(_command(here, store, pid), here.spool / "embedded.log", here.output_dir)
+    return start(here, store, pid)
 
 
 def start(here: Here, store: str, pid: int) -> subprocess.Popen[bytes]:
@@ -20,18 +63,60 @@ def start(here: Here, store: str, pid: int) -> subprocess.Popen[bytes]:
     It has a session of its own, so that a signal to the training's group does not end it, and none of the training's open files.
     What it has to say is in ``_ckptsync/embedded.log``.  Raises OSError.
     """
-    config = here.spool / f"embedded-{here.rank}.yaml"  # JSON is YAML
-    told = {"roles": ["worker"], "store": {"url": _absolute(store)}, "worker": {"runs": [{"path": str(here.output_dir)}]}}
-    config.write_text(json.dumps(told) + "\n", "utf-8")
-    above = str(Path(ckptsync.__file__).parent.parent)
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (above, os.environ.get("PYTHONPATH", ""))))}
-    command = [sys.executable, "-m", "ckptsync", "run", "-c", str(config), "--until-gone", str(pid)]
+    command = _command(here, store, pid)
     with (here.spool / "embedded.log").open("ab") as log:
         child = subprocess.Popen(  # noqa: S603  # our own program
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment, cwd=here.output_dir, start_new_session=True
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            env=_environment(),
+            cwd=here.output_dir,
+            start_new_session=True,
         )
     os.setpriority(os.PRIO_PROCESS, child.pid, _NICE)
     return child
+
+
+def start_apart(command: Sequence[str], log: Path, folder: Path) -> Apart:
+    """A process that outlives this one whatever kills that, and its children.  Raises OSError."""
+    launch = [sys.executable, "-I", "-S", "-c", _LAUNCH, str(_NICE), *command]
+    with log.open("ab") as out:
+        said = subprocess.run(  # noqa: S603  # our own program
+            launch, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=out, env=_environment(), cwd=folder, check=False
+        ).stdout
+    if not said.strip().isdigit():
+        raise OSError(f"{command[0]}: could not be started; see {log}")
+    pid = int(said)
+    return Apart(pid, marks.began(pid))
+
+
+def cover(folders: set[Path]) -> None:
+    """Say that a worker of this node sends what is in these output directories."""
+    _COVERED.update(folders)
+
+
+def is_covered(output_dir: Path) -> bool:
+    """Whether somebody else sends it: it, or the directory that it is in, was said to be covered."""
+    return not _COVERED.isdisjoint((output_dir, output_dir.parent))
+
+
+def write_config(path: Path, store: str, runs: Sequence[Mapping[str, str]]) -> None:
+    """What a worker is told; JSON is YAML.  Raises OSError."""
+    path.write_text(
+        json.dumps({"roles": ["worker"], "store": {"url": _absolute(store)}, "worker": {"runs": [*runs]}}) + "\n", "utf-8"
+    )
+
+
+def _command(here: Here, store: str, pid: int) -> list[str]:
+    config = here.spool / f"embedded-{here.rank}.yaml"
+    write_config(config, store, [{"path": str(here.output_dir)}])
+    return [sys.executable, "-m", "ckptsync", "run", "-c", str(config), "--until-gone", str(pid)]
+
+
+def _environment() -> dict[str, str]:
+    above = str(Path(ckptsync.__file__).parent.parent)
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (above, os.environ.get("PYTHONPATH", ""))))}
 
 
 def _absolute(store: str) -> str:

@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from ckptsync.hooks.trials import trial_of
 from ckptsync.spool import marks
 
 _log = logging.getLogger("ckptsync.hook")
+_hearing: weakref.WeakSet[CkptSyncCallback] = weakref.WeakSet()
 
 
 class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers need not be installed where this is checked
@@ -48,9 +50,12 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         self._step = 0
         self._former: list[tuple[Path, str]] = []
         self._said: set[str] = set()
+        self._state: Any = None
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Say who trains here, and write what sharded checkpoints will lack."""
+        self._state = state
+        _hearing.add(self)
         with self._unharmed("leave the training before"):
             self._leave_former()
         with self._unharmed("begin"):
@@ -104,6 +109,22 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
             with self._unharmed("end"):
                 self._saver.end()
 
+    def is_beside_another(self, state: Any) -> bool:
+        """Whether another one was told that this training begins: Trainer's state is one object for all its callbacks."""
+        return any(other is not self and other._state is state for other in _hearing)  # noqa: SLF001  # one of our own
+
+    def stand_aside(self) -> None:
+        """The training that begins is another's; the one before may have been this one's."""
+        with self._unharmed("leave the training before"):
+            self._leave_former()
+
+    def leave(self) -> None:
+        """What the end of the interpreter would do."""
+        if self._saver is not None:
+            saver, self._saver = self._saver, None
+            atexit.unregister(self._at_exit)
+            self._at_exit(saver)
+
     def _remember(self, saver: Saver, state: Any) -> None:
         if state.is_hyper_param_search and not saver.trial:
             said = {"global_step": state.global_step, "trial_params": getattr(state, "trial_params", None)}
@@ -125,8 +146,8 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
 
     def _watch_worker(self, saver: Saver) -> None:
         """Start the embedded worker as soon as it is known who is first here, and say if it ended."""
-        if self._store and self._worker is None and saver.is_first:
-            self._worker = embedded.start(saver.here, self._store, saver.begun.pid)
+        if self._store and self._worker is None and saver.is_first and not embedded.is_covered(saver.here.output_dir):
+            self._worker = embedded.begin(saver.here, self._store, saver.begun.pid)
         if self._worker is not None and self._worker.poll():
             self._say(
                 saver.here,
@@ -204,3 +225,9 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         if kind not in self._said:
             self._said.add(kind)
             _log.warning("ckptsync: %s", text)
+
+
+def leave() -> None:
+    """For a process that will be killed, as Ray ends its workers, once all its trainings have ended well.  Never raises."""
+    for callback in [*_hearing]:
+        callback.leave()

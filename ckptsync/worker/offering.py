@@ -27,12 +27,16 @@ _PROVEN = Rule(quiet=0, unmarked=1, doubtful=1)
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """``root``: the output directory, where a spool may be.  ``spots``: the checkpoints that were asked for; ``pins``: of the same, whoever made them."""
+    """``root``: the output directory, where a spool may be.  ``spots``: the checkpoints that were asked for; ``pins``: of the same, whoever made them.
+
+    ``save``: the id of the save, where somebody agreed on one and no mark says it.
+    """
 
     run: str
     root: Path
     spots: tuple[Spot, ...]
     pins: tuple[Pin, ...] = ()
+    save: str = ""
 
 
 def offered(directory: Path, runs: Iterable[RunDir] = ()) -> Offer:

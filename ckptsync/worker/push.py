@@ -56,7 +56,20 @@ def push_now(
     root = local_root(store.url)
     if root is not None:
         refuse_overlap(directory, root)
-    offer, node = replace(offer, run=checked_run(run or offer.run)), node or node_id()
+    offer = replace(offer, run=checked_run(run or offer.run))
+    return push_offer(offer, store, node or node_id(), passed, threads=threads, selection=selection)
+
+
+def push_offer(
+    offer: Offer,
+    store: Store,
+    node: str,
+    passed: Passed = nothing,
+    *,
+    threads: int = Limits().threads,
+    selection: Selection = EVERYTHING,
+) -> tuple[Progress, ...]:
+    """The same of checkpoints that somebody else has found and named."""
     # measured once, and only where something is sent
     pusher = _Pusher(store, node, offer, selection, spans(offer), passed, threads, cache(lambda: clock.measure(store, node)))
     results: list[Progress] = []
@@ -106,7 +119,7 @@ class _Pusher:
             raise broken
         if is_given_up(seen, self.node, self.known):
             return Progress(seen.run, seen.spot.name, 0, "retired", "given up in the store")
-        done = self._send(outgoing(seen, self.selection), marked)
+        done = self._send(outgoing(seen, self.selection), marked or self.offer.save)
         if not done.files or is_proven(evidence) or self._has_mate(seen):
             return done
         return replace(done, notes=(*done.notes, f"{ASSUMED}: {found.reason}"))

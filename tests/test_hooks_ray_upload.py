@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from ckptsync.catalogue.fresh import fresh
+from ckptsync.errors import ConfigError, Corrupt, Incomplete
+from ckptsync.hooks import ray_note
+from ckptsync.hooks.ray import as_directory, upload_fn
+from ckptsync.hooks.ray_note import Note
+from ckptsync.hooks.ray_upload import Part, bring, send
+from ckptsync.records.state import Snapshot
+from ckptsync.stores.opening import open_store
+from tests.ray_checkpoints import Checkpoint, Disk
+
+NAME = "checkpoint_2026-11-21_20-00-00.123456"
+
+
+def local(folder: Path, **files: str) -> Path:
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return folder
+
+
+def sent(tmp_path: Path, *parts: Path) -> Note:
+    notes = {send(part, str(tmp_path / "store"), Part("sft", NAME, rank, 30)) for rank, part in enumerate(parts)}
+    (note,) = notes
+    return note
+
+
+def stored(tmp_path: Path) -> Snapshot:
+    (found,) = fresh(open_store(str(tmp_path / "store")), "sft").readable
+    return found
+
+
+def content(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in sorted(folder.iterdir())}
+
+
+def test_each_ranks_part_is_in_the_store_as_one_save_and_comes_back_whole(tmp_path: Path) -> None:
+    note = sent(tmp_path, local(tmp_path / "tmp0", zero="0", common="c"), local(tmp_path / "tmp1", one="1", common="c"))
+    manifests = [known.manifest for known in stored(tmp_path).manifests]
+    assert len(manifests) == 2
+    assert {m.save for m in manifests} != {""}
+    assert len({m.save for m in manifests}) == 1
+    assert {m.node.rpartition(".")[2] for m in manifests} == {"rank-0", "rank-1"}
+    (tmp_path / "back").mkdir()
+    assert content(bring(note, tmp_path / "back")) == {"zero": "0", "one": "1", "common": "c"}
+
+
+def test_nothing_is_written_into_what_ray_gave(tmp_path: Path) -> None:
+    part = local(tmp_path / "tmp0", zero="0")
+    before = part.stat().st_mtime_ns
+    sent(tmp_path, part)
+    assert (content(part), part.stat().st_mtime_ns) == ({"zero": "0"}, before)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["store", "tmp0"]
+
+
+def test_ranks_that_send_the_same_files_at_once_wait_for_each_other(tmp_path: Path) -> None:
+    parts = [local(tmp_path / f"tmp{rank}", model="m" * 100_000, **{f"rank{rank}": str(rank)}) for rank in range(4)]
+    notes: list[Note] = []
+    ranks = [
+        threading.Thread(
+            target=lambda part=part, rank=rank: notes.append(send(part, str(tmp_path / "store"), Part("sft", NAME, rank, 60)))
+        )
+        for rank, part in enumerate(parts)
+    ]
+    for thread in ranks:
+        thread.start()
+    for thread in ranks:
+        thread.join()
+    assert len(notes) == 4
+    assert len(stored(tmp_path).manifests) == 4
+    assert set(content(tmp_path / "store" / "sft" / NAME)) == {"model", "rank0", "rank1", "rank2", "rank3"}
+
+
+def test_other_bytes_under_one_name_are_both_kept(tmp_path: Path) -> None:
+    sent(tmp_path, local(tmp_path / "tmp0", state="0"), local(tmp_path / "tmp1", state="1"))
+    kept = {path.read_text() for path in (tmp_path / "store").rglob("state")}
+    assert kept == {"0", "1"}
+
+
+def test_rays_checkpoint_is_as_a_directory_what_was_sent(tmp_path: Path) -> None:
+    note = sent(tmp_path, local(tmp_path / "tmp0", zero="0"))
+    ray_note.write(Disk(), str(tmp_path / "experiment" / NAME), note)
+    with as_directory(Checkpoint(str(tmp_path / "experiment" / NAME))) as brought:
+        assert content(Path(brought)) == {"zero": "0"}
+    assert not Path(brought).exists()
+    with as_directory(Checkpoint(str(tmp_path / "tmp0"))) as own:
+        assert own == str(tmp_path / "tmp0")
+
+
+def test_what_is_damaged_in_the_store_is_not_given(tmp_path: Path) -> None:
+    note = sent(tmp_path, local(tmp_path / "tmp0", zero="0" * 100))
+    (tmp_path / "store" / "sft" / NAME / "zero").write_text("1" * 100)
+    with pytest.raises((Incomplete, Corrupt), match="zero"):
+        bring(note, tmp_path / "back")
+
+
+@pytest.mark.parametrize("name", ["epoch=1", "final", "checkpoints", "a/b", ".hidden"])
+def test_a_name_that_no_store_could_keep_is_refused_before_anything_is_made(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="no name that a store") as told:
+        send(local(tmp_path / "tmp0", zero="0"), str(tmp_path / "store"), Part("sft", name, 0))
+    assert "checkpoint_dir_name" in told.value.hint
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_relative_store_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="store: a relative path"):
+        send(local(tmp_path / "tmp0", zero="0"), "store", Part("sft", NAME, 0))
+
+
+def test_what_is_not_finished_is_waited_for_and_then_refused(tmp_path: Path) -> None:
+    half = local(tmp_path / "tmp0")
+    (half / "model.safetensors").write_bytes((100).to_bytes(8, "little") + b"{")
+    with pytest.raises(Incomplete):
+        send(half, str(tmp_path / "store"), Part("sft", NAME, 0, patience=0))
+    assert fresh(open_store(str(tmp_path / "store")), "sft").readable == ()
+
+
+def test_what_ray_is_given_can_be_handed_to_other_processes() -> None:
+    import pickle
+
+    given = upload_fn("/store", run="sft", patience=3)
+    assert pickle.loads(pickle.dumps(given)) == given

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ckptsync.errors import ConfigError
+from ckptsync.hooks import ray_note
+from ckptsync.hooks.ray import validate
+from ckptsync.hooks.ray_upload import Part, send
+from tests.ray_checkpoints import Checkpoint, Disk
+from tests.vector import vector
+
+NAME = "checkpoint_000001"
+
+
+def stored(tmp_path: Path) -> Checkpoint:
+    part = tmp_path / "tmp0"
+    part.mkdir()
+    (part / "state").write_bytes(b"0" * 1000)
+    note = send(part, str(tmp_path / "store"), Part("sft", NAME, 0))
+    ray_note.write(Disk(), str(tmp_path / "experiment" / NAME), note)
+    return Checkpoint(str(tmp_path / "experiment" / NAME))
+
+
+def test_a_checkpoint_in_a_store_is_read_and_said_to_be_well(tmp_path: Path) -> None:
+    told = validate(stored(tmp_path))
+    assert (told["ckptsync_verdict"], told["ckptsync_findings"]) != ("damaged", [])
+    assert told["ckptsync_verdict"] in ("ok", "arriving")
+    assert told["ckptsync_read"] >= 1000
+
+
+def test_damage_is_a_metric_and_no_exception(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoint = stored(tmp_path)
+    (tmp_path / "store" / "sft" / NAME / "state").write_bytes(b"0" * 999 + b"1")
+    told = validate(checkpoint, level="digest")
+    assert told["ckptsync_verdict"] == "damaged"
+    assert "state" in told["ckptsync_findings"][0]
+    assert f"{tmp_path}/store/sft/{NAME}" in caplog.text
+
+
+def test_a_checkpoint_that_ray_keeps_itself_is_looked_at_where_it_is() -> None:
+    told = validate(Checkpoint(str(vector("hf-zero3-2node").sources[0])), level="stat")
+    assert told["ckptsync_level"] == "stat"
+
+
+def test_a_level_that_there_is_not_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="level 'deep': one of stat, digest"):
+        validate(Checkpoint(str(tmp_path)), level="deep")
