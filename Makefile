@@ -7,6 +7,9 @@
 #               round.  TRAINERS="--rounds 10", TRAINERS="--hooks hook --pause 0.8 --steps 12 --kill 3 --store s3", TRAINERS="--pause 1 --store s3 --cut 60", and --store sftp
 # make campaign-resume     lose a training on two nodes with all its disks, pull it onto two fresh ones, and go on as if nothing had happened: FSDP2 and ZeRO-3,
 #               five minutes.  RESUME="--modes zero3 --store sftp --ranks 2"
+# make campaign-killed     kill trainers in the middle of a save, sixty times, let them be or go on over the same directory: whatever the store calls whole is
+#               byte for byte one save that was finished, half an hour.  KILLED="--modes raw-zero2 raw-zero3 raw-dcp --chains 2", KILLED="--store s3 --seed 7"
+# make campaign-ray-train  Ray Train on two nodes that share nothing, as it is, killed, and ended with an error, beside the same without us: RAY_TRAIN="--modes ddp fsdp2" (installs Ray)
 # make campaign-ray        merge over S3 on two Ray nodes, one of which is killed in the middle: RAY="--rounds 10" (installs Ray)
 # make campaign-hostile    floods of files, ten inotify watches, a spool elsewhere, full disks, a clock that jumps: HOSTILE="--only clock"
 # make kill-stores   kill writers to a directory, S3 and SFTP at every system call with which they change something, and at 200 moments: two
@@ -62,7 +65,9 @@ HEADS ?=
 TRAINERS ?=
 HOSTILE ?=
 RESUME ?=
+KILLED ?=
 RAY ?=
+RAY_TRAIN ?=
 BESIDE ?=
 BENCH_CATALOGUE ?=
 BENCH_HEAD ?=
@@ -73,7 +78,7 @@ IDLE ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint format flips models bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle campaign campaign-trainers campaign-resume campaign-ray campaign-hostile damage crash-states kill-stores kill-heads nspawn clean
+.PHONY: demo test lint format flips models bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle campaign campaign-trainers campaign-resume campaign-killed campaign-ray campaign-ray-train campaign-hostile damage crash-states kill-stores kill-heads nspawn clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -112,8 +117,14 @@ campaign-trainers: $(VENV)/.installed-test $(BENCH_VENV)/.installed
 campaign-resume: $(VENV)/.installed-test $(BENCH_VENV)/.installed
 	$(BIN)/python -m tests.campaigns.resume --python $(BENCH_VENV)/bin/python $(RESUME)
 
+campaign-killed: $(VENV)/.installed-test $(BENCH_VENV)/.installed
+	$(BIN)/python -m tests.campaigns.killed --python $(BENCH_VENV)/bin/python $(KILLED)
+
 campaign-ray: $(VENV)/.installed-ray
 	$(BIN)/python -m tests.campaigns.ray_nodes $(RAY)
+
+campaign-ray-train: $(VENV)/.installed-test $(BENCH_VENV)/.installed-ray
+	$(BIN)/python -m tests.campaigns.ray_train --python $(BENCH_VENV)/bin/python $(RAY_TRAIN)
 
 campaign-hostile: $(VENV)/.installed-test
 	$(BIN)/python -m tests.campaigns.hostile $(HOSTILE)
@@ -183,6 +194,10 @@ $(BENCH_VENV)/.installed: pyproject.toml benchmarks/requirements.txt
 	$(PYTHON) -m venv $(BENCH_VENV)
 	$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check setuptools wheel $$(grep ^torch benchmarks/requirements.txt)
 	$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement benchmarks/requirements.txt --editable .
+	@touch $@
+
+$(BENCH_VENV)/.installed-ray: $(BENCH_VENV)/.installed
+	$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check 'ray[default,train]==2.60.*'
 	@touch $@
 
 # rclone, sftp and rsync are the system's: what is missing is left out, and said to be.

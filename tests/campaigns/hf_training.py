@@ -36,6 +36,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--save-steps", type=int, default=1)
     parser.add_argument("--no-truth", action="store_true", help="keep the events only")
     parser.add_argument("--resume", type=Path, help="a checkpoint to go on from")
+    parser.add_argument("--slow", type=float, default=0.0, help="seconds that each file of a save takes, about; saves are told of")
+    parser.add_argument("--flavour", type=int, default=0, help="of other flavours the corpus is another, and so every weight")
     return parser.parse_args()
 
 
@@ -167,7 +169,8 @@ class Witness(TrainerCallback):
         """Copy a checkpoint that all ranks have written."""
         there = OPTIONS.out / f"checkpoint-{step}"
         if LOCAL == 0 and step > self._kept and there.is_dir():
-            shutil.copytree(there, OPTIONS.truth / there.name)
+            unfinished = shutil.copytree(there, OPTIONS.truth / f"unfinished-{step}")
+            unfinished.rename(OPTIONS.truth / there.name)
             self._kept = step
 
 
@@ -205,6 +208,8 @@ def trained() -> None:
         callbacks=callbacks,
     )
     witness.trainer = trainer
+    if OPTIONS.slow:
+        importlib.import_module("tests.campaigns.slow_saving").slow_down(trainer, OPTIONS.slow, witness.say)
     trainer.train(resume_from_checkpoint=str(OPTIONS.resume) if OPTIONS.resume else None)
     trainer.save_model()
     witness.say("trained", trainer.state.global_step)
@@ -230,8 +235,9 @@ def model() -> Any:
 
 
 def corpus() -> list[str]:
-    """Always the same lines."""
-    return [" ".join(WORDS[(7 * line + 3 * word * word) % len(WORDS)] for word in range(12)) for line in range(40)]
+    """Of one flavour always the same lines."""
+    add = 5 * OPTIONS.flavour
+    return [" ".join(WORDS[(7 * line + 3 * word * word + add) % len(WORDS)] for word in range(12)) for line in range(40)]
 
 
 def keep_rest() -> None:

@@ -74,6 +74,14 @@ class TwoNodes:
         told = {**CLEAN, "PYTHONPATH": str(PROJECT), **(store if self._reached_options else {"CKPTSYNC_STORE": self._reached})}
         return subprocess.run(command, env=told, capture_output=True, text=True, check=False)
 
+    def python(self, n: int, *words: str) -> list[str]:
+        """The Python of the trainers, on a node."""
+        return [*self._within(n), self._python, *words]
+
+    def environment(self) -> dict[str, str]:
+        """Of the trainers."""
+        return self._environment()
+
     def wipe(self, n: int) -> None:
         """Its worker dies, and its disk is lost."""
         if self.workers[n].ended() is None:

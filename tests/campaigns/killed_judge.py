@@ -1,0 +1,148 @@
+"""What a store says of saves in whose middle their trainer was killed, beside what was really written."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ckptsync.merge.output import is_beside
+from ckptsync.records.names import consolidated_prefix
+from ckptsync.records.state import Snapshot
+from ckptsync.stores.contract import Store, read_all
+from ckptsync.worker.evenness import is_random_state
+from tests.campaigns.written import Written, files
+from tests.vector import bits
+
+CLAIMS = ("COMPLETE", "CONSOLIDATED", "VERIFIED")
+LIVED = 12.0  # seconds that a save needs where only time tells that it is finished: on a node of shards alone
+
+
+@dataclass(slots=True)
+class Found:
+    """``words``: how many places have which.  ``wanted``: saves that had to be in the store, ``whole``: claimed places that are what was written.
+
+    ``short``: of those, places that lack nothing but random states of ranks that were killed before they wrote them, and say so.
+    """
+
+    words: Counter[str] = field(default_factory=Counter)
+    finished: int = 0
+    torn: int = 0
+    wanted: int = 0
+    whole: int = 0
+    short: int = 0
+    wrong: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        places = ", ".join(f"{n} {word}" for word, n in sorted(self.words.items()))
+        return (
+            f"{self.finished} saves finished, {self.torn} torn; {self.wanted} had to be in the store; places: {places}; {self.whole} of those"
+            f" claimed to be whole are, {self.short} of them without a killed rank's random state; {len(self.wrong)} wrong"
+        )
+
+
+def judged(store: Store, snapshots: Iterable[Snapshot], saves: Sequence[Written]) -> Found:
+    """Every place compared, byte for byte."""
+    found = Found(finished=sum(bool(w.finished) for w in saves), torn=sum(not w.finished for w in saves))
+    matched: set[tuple[str, int, str]] = set()
+    names = {(w.run, w.checkpoint) for w in saves}
+    for seen in sorted(snapshots, key=lambda s: (s.run, s.place)):
+        found.words[seen.word] += 1
+        if seen.word in CLAIMS and (seen.run, seen.checkpoint) in names:  # ZeRO-3's final model is no save of a step
+            _judge_place(store, seen, saves, found, matched)
+    wanted = [w for w in saves if w.finished and (w.marked or w.lived > LIVED)]
+    found.wanted = len(wanted)
+    found.wrong += [f"{_named(w)}: MISSED" for w in wanted if (w.run, w.segment, w.checkpoint) not in matched]
+    return found
+
+
+def _judge_place(store: Store, seen: Snapshot, saves: Sequence[Written], found: Found, matched: set[tuple[str, int, str]]) -> None:
+    of_name = [w for w in saves if (w.run, w.checkpoint) == (seen.run, seen.checkpoint)]
+    told = {(w.segment): [*_differences(store, seen, w)] for w in of_name}
+    same = [w for w in of_name if not told[w.segment]]
+    whole = next((w for w in same if w.finished), None)
+    if whole is not None:
+        matched |= {(w.run, w.segment, w.checkpoint) for w in same if _is_all_there(seen, w)}
+        wrong = [*_model(store, seen, whole)]
+        found.whole += not wrong
+        found.wrong += wrong
+    elif same and _lacks_only_random_states(same[0], saves) and not seen.facets.resume.holds:
+        found.whole += 1
+        found.short += 1
+    elif same:
+        found.wrong.append(f"{seen.run}/{seen.place}: {seen.word}, and TORN: {_named(same[0])} was never finished")
+    else:
+        best = min(told.values(), key=len, default=["nobody wrote that"])
+        found.wrong.append(f"{seen.run}/{seen.place}: {seen.word}, and of no save: {'; '.join(best)}")
+
+
+def _differences(store: Store, seen: Snapshot, save: Written) -> Iterator[str]:
+    """Between a place and what was written, on the nodes that have sent their part."""
+    for node in sorted(_nodes(seen)):
+        theirs = files(save.parts[node]) if node in save.parts else {}
+        ours = {path: at.name for path, where in seen.files.items() for at in where if node in at.nodes}
+        if theirs.keys() - ours.keys():
+            yield f"{_named(save)} on {node} has {', '.join(sorted(theirs.keys() - ours.keys()))}, too"
+        for path, name in sorted(ours.items()):
+            if path not in theirs:
+                if not is_beside(path):
+                    yield f"{_named(save)} on {node} has no {path}"
+            elif bytes(read_all(store, name)) != theirs[path].read_bytes():
+                yield f"{path} is not what {_named(save)} wrote on {node}"
+
+
+def _is_all_there(seen: Snapshot, save: Written) -> bool:
+    return save.finished > 0 and save.parts.keys() <= _nodes(seen)
+
+
+def _lacks_only_random_states(torn: Written, saves: Iterable[Written]) -> bool:
+    """Beside a finished save of the same run: its names are those of all."""
+    example = next((w for w in saves if w.run == torn.run and w.finished), None)
+    if example is None:
+        return False
+    missing = [name for node in example.parts for name in _names(example, node) - _names(torn, node)]
+    return bool(missing) and all(map(is_random_state, missing))
+
+
+def _names(save: Written, node: str) -> set[str]:
+    return (
+        {path.replace(f"global_step{save.step}/", "global_step/") for path in files(save.parts[node])}
+        if node in save.parts
+        else set()
+    )
+
+
+def _model(store: Store, seen: Snapshot, save: Written) -> Iterator[str]:
+    """The consolidated model beside the weights as the framework gathered them."""
+    prefix = consolidated_prefix(seen.run, seen.place)
+    there = [name for name in seen.sizes if name.startswith(prefix) and name.endswith(".safetensors")]
+    if seen.word == "COMPLETE" or not there or not save.model.is_file():
+        return
+    fetched = [_fetched(store, name, save.model.parent / f"fetched-{n}.safetensors") for n, name in enumerate(there)]
+    if bits(*fetched) != bits(save.model):
+        yield f"{seen.run}/{seen.place}: the consolidated model is not the one of {_named(save)}"
+
+
+def _fetched(store: Store, name: str, path: Path) -> Path:
+    path.write_bytes(bytes(read_all(store, name)))
+    return path
+
+
+def _nodes(seen: Snapshot) -> set[str]:
+    return {known.manifest.node for known in seen.manifests}
+
+
+def _named(save: Written) -> str:
+    return f"{save.run}/{save.checkpoint} of segment {save.segment}"
+
+
+def by_mode(kills: Iterable[Mapping[str, object]]) -> Iterator[str]:
+    """How many kills, and how many of them in the middle of a save, by mode and by what was killed."""
+    counted: Counter[tuple[object, ...]] = Counter()
+    for kill in kills:
+        for key in ("mode", "hook", "scope"):
+            counted[key, kill[key], "kills"] += 1
+            counted[key, kill[key], "hits"] += bool(kill["hit"])
+    for key, value in sorted({(str(k[0]), k[1]) for k in counted}, key=str):
+        yield f"{key} {value}: {counted[key, value, 'kills']} kills, {counted[key, value, 'hits']} in the middle of a save"

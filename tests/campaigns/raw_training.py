@@ -1,0 +1,133 @@
+"""Training without any Trainer: DeepSpeed's own loop, and one with torch's FSDP2 and its distributed checkpoint; the same words as `hf_training`.
+
+It has no hook.  Each step is saved: ``global_step<N>/`` by DeepSpeed (and ``latest`` beside it), ``step-<N>/`` by torch.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+os.environ["DS_ACCELERATOR"] = "cpu"
+RANK, LOCAL, WORLD = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"))
+
+
+def options() -> argparse.Namespace:
+    """Those of `hf_training`, as far as they have a meaning here."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("mode", choices=("zero2", "zero3", "dcp"))
+    for name in ("--out", "--truth", "--base", "--resume"):
+        parser.add_argument(name, type=Path)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--slow", type=float, default=0.0)
+    parser.add_argument("--flavour", type=int, default=0)
+    parser.add_argument("--limit", type=int, default=3, help="understood, and not minded: nobody rotates here")
+    return parser.parse_args()
+
+
+OPTIONS = options()
+
+import torch  # noqa: E402
+from transformers import AutoModelForCausalLM  # noqa: E402
+
+from tests.campaigns.slow_saving import Slow  # noqa: E402
+
+Save = Callable[[int], None]
+
+
+def deepspeed_loop(model: Any, stage: int) -> tuple[Callable[[Any], None], Save]:
+    """What trains on a batch, and what saves."""
+    import deepspeed
+
+    few = {"stage3_param_persistence_threshold": 0, "reduce_bucket_size": 5000, "stage3_prefetch_bucket_size": 5000}
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-2, "torch_adam": True}},
+        "zero_allow_untested_optimizer": True,
+        "zero_optimization": {"stage": stage, **few, "allgather_bucket_size": 5000},
+    }
+    deepspeed.init_distributed("gloo")
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=list(model.parameters()), config=config)
+    if OPTIONS.resume:
+        engine.load_checkpoint(str(OPTIONS.resume.parent), tag=OPTIONS.resume.name)
+
+    def train(ids: Any) -> None:
+        engine.backward(engine(input_ids=ids, labels=ids).loss)
+        engine.step()
+
+    return train, lambda step: engine.save_checkpoint(str(OPTIONS.out), tag=f"global_step{step}")
+
+
+def dcp_loop(model: Any) -> tuple[Callable[[Any], None], Save]:
+    """The same with FSDP2."""
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.checkpoint.state_dict_loader import load
+    from torch.distributed.checkpoint.state_dict_saver import save
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.distributed.init_process_group("gloo")
+    mesh = init_device_mesh("cpu", (WORLD,))
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def states() -> dict[str, Any]:
+        weights, moments = get_state_dict(model, optimizer)
+        return {"model": weights, "optimizer": moments}
+
+    if OPTIONS.resume:
+        found = states()
+        load(found, checkpoint_id=OPTIONS.resume)
+        set_state_dict(model, optimizer, model_state_dict=found["model"], optim_state_dict=found["optimizer"])
+
+    def train(ids: Any) -> None:
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return train, lambda step: save(states(), checkpoint_id=OPTIONS.out / f"step-{step}")
+
+
+def trained() -> None:
+    """From start to end."""
+    OPTIONS.truth.mkdir(parents=True, exist_ok=True)
+    OPTIONS.out.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_pretrained(OPTIONS.base, dtype=torch.float32)
+    train, save = dcp_loop(model) if OPTIONS.mode == "dcp" else deepspeed_loop(model, int(OPTIONS.mode[-1]))
+    begin = int("".join(c for c in OPTIONS.resume.name if c.isdigit())) if OPTIONS.resume else 0
+    slow = Slow(OPTIONS.slow)
+    torch.save = slow.torch_save(torch.save)
+    chance = torch.Generator().manual_seed(100 * OPTIONS.flavour + RANK)
+    for step in range(begin + 1, OPTIONS.steps + 1):
+        train(torch.randint(4, 300, (1, 16), generator=chance))
+        if step > begin + 1:
+            keep(step - 1)
+        slow.told(save, partial(say, step=step))(step)
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+
+
+def say(event: str, step: int) -> None:
+    """As `hf_training` does."""
+    with (OPTIONS.truth / f"events-{RANK}.jsonl").open("a") as events:
+        print(json.dumps({"event": event, "step": step, "at": time.time()}), file=events, flush=True)
+
+
+def keep(step: int) -> None:
+    """Copy a save that all ranks have written, since they took part in a gradient after it."""
+    there = OPTIONS.out / (f"step-{step}" if OPTIONS.mode == "dcp" else f"global_step{step}")
+    if LOCAL == 0 and there.is_dir():
+        shutil.copytree(there, OPTIONS.truth / f"unfinished-{step}").rename(OPTIONS.truth / there.name)
+    say("gone", step)
+
+
+if __name__ == "__main__":
+    trained()

@@ -1,0 +1,88 @@
+"""The judge of trainers that are killed in the middle of a save: `make campaign-killed` is the campaign itself."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from ckptsync.catalogue.fresh import fresh
+from ckptsync.stores.contract import Store
+from ckptsync.stores.opening import create_store
+from ckptsync.worker.push import push_now
+from tests.campaigns.killed_judge import by_mode, judged
+from tests.campaigns.written import Segment, Written, overtaken, written
+from tests.replays import of
+
+NODE = "node0"
+
+
+def saved(home: Path, segment: int, files: dict[str, bytes], *, finished: bool) -> Written:
+    part = home / "truth" / f"run.{segment}" / "checkpoint-4"
+    for name, data in files.items():
+        (part / name).parent.mkdir(parents=True, exist_ok=True)
+        (part / name).write_bytes(data)
+    done = 100.0 if finished else 0.0
+    return Written("run", segment, "checkpoint-4", 4, {NODE: part}, part / "none", 90.0, done, marked=False)
+
+
+def sent(home: Path, save: Written) -> Store:
+    store = create_store(str(home / "store"))
+    push_now(save.parts[NODE], store, NODE, "run")
+    return store
+
+
+def wrong(store: Store, *saves: Written) -> list[str]:
+    return judged(store, fresh(store).readable, saves).wrong
+
+
+def test_a_place_that_is_a_finished_save_is_right_and_one_that_is_missing_is_missed(tmp_path: Path) -> None:
+    save = saved(tmp_path, 0, of("hf-ddp"), finished=True)
+    assert wrong(sent(tmp_path, save), save) == []
+    again = saved(tmp_path, 1, of("hf-ddp") | {"optimizer.pt": b"other"}, finished=True)
+    assert wrong(create_store(str(tmp_path / "store")), save, again) == ["run/checkpoint-4 of segment 1: MISSED"]
+    assert wrong(create_store(str(tmp_path / "store")), save, replace(again, ended=105.0)) == []
+
+
+def test_a_torn_save_that_is_called_complete_is_seen(tmp_path: Path) -> None:
+    files = of("hf-ddp")
+    torn = saved(tmp_path, 0, {n: d for n, d in files.items() if n != "optimizer.pt"}, finished=False)
+    assert wrong(sent(tmp_path, torn), torn) == [
+        "run/checkpoint-4: COMPLETE, and TORN: run/checkpoint-4 of segment 0 was never finished"
+    ]
+
+
+def test_a_mixture_of_two_saves_is_of_no_save(tmp_path: Path) -> None:
+    one = saved(tmp_path, 0, of("hf-ddp"), finished=True)
+    two = saved(tmp_path, 1, of("hf-ddp") | {"optimizer.pt": b"other", "scheduler.pt": b"other"}, finished=True)
+    mixed = saved(tmp_path, 2, of("hf-ddp") | {"optimizer.pt": b"other"}, finished=False)
+    told = wrong(sent(tmp_path, mixed), one, replace(two, ended=101.0), replace(mixed, segment=9, parts={}))
+    assert (
+        told[0]
+        == "run/checkpoint-4: COMPLETE, and of no save: optimizer.pt is not what run/checkpoint-4 of segment 0 wrote on node0"
+    )
+
+
+def said(home: Path, node: int, rank: int, *events: tuple[str, int, float]) -> None:
+    truth = home / f"node{node}" / "truth" / "run.0"
+    truth.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({"event": event, "step": step, "at": at}) for event, step, at in events]
+    (truth / f"events-{rank}.jsonl").write_text("".join(line + "\n" for line in lines))
+
+
+def test_a_save_is_finished_when_every_rank_has_said_so_and_lives_until_the_next_begins(tmp_path: Path) -> None:
+    said(tmp_path, 0, 0, ("saving", 1, 10.0), ("written", 1, 12.0), ("gone", 1, 13.0), ("saving", 2, 20.0))
+    said(tmp_path, 1, 1, ("saving", 1, 11.0), ("written", 1, 14.0), ("gone", 1, 15.0), ("saving", 2, 21.0), ("written", 2, 22.0))
+    (tmp_path / "node1" / "out" / "run" / "checkpoint-1").mkdir(parents=True)
+    first, second = written(tmp_path, Segment("run", 0, hook=True, ranks=2))
+    assert (first.begun, first.finished, first.marked, first.ended) == (10.0, 14.0, True, 20.0)
+    assert (second.finished, second.marked, set(first.parts)) == (0.0, False, {"node1"})
+    assert [w.ended for w in overtaken([first, replace(first, ended=99.0)], 50.0)] == [20.0, 50.0]
+
+
+def test_kills_are_counted_by_what_was_killed_and_when() -> None:
+    kills = [{"mode": "ddp", "hook": True, "scope": scope, "hit": hit} for scope, hit in (("rank", True), ("all", False))]
+    assert list(by_mode(kills))[-2:] == [
+        "scope all: 1 kills, 0 in the middle of a save",
+        "scope rank: 1 kills, 1 in the middle of a save",
+    ]
