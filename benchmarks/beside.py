@@ -68,10 +68,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=Path("build/bench/beside.json"))
     args = parser.parse_args()
     found = []
-    for kind, threads in itertools.product(args.stores, args.threads):
-        with tempfile.TemporaryDirectory(prefix="ckptsync-beside-") as home, tempfile.TemporaryDirectory(dir=args.work) as store:
-            found.append(measured(args, kind, threads, Path(home), Path(store)))
-        print(*[*table(found)][-1:], flush=True)
+    with tempfile.TemporaryDirectory(dir=args.work) as place:
+        for kind, threads in itertools.product(args.stores, args.threads):
+            with tempfile.TemporaryDirectory(prefix="ckptsync-beside-") as home, tempfile.TemporaryDirectory(dir=place) as store:
+                found.append(measured(args, kind, threads, Path(home), Path(store)))
+            print(*[*table(found)][-1:], flush=True)
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps([asdict(one) for one in found], indent=1))
 
@@ -194,10 +195,13 @@ def _sending(args: argparse.Namespace, kind: str, home: Path, store: Path) -> It
 def _place(kind: str, store: Path) -> dict[str, Any]:
     if kind == "posix":
         return {"url": str(store / "store")}
-    os.environ["TMPDIR"] = tempfile.tempdir = str(store)  # where the server keeps what it is sent
     from tests.weed import weed  # noqa: PLC0415  it wants botocore
 
-    server = weed()
+    before, tempfile.tempdir = tempfile.tempdir, str(store.parent)  # where the server keeps what it is sent, in all blocks
+    try:
+        server = weed()
+    finally:
+        tempfile.tempdir = before
     return {"url": f"s3://{server.bucket()}", "options": server.options()}
 
 
