@@ -47,7 +47,7 @@ def _allows_mounts() -> bool:
 needs_namespaces = pytest.mark.skipif(not can_isolate(), reason="mounting is not allowed here, not even in a namespace of its own")
 
 
-def doctor(words: Sequence[str | Path], setup: str = "", **variables: str) -> dict[str, Any]:
+def doctor(words: Sequence[object], setup: str = "", **variables: str) -> dict[str, Any]:
     """What `ckptsync doctor --json` says in a process of its own; ``setup``: shell that prepares a namespace for it before."""
     command = [sys.executable, "-m", "ckptsync", "doctor", "--json", *map(str, words)]
     if setup:

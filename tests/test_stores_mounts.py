@@ -52,3 +52,9 @@ def test_lines_that_say_nothing_are_passed_over() -> None:
 def test_this_machines_table_is_read() -> None:
     assert mount_of("/proc/self").kind == "proc"
     assert mount_of("/proc/self/nowhere/at/all") == Mount("proc")
+
+
+def test_a_mount_has_its_options() -> None:
+    options = chosen(LINES, "/mnt/nfs").options
+    assert {"rw", "hard", "sec=sys"} <= set(options)
+    assert "noac" in chosen(LINES, "/mnt/none").options

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from ckptsync import __version__
-from ckptsync.cli import arguments_keeping, arguments_verifying
+from ckptsync.cli import arguments_doctor, arguments_keeping, arguments_verifying
 
 EXIT_CODES = """\
 exit codes:
@@ -47,6 +47,7 @@ def parser() -> argparse.ArgumentParser:
     for add in (_demo, _run, _push, _merge, _verify, _inspect, _ls, _status, _pull, _service):
         add(commands)
     arguments_keeping.add(commands, _command, _store)
+    arguments_doctor.add(commands, _command)
     return top
 
 

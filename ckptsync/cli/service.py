@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 def _system_plan(args: argparse.Namespace) -> Plan:
     given = args.train or os.environ.get("SUDO_USER", "")
     source = Path(args.config or f"/etc/ckptsync/{given or 'train'}.yaml").absolute()
-    config = load(source, _variables(source))
+    config = load(source, variables(source))
     is_worker = "worker" in config.roles
     user = _known(given if is_worker else args.train or _HEADS_USER, is_worker=is_worker)
     found = units.paths(config, [entry.pw_dir for entry in pwd.getpwall()])
@@ -85,7 +85,7 @@ def _users_plan(args: argparse.Namespace) -> Plan:
     source = Path(args.config or home / "ckptsync/worker.yaml").absolute()
     if args.train:
         raise ConfigError("--as: a user's own systemd runs what is that user's", hint="leave it out, or leave out --user")
-    is_worker = "worker" in load(source, _variables(source)).roles
+    is_worker = "worker" in load(source, variables(source)).roles
     template, name = ("ckptsync-worker@.service", "ckptsync-worker.service") if is_worker else ("ckptsync-head.service",) * 2
     text = units.for_user(_template(template), _program(source))
     linger = f"loginctl enable-linger {getpass.getuser()}"
@@ -96,7 +96,7 @@ def _users_plan(args: argparse.Namespace) -> Plan:
     )
 
 
-def _variables(source: Path) -> Mapping[str, str]:
+def variables(source: Path) -> Mapping[str, str]:
     """What the unit's EnvironmentFile says beside the configuration: the service does not see this shell's variables."""
     try:
         lines = Path(f"{str(source).removesuffix('.yaml')}.env").read_text("utf-8").splitlines()

@@ -29,17 +29,8 @@ from typing import Any
 
 FORMAT = 1
 LIBRARIES = ("torch", "transformers", "accelerate", "deepspeed", "peft", "safetensors", "ray", "llamafactory", "trl")
-LAUNCH = (
-    "NNODES",
-    "NODE_RANK",
-    "NPROC_PER_NODE",
-    "WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "RDZV_ID",
-    "MIN_NNODES",
-    "MAX_NNODES",
-)
+LAUNCH = ("NNODES", "NODE_RANK", "NPROC_PER_NODE", "WORLD_SIZE", "RDZV_ID", "MIN_NNODES", "MAX_NNODES")
+MASTER = ("MASTER_ADDR", "MASTER_PORT")
 DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 OTHERS = ("OMP_NUM_THREADS", "TP_SOCKET_IFNAME", "USE_RAY", "USE_V1", "FORCE_TORCHRUN")
 PREFIXES = ("NCCL_", "RCCL_", "GLOO_", "TORCH_NCCL_")
@@ -81,7 +72,7 @@ def gather(places: Sequence[str] = (), node: str = "", model: str = "", left: Ma
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
     """How the nodes are told of each other, with what NCCL's own files say (nccl.conf, which the environment goes before); nothing that could be a secret."""
     given = {**_nccl_files(environment), **environment}
-    wanted = {*LAUNCH, *DEVICES, *OTHERS}
+    wanted = {*LAUNCH, *MASTER, *DEVICES, *OTHERS}
     passed = (name for name in sorted(given) if (name in wanted or name.startswith(PREFIXES)) and not _SECRET.search(name))
     return {name: given[name][:_LONGEST] for name in passed if "://" not in given[name] and "@" not in given[name]}
 
@@ -182,9 +173,8 @@ def _gpus() -> list[str]:
     models = [line.partition(":")[2].strip() for text in told for line in text.splitlines() if line.startswith("Model:")]
     if models or Path("/dev/nvidiactl").exists():
         return models or _asked("name")
-    found = [
-        (_text(f"{node}/properties"), _text(f"{node}/name")) for node in sorted(Path("/sys/class/kfd/kfd/topology/nodes").glob("*"))
-    ]
+    nodes = sorted(Path("/sys/class/kfd/kfd/topology/nodes").glob("*"))
+    found = [(_text(f"{node}/properties"), _text(f"{node}/name")) for node in nodes]
     return [name.strip() or "AMD" for properties, name in found if re.search(r"^simd_count [1-9]", properties, re.MULTILINE)]
 
 
@@ -199,13 +189,9 @@ def _driver() -> str:
 
 def _asked(field: str) -> list[str]:
     """What nvidia-smi says of each GPU."""
-    program = shutil.which("nvidia-smi")
-    if not program:
-        return []
+    command = [shutil.which("nvidia-smi") or "nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"]
     try:
-        done = subprocess.run(  # noqa: S603 - found in PATH, as the training would
-            [program, f"--query-gpu={field}", "--format=csv,noheader"], capture_output=True, text=True, timeout=30, check=True
-        )
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)  # noqa: S603 - as the training would find it
     except (OSError, subprocess.SubprocessError):
         return []  # a driver that does not answer shows no GPUs to anybody
     return [line.strip() for line in done.stdout.splitlines() if line.strip()]

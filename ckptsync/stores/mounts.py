@@ -9,7 +9,7 @@ import contextlib
 import os
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 TABLE = "/proc/self/mountinfo"
@@ -22,11 +22,15 @@ _ONE_MACHINE = frozenset({"fuseblk", "fuse.fuse-overlayfs"})
 
 @dataclass(frozen=True, slots=True)
 class Mount:
-    """``late``: seconds for which names, or lengths, that another machine has written may not be seen.  ``is_remote``: a server has the files."""
+    """``late``: seconds for which names, or lengths, that another machine has written may not be seen.  ``is_remote``: a server has the files.
+
+    ``options``: what the table says of the mount and of its file system, as mount(8) takes them.
+    """
 
     kind: str
     is_remote: bool = False
     late: float = 0.0
+    options: tuple[str, ...] = field(default=(), compare=False)
 
 
 def mount_of(path: str) -> Mount:
@@ -54,7 +58,7 @@ def _mount(kind: str, options: list[str]) -> Mount:
     late = _LATE.get(kind, _UNKNOWN if kind.startswith("fuse") else 0.0)
     is_remote = (late > 0 or kind in _COHERENT) and kind not in _ONE_MACHINE
     if not is_remote or "noac" in options:
-        return Mount(kind, is_remote)
+        return Mount(kind, is_remote, options=tuple(options))
     given = {key: float(value) for key, _, value in (o.partition("=") for o in options) if value.isdigit()}
     usual = given.get("actimeo", late)  # seconds for files and for directories; what is not shown has the kind's own value
-    return Mount(kind, is_remote, max(given.get("acregmax", usual), given.get("acdirmax", usual)))
+    return Mount(kind, is_remote, max(given.get("acregmax", usual), given.get("acdirmax", usual)), tuple(options))

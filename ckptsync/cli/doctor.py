@@ -1,0 +1,185 @@
+"""``ckptsync doctor``: what would make a training hang or lose files, named before it starts."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ckptsync.cli import output
+from ckptsync.cli.places import reached
+from ckptsync.cli.service import variables
+from ckptsync.config import reach
+from ckptsync.config.loading import load
+from ckptsync.config.readers import period
+from ckptsync.config.runs import output_directories
+from ckptsync.config.values import Config
+from ckptsync.doctor import examining, interpreters, pacing, publishing, training
+from ckptsync.doctor.compare import alone, compare
+from ckptsync.doctor.examining import Place, refusal
+from ckptsync.doctor.findings import Finding, exit_code, in_order
+from ckptsync.doctor.places import Asked
+from ckptsync.errors import CkptsyncError, ConfigError
+from ckptsync.fleet.facts import Facts, listed
+from ckptsync.stores.contract import Store
+from ckptsync.worker.node import node_id
+
+WARNED = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was found, of which nodes; ``published``: where this node said what it is."""
+
+    store: str
+    nodes: tuple[str, ...]
+    findings: tuple[Finding, ...]
+    published: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Here:
+    """What this node is, as the command line and the configuration name it."""
+
+    node: str
+    place: Place | None
+    config: Config | None
+    outputs: tuple[Path, ...]
+    training: Mapping[str, str] = field(default_factory=dict)
+    model: str = ""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look, say what was found; the exit code of docs/doctor.md."""
+    report = _compared(args) if (args.nodes or args.url) and not args.publish else _examined(args)
+    code = exit_code(report.findings) or (WARNED if args.strict and report.findings else 0)
+    if args.json:
+        output.print_json(_document(report, code))
+    else:
+        print("\n".join(map(output.clean, _lines(report))))
+    return code
+
+
+def _examined(args: argparse.Namespace) -> Report:
+    """Of this node; with --publish it says in the store what it is, with --nodes it looks at the others then."""
+    try:
+        here = _here(args)
+    except ConfigError as e:
+        if not args.config:
+            raise
+        return Report("", (), (refusal(e, "configuration", args.node or node_id(), args.config, "the service does not start"),))
+    found = list(examining.runs(here.config, here.node)) if here.config else []
+    rate = pacing.mean(here.config.limits.bandwidth) if here.config else None
+    asked = Asked(here.node, os.geteuid(), examining.expected(here.model, here.training), rate)
+    found += examining.outputs(here.outputs, asked)
+    answer = examining.store(here.place, here.node, here.outputs) if here.place else examining.Answer(())
+    found += answer.findings
+    try:
+        facts = _facts(args, here, answer.clock)
+    except ConfigError as e:
+        found.append(refusal(e, "python", here.node, args.python or "--python", "nothing is known of what trains here"))
+        facts = {}
+    found += alone(facts) if facts else ()
+    url = here.place.url if here.place else ""
+    if not (args.publish and facts and answer.store):
+        return Report(url, (here.node,), in_order(found))
+    return _published(args, Report(url, (here.node,), in_order(found)), answer.store, facts)
+
+
+def _published(args: argparse.Namespace, report: Report, store: Store, facts: Mapping[str, Any]) -> Report:
+    (node,) = report.nodes
+    try:
+        publishing.publish(store, facts)
+    except CkptsyncError as e:
+        more = refusal(e, "not-published", node, report.store, "other nodes cannot be compared with this one")
+        return Report(report.store, report.nodes, in_order([*report.findings, more]))
+    nodes, found = _nodes(store, args) if args.nodes else (report.nodes, [])
+    return Report(report.store, nodes, in_order([*report.findings, *found]), publishing.launch_name(node))
+
+
+def _compared(args: argparse.Namespace) -> Report:
+    place = _here(args).place
+    store = examining.there(place) if place else None
+    if place is None or store is None:
+        what = f"{place.url}: not there" if place else "no store is named"
+        raise ConfigError(what, hint="give its URL, a configuration with -c, or set CKPTSYNC_STORE; is the file system mounted?")
+    nodes, found = _nodes(store, args)
+    if not nodes:
+        hint = "run `ckptsync doctor --publish` on each node; a training that runs is compared by what its hook says"
+        raise ConfigError(f"{store.url}: no node has said what it is within {args.fresh}", hint=hint)
+    return Report(store.url, nodes, in_order(found))
+
+
+def _nodes(store: Store, args: argparse.Namespace) -> tuple[tuple[str, ...], list[Finding]]:
+    """Those that said what they are a short while ago, and those of each run that trains now."""
+    said, odd = publishing.published(store, time.time(), _fresh(args.fresh))
+    told = [facts for facts in listed(store) if isinstance(facts, Facts)]
+    groups = [said, *publishing.trainings(told).values()]
+    found = [finding for group in groups for finding in compare(group)]
+    found += [refusal(e, "unreadable-facts", "", store.url, "that node is not compared") for e in odd]
+    return tuple(sorted({str(facts["node"]) for group in groups for facts in group})), found
+
+
+def _fresh(text: str) -> float:
+    try:
+        return period(text)
+    except ValueError as e:
+        raise ConfigError(f"--fresh: {e}") from e
+
+
+def _here(args: argparse.Namespace) -> _Here:
+    """Raises ConfigError."""
+    if args.config and args.url:
+        raise ConfigError(f"{args.url}: a store and a configuration are given", hint="give one of them")
+    said = training.read(Path(args.training)) if args.training else {}
+    given = [*args.output_dir, *([said["output_dir"]] if said.get("output_dir") else [])]
+    model = args.model or said.get("model_name_or_path", "")
+    if not args.config:
+        url = args.url or os.environ.get("CKPTSYNC_STORE", "")
+        access = reached(args)
+        place = Place(url, access.options, access.limits) if url else None
+        return _Here(args.node or node_id(), place, None, tuple(dict.fromkeys(Path(p).absolute() for p in given)), said, model)
+    source = Path(args.config)
+    os.environ.update(variables(source))  # as the service: systemd gives it these, and not this shell's
+    config = load(source)
+    served = [run.path for run in output_directories(config.worker.runs, config.store.url).runs] if "worker" in config.roles else []
+    place = Place(config.store.url, config.store.options, reach.limits(config.limits), deletes="head" in config.roles)
+    outputs = tuple(dict.fromkeys(Path(p).absolute() for p in (*served, *given)))
+    return _Here(args.node or config.node or node_id(), place, config, outputs, said, model)
+
+
+def _facts(args: argparse.Namespace, here: _Here, clock: float | None) -> dict[str, Any]:
+    python = interpreters.training_python(args.python)
+    model = str(Path(here.model).absolute()) if here.model and Path(here.model).is_dir() else ""
+    shared = [str(path) for path in here.outputs] if args.publish else []
+    told = interpreters.ask(python, places=shared, node=here.node, model=model)
+    return {**told, "training": dict(here.training), "clock": clock}
+
+
+def _document(report: Report, code: int) -> dict[str, Any]:
+    levels = [finding.level for finding in report.findings]
+    return {
+        "store": report.store,
+        "nodes": list(report.nodes),
+        "findings": list(report.findings),
+        "failures": levels.count("fail"),
+        "warnings": levels.count("warn"),
+        "published": report.published or None,
+        "exit_code": code,
+    }
+
+
+def _lines(report: Report) -> Iterator[str]:
+    for finding in report.findings:
+        yield f"{finding.level.upper()}  {finding.where}: {finding.what}"
+        yield f"      why: {finding.why}"
+        yield f"      do:  {finding.hint}"
+    if report.published:
+        yield f"{report.nodes[0] if len(report.nodes) == 1 else 'this node'}: published in {report.published}"
+    levels = [finding.level for finding in report.findings]
+    counts = f"{levels.count('fail')} failures, {levels.count('warn')} warnings" if levels else "nothing found"
+    yield f"{counts}: {', '.join(report.nodes) or 'no node'}"

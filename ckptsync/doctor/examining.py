@@ -1,0 +1,163 @@
+"""One node: its configuration, its store and its output directories, as the service would find them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ckptsync.config.reach import options_for
+from ckptsync.config.runs import output_directories
+from ckptsync.config.values import Config
+from ckptsync.doctor import permissions, places, room, watching
+from ckptsync.doctor.findings import SETUP, STORAGE, Finding
+from ckptsync.doctor.places import Asked
+from ckptsync.errors import CkptsyncError, StoreError
+from ckptsync.records.names import clock_name
+from ckptsync.stores.contract import Store
+from ckptsync.stores.limits import Limits
+from ckptsync.stores.opening import bare, has_root
+from ckptsync.stores.urls import Remote, located
+from ckptsync.walk import OURS
+from ckptsync.worker.clock import measure
+
+_MAGIC = frozenset("*?[")
+_NOTHING = "nothing is found, and nothing sent"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A store as it is configured; ``deletes``: whether this machine's roles let go of what is there."""
+
+    url: str
+    options: Mapping[str, object]
+    limits: Limits
+    deletes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """``store``: where it can be used; ``clock``: this node's, beside it, in seconds, ``None`` where that cannot be told."""
+
+    findings: tuple[Finding, ...]
+    store: Store | None = None
+    clock: float | None = None
+
+
+def refusal(e: CkptsyncError, kind: str, node: str, subject: str, why: str) -> Finding:
+    """An error as a failure that was found."""
+    code = STORAGE if isinstance(e, StoreError) else SETUP
+    return Finding("fail", kind, (node,), subject, str(e), why, e.hint or "read what it says", code)
+
+
+def runs(config: Config, node: str) -> Iterator[Finding]:
+    """What a worker's configuration names that it could not serve."""
+    if "worker" not in config.roles:
+        return
+    for problem in output_directories(config.worker.runs, config.store.url).problems:
+        yield Finding(
+            "fail", "run-left-out", (node,), "worker.runs", problem, "its checkpoints stay where they are", "change worker.runs"
+        )
+    for run in config.worker.runs:
+        above = _above(Path(run.path))
+        if not above.is_dir():
+            hint = "is the file system mounted, and the path right?"
+            yield Finding("warn", "output-absent", (node,), run.path, f"{above} is not there", _NOTHING, hint, STORAGE)
+
+
+def _above(path: Path) -> Path:
+    """Where the first thing would appear that a training makes: what stands before a wildcard, or the parent."""
+    fixed = next((n for n, part in enumerate(path.parts) if _MAGIC & set(part)), len(path.parts) - 1)
+    return Path(*path.parts[:fixed])
+
+
+def store(place: Place, node: str, outputs: Iterable[Path]) -> Answer:
+    """Whether it can be used, right by right; a store that is not there yet is not made."""
+    try:
+        found = there(place)
+        if found is None:
+            return Answer(tuple(_absent(place.url, node, outputs)))
+        refused = tuple(permissions.refused(found, node, deletes=place.deletes))
+        here = tuple(_here(place.url, node))
+        return Answer((*refused, *here)) if refused else Answer(here, found, _clock(found, node))
+    except CkptsyncError as e:
+        return Answer((refusal(e, "store-unreachable", node, place.url, _NOTHING),))
+
+
+def _clock(store: Store, node: str) -> float:
+    name = f"{node}~doctor"  # not the worker's own, which it may be using now
+    try:
+        return measure(store, name) / 1e9
+    finally:
+        with contextlib.suppress(StoreError):  # a worker may not be allowed to delete: then it stays, and is written over
+            store.delete(clock_name(name))
+
+
+def there(place: Place) -> Store | None:
+    """What is there, without asking whether it is one of ours yet; nothing is tried twice."""
+    where = located(place.url)
+    if isinstance(where, Path) and not where.is_dir():
+        return None
+    found = bare(
+        place.url, options_for(place.url, place.options) if isinstance(where, Remote) else {}, replace(place.limits, patience=0.0)
+    )
+    return found if has_root(found) else None
+
+
+def _absent(url: str, node: str, outputs: Iterable[Path]) -> Iterator[Finding]:
+    served = [path for path in outputs if _text(path / OURS / "store").strip() == str(located(url))]
+    hint = "is the file system mounted, and the URL right?"
+    if served:
+        what = f"not there, and was when {served[0]} was last served"
+        yield Finding("fail", "store-absent", (node,), url, what, "the worker waits for it to come back", hint, STORAGE)
+    else:
+        why = "the first worker makes it: below a mount point that nothing is mounted on, that is this machine's own disk"
+        yield Finding("warn", "store-absent", (node,), url, "not there", why, f"{hint}  `mkdir` it where it belongs", STORAGE)
+
+
+def _here(url: str, node: str) -> Iterator[Finding]:
+    """Of a store that is a directory: its file system, and who else is to read it."""
+    where = located(url)
+    if isinstance(where, Remote):
+        return
+    asked = Asked(node, os.geteuid())
+    yield from places.mounted(where, asked)
+    yield from places.space(where, None, asked)
+    umask = int(
+        next((line.split()[1] for line in _text(Path("/proc/self/status")).splitlines() if line.startswith("Umask:")), "0"), 8
+    )
+    if where.stat().st_mode & stat.S_ISGID and umask & 0o040:
+        why = "the store is a group's: the head and other users could not read what is sent"
+        yield Finding("warn", "umask", (node,), url, f"umask {umask:04o}", why, "umask 0002 (UMask= of a unit)")
+
+
+def outputs(paths: Iterable[Path], asked: Asked) -> Iterator[Finding]:
+    """Output directories that are there, and the room for those that are not yet."""
+    present = [path for path in paths if path.is_dir()]
+    for path in present:
+        yield from places.wrong(path, asked)
+    for path in paths:
+        if path not in present and (above := next((p for p in path.parents if p.is_dir()), None)):
+            yield from places.space(above, None, asked)
+    yield from watching.short(asked.node, present)
+
+
+def expected(model: str, training: Mapping[str, str]) -> int:
+    """Bytes of a checkpoint of the whole model with its optimizer; 0 where only a part of it is trained, or nobody says."""
+    is_whole = (
+        training.get("finetuning_type", "full" if "model_name_or_path" not in training else "lora") == "full"
+    )  # LLaMA-Factory's default is lora
+    with contextlib.suppress(ValueError, AttributeError):
+        return room.full_training(json.loads(_text(Path(model, "config.json")) or "{}")) if model and is_whole else 0
+    return 0
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", "replace")
+    except OSError:
+        return ""  # nothing is said there

@@ -1,0 +1,93 @@
+"""What nodes say of themselves in a store before a training, each in a file of its own, and what the workers' facts say while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from ckptsync.errors import ConfigError, Corrupt, NotFound
+from ckptsync.fleet.facts import Facts, Train
+from ckptsync.fleet.heartbeat import LIMIT
+from ckptsync.records.names import OURS, checked_node
+from ckptsync.stores.contract import Entry, Store, read_all
+
+FOLDER = f"{OURS}/launches/"
+FRESH = 3600.0  # seconds
+_SKEW = 60.0  # seconds by which two clocks may differ without two machines being taken for one that was booted in between
+_PASSED_ON = ("NCCL_", "GLOO_", "TORCH_NCCL_", "OMP_")  # the ranks have met: how they were told of each other is past
+_LIBRARIES = ("torch", "transformers", "accelerate", "deepspeed", "peft", "safetensors", "ray", "nccl")
+
+
+def launch_name(node: str) -> str:
+    """Where a node's lie; raises Corrupt for what is no node's id."""
+    return f"{FOLDER}{checked_node(node)}.json"
+
+
+def publish(store: Store, facts: Mapping[str, Any]) -> None:
+    """Replace what this node said before; raises StoreError, and ConfigError if another machine has this id: it spoke of another boot, after this one's."""
+    name = launch_name(str(facts["node"]))
+    before = next((told for entry, told in _read(store) if entry.name == name and isinstance(told, dict)), {})
+    if (
+        before.get("boot") not in ("", None, facts.get("boot"))
+        and _number(before.get("at")) > _number(facts.get("booted")) + _SKEW > _SKEW
+    ):
+        raise ConfigError(
+            f"node {facts['node']}: another machine ({before.get('host')}) has said what it is under this id since this one was booted",
+            hint="give each node its own: `node` in its configuration, or --node",
+        )
+    store.write(name, [msgspec.json.encode(facts, order="sorted") + b"\n"])
+
+
+def published(store: Store, now: float, fresh: float = FRESH) -> tuple[list[dict[str, Any]], list[Corrupt]]:
+    """What was said within ``fresh`` seconds of ``now`` (the store's clock), and what cannot be read."""
+    found, odd = [], []
+    for entry, told in _read(store):
+        if isinstance(told, Corrupt):
+            odd.append(told)
+        elif now - entry.mtime <= fresh:
+            found.append(told | {"node": entry.name.removeprefix(FOLDER).removesuffix(".json")})
+    return found, odd
+
+
+def _read(store: Store) -> Iterator[tuple[Entry, dict[str, Any] | Corrupt]]:
+    for entry in store.names(FOLDER):
+        with contextlib.suppress(NotFound):  # gone since it was listed
+            yield entry, _decoded(entry.name, read_all(store, entry.name, LIMIT))
+
+
+def _decoded(name: str, data: bytes) -> dict[str, Any] | Corrupt:
+    try:
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as e:
+        return Corrupt(f"{name}: not what a node says of itself: {e}")
+
+
+def trainings(told: Iterable[Facts]) -> dict[str, list[dict[str, Any]]]:
+    """The nodes of each run that trains now, by what their hooks and workers say: run → facts as `ckptsync.doctor.compare` takes them."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for facts in told:
+        for run, train in facts.trains.items():
+            if train.state == "runs":
+                found.setdefault(run, []).append(_of_train(facts, train))
+    return found
+
+
+def _of_train(facts: Facts, train: Train) -> dict[str, Any]:
+    said = train.facts
+    return {
+        "node": facts.node,
+        "host": facts.host,
+        "boot": facts.machine.partition(" ")[0],
+        "python": said.get("python", ""),
+        "versions": {name: said[name] for name in _LIBRARIES if said.get(name)},
+        "builds": {"cuda": said["cuda"]} if said.get("cuda") else {},
+        "variables": {name: value for name, value in said.items() if name.startswith(_PASSED_ON)},
+        "clock": None if facts.clock_offset is None else facts.clock_offset / 1e9,
+    }
+
+
+def _number(raw: object) -> float:
+    return float(raw) if isinstance(raw, (int, float)) else 0.0

@@ -1,0 +1,236 @@
+"""`ckptsync doctor` as an operator has it: on one node, and between two."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptsync.cli.main import main
+from tests.doctor_real import doctor, environment, kinds, needs_namespaces
+
+VERSIONS = {"torch": "2.8.0", "transformers": "4.57.1", "accelerate": "1.11.0", "nvidia-nccl-cu12": "2.27.3"}
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return environment(tmp_path_factory.mktemp("venv"), VERSIONS)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Path:
+    (tmp_path / "store").mkdir()
+    return tmp_path / "store"
+
+
+def config(tmp_path: Path, **more: str) -> Path:
+    (tmp_path / "out/run").mkdir(parents=True, exist_ok=True)
+    path = tmp_path / "worker.yaml"
+    path.write_text(
+        "\n".join(
+            [
+                f"store: {{url: {tmp_path}/store}}",
+                f"worker: {{runs: [{{path: {tmp_path}/out/*}}]}}",
+                *(f"{k}: {v}" for k, v in more.items()),
+            ]
+        )
+    )
+    return path
+
+
+def asked(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
+    code = main(["doctor", "--json", *map(str, words)])
+    told: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert told["exit_code"] == code
+    return told
+
+
+SOUND = "hostname {node}; mount -t tmpfs -o size=1g tmpfs /dev/shm; mkdir -p {home}/{node} {home}/out; mount --bind {home}/{node} {home}/out; ulimit -n 2048"
+
+
+def sound(home: Path, node: int, python: str, *words: object, setup: str = "", **variables: str) -> dict[str, Any]:
+    """A node of two that says what it is, with a disk and a name of its own; ``setup`` and ``variables`` are what is planted."""
+    said = {
+        "NNODES": "2",
+        "NODE_RANK": str(node),
+        "NPROC_PER_NODE": "1",
+        "MASTER_ADDR": address(),
+        "MASTER_PORT": "29507",
+        "GLOO_SOCKET_IFNAME": interface(),
+    }
+    given = ["--publish", home / "store", "--node", f"n{node}", "--python", python, "--output-dir", home / "out/run", *words]
+    told = {name: value for name, value in {**said, **variables}.items() if value}
+    return doctor(given, f"{SOUND.format(home=home, node=f'n{node}')}\n{setup}", **told)
+
+
+def address() -> str:
+    """Of this machine in its network; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial:
+        try:
+            trial.connect(("192.0.2.1", 9))
+        except OSError:
+            pytest.skip("this machine is in no network")
+        return str(trial.getsockname()[0])
+
+
+def interface() -> str:
+    """One that is up."""
+    names = [name for _, name in socket.if_nameindex() if name != "lo"]
+    found = [name for name in names if Path(f"/sys/class/net/{name}/operstate").read_text().strip() in ("up", "unknown")]
+    return found[0] if found else pytest.skip("this machine is in no network")
+
+
+@needs_namespaces
+def test_nothing_is_found_on_a_sound_pair(store: Path, tmp_path: Path, python: str) -> None:
+    for node in (0, 1):
+        told = sound(tmp_path, node, python)
+        assert (told["findings"], told["published"]) == ([], f".ckptsync/launches/n{node}.json")
+    compared = doctor([store])
+    assert (compared["findings"], compared["nodes"], compared["exit_code"]) == ([], ["n0", "n1"], 0)
+    assert sorted(p.name for p in (store / ".ckptsync").iterdir()) == ["launches"]
+
+
+PLANTED: dict[str, tuple[str, dict[str, str]]] = {
+    "node-rank": ("", {"NODE_RANK": "0"}),
+    "launch-differs": ("", {"MASTER_PORT": "29508"}),
+    "launch-missing": ("", {"NODE_RANK": ""}),
+    "master-loopback": ("", {"MASTER_ADDR": "127.0.0.1"}),
+    "master-unknown": ("", {"MASTER_ADDR": "no.such.host.invalid"}),
+    "interface-missing": ("", {"NCCL_SOCKET_IFNAME": "ens99"}),
+    "interface-loopback": ("", {"GLOO_SOCKET_IFNAME": "lo"}),
+    "network-differs": ("", {"NCCL_IB_DISABLE": "1"}),
+    "ranks-differ": ("", {"NPROC_PER_NODE": "2"}),
+    "few-files": ("ulimit -n 512", {}),
+    "small-shm": ("mount -t tmpfs -o size=64m tmpfs /dev/shm", {}),
+    "output-not-writable": ("mkdir -p {home}/out/run; mount -t tmpfs -o ro tmpfs {home}/out/run", {}),
+    "disk-full": ("mount -t tmpfs -o size=100m tmpfs {home}/out", {}),
+}
+
+
+@pytest.fixture(scope="module")
+def beside(tmp_path_factory: pytest.TempPathFactory, python: str) -> Path:
+    """Where a sound n0 has said what it is, and n1 may say anything."""
+    home = tmp_path_factory.mktemp("pair")
+    (home / "store").mkdir()
+    assert sound(home, 0, python)["findings"] == []
+    return home
+
+
+@needs_namespaces
+@pytest.mark.parametrize("kind", PLANTED)
+def test_what_is_planted_on_one_real_node_is_found(kind: str, beside: Path, python: str) -> None:
+    setup, variables = PLANTED[kind]
+    told = sound(beside, 1, python, "--nodes", setup=setup.format(home=beside), **variables)
+    assert kind in kinds(told)
+    assert told["nodes"] == ["n0", "n1"]
+
+
+@needs_namespaces
+def test_a_sound_node_after_all_those_has_no_fault(beside: Path, python: str) -> None:
+    assert sound(beside, 1, python, "--nodes")["findings"] == []
+
+
+@needs_namespaces
+def test_an_environment_of_other_versions_is_found(beside: Path, tmp_path: Path, python: str) -> None:
+    versions = {**VERSIONS, "torch": "2.7.1", "accelerate": "1.10.0", "nvidia-nccl-cu12": "2.26.2"}
+    told = sound(beside, 1, environment(tmp_path / "venv", versions, cuda="12.6"), "--nodes")
+    found = [(f["level"], f["subject"]) for f in told["findings"]]
+    assert found == [("fail", "nccl"), ("fail", "the CUDA of torch"), ("fail", "torch"), ("warn", "accelerate")]
+    assert told["exit_code"] == 2
+
+
+def test_a_disk_that_two_nodes_share_and_a_third_does_not_is_found(
+    store: Path, tmp_path: Path, python: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for node in ("n0", "n1"):
+        asked(capsys, "--publish", store, "--node", node, "--python", python, "--output-dir", tmp_path / "out")
+    third = json.loads((store / ".ckptsync/launches/n1.json").read_text())
+    third["places"][str(tmp_path / "out")] = {"nonce": "c", "seen": ["c"]}
+    (store / ".ckptsync/launches/n2.json").write_text(json.dumps(third))
+    assert "disk-differs" in kinds(asked(capsys, store))
+
+
+def test_a_node_that_wrote_to_another_disk_under_the_stores_path_is_missing(
+    store: Path, python: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NNODES", "2")
+    asked(capsys, "--publish", store, "--node", "n0", "--python", python)
+    assert "nodes-missing" in kinds(asked(capsys, store))
+
+
+def test_a_configuration_that_is_wrong_is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = asked(capsys, "-c", config(tmp_path, verify="{level: much}"))
+    assert (kinds(told), told["exit_code"]) == (["configuration"], 2)
+    assert "verify.level" in told["findings"][0]["what"]
+
+
+@needs_namespaces
+def test_a_store_that_is_read_only_is_found_and_is_the_stores_exit_code(store: Path, tmp_path: Path) -> None:
+    told = doctor(
+        ["-c", config(tmp_path), "--python", sys.executable], f"mount --bind {store} {store}; mount -o remount,ro,bind {store}"
+    )
+    assert "store-create" in kinds(told)
+    assert told["exit_code"] == 4
+    assert "mount it for writing" in " ".join(f["hint"] for f in told["findings"])
+
+
+def test_a_store_that_is_not_mounted_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = asked(capsys, "-c", config(tmp_path), "--python", sys.executable)
+    assert "store-absent" in kinds(told)
+    assert not (tmp_path / "store").exists()
+
+
+def test_variables_of_the_services_own_file_are_heeded(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CKPTSYNC_VERIFY_LEVEL", "digest")
+    (tmp_path / "worker.env").write_text("CKPTSYNC_VERIFY_LEVEL=much\n")
+    assert kinds(asked(capsys, "-c", config(tmp_path))) == ["configuration"]
+    assert store.is_dir()
+
+
+def test_settings_that_are_known_to_go_wrong_are_found(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    old = environment(tmp_path / "old", {"transformers": "5.15.0", "llamafactory": "0.9.2", "ray": "2.54.0"})
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}}')
+    (tmp_path / "x.yaml").write_text("save_on_each_node: true\ndeepspeed: ds.json\noutput_dir: saves/x\nray_run_name: x\n")
+    told = asked(capsys, "-c", config(tmp_path), "--python", old, "--training", tmp_path / "x.yaml")
+    assert {"save-on-each-node", "ray-destroys-twice", "zero3-no-model", "output-relative"} <= set(kinds(told))
+    assert store.is_dir()
+
+
+def test_a_python_that_cannot_be_asked_is_a_finding(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert kinds(asked(capsys, "--publish", store, "--python", "/nowhere")) == ["python"]
+
+
+def test_nothing_secret_is_published(
+    store: Path, python: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "NCCL_TOKEN", "WANDB_API_KEY", "GLOO_AUTH"):
+        monkeypatch.setenv(name, "s3cret")
+    asked(capsys, "--publish", store, "--python", python)
+    (written,) = (store / ".ckptsync/launches").iterdir()
+    assert "s3cret" not in written.read_text()
+
+
+def test_without_a_store_or_a_node_that_spoke_there_is_nothing_to_compare(
+    store: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CKPTSYNC_STORE", raising=False)
+    assert main(["doctor", "--nodes"]) == 2
+    assert main(["doctor", str(store)]) == 2
+    assert "ckptsync doctor --publish" in capsys.readouterr().err
+    assert main(["doctor", str(store), "--fresh", "soon"]) == 2
+
+
+def test_warnings_are_printed_and_end_with_0_unless_strict(tmp_path: Path, python: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["doctor", "-c", str(config(tmp_path)), "--python", python]
+    assert main(words) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"^WARN  \S+: .*store: not there\n      why: .*\n      do:  .*mounted", text, re.MULTILINE)
+    assert re.search(r"^0 failures, \d+ warnings: ", text, re.MULTILINE)
+    assert main([*words, "--strict"]) == 1

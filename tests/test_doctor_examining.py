@@ -1,0 +1,91 @@
+"""A configuration, a store and output directories, as the service would find them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ckptsync.config.loading import read
+from ckptsync.doctor import examining
+from ckptsync.doctor.examining import Place
+from ckptsync.doctor.places import Asked
+from ckptsync.stores.limits import Limits
+
+QWEN = '{"hidden_size": 8, "num_hidden_layers": 1, "vocab_size": 10, "num_attention_heads": 2, "intermediate_size": 16, "tie_word_embeddings": true}'
+
+
+def place(url: str, *, deletes: bool = True) -> Place:
+    return Place(url, {}, Limits(), deletes)
+
+
+def of_runs(*paths: Path | str, store: str = "/nowhere/store") -> list[tuple[str, str]]:
+    text = f"store: {{url: {store}}}\nworker: {{runs: [{', '.join(f'{{path: {str(p)!r}}}' for p in paths)}]}}\n"
+    return [(f.level, f.kind) for f in examining.runs(read(text, "x.yaml", {}), "n0")]
+
+
+def test_runs_that_are_to_come_are_no_fault_and_those_that_cannot_are(tmp_path: Path) -> None:
+    (tmp_path / "out/a").mkdir(parents=True)
+    assert of_runs(tmp_path / "out/*", tmp_path / "soon") == []
+    assert of_runs(tmp_path / "gone/*") == of_runs(tmp_path / "gone/out") == [("warn", "output-absent")]
+
+
+def test_a_run_that_cannot_be_served_is_a_fault(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name / "out").mkdir(parents=True)
+    assert of_runs(tmp_path / "one/out", tmp_path / "two/out") == [("fail", "run-left-out")]
+    assert of_runs(tmp_path / "one/out", store=str(tmp_path)) == [("fail", "run-left-out")]
+
+
+def test_a_sound_store_is_left_as_it_was_and_tells_the_time(tmp_path: Path) -> None:
+    answer = examining.store(place(str(tmp_path)), "n0", [])
+    assert answer.findings == ()
+    assert answer.store is not None
+    assert answer.clock == 0.0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_that_is_not_there_is_a_warning_unless_it_was_served_before(tmp_path: Path) -> None:
+    url = str(tmp_path / "store")
+    out = tmp_path / "out"
+    (out / "_ckptsync").mkdir(parents=True)
+    assert [(f.level, f.kind) for f in examining.store(place(url), "n0", [out]).findings] == [("warn", "store-absent")]
+    assert not Path(url).exists()
+    (out / "_ckptsync/store").write_text(f"{url}\n")
+    assert [(f.level, f.kind) for f in examining.store(place(url), "n0", [out]).findings] == [("fail", "store-absent")]
+
+
+@pytest.mark.parametrize(
+    ("url", "kind"),
+    [("s3://", "store-unreachable"), ("sftp://127.0.0.1:1/x", "store-unreachable"), ("s3://user:pw@b", "store-unreachable")],
+)
+def test_a_store_that_cannot_be_reached_is_a_failure_and_no_secret_is_told(url: str, kind: str) -> None:
+    (one,) = examining.store(place(url), "n0", []).findings
+    assert (one.level, one.kind) == ("fail", kind)
+    assert "pw" not in one.what + one.why + one.hint
+
+
+def test_a_groups_store_with_a_umask_that_shuts_the_group_out_is_found(tmp_path: Path) -> None:
+    tmp_path.chmod(0o2775)
+    before = os.umask(0o077)
+    try:
+        assert [f.kind for f in examining.store(place(str(tmp_path)), "n0", []).findings] == ["umask"]
+        os.umask(0o002)
+        assert examining.store(place(str(tmp_path)), "n0", []).findings == ()
+    finally:
+        os.umask(before)
+
+
+def test_the_room_of_an_output_directory_that_is_to_come_is_that_above_it(tmp_path: Path) -> None:
+    asked = Asked("n0", os.geteuid(), expected=1 << 60)
+    assert [f.kind for f in examining.outputs([tmp_path / "soon/out"], asked)] == ["disk-full"]
+
+
+def test_a_checkpoint_is_expected_to_hold_all_where_all_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(QWEN)
+    whole = examining.expected(str(tmp_path), {})
+    assert whole == (80 + 4 * 64 + 3 * 128) * 14
+    assert examining.expected(str(tmp_path), {"model_name_or_path": "x", "finetuning_type": "full"}) == whole
+    assert examining.expected(str(tmp_path), {"model_name_or_path": "x"}) == 0, "LLaMA-Factory trains an adapter unless it is told"
+    assert examining.expected("", {}) == examining.expected(str(tmp_path / "none"), {}) == 0

@@ -1,0 +1,137 @@
+"""Output directories as the worker would find them: on real disks, of real users."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ckptsync.doctor.places import Asked, last_two, mounted, space, wrong
+from tests.doctor_real import PROJECT, doctor, kinds, needs_namespaces
+
+HERE = Asked("n0", os.geteuid())
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of other users")
+
+
+def save(out: Path, step: int, *, size: int = 1000, at: int = 0) -> Path:
+    """A checkpoint of one file."""
+    folder = out / f"checkpoint-{step}"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_bytes(b"w" * size)
+    os.utime(folder / "model.safetensors", (at or step, at or step))
+    return folder / "model.safetensors"
+
+
+def found(path: Path, asked: Asked = HERE) -> list[tuple[str, str]]:
+    return [(f.level, f.kind) for f in wrong(path, asked) if f.kind != "no-events"]
+
+
+def test_a_sound_directory_has_no_fault_and_keeps_no_trace(tmp_path: Path) -> None:
+    save(tmp_path, 1)
+    assert found(tmp_path) == []
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["_ckptsync", "checkpoint-1"]
+    assert list((tmp_path / "_ckptsync").iterdir()) == []
+
+
+def test_the_newest_two_are_by_the_times_of_their_files(tmp_path: Path) -> None:
+    for step, at in ((10, 300), (9, 100), (2, 200)):
+        save(tmp_path, step, at=at)
+    newest, before = last_two(tmp_path)
+    assert newest is not None
+    assert before is not None
+    assert (newest.name, before.name) == ("checkpoint-10", "checkpoint-2")
+
+
+def test_a_spool_that_is_no_directory_is_found(tmp_path: Path) -> None:
+    (tmp_path / "_ckptsync").touch()
+    assert ("fail", "output-not-writable") in found(tmp_path)
+
+
+def test_saves_that_come_faster_than_they_may_be_sent_are_found(tmp_path: Path) -> None:
+    save(tmp_path, 1, at=1000)
+    save(tmp_path, 2, size=5000, at=1010)
+    assert found(tmp_path, Asked("n0", os.geteuid(), rate=400.0)) == [("warn", "too-slow")]
+    assert found(tmp_path, Asked("n0", os.geteuid(), rate=600.0)) == []
+
+
+def test_a_model_that_would_not_fit_twice_is_a_warning_as_long_as_nothing_was_saved(tmp_path: Path) -> None:
+    (one,) = space(tmp_path, None, Asked("n0", 0, expected=1 << 60))
+    assert (one.level, one.kind, one.exit_code) == ("warn", "disk-full", 4)
+    assert "room for two" in one.what
+
+
+def test_a_directory_of_another_user_is_found(tmp_path: Path) -> None:
+    assert [f.kind for f in wrong(tmp_path, Asked("n0", os.geteuid() + 1))][:1] == ["other-user"]
+
+
+@as_root
+def test_root_is_told_that_it_is_not_the_worker(tmp_path: Path) -> None:
+    os.chown(tmp_path, 65534, 65534)
+    assert found(tmp_path) == [("warn", "asked-as-root")]
+
+
+@as_root
+def test_a_file_that_only_its_owner_reads_is_found(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    out = tmp_path / "out"
+    one = save(out, 5)
+    one.chmod(0o600)
+    os.chown(out, 65534, 65534)
+    for above in (*tmp_path.parents, one.parent):
+        if above.stat().st_uid == 0 and above.is_relative_to("/tmp"):
+            above.chmod(above.stat().st_mode | 0o055)
+    asked = "import json,sys,os; from pathlib import Path; from ckptsync.doctor.places import Asked, wrong\nprint([f.kind for f in wrong(Path(sys.argv[1]), Asked('n0', os.geteuid()))])"
+    nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+    done = subprocess.run(
+        [*nobody, sys.executable, "-c", asked, str(out)], capture_output=True, text=True, cwd=PROJECT, check=False
+    )
+    assert "'unreadable'" in done.stdout, done.stderr
+    one.chmod(0o644)
+    done = subprocess.run(
+        [*nobody, sys.executable, "-c", asked, str(out)], capture_output=True, text=True, cwd=PROJECT, check=False
+    )
+    if Path("/proc/sys/fs/protected_hardlinks").read_text().strip() == "1":
+        assert "'unlinkable'" in done.stdout, done.stdout + done.stderr
+
+
+def planted(out: Path, setup: str) -> list[str]:
+    return kinds(doctor(["--output-dir", out, "--python", sys.executable], setup))
+
+
+@needs_namespaces
+def test_a_spool_on_another_file_system_is_found(tmp_path: Path) -> None:
+    (tmp_path / "_ckptsync").mkdir()
+    assert "links-cross" in planted(tmp_path, f"mount -t tmpfs tmpfs {tmp_path}/_ckptsync")
+    assert "links-cross" in planted(tmp_path, f"mount --bind {tmp_path}/_ckptsync {tmp_path}/_ckptsync"), (
+        "the same disk, and yet no link crosses"
+    )
+
+
+@needs_namespaces
+def test_a_disk_without_room_for_two_is_found_before_a_save_and_after_one(tmp_path: Path) -> None:
+    small = f"mount -t tmpfs -o size=300m tmpfs {tmp_path}"
+    assert "disk-full" not in planted(tmp_path, small)
+    assert "disk-full" in planted(tmp_path, f"{small}; head -c 100m /dev/zero > {tmp_path}/x")
+    saved = f"{small}; mkdir {tmp_path}/checkpoint-1; head -c 120m /dev/zero > {tmp_path}/checkpoint-1/model.safetensors"
+    assert "disk-full" in planted(tmp_path, saved)
+
+
+@needs_namespaces
+def test_a_disk_without_inodes_is_found(tmp_path: Path) -> None:
+    assert "inodes" in planted(tmp_path, f"mount -t tmpfs -o size=1g,nr_inodes=50 tmpfs {tmp_path}")
+
+
+@needs_namespaces
+def test_a_read_only_disk_is_found(tmp_path: Path) -> None:
+    assert "output-not-writable" in planted(tmp_path, f"mount -t tmpfs -o ro tmpfs {tmp_path}")
+
+
+def test_how_nfs_is_mounted_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "mountinfo"
+    monkeypatch.setattr("ckptsync.stores.mounts.TABLE", str(table))
+    for options, wanted in (("vers=4.2,hard", []), ("vers=4.2,soft", ["nfs-soft"]), ("hard,actimeo=600", ["late-names"])):
+        table.write_text(f"40 22 0:40 / / rw - nfs4 head:/srv rw,{options}\n")
+        assert [f.kind for f in mounted(tmp_path, HERE)] == wanted

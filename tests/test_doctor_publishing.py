@@ -1,0 +1,74 @@
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ckptsync.doctor.compare import compare
+from ckptsync.doctor.publishing import FOLDER, launch_name, publish, published, trainings
+from ckptsync.errors import ConfigError, Corrupt
+from ckptsync.fleet.facts import Facts, Train
+from ckptsync.stores.memory import MemoryStore
+from tests.doctor_nodes import pair
+
+HOOK = {
+    "python": "3.11.4",
+    "torch": "2.8.0",
+    "transformers": "4.57.1",
+    "cuda": "12.8",
+    "NCCL_IB_DISABLE": "0",
+    "NNODES": "2",
+    "tied": "a=b",
+}
+
+
+def facts(node: str, boot: str, **train: Any) -> Facts:
+    told = Train(**{"trainer": "t", "world": 4, "local_world": 2, "began": 1.0, "facts": HOOK, "state": "runs", **train})
+    return Facts(node, node, f"{boot} pid:[1]", "train", "0022", "0.1.0", "3.12.0", "6.1", trains={"run": told}, clock_offset=0)
+
+
+def test_what_nodes_say_is_read_back_by_their_names_in_the_store() -> None:
+    store, (first, second) = MemoryStore(), pair()
+    for node in (first, {**second, "at": 1.0}):
+        publish(store, node)
+    publish(store, {**first, "python": "3.12.0"})
+    (store_now,) = {max(entry.mtime for entry in store.names(FOLDER))}
+    found, odd = published(store, store_now)
+    assert ([f["node"] for f in found], found[0]["python"], odd) == (["n0", "n1"], "3.12.0", [])
+    assert published(store, store_now + 3700.0) == ([], [])
+
+
+def test_a_node_cannot_speak_for_another_and_what_is_odd_is_told() -> None:
+    store = MemoryStore()
+    store.write(launch_name("n0"), [b'{"node": "n9", "versions": {"torch": "1"}}'])
+    store.write(launch_name("n1"), [b"[1]"])
+    found, odd = published(store, 0.0, 1e12)
+    assert [f["node"] for f in found] == ["n0"]
+    assert [type(e) for e in odd] == [Corrupt]
+    with pytest.raises(Corrupt):
+        launch_name("../x")
+
+
+def test_two_machines_under_one_id_are_found_and_one_that_was_booted_again_is_not() -> None:
+    store, node = MemoryStore(), pair()[0]
+    publish(store, {**node, "at": 1000.0, "booted": 500.0})
+    publish(store, {**node, "at": 3000.0, "booted": 2000.0, "boot": "again"})
+    with pytest.raises(ConfigError, match="another machine"):
+        publish(store, {**node, "at": 3100.0, "booted": 100.0, "boot": "clone"})
+
+
+def test_nodes_of_a_run_that_trains_are_compared_by_what_their_hooks_say() -> None:
+    told = trainings([facts("n0", "a"), facts("n1", "b")])
+    assert list(told) == ["run"]
+    assert compare(told["run"]) == ()
+    other = facts("n1", "b", facts={**HOOK, "torch": "2.7.1", "NCCL_IB_DISABLE": "1"})
+    kinds = [(f.kind, f.subject) for f in compare(trainings([facts("n0", "a"), replace(other, clock_offset=40 * 10**9)])["run"])]
+    assert kinds == [
+        ("clock", "the clock"),
+        ("clock", "the clock"),
+        ("network-differs", "NCCL_IB_DISABLE"),
+        ("versions-differ", "torch"),
+    ]
+
+
+def test_a_run_that_has_ended_is_not_compared() -> None:
+    assert trainings([facts("n0", "a", state="ended"), facts("n1", "b", state="gone")]) == {}
