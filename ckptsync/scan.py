@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ckptsync.digest import digest
 from ckptsync.errors import ConfigError, StoreError
 from ckptsync.walk import Listing, Stat, walk
 
@@ -108,6 +107,31 @@ def spot_at(directory: Path) -> Spot | None:
     return _spot(path.parent, path.name)
 
 
+def homes(path: Path) -> Iterator[tuple[Path, Spot]]:
+    """Every output directory in which a worker would find the checkpoint at ``path``, nearest first, and what it is there.
+
+    Raises as `spots` does.
+    """
+    for home in (*_above(path), path):
+        yield from ((home, spot) for spot in spots(home) if _is_at(spot, home, path))
+
+
+def _above(path: Path) -> Iterator[Path]:
+    """The directories from which a look reaches ``path``."""
+    parent = path.parent
+    yield parent
+    if parent.name in NESTED or _SEARCHED.fullmatch(parent.name):
+        yield parent.parent
+    if parent.name == "checkpoints" and _VERSION.fullmatch(parent.parent.name) and parent.parent.parent.name == "lightning_logs":
+        yield parent.parent.parent.parent
+
+
+def _is_at(spot: Spot, home: Path, path: Path) -> bool:
+    if spot.only is None:
+        return spot.path == path
+    return home == path if spot.family == FINAL else spot.path / spot.only[0] == path
+
+
 def family_of(name: str) -> Family:
     """Whose checkpoint has such a name; a tag may have any."""
     if name == FINAL:
@@ -192,6 +216,8 @@ def _plain(tag: str) -> str:
 
 
 def _tagged(tag: str) -> str:
+    from ckptsync.digest import digest  # noqa: PLC0415  # a training's environment may have nothing that digests; few names want one
+
     return f"tag-{re.sub(r'[^A-Za-z0-9_.-]', '_', tag)[:80]}.{digest(os.fsencode(tag))[:8]}"
 
 

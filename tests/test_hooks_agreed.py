@@ -14,14 +14,14 @@ RANK = """
 import sys
 from datetime import timedelta
 import torch.distributed as dist
-from ckptsync.hooks.agreed import agree
+from ckptsync.hooks.agreed import agree, first_word
 rank = int(sys.argv[1])
 store = dist.TCPStore("127.0.0.1", int(sys.argv[2]), 2, is_master=rank == 0, timeout=timedelta(seconds=60))
 dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
 if rank == 1:
     assert sys.stdin.readline() == "begin\\n"
 first = agree(rank, 2, f"first {rank}")
-print(first(), flush=True)
+print(first(), first_word(f"I am {rank}"), flush=True)
 assert sys.stdin.readline() == "look\\n"
 print(first(), flush=True)
 second = agree(rank, 2, f"second {rank}")
@@ -64,9 +64,9 @@ def test_ranks_learn_of_each_other_without_waiting() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
     with start(0, port) as zero, start(1, port) as one:
-        assert heard(zero) == "None"  # rank 1 has not begun, and nobody waits for it
+        assert heard(zero) == "None I am 0"  # rank 1 has not begun, and nobody waits for it
         tell(one, "begin")
-        assert heard(one) == "('first 0', 'first 1')"
+        assert heard(one) == "('first 0', 'first 1') I am 0", "the first to say a word said it for all"
         for child in (zero, one):
             tell(child, "look")
         assert heard(zero) == heard(one) == "('first 0', 'first 1')"

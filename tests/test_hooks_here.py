@@ -39,13 +39,19 @@ def test_where_introductions_were_deleted_the_host_decides(tmp_path: Path) -> No
 
 def test_marks_are_kept_as_long_as_the_save_is_there_or_pinned(tmp_path: Path) -> None:
     spool = tmp_path / "_ckptsync"
-    for checkpoint in ("checkpoint-1", "checkpoint-2", "checkpoint-3", "run-0.checkpoint-1", "run-0.checkpoint-2"):
+    for checkpoint in ("checkpoint-1", "checkpoint-2", "checkpoint-3", "checkpoint_4", "run-0.checkpoint-1", "run-0.checkpoint-2"):
         marks.save_folder(spool, checkpoint, "s").mkdir(parents=True)
     (tmp_path / "checkpoint-1").mkdir()
+    (tmp_path / "checkpoints" / "checkpoint_4").mkdir(parents=True)
     (tmp_path / "run-0" / "checkpoint-1").mkdir(parents=True)
     (spool / "pins" / "checkpoint-2.0").mkdir(parents=True)
     whereabouts.forget_saves(spool)
-    assert sorted(p.name for p in (spool / "saves").iterdir()) == ["checkpoint-1@s", "checkpoint-2@s", "run-0.checkpoint-1@s"]
+    assert sorted(p.name for p in (spool / "saves").iterdir()) == [
+        "checkpoint-1@s",
+        "checkpoint-2@s",
+        "checkpoint_4@s",
+        "run-0.checkpoint-1@s",
+    ]
 
 
 def test_a_process_of_another_machine_is_believed_for_a_month(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.paths import checked_path
-from ckptsync.scan import Found, family_of, scan, spot_at, spots
+from ckptsync.scan import Found, family_of, homes, scan, spot_at, spots
 
 
 def lay(root: Path, *names: str) -> None:
@@ -173,4 +173,22 @@ def test_ray_s_dates_are_numbers_that_grow(tmp_path: Path) -> None:
     assert [(s.family, family_of(s.name), s.step) for s in spots(tmp_path)] == [
         ("accelerate", "accelerate", 20261121140059000123),
         ("accelerate", "accelerate", 20261121140100900000),
+    ]
+
+
+def test_a_path_is_found_from_every_directory_whose_scan_finds_it_nearest_first(tmp_path: Path) -> None:
+    lay(tmp_path, "checkpoints/checkpoint_3/model.safetensors", "lightning_logs/version_0/checkpoints/a.ckpt", "model.safetensors")
+    told = {
+        path: [(home, spot.name) for home, spot in homes(tmp_path / path)] for path in ("checkpoints/checkpoint_3", "notes", ".")
+    }
+    assert told == {
+        "checkpoints/checkpoint_3": [(tmp_path / "checkpoints", "checkpoint_3"), (tmp_path, "checkpoint_3")],
+        "notes": [],
+        ".": [(tmp_path, "final")],
+    }
+    logged = tmp_path / "lightning_logs" / "version_0" / "checkpoints" / "a.ckpt"
+    assert [(home, spot.name) for home, spot in homes(logged)] == [
+        (logged.parent, "a.ckpt"),
+        (logged.parent.parent, "a.ckpt"),
+        (tmp_path, "version_0.a.ckpt"),
     ]

@@ -53,6 +53,7 @@ def test_a_living_training_has_in_hand_what_was_written_since_it_began() -> None
     assert said(alive=False) == ""
     assert said(begun=replace(BEGUN, at=120.5)) == ""  # a save of the training before it
     assert said(begun=replace(BEGUN, ended=140.0)) == ""
+    assert said(begun=replace(BEGUN, marks="some")) == ""  # it may never mark this one
 
 
 def test_marks_of_all_ranks_that_write_here_are_needed() -> None:

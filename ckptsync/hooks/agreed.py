@@ -9,18 +9,24 @@ from typing import Any
 _TRAININGS = itertools.count()  # every rank begins the same trainings in the same order
 
 
-def agree(rank: int, world: int, word: str) -> Callable[[], tuple[str, ...] | None]:
+def agree(rank: int, world: int, word: str, about: str = "") -> Callable[[], tuple[str, ...] | None]:
     """Leave a word; what is returned gives the words of all ranks in their order, or ``None`` while one of them has not spoken.
 
-    It never waits for a rank: once a gradient was reduced, every rank has begun, and so has spoken.  Raises what torch raises if
-    there is no process group, or its store is gone.
+    It never waits for a rank: once a gradient was reduced, every rank has begun, and so has spoken.  ``about``: the same on every rank
+    (default: the n-th training).  Raises what torch raises if there is no process group, or its store is gone.
     """
     if world == 1:
         return lambda: (word,)
-    keys = [f"ckptsync/{next(_TRAININGS)}/{r}" for r in range(world)]
+    about = about or str(next(_TRAININGS))
+    keys = [f"ckptsync/{about}/{r}" for r in range(world)]
     store = _store()
     store.set(keys[rank], word)
     return lambda: _words(store, keys) if store.check(keys) else None
+
+
+def first_word(word: str) -> str:
+    """What the first rank to ask here said: the same on every rank, at once.  Raises what torch raises."""
+    return bytes(_store().compare_set("ckptsync/first", "", word)).decode()
 
 
 def _store() -> Any:

@@ -8,11 +8,13 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ckptsync.errors import CkptsyncError
 from ckptsync.hooks.trials import place
+from ckptsync.scan import spots
 from ckptsync.spool import marks
 from ckptsync.spool.marks import Begun
 from ckptsync.walk import OURS
@@ -37,8 +39,8 @@ class Here:
         return self.output_dir / OURS
 
 
-def introduce(here: Here, facts: Mapping[str, str]) -> Begun:
-    """Say in the spool that this process begins to train.  Raises OSError."""
+def introduce(here: Here, facts: Mapping[str, str], process: str = "", marked: str = "all") -> Begun:
+    """Say in the spool that this process begins to train, and which of its saves it will mark (`Begun`).  Raises OSError."""
     pid = os.getpid()
     begun = Begun(
         *(
@@ -54,8 +56,9 @@ def introduce(here: Here, facts: Mapping[str, str]) -> Begun:
             here.trainer,
             facts,
         ),
-        process=secrets.token_hex(8),
+        process=process or secrets.token_hex(8),
         machine=marks.machine(),
+        marks=marked,
     )
     forget_the_dead(here.spool)
     marks.write_mark(marks.begun_path(here.spool, begun.process), begun)
@@ -95,10 +98,20 @@ def forget_the_dead(spool: Path) -> None:
 def forget_saves(spool: Path) -> None:
     """Remove the marks of saves that are neither on the disk nor pinned any more."""
     pinned = {path.name.rpartition(".")[0] for path in _folders(spool / "pins")}
-    for folder in _folders(spool / "saves"):
-        checkpoint = folder.name.rpartition("@")[0]
-        if checkpoint not in pinned and not place(spool.parent, checkpoint).exists():
+    marked = {folder: folder.name.rpartition("@")[0] for folder in _folders(spool / "saves")}
+    gone = {folder: name for folder, name in marked.items() if name not in pinned and not place(spool.parent, name).exists()}
+    there = _checkpoints(spool.parent, gone.values()) if gone else ()
+    for folder, name in gone.items():
+        if name not in there:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _checkpoints(output_dir: Path, names: Collection[str]) -> Collection[str]:
+    """Those that lie there, however deep; all of ``names`` where nobody can say."""
+    try:
+        return {spot.name for spot in spots(output_dir)}
+    except (CkptsyncError, ImportError):  # a directory of somebody else's; a name that wants a library that is not here
+        return names
 
 
 def _folders(folder: Path) -> list[Path]:

@@ -7,7 +7,6 @@ made by the last rank to mark a save, in that event, holds all files, whole.
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -15,13 +14,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckptsync.hooks import here as whereabouts
+from ckptsync.hooks import parts
 from ckptsync.hooks.agreed import agree
 from ckptsync.hooks.here import Here
 from ckptsync.hooks.pinning import Say, Source, pin
 from ckptsync.hooks.trials import named, place
 from ckptsync.hooks.unheard import Unheard
 from ckptsync.spool import marks
-from ckptsync.spool.marks import Begun, Commit, RankMark
+from ckptsync.spool.marks import Begun, RankMark
 from ckptsync.walk import walk
 
 _TIDY_EVERY = 64  # saves
@@ -128,7 +128,8 @@ class Saver:
 
     def pin_alone(self, source: Source, step: int) -> None:
         """Pin what only this process writes, at its end."""
-        commit = self._commit_of(marks.save_id(self.begun.train, source.checkpoint, 0), source.checkpoint, step, (self.here.rank,))
+        save_id = marks.save_id(self.begun.train, source.checkpoint, 0)
+        commit = parts.commit(self.begun, save_id, source.checkpoint, step, (self.here.rank,))
         pin(self.here, source, commit, self._say)
 
     def _pend(self, step: int) -> None:
@@ -149,36 +150,19 @@ class Saver:
         return True
 
     def _mark(self, save: Save) -> RankMark:
-        b = self.begun
-        save_id = marks.save_id(b.train, save.checkpoint, save.n)
-        mark = RankMark(
-            *(b.train, save_id, save.checkpoint, save.step, b.rank, b.world, b.local_world, b.host, b.pid, time.time()),
-        )
-        marks.write_mark(marks.save_folder(self.here.spool, save.checkpoint, save_id) / f"rank-{b.rank}.json", mark)
-        return mark
+        save_id = marks.save_id(self.begun.train, save.checkpoint, save.n)
+        return parts.mark(self.here.spool, self.begun, save_id, save.checkpoint, save.step)
 
     def _is_last(self, mark: RankMark) -> bool:
-        """Two ranks may both see all marks: one of them is the last."""
-        folder = marks.save_folder(self.here.spool, mark.checkpoint, mark.save)
-        if not all((folder / f"rank-{rank}.json").exists() for rank in self._neighbours):
-            return False
-        try:
-            os.close(os.open(folder / "pinning", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
-        except FileExistsError:
-            return False
-        return True
+        return parts.is_last(self.here.spool, mark, self._neighbours)
 
     def _pin(self, save: Save, mark: RankMark) -> None:
-        commit = self._commit_of(mark.save, save.checkpoint, save.step, self._neighbours)
+        commit = parts.commit(self.begun, mark.save, save.checkpoint, save.step, self._neighbours)
         source = Source(save.checkpoint, place(self.here.output_dir, save.checkpoint), walk, self.added)
         pin(self.here, source, commit, self._say)
         self._commits += 1
         if self._commits % _TIDY_EVERY == 0:
             whereabouts.forget_saves(self.here.spool)
-
-    def _commit_of(self, save: str, checkpoint: str, step: int, ranks: tuple[int, ...]) -> Commit:
-        b = self.begun
-        return Commit(b.train, save, checkpoint, step, b.world, ranks, b.host, b.trainer, time.time(), {})
 
     def _rewrite(self, begun: Begun) -> None:
         self.begun = begun

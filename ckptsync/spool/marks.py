@@ -36,7 +36,8 @@ class Begun:
 
     ``train`` is empty until the ranks have agreed on it, ``local_world`` (how many ranks write into this output directory) is 0
     until then.  ``boot`` and ``began`` say which process it is (`is_running`); ``process`` names its file.  ``ended``: when its
-    training ended, the final model may follow; ``left``: when the process had nothing more to write.  0: not yet.
+    training ended, the final model may follow; ``left``: when the process had nothing more to write.  0: not yet.  ``marks``: whether it
+    marks ``all`` of its saves, so that one without marks is not finished, or ``some``, as its script likes.
     """
 
     train: str
@@ -54,6 +55,7 @@ class Begun:
     machine: str = ""
     ended: float = 0.0
     left: float = 0.0
+    marks: str = "all"
 
 
 @dataclass(frozen=True, slots=True)

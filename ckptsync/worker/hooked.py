@@ -49,7 +49,7 @@ def word(hooked: Hooked, pin: Pin | None, checkpoint: str, now_running: Callable
         return "training" if living else "marked" if writers else ""
     if newest <= _done(hooked.marks.get(checkpoint, ())):
         return "marked"
-    return "training" if any(not b.ended for b in living) else ""
+    return "training" if any(not b.ended and b.marks == "all" for b in living) else ""
 
 
 def _done(marks: Iterable[RankMark]) -> float:
