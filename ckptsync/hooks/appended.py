@@ -1,0 +1,66 @@
+"""The callback of a Trainer that did not ask for it: `ckptsync.hooks.autoload` appends it to all, `ckptsync.hooks.asked` says what it shall do.
+
+Where a script passes a `CkptSyncCallback` itself, that one wins.  Trainer tells default callbacks of ``on_train_begin`` first, so who else is there is known
+at the event after it, with which this one begins; no gradient was reduced by then.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+from ckptsync.errors import ConfigError
+from ckptsync.hooks.asked import asked
+from ckptsync.hooks.hf import CkptSyncCallback
+
+_log = logging.getLogger("ckptsync.hook")
+
+
+class Appended(CkptSyncCallback):
+    """``store`` and ``wait`` are those of the environment; what is wrong there is said, and the rest done."""
+
+    _awaits = False
+    _has_said = False
+
+    def __init__(self) -> None:
+        try:
+            options = asked(os.environ)
+        except ConfigError as e:
+            _log.warning("ckptsync: %s; every save is kept for a worker all the same", e)
+            super().__init__()
+        else:
+            super().__init__(store=options.store, wait=options.wait)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Others may hear of it after this one."""
+        self._awaits = True
+
+    def _begin_late(self, args: Any, state: Any, control: Any, kwargs: Any) -> None:
+        """At the event after ``on_train_begin``, whichever it is."""
+        if not self._awaits:
+            return
+        self._awaits = False
+        if self.is_beside_another(state):
+            self.stand_aside()
+            return
+        super().on_train_begin(args, state, control, **kwargs)
+        if not Appended._has_said and getattr(args, "process_index", 0) == 0:
+            Appended._has_said = True
+            _log.warning("ckptsync: on: every save of %s is kept until it is stored", args.output_dir)
+
+
+def _late(name: str) -> Callable[..., None]:
+    event = getattr(CkptSyncCallback, name)
+
+    def heard(self: Appended, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._begin_late(args, state, control, kwargs)
+        event(self, args, state, control, **kwargs)
+
+    heard.__name__, heard.__doc__ = name, event.__doc__
+    return heard
+
+
+for _name in [name for name in vars(CkptSyncCallback) if name.startswith("on_") and name != "on_train_begin"]:
+    setattr(Appended, _name, _late(_name))

@@ -1,0 +1,35 @@
+"""What the hook shall do beside keeping every save, where no script says it: ``CKPTSYNC_STORE`` and ``CKPTSYNC_WAIT``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ckptsync.config.units import parse_duration
+from ckptsync.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Options of `CkptSyncCallback`: ``store`` for a worker that the training brings along, ``wait`` in seconds."""
+
+    store: str = ""
+    wait: float = 0.0
+
+
+def asked(environment: Mapping[str, str]) -> Asked:
+    """As the environment says; raises ConfigError."""
+    return Asked(environment.get("CKPTSYNC_STORE", "").strip(), _seconds(environment.get("CKPTSYNC_WAIT", "").strip()))
+
+
+def _seconds(text: str) -> float:
+    if not text:
+        return 0.0
+    try:
+        seconds = float(text) if text.replace(".", "", 1).isdigit() else parse_duration(text)
+    except ValueError as e:
+        raise ConfigError(f"CKPTSYNC_WAIT: {e}", hint="say for how long the training may stay at its end: 600, or 10m") from e
+    if not math.isfinite(seconds):
+        raise ConfigError("CKPTSYNC_WAIT: too long", hint="say for how long the training may stay at its end: 600, or 10m")
+    return seconds

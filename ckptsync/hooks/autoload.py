@@ -1,0 +1,104 @@
+"""Gives every Hugging Face Trainer of a process the hook, where the script knows nothing of it.
+
+    CKPTSYNC_AUTOLOAD=1 llamafactory-cli train x.yaml
+
+Beside the packages lies ``ckptsync-autoload.pth``, one line that each Python of the environment reads when it starts, and so each process that torchrun or Ray
+starts.  With the variable set it calls `begin`, which waits until somebody imports ``transformers.trainer``, and then appends our callback to
+``DEFAULT_CALLBACKS`` in place: that list is concatenated in ``Trainer.__init__``, and other trainers (trl's) import the very same object.
+
+Until then nothing is imported but the standard library, and nothing that goes wrong here reaches the script.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+VARIABLE = "CKPTSYNC_AUTOLOAD"
+_OFF = frozenset({"", "0", "n", "no", "false", "off"})
+_TRAINER = "transformers.trainer"
+_SILENT = {
+    "llamafactory.v1.launcher": "LLaMA-Factory's v1 tells no callback of the checkpoints it saves on the way; a worker goes by CHECKPOINT_COMPLETE"
+}
+
+
+def begin() -> None:
+    """`install`, if the variable asks for it: anything but ``0``, ``no``, ``false``, ``off`` does."""
+    if os.environ.get(VARIABLE, "").strip().lower() not in _OFF:
+        install()
+
+
+def install() -> None:
+    """Every Trainer that this process makes from now on has the hook, once, however often this is called."""
+    trainer = sys.modules.get(_TRAINER)
+    if trainer is not None:
+        _append(trainer)
+    elif not any(isinstance(finder, _Awaiting) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Awaiting(_append))
+
+
+class _Awaiting:
+    """Among the finders of modules: finds nothing itself, and calls ``then`` with ``transformers.trainer`` once that was run."""
+
+    def __init__(self, then: Callable[[Any], None]) -> None:
+        self._then = then
+        self._asks = False
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """What the other finders find, with a loader that tells us; ``None`` for any other module."""
+        if name in _SILENT:
+            _say(_SILENT[name])
+        if name != _TRAINER or self._asks:
+            return None
+        self._asks = True  # another finder of this kind may ask all of them again
+        try:
+            spec = _found(self, name, path, target)
+            if spec is not None:
+                self._follow(spec.loader)
+        finally:
+            self._asks = False
+        return spec
+
+    def _follow(self, loader: Any) -> None:
+        run = loader.exec_module
+
+        def exec_module(module: Any) -> None:
+            run(module)
+            if module.__name__ == _TRAINER:  # a loader may have several modules
+                self._then(module)
+                if self in sys.meta_path:
+                    sys.meta_path.remove(self)
+
+        try:
+            loader.exec_module = exec_module
+        except AttributeError as e:  # not a loader of Python's own, and one that cannot be told anything
+            _say(f"{type(loader).__name__} loads it: {e}")
+
+
+def _found(but: _Awaiting, name: str, path: Any, target: Any) -> Any:
+    """As Python's import does it."""
+    for finder in sys.meta_path:
+        find = getattr(finder, "find_spec", None)
+        if finder is not but and find is not None:
+            spec = find(name, path, target)
+            if spec is not None:
+                return spec
+    return None
+
+
+def _append(trainer: Any) -> None:
+    try:
+        from ckptsync.hooks.appended import Appended  # noqa: PLC0415  # it needs transformers
+
+        if Appended not in trainer.DEFAULT_CALLBACKS:
+            trainer.DEFAULT_CALLBACKS.append(Appended)
+    except Exception as e:  # noqa: BLE001  # whatever version of transformers this is: the script wanted to import it, and can
+        _say(f"{type(e).__name__}: {e}")
+
+
+def _say(why: str) -> None:
+    import logging  # noqa: PLC0415  # most processes of an environment train nothing
+
+    logging.getLogger("ckptsync.hook").warning("ckptsync: %s is set, but trainers cannot be given the hook: %s", VARIABLE, why)

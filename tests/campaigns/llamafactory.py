@@ -1,0 +1,177 @@
+"""LLaMA-Factory as it was released, with the hook and without: every step in the store, bit for bit, and training as if we were not there.
+
+    python -m tests.campaigns.llamafactory --python /opt/llamafactory/bin/python
+    python -m tests.campaigns.llamafactory --ways ray --hooks yaml
+
+Each training saves every step and keeps one checkpoint, and brings its worker along (``CKPTSYNC_STORE``).  Its reference is the same training without us that keeps
+them all: of one process, and of two.  Trainings on a CPU are the same to the last bit, so every file that tells no time must be the same, too: in the
+store, and in what the trainer left on its disk.  ``nodes``: two of them without a shared disk, with networks of their own where this may be done (root, Linux).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ckptsync.catalogue.fresh import fresh
+from ckptsync.records.state import Snapshot
+from ckptsync.stores.contract import read_all
+from ckptsync.stores.opening import create_store
+from tests.campaigns.llamafactory_runs import HOOKS, STAGES, WAYS, Bench, Run, can_train, default_python, files
+from tests.campaigns.nodes import Network, can_isolate
+
+TIMED = frozenset(
+    {"training_args.bin", "trainer_log.jsonl", "train_results.json", "all_results.json", "README.md"}
+)  # or name a directory
+STATE = "trainer_state.json"
+WEIGHTS = {"model.safetensors"}
+PATIENCE = 180.0  # seconds for the store to have everything, once the training has ended
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 if every promise was kept, 1 if not."""
+    args = _arguments().parse_args(argv)
+    with contextlib.ExitStack() as stack:
+        home = Path(args.home or stack.enter_context(tempfile.TemporaryDirectory(prefix="ckptsync-llamafactory-")))
+        network = stack.enter_context(contextlib.closing(Network(2))) if "nodes" in args.ways and can_isolate() else None
+        bench = Bench(home, args.python, args.steps, network)
+        runs = [Run(*one) for one in _asked(args)]
+        wrong = [line for run in runs for line in _judged(bench, run)]
+    print(f"{len(runs)} trainings; {len(wrong)} wrong")
+    return 1 if wrong else 0
+
+
+def _arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS)
+    parser.add_argument("--hooks", nargs="+", choices=HOOKS, default=HOOKS, help="yaml: Ray's worker_process_setup_hook")
+    parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES, help="rm is trained by one process and by two")
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--python", default=default_python(), help="that has LLaMA-Factory, Ray, and ckptsync")
+    parser.add_argument("--home", help="an empty directory to work in, kept afterwards; a temporary one by default")
+    return parser
+
+
+def _asked(args: argparse.Namespace) -> Iterator[tuple[str, str, str]]:
+    for way in args.ways:
+        if not can_train(args.python, way):
+            print(f"{way}: left out, {args.python} lacks what it takes")
+            continue
+        for hook in args.hooks:
+            for stage in args.stages:
+                if (way == "ray" or hook != "yaml") and (stage == "sft" or way in ("single", "torchrun")):
+                    yield way, stage, hook
+
+
+def _judged(bench: Bench, run: Run) -> list[str]:
+    """What is wrong with one training."""
+    plain = Run("single" if run.way == "single" else "torchrun", run.stage, "")
+    wrong: list[str] = []
+    if not bench.out(plain).exists():
+        codes, logs = bench.trained(plain)
+        wrong += _failed(plain, codes, logs)
+    begun = time.monotonic()
+    codes, logs = bench.trained(run)
+    took = time.monotonic() - begun
+    wrong += _failed(run, codes, logs)
+    waited = _wait(bench, run)
+    wrong += [*_in_store(bench, run, bench.out(plain)), *_on_disk(bench, run, bench.out(plain)), *_said(run, logs)]
+    print(f"{run.name}: {len(wrong)} wrong; trained {took:.0f} s, stored {waited:.0f} s later", flush=True)
+    for line in wrong:
+        print(f"VIOLATED {run.name}: {line}", flush=True)
+    return wrong
+
+
+def _failed(run: Run, codes: Sequence[int | None], logs: Sequence[Path]) -> Iterator[str]:
+    for code, log in zip(codes, logs, strict=True):
+        if code != 0:
+            print(log.read_text("utf-8", "replace")[-4000:], file=sys.stderr)
+            yield f"{run.name} ended with {code}; see {log}"
+
+
+def _said(run: Run, logs: Sequence[Path]) -> Iterator[str]:
+    """By autoload it is told once, by the first rank."""
+    count = sum(log.read_text("utf-8", "replace").count("ckptsync: on: every save of") for log in logs)
+    if run.way != "ray" and count != (run.hook == "autoload"):  # Ray's driver shows what workers say, or not
+        yield f"{count} times it was said to be on"
+
+
+def _places(bench: Bench, run: Run) -> dict[str, Snapshot]:
+    store = bench.store(run)
+    return {found.place: found for found in fresh(create_store(str(store)), "out").readable} if store.is_dir() else {}
+
+
+def _wanted(bench: Bench) -> set[str]:
+    return {*(f"checkpoint-{step}" for step in range(1, bench.steps + 1)), "final"}
+
+
+def _wait(bench: Bench, run: Run) -> float:
+    begun = time.monotonic()
+    while time.monotonic() < begun + PATIENCE:
+        found = _places(bench, run)
+        if found.keys() >= _wanted(bench) and all(len(found[place].manifests) == run.nodes for place in _wanted(bench) - {"final"}):
+            break
+        time.sleep(0.5)
+    return time.monotonic() - begun
+
+
+def _in_store(bench: Bench, run: Run, truth: Path) -> Iterator[str]:
+    store, found = create_store(str(bench.store(run))), _places(bench, run)
+    for place in sorted(_wanted(bench) ^ found.keys()):
+        yield f"{place}: {'nobody wrote that' if place in found else 'not in the store'}"
+    for place in sorted(_wanted(bench) & found.keys()):
+        folder = truth if place == "final" else truth / place
+        written = {path.relative_to(folder).as_posix(): path for path in files(folder)}
+        stored = {path: bytes(read_all(store, where[0].name)) for path, where in found[place].files.items()}
+        lacking = (WEIGHTS if place == "final" else written.keys()) - stored.keys()
+        yield from (f"{place}/{path}: not in the store" for path in sorted(lacking))
+        yield from (f"{place}/{path}: nobody wrote that" for path in sorted(stored.keys() - written.keys()))
+        yield from (
+            f"{place}/{path}: not the bytes of the reference"
+            for path in sorted(stored.keys() & written.keys())
+            if _differ(path, stored[path], written[path].read_bytes())
+        )
+
+
+def _on_disk(bench: Bench, run: Run, truth: Path) -> Iterator[str]:
+    """What all nodes have is what is left where nobody hooks in."""
+    here = {path.relative_to(bench.out(run, n)).as_posix(): path for n in range(run.nodes) for path in files(bench.out(run, n))}
+    old = {f"checkpoint-{step}" for step in range(1, bench.steps)}
+    if run.way == "nodes":
+        here = {path: at for path, at in here.items() if path.partition("/")[0] not in old}  # nobody rotates on the other node
+    there = {path.relative_to(truth).as_posix(): path for path in files(truth) if path.relative_to(truth).parts[0] not in old}
+    yield from (
+        f"{path}: {'not on the disk' if path in there else 'only there with us'}" for path in sorted(here.keys() ^ there.keys())
+    )
+    for path in sorted(here.keys() & there.keys()):
+        if _differ(path, here[path].read_bytes(), there[path].read_bytes()):
+            yield f"{path}: on the disk it is another one than without us"
+
+
+def _differ(path: str, ours: bytes, reference: bytes) -> bool:
+    name = path.rpartition("/")[2]
+    if name == STATE:
+        return bool(_history(ours) != _history(reference))
+    return name not in TIMED and ours != reference
+
+
+def _history(state: bytes) -> Any:
+    told = json.loads(state)
+    steps = [
+        {key: value for key, value in entry.items() if key in ("step", "loss", "grad_norm", "learning_rate")}
+        for entry in told["log_history"]
+    ]
+    return told["global_step"], told["max_steps"], steps
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that what was started is ended, too
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""A stand-in with what ``ckptsync-llamafactory`` calls."""

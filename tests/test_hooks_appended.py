@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ckptsync.spool import marks
+from tests.hooking import commits
+from tests.standing import PINS, ROOT, STAND_IN, STEPS, ran
+
+BEGIN = (
+    "import sys; from pathlib import Path; out = Path(sys.argv[1]); from transformers.trainer import DEFAULT_CALLBACKS, Trainer\n"
+)
+OWN = "from ckptsync.hooks.hf import CkptSyncCallback\nclass Own(CkptSyncCallback): pass\n"
+TRAIN = "one.train(); one.save_model()\n"
+ON = "ckptsync: on: every save of"
+
+
+def trained(out: Path, *lines: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    program = "from ckptsync.hooks.autoload import begin; begin()\n" + BEGIN + "\n".join(lines)
+    done = ran("-c", program, str(out), path=(STAND_IN, ROOT), cwd=ROOT, **{"CKPTSYNC_AUTOLOAD": "1", **variables})
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def begun(out: Path) -> int:
+    return len(list(marks.begun(out / "_ckptsync")))
+
+
+def test_a_script_that_knows_nothing_of_us_has_every_step_and_the_final_model_kept(tmp_path: Path) -> None:
+    done = trained(tmp_path, "one = Trainer(str(out))", TRAIN)
+    found = commits(tmp_path)
+    assert set(found) == PINS
+    for name, commit in found.items():
+        kept = tmp_path / "_ckptsync" / "pins" / name / "files" / "model.safetensors"
+        assert kept.read_text() == ("final model.safetensors" if name == "final.0" else f"model.safetensors {commit.step}")
+    assert done.stderr.count(ON) == 1
+    assert str(tmp_path) in done.stderr
+
+
+def test_a_second_training_of_the_process_is_kept_and_not_announced(tmp_path: Path) -> None:
+    done = trained(tmp_path, *(f"one = Trainer(str(out / {name!r}))\n{TRAIN}" for name in "ab"))
+    assert [set(commits(tmp_path / name)) for name in "ab"] == [PINS, PINS]
+    assert done.stderr.count(ON) == 1
+
+
+PASSED = {
+    "given to the Trainer": "one = Trainer(str(out), callbacks=[Own()])",
+    "added to it later": "one = Trainer(str(out)); one.add_callback(Own())",
+    "a default before ours": "DEFAULT_CALLBACKS.insert(0, Own); one = Trainer(str(out))",
+    "a default after ours": "DEFAULT_CALLBACKS.append(Own); one = Trainer(str(out))",
+}
+
+
+@pytest.mark.parametrize("passed", PASSED.values(), ids=PASSED)
+def test_a_callback_of_the_scripts_own_wins(tmp_path: Path, passed: str) -> None:
+    done = trained(
+        tmp_path, OWN, passed, TRAIN, "assert [c._saver is None for c in one.callbacks if hasattr(c, '_saver')].count(True) == 1"
+    )
+    assert set(commits(tmp_path)) == PINS
+    assert (begun(tmp_path), done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("own", "ab")
+def test_of_two_trainings_one_may_have_its_own(tmp_path: Path, own: str) -> None:
+    made = [f"one = Trainer(str(out / {name!r}), callbacks=[{'Own()' if name == own else ''}])\n{TRAIN}" for name in "ab"]
+    done = trained(tmp_path, OWN, *made)
+    assert [set(commits(tmp_path / name)) for name in "ab"] == [PINS, PINS]
+    assert [begun(tmp_path / name) for name in "ab"] == [1, 1]
+    assert done.stderr.count(ON) == 1
+
+
+def test_a_trainer_that_tells_of_fewer_events_is_heard_from_the_first_that_comes(tmp_path: Path) -> None:
+    few = (
+        "heard = Trainer.event; Trainer.event = lambda self, name: name in ('on_epoch_begin', 'on_step_begin') or heard(self, name)"
+    )
+    trained(tmp_path, few, "one = Trainer(str(out))", TRAIN)
+    assert {f"checkpoint-{STEPS}.0", "final.0"} <= set(commits(tmp_path))
+    assert begun(tmp_path) == 1
+
+
+def test_an_option_that_cannot_be_is_said_and_every_step_is_kept_all_the_same(tmp_path: Path) -> None:
+    done = trained(tmp_path, "one = Trainer(str(out))", TRAIN, CKPTSYNC_WAIT="soon")
+    assert set(commits(tmp_path)) == PINS
+    assert "CKPTSYNC_WAIT: 'soon' is not a duration" in done.stderr
+
+
+def test_the_environment_can_ask_for_a_worker_and_for_time_to_send(tmp_path: Path) -> None:
+    trained(tmp_path / "out", "one = Trainer(str(out))", TRAIN, CKPTSYNC_STORE=str(tmp_path / "store"), CKPTSYNC_WAIT="60s")
+    stored = {path.parent.name: path.read_text() for path in (tmp_path / "store" / "out").glob("*/model.safetensors")}
+    wanted = {f"checkpoint-{step}": f"model.safetensors {step}" for step in range(1, STEPS + 1)}
+    assert stored == {**wanted, "final": "final model.safetensors"}

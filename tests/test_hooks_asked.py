@@ -1,0 +1,22 @@
+from __future__ import annotations
+
+import pytest
+
+from ckptsync.errors import ConfigError
+from ckptsync.hooks.asked import Asked, asked
+
+
+def test_nothing_is_asked_for_where_nothing_is_said() -> None:
+    assert asked({}) == asked({"CKPTSYNC_STORE": " ", "CKPTSYNC_WAIT": ""}) == Asked("", 0.0)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("600", 600.0), ("0", 0.0), ("1.5", 1.5), ("10m", 600.0), ("1h30m", 5400.0)])
+def test_a_wait_is_seconds_or_a_duration(text: str, seconds: float) -> None:
+    assert asked({"CKPTSYNC_STORE": "s3://bucket", "CKPTSYNC_WAIT": text}) == Asked("s3://bucket", seconds)
+
+
+@pytest.mark.parametrize("text", ["soon", "-5", "1e9", "nan", ".", "²", "9" * 400])
+def test_any_other_wait_is_refused_by_name(text: str) -> None:
+    with pytest.raises(ConfigError, match="CKPTSYNC_WAIT: ") as caught:
+        asked({"CKPTSYNC_WAIT": text})
+    assert caught.value.hint

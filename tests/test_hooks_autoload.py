@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import shutil
+import subprocess
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.standing import CLEAN, ROOT, STAND_IN, ran
+
+LINE = ROOT / "ckptsync" / "hooks" / "autoload.pth"
+APPENDED = "import transformers.trainer as t; print(*(c.__name__ for c in t.DEFAULT_CALLBACKS))"
+OURS = "import sys; print(*sorted(m for m in sys.modules if m.startswith(('ckptsync', 'transformers'))), any('_Awaiting' in repr(f) for f in sys.meta_path))"
+
+
+class Environment:
+    """A Python with the line beside its packages, and the packages of these directories."""
+
+    def __init__(self, folder: Path, *packages: Path) -> None:
+        venv.create(folder, with_pip=False, symlinks=True)
+        self.python = str(folder / "bin" / "python")
+        (site,) = folder.glob("lib/python*/site-packages")
+        shutil.copy(LINE, site / "ckptsync-autoload.pth")
+        (site / "above.pth").write_text("".join(f"{path}\n" for path in packages))
+
+    def ran(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        return ran(*words, python=self.python, path=(), cwd=ROOT, **variables)
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    return Environment(tmp_path_factory.mktemp("environment"), ROOT, STAND_IN)
+
+
+@pytest.mark.parametrize("variables", [{}, {"CKPTSYNC_AUTOLOAD": ""}], ids=["unset", "empty"])
+def test_without_the_variable_a_python_imports_nothing_of_ours(environment: Environment, variables: dict[str, str]) -> None:
+    done = environment.ran("-c", OURS, **variables)
+    assert (done.stdout.split(), done.stderr) == (["False"], "")
+    assert environment.ran("-c", APPENDED, **variables).stdout.split() == ["Flow"]
+
+
+@pytest.mark.parametrize("off", ["0", "false", "No", "off"])
+def test_the_variable_can_say_no(environment: Environment, off: str) -> None:
+    assert environment.ran("-c", APPENDED, CKPTSYNC_AUTOLOAD=off).stdout.split() == ["Flow"]
+
+
+@pytest.mark.parametrize("on", ["1", "true", "yes"])
+def test_with_the_variable_every_trainer_has_the_hook(environment: Environment, on: str) -> None:
+    done = environment.ran("-c", APPENDED, CKPTSYNC_AUTOLOAD=on)
+    assert (done.stdout.split(), done.stderr) == (["Flow", "Appended"], "")
+
+
+def test_until_a_trainer_is_imported_nothing_but_a_finder_is_there(environment: Environment) -> None:
+    *modules, waits = environment.ran("-c", OURS, CKPTSYNC_AUTOLOAD="1").stdout.split()
+    assert (modules, waits) == (["ckptsync", "ckptsync.hooks", "ckptsync.hooks.autoload"], "True")
+    done = environment.ran("-c", f"import transformers.trainer; {OURS}", CKPTSYNC_AUTOLOAD="1")
+    assert done.stdout.split()[-1] == "False", "it goes when it has done its work"
+
+
+def test_a_python_apart_from_its_environment_is_given_the_hook_and_one_without_packages_is_not(environment: Environment) -> None:
+    assert environment.ran("-I", "-c", APPENDED, CKPTSYNC_AUTOLOAD="1").stdout.split() == ["Flow", "Appended"]
+    done = environment.ran("-S", "-c", OURS, CKPTSYNC_AUTOLOAD="1")
+    assert (done.stdout.split(), done.stderr) == (["False"], "")
+
+
+def test_processes_that_a_process_starts_have_the_hook(environment: Environment) -> None:
+    program = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {APPENDED!r}])"
+    assert environment.ran("-c", program, CKPTSYNC_AUTOLOAD="1").stdout.split() == ["Flow", "Appended"]
+
+
+INSTALL = "from ckptsync.hooks.autoload import install; install(); install()"
+
+
+@pytest.mark.parametrize("program", [f"{INSTALL}; {APPENDED}", f"import transformers.trainer; {INSTALL}; {APPENDED}; {INSTALL}"])
+def test_it_can_be_called_at_any_time_and_more_than_once(program: str) -> None:
+    assert ran("-c", program).stdout.split() == ["Flow", "Appended"]
+    assert ran("-c", program, CKPTSYNC_AUTOLOAD="1").stdout.split() == ["Flow", "Appended"]
+
+
+BROKEN = {
+    "of which nothing is there": {},
+    "of an older version": {"ckptsync/__init__.py": "", "ckptsync/hooks/__init__.py": ""},
+    "half written": {"ckptsync/__init__.py": "", "ckptsync/hooks/__init__.py": "", "ckptsync/hooks/autoload.py": "def begin(:\n"},
+}
+
+
+@pytest.mark.parametrize("files", BROKEN.values(), ids=BROKEN)
+def test_an_installation_that_is_broken_breaks_no_python_and_says_so_where_it_was_wanted(
+    tmp_path: Path, files: dict[str, str]
+) -> None:
+    for name, text in files.items():
+        (tmp_path / "packages" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "packages" / name).write_text(text)
+    environment = Environment(tmp_path / "environment", tmp_path / "packages")
+    done = environment.ran("-c", "print('fine')")
+    assert (done.stdout, done.stderr) == ("fine\n", "")
+    done = environment.ran("-c", "print('fine')", CKPTSYNC_AUTOLOAD="1")
+    assert (done.returncode, done.stdout) == (0, "fine\n")
+    (line,) = set(done.stderr.splitlines())  # Python 3.11 reads the lines of a virtual environment twice
+    assert "CKPTSYNC_AUTOLOAD is set, but the hook cannot be loaded: " in line
+    script = f"{environment.python} -c \"print('fine')\" 2>&-"
+    shut = subprocess.run(
+        ["sh", "-c", script], env={**CLEAN, "CKPTSYNC_AUTOLOAD": "1"}, capture_output=True, text=True, check=False
+    )
+    assert (shut.returncode, shut.stdout) == (0, "fine\n")
+
+
+TRAINERS = {
+    "that has no list": ("Trainer = object\n", "print(t.Trainer)", "DEFAULT_CALLBACKS"),
+    "that cannot be imported": ("import nothing_such\n", "", "No module named 'nothing_such'"),
+}
+
+
+@pytest.mark.parametrize(("source", "then", "said"), TRAINERS.values(), ids=TRAINERS)
+def test_a_trainer_is_imported_as_without_us(tmp_path: Path, source: str, then: str, said: str) -> None:
+    (tmp_path / "transformers").mkdir()
+    (tmp_path / "transformers" / "__init__.py").write_text("class TrainerCallback: pass\n")
+    (tmp_path / "transformers" / "trainer.py").write_text(source)
+    program = f"import transformers.trainer as t; {then}"
+    plain, with_us = (ran("-c", first + program, path=(tmp_path, ROOT)) for first in ("", f"{INSTALL}; "))
+    assert (with_us.returncode, with_us.stdout) == (plain.returncode, plain.stdout)
+    assert said in with_us.stderr
+
+
+def test_transformers_that_are_not_there_are_not_there_with_us_either() -> None:
+    done = ran("-I", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {INSTALL}; import transformers.trainer", path=())
+    if "No module named 'transformers'" not in done.stderr:
+        pytest.skip("they are here")
+    assert done.returncode == 1
+
+
+FINDER = """
+import importlib.util, sys
+class Other:
+    inside = False
+    def find_spec(self, name, path=None, target=None):
+        if name != "transformers.trainer" or self.inside:
+            return None
+        self.inside = True
+        spec = importlib.util.find_spec(name)
+        self.inside = False
+        return spec
+"""
+
+
+@pytest.mark.parametrize("order", [("sys.meta_path.insert(0, Other())", INSTALL), (INSTALL, "sys.meta_path.insert(0, Other())")])
+def test_others_who_wait_for_the_same_module_do_not_disturb(order: tuple[str, str]) -> None:
+    done = ran("-c", FINDER + "\n".join((*order, APPENDED)))
+    assert done.stdout.split() == ["Flow", "Appended"], done.stderr
+
+
+def test_who_only_looks_for_the_module_does_not_take_the_hook_from_it() -> None:
+    look = "import importlib.util; importlib.util.find_spec('transformers.trainer')"
+    assert ran("-c", f"{INSTALL}; {look}; {look}; {APPENDED}").stdout.split() == ["Flow", "Appended"]
+
+
+BUILD = "import sys; from setuptools import build_meta; print(getattr(build_meta, sys.argv[1])(sys.argv[2]))"
+
+
+@pytest.mark.parametrize("kind", ["build_wheel", "build_editable"])
+def test_the_line_is_installed_with_the_package(tmp_path: Path, kind: str) -> None:
+    pytest.importorskip("setuptools", "69")
+    project = tmp_path / "project"
+    ignored = shutil.ignore_patterns("__pycache__", "demo_data")
+    shutil.copytree(ROOT / "ckptsync", project / "ckptsync", ignore=ignored)
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, project)
+    done = ran("-c", BUILD, kind, str(tmp_path), path=(), cwd=project)
+    assert done.returncode == 0, done.stderr
+    with zipfile.ZipFile(tmp_path / done.stdout.split()[-1]) as wheel:
+        assert wheel.read("ckptsync-autoload.pth") == LINE.read_bytes()
+        (record,) = (name for name in wheel.namelist() if name.endswith("RECORD"))
+        assert b"\nckptsync-autoload.pth," in b"\n" + wheel.read(record)
