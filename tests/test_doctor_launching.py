@@ -87,3 +87,12 @@ def test_what_ray_tells_its_workers_is_no_launch() -> None:
 
 def test_where_no_variable_says_anything_nothing_is_judged() -> None:
     assert kinds(*(n | {"variables": {}, "master": {}} for n in pair())) == []
+
+
+def test_rays_own_processes_are_not_launched_by_variables() -> None:
+    nodes = [
+        n | {"within": "ray", "variables": {**n["variables"], "NNODES": "3", "NODE_RANK": "0", "CUDA_VISIBLE_DEVICES": "2"}}
+        for n in pair()
+    ]
+    nodes[1]["gpus"] = ["NVIDIA H200"] * 4
+    assert kinds(*nodes) == []

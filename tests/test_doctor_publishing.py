@@ -17,6 +17,7 @@ HOOK = {
     "cuda": "12.8",
     "NCCL_IB_DISABLE": "0",
     "NNODES": "2",
+    "nvidia-nccl-cu12": "2.27.3",
     "tied": "a=b",
 }
 
@@ -60,6 +61,7 @@ def test_nodes_of_a_run_that_trains_are_compared_by_what_their_hooks_say() -> No
     told = trainings([facts("n0", "a"), facts("n1", "b")])
     assert list(told) == ["run"]
     assert compare(told["run"]) == ()
+    assert told["run"][0]["versions"] == {"torch": "2.8.0", "transformers": "4.57.1", "nccl": "2.27.3"}
     other = facts("n1", "b", facts={**HOOK, "torch": "2.7.1", "NCCL_IB_DISABLE": "1"})
     kinds = [(f.kind, f.subject) for f in compare(trainings([facts("n0", "a"), replace(other, clock_offset=40 * 10**9)])["run"])]
     assert kinds == [

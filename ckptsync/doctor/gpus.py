@@ -44,8 +44,9 @@ def processes(node: Node) -> int | None:
 
 def alone(node: Node) -> Iterator[Finding]:
     """What one node shows."""
+    yield from _driver(node)
     seen, wanted, there = visible(node), node.variables.get("NPROC_PER_NODE", ""), len(node.gpus or ())
-    if seen is None:
+    if seen is None or node.within:
         return
     if _NUMBER.fullmatch(wanted) and seen < int(wanted) and there:
         what = f"{wanted} processes are to start, {seen} of {there} GPUs are visible"
@@ -57,6 +58,9 @@ def alone(node: Node) -> Iterator[Finding]:
             what = f"{node.variables[name]}, where there are {there} GPUs"
             why = "what stands behind the first entry that is no device is ignored: the training sees fewer GPUs than it is told"
             yield Finding("fail", "gpus-not-there", (node.name,), name, what, why, f"name devices from 0 to {there - 1}, each once")
+
+
+def _driver(node: Node) -> Iterator[Finding]:
     build = node.builds.get("cuda", "")
     if build and node.driver_cuda and _major(node.driver_cuda) < _major(build):
         what = f"knows CUDA {node.driver_cuda}, torch is built for {build}"
@@ -74,7 +78,7 @@ def alone(node: Node) -> Iterator[Finding]:
 def unequal(nodes: Sequence[Node]) -> Iterator[Finding]:
     """What the nodes of one training show beside each other."""
     known = [node for node in nodes if node.gpus is not None]
-    if len({processes(node) for node in known}) > 1:
+    if len({processes(node) for node in known if not node.within}) > 1:
         groups = grouped(known, lambda node: f"{processes(node)} ranks ({visible(node)} of {len(node.gpus or ())} GPUs visible)")
         said = [node.variables.get("NPROC_PER_NODE") for node in known]
         names = tuple(name for names in groups.values() for name in names)

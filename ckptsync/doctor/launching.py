@@ -14,7 +14,9 @@ _EQUAL = ("NNODES", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RDZV_ID", "MIN_
 
 
 def misled(nodes: Sequence[Node]) -> Iterator[Finding]:
-    """What the variables of several nodes say of each other; where no variable says anything, there is nothing to judge."""
+    """What the variables of several nodes say of each other; where no variable says anything, or Ray launches, there is nothing to judge."""
+    if any(node.within for node in nodes):
+        return
     if not any(map(_is_told, nodes)) and not any(node.variables.get("MASTER_ADDR") for node in nodes):
         return
     for name in _EQUAL:

@@ -19,10 +19,12 @@ class Place:
 class Node:
     """As `ckptsync.doctor.probe.gather` tells it.  ``clock``: seconds by which its clock is ahead of the store's, ``None`` where nobody measured it.
 
+    ``within``: ``ray`` for a process of Ray's, which is not told by variables how many ranks and nodes there are, and which GPUs they have.
     ``training``: what the training's own file says, of the keys in `ckptsync.doctor.training`.
     """
 
     name: str
+    within: str = ""
     host: str = ""
     machine: str = ""
     boot: str = ""
@@ -56,7 +58,10 @@ def read(raw: Mapping[str, Any]) -> Node:
     """What was gathered, or published; what is missing or odd is left at its default."""
     told = _mapping(raw)
     model, master = _mapping(told.get("model")), _mapping(told.get("master"))
-    texts = {key: _text(told.get(key)) for key in ("host", "machine", "boot", "user", "python", "prefix", "driver", "driver_cuda")}
+    texts = {
+        key: _text(told.get(key))
+        for key in ("within", "host", "machine", "boot", "user", "python", "prefix", "driver", "driver_cuda")
+    }
     return Node(
         name=_text(told.get("node")) or _text(told.get("host")) or "?",
         **texts,

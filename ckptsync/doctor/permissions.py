@@ -14,7 +14,7 @@ from ckptsync.stores.contract import About, Store, read_all
 FOLDER = f"{OURS}/doctor/"
 _SIZE = About(16)
 T = TypeVar("T")
-_WHY = {
+WHY = {
     "list": "what is there cannot be found: nothing is consolidated, verified, or seen",
     "create": "no checkpoint can be sent",
     "create-again": "two nodes that send the same name would replace each other's bytes",
@@ -38,7 +38,7 @@ def refused(store: Store, node: str, *, deletes: bool) -> Iterator[Finding]:
     try:
         _try_all(store, node, deletes=deletes)
     except _Refused as e:
-        yield Finding("fail", f"store-{e.permission}", (node,), store.url, e.what, _WHY[e.permission], e.hint, STORAGE)
+        yield Finding("fail", f"store-{e.permission}", (node,), store.url, e.what, WHY[e.permission], e.hint, STORAGE)
 
 
 def _try_all(store: Store, node: str, *, deletes: bool) -> None:

@@ -27,7 +27,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-FORMAT = 1
 LIBRARIES = ("torch", "transformers", "accelerate", "deepspeed", "peft", "safetensors", "ray", "llamafactory", "trl")
 LAUNCH = ("NNODES", "NODE_RANK", "NPROC_PER_NODE", "WORLD_SIZE", "RDZV_ID", "MIN_NNODES", "MAX_NNODES")
 MASTER = ("MASTER_ADDR", "MASTER_PORT")
@@ -50,9 +49,10 @@ def gather(places: Sequence[str] = (), node: str = "", model: str = "", left: Ma
     nonces = leave(places, node) if left is None else left
     told = variables(os.environ)
     return {
-        "format": FORMAT,
+        "format": 1,
         "at": time.time(),
         "node": node,
+        "within": "ray" if getattr(sys.modules.get("ray"), "is_initialized", bool)() else "",
         **_machine(),
         **_python(),
         "gpus": _gpus(),

@@ -18,7 +18,8 @@ FOLDER = f"{OURS}/launches/"
 FRESH = 3600.0  # seconds
 _SKEW = 60.0  # seconds by which two clocks may differ without two machines being taken for one that was booted in between
 _PASSED_ON = ("NCCL_", "GLOO_", "TORCH_NCCL_", "OMP_")  # the ranks have met: how they were told of each other is past
-_LIBRARIES = ("torch", "transformers", "accelerate", "deepspeed", "peft", "safetensors", "ray", "nccl")
+_LIBRARIES = {name: name for name in ("torch", "transformers", "accelerate", "deepspeed", "peft", "safetensors", "ray")}
+_LIBRARIES |= {"nvidia-nccl-cu12": "nccl", "nvidia-nccl-cu13": "nccl"}
 
 
 def launch_name(node: str) -> str:
@@ -82,7 +83,7 @@ def _of_train(facts: Facts, train: Train) -> dict[str, Any]:
         "host": facts.host,
         "boot": facts.machine.partition(" ")[0],
         "python": said.get("python", ""),
-        "versions": {name: said[name] for name in _LIBRARIES if said.get(name)},
+        "versions": {ours: said[name] for name, ours in _LIBRARIES.items() if said.get(name)},
         "builds": {"cuda": said["cuda"]} if said.get("cuda") else {},
         "variables": {name: value for name, value in said.items() if name.startswith(_PASSED_ON)},
         "clock": None if facts.clock_offset is None else facts.clock_offset / 1e9,

@@ -15,7 +15,17 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-_LIBRARIES = ("torch", "transformers", "accelerate", "deepspeed", "peft", "safetensors")
+_LIBRARIES = (
+    "torch",
+    "transformers",
+    "accelerate",
+    "deepspeed",
+    "peft",
+    "safetensors",
+    "ray",
+    "nvidia-nccl-cu12",
+    "nvidia-nccl-cu13",
+)
 _VARIABLES = (  # how the nodes were told of each other; none of them holds a secret
     "NNODES",
     "NPROC_PER_NODE",

@@ -1,0 +1,35 @@
+"""docs/doctor.md names every kind of finding there is, and no other."""
+
+import ast
+import re
+from pathlib import Path
+
+from ckptsync.doctor import probe
+from ckptsync.doctor.permissions import WHY
+
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "docs/doctor.md").read_text()
+_AT = {"Finding": 1, "refusal": 1, "_fail": 0, "_warn": 0, "_finding": 0}  # which argument is the kind
+
+
+def kinds_of_the_code() -> set[str]:
+    sources = [*(ROOT / "ckptsync/doctor").glob("*.py"), ROOT / "ckptsync/cli/doctor.py"]
+    calls = [node for path in sources for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    given = [call.args[_AT[call.func.id]] for call in calls if isinstance(call.func, ast.Name) and call.func.id in _AT]
+    return {arg.value for arg in given if isinstance(arg, ast.Constant)} | {f"store-{right}" for right in WHY}
+
+
+def kinds_of_the_document() -> set[str]:
+    rows = [line.split("|")[1] for line in TEXT.splitlines() if re.search(r"\| (fail|warn)", line)]
+    return {kind for row in rows for kind in re.findall(r"`([^`]+)`", row)}
+
+
+def test_every_kind_is_described() -> None:
+    assert kinds_of_the_code() == kinds_of_the_document()
+
+
+def test_every_variable_that_is_told_is_named() -> None:
+    told = TEXT.partition("## What is told")[2]
+    names = set(re.findall(r"`([A-Z0-9_]+)`", told))
+    wanted = {*probe.LAUNCH, *probe.MASTER, "CUDA_VISIBLE_DEVICES", *probe.OTHERS, *probe.PREFIXES}
+    assert wanted <= names
