@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import socket
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 from ckptsync.cli.main import main
 from tests.doctor_real import doctor, environment, kinds, needs_namespaces
 
+SHIFTED = Path(__file__).parent / "campaigns/shifted_clock.c"
 VERSIONS = {"torch": "2.8.0", "transformers": "4.57.1", "accelerate": "1.11.0", "nvidia-nccl-cu12": "2.27.3"}
 
 
@@ -128,6 +131,20 @@ def test_what_is_planted_on_one_real_node_is_found(kind: str, beside: Path, pyth
     told = sound(beside, 1, python, "--nodes", setup=setup.format(home=beside), **variables)
     assert kind in kinds(told)
     assert told["nodes"] == ["n0", "n1"]
+
+
+@needs_namespaces
+@pytest.mark.skipif(not shutil.which("cc"), reason="no compiler")
+def test_a_node_whose_clock_is_wrong_is_found(beside: Path, tmp_path: Path, python: str) -> None:
+    library, ahead = tmp_path / "shifted.so", tmp_path / "seconds"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(SHIFTED)], check=True)
+    for seconds, level in ((45, "fail"), (-5, "warn")):
+        ahead.write_bytes(seconds.to_bytes(8, sys.byteorder, signed=True))
+        told = sound(beside, 1, python, "--nodes", LD_PRELOAD=str(library), SHIFTED_CLOCK=str(ahead))
+        assert [(f["level"], f["kind"], f["nodes"]) for f in told["findings"]] == [
+            (level, "clock", ["n0", "n1"]),
+            (level, "clock", ["n1"]),
+        ]
 
 
 @needs_namespaces

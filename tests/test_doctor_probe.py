@@ -115,3 +115,34 @@ def test_the_masters_port_is_free_or_taken(monkeypatch: pytest.MonkeyPatch) -> N
     assert probe.gather()["master"]["port"] == "free"
     monkeypatch.setenv("MASTER_ADDR", "no.such.host.invalid")
     assert probe.gather()["master"] == {"addresses": [], "is_here": False, "port": ""}
+
+
+VERSION = """NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build  (dvs-builder@U16)  Wed Feb 26 02:06:59 UTC 2025
+GCC version:  gcc version 12.3.0
+"""
+
+
+def test_nvidias_driver_is_asked_by_its_own_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "NVIDIA", tmp_path)
+    for slot, model in (("0000:0a:00.0", "NVIDIA L4"), ("0000:01:00.0", "NVIDIA H200")):
+        (tmp_path / "gpus" / slot).mkdir(parents=True)
+        (tmp_path / "gpus" / slot / "information").write_text(f"Model: \t\t {model}\nIRQ:   \t\t 0\nGPU UUID: \t GPU-1\n")
+    (tmp_path / "version").write_text(VERSION)
+    told = probe.gather()
+    assert (told["gpus"], told["driver"]) == (["NVIDIA H200", "NVIDIA L4"], "570.124.06")
+
+
+def test_where_a_container_hides_those_files_nvidia_smi_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text(
+        '#!/bin/sh\ncase "$1" in --query-gpu=name) echo "NVIDIA H200"; echo "NVIDIA H200";; *) echo 570.124.06; echo 570.124.06;; esac\n'
+    )
+    program.chmod(0o755)
+    (tmp_path / "nvidiactl").touch()
+    monkeypatch.setattr(probe, "NVIDIA", tmp_path / "none")
+    monkeypatch.setattr(probe, "CONTROL", tmp_path / "nvidiactl")
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    told = probe.gather()
+    assert (told["gpus"], told["driver"]) == (["NVIDIA H200"] * 2, "570.124.06")
+    program.write_text("#!/bin/sh\nexit 9\n")
+    assert probe.gather()["gpus"] == [], "a driver that does not answer"

@@ -26,7 +26,8 @@ def clocks(nodes: Sequence[Node]) -> Iterator[Finding]:
     known = sorted((node.clock, node.name) for node in nodes if node.clock is not None)
     if known and known[-1][0] - known[0][0] > SKEW_WARN:
         apart = known[-1][0] - known[0][0]
-        yield _skew(apart, (known[0][1], known[-1][1]), f"{show_duration(apart)} apart")
+        behind, ahead = known[0][1], known[-1][1]
+        yield _skew(apart, tuple(sorted((behind, ahead))), f"{show_duration(apart)} apart, {behind} behind {ahead}")
 
 
 def _skew(seconds: float, names: tuple[str, ...], what: str) -> Finding:

@@ -33,6 +33,7 @@ MASTER = ("MASTER_ADDR", "MASTER_PORT")
 DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 OTHERS = ("OMP_NUM_THREADS", "TP_SOCKET_IFNAME", "USE_RAY", "USE_V1", "FORCE_TORCHRUN")
 PREFIXES = ("NCCL_", "RCCL_", "GLOO_", "TORCH_NCCL_")
+NVIDIA, CONTROL = Path("/proc/driver/nvidia"), Path("/dev/nvidiactl")
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CRED|AUTH", re.IGNORECASE)
 _LONGEST = 200  # characters of a value
 _PATIENCE = 3.0  # seconds for an answer of MASTER_ADDR
@@ -169,9 +170,9 @@ def _builds() -> dict[str, str]:
 
 def _gpus() -> list[str]:
     """A name for each that the driver shows here: NVIDIA's, else AMD's."""
-    told = [_text(str(path)) for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))]
+    told = [_text(str(path)) for path in sorted(NVIDIA.glob("gpus/*/information"))]
     models = [line.partition(":")[2].strip() for text in told for line in text.splitlines() if line.startswith("Model:")]
-    if models or Path("/dev/nvidiactl").exists():
+    if models or CONTROL.exists():
         return models or _asked("name")
     nodes = sorted(Path("/sys/class/kfd/kfd/topology/nodes").glob("*"))
     found = [(_text(f"{node}/properties"), _text(f"{node}/name")) for node in nodes]
@@ -179,12 +180,9 @@ def _gpus() -> list[str]:
 
 
 def _driver() -> str:
-    found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", _text("/proc/driver/nvidia/version").partition("\n")[0])
-    if found:
-        return found[0]
-    if Path("/dev/nvidiactl").exists():
-        return next(iter(_asked("driver_version")), "")
-    return _text("/sys/module/amdgpu/version").strip()
+    found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", _text(str(NVIDIA / "version")).partition("\n")[0])
+    told = found[0] if found else next(iter(_asked("driver_version")), "") if CONTROL.exists() else ""
+    return told or _text("/sys/module/amdgpu/version").strip()
 
 
 def _asked(field: str) -> list[str]:
