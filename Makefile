@@ -40,7 +40,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 TESTS ?= tests
-JOBS ?= 2
+JOBS ?= 3
 DEMO ?=
 GIB ?= 2
 ROUNDS ?= 5
