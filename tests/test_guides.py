@@ -1,0 +1,142 @@
+"""The guides and both READMEs: every command is one, every configuration loads, every link leads somewhere, and what can be run is run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ckptsync.cli.arguments import parser
+from ckptsync.config.loading import read
+from ckptsync.config.settings import SECTIONS
+from tests.guiding import GUIDES, READMES, ROOT, Block, blocks, commands, has, place
+
+MARKS = {"run", "until", "serve", "output", "file", "fragment", "picture", "not run"}
+DOCUMENTS = [*READMES, *GUIDES]
+RUN = [path for path in GUIDES if any(b.mark == "run" for b in blocks(path.read_text()))]
+
+
+def name(value: object) -> str:
+    return str(value.relative_to(ROOT)) if isinstance(value, Path) else str(value)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+def test_a_comment_says_of_every_block_what_it_is(path: Path) -> None:
+    unknown = [
+        b.line for b in blocks(path.read_text()) if b.mark not in MARKS or (b.mark in ("file", "until", "not run") and not b.about)
+    ]
+    assert unknown == []
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+def test_every_command_of_ours_is_one_that_the_command_line_takes(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = commands(path.read_text())
+    assert found
+    for line in found:
+        words = shlex.split(line, comments=True)[1:]
+        try:
+            parser().parse_args([w for w in words if w not in ("…", "&")])
+        except SystemExit as e:
+            assert e.code == 0, f"{line}\n{capsys.readouterr().err}"  # noqa: PT017  # --help ends with 0
+
+
+def ours(block: Block) -> bool:
+    told = yaml.safe_load(block.text) if block.language == "yaml" else None
+    return isinstance(told, dict) and bool({*SECTIONS, "roles"} & told.keys())
+
+
+@pytest.mark.parametrize("path", GUIDES, ids=name)
+def test_every_configuration_of_ours_loads(path: Path) -> None:
+    for block in filter(ours, blocks(path.read_text())):
+        read(block.text, f"{path}:{block.line}", {})
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+def test_every_script_is_python(path: Path) -> None:
+    for block in blocks(path.read_text()):
+        if block.language == "python":
+            compile(block.text, f"{path}:{block.line}", "exec")
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=name)
+def test_every_link_leads_somewhere(path: Path) -> None:
+    links = re.findall(r"\]\(([^)]+)\)", path.read_text())
+    lost = [link for link in links if "://" not in link and not (path.parent / link.partition("#")[0]).exists()]
+    assert links
+    assert lost == []
+
+
+@pytest.mark.parametrize("path", RUN, ids=name)
+def test_a_guide_does_what_it_says(path: Path, tmp_path: Path) -> None:
+    found = blocks(path.read_text())
+    for block in found:
+        missing = has(block.about) if block.mark == "run" and block.about else ""
+        if missing:
+            pytest.skip(f"line {block.line} wants {missing}")
+    with place(tmp_path) as here:
+        for block in found:
+            here.do(block)
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_the_readme_merges_shards_as_it_says(number: int, tmp_path: Path) -> None:
+    block = [b for b in blocks(READMES[0].read_text()) if b.about == "on shards"][number]
+    with place(tmp_path) as here:
+        here.lay_shards()
+        here.do(block)
+    assert (tmp_path / "work" / "merged" / "model.safetensors").is_file()
+
+
+def test_every_guide_is_named_in_both_readmes() -> None:
+    for path in READMES:
+        linked = set(re.findall(r"\]\(docs/guides/([^)]+)\)", path.read_text()))
+        assert linked == {p.name for p in GUIDES}
+
+
+def told(path: Path) -> list[tuple[str, str]]:
+    """The blocks of a README without what their comments say, which is of its language."""
+    return [(b.mark, re.sub(r" +#.*", "", b.text)) for b in blocks(path.read_text())]
+
+
+def test_both_readmes_have_the_same_blocks_in_the_same_order() -> None:
+    english, chinese = map(told, READMES)
+    assert chinese == english
+    assert len(english) >= 5
+
+
+def shape(text: str) -> list[str]:
+    """Headings, rows of tables, items and steps of a document, as what they are."""
+    outside = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    kinds = {"heading": r"#+ ", "row": r"\|", "item": r"- ", "step": r"\d+\. "}
+    return [kind for line in outside.splitlines() for kind, pattern in kinds.items() if re.match(pattern, line)]
+
+
+def test_both_readmes_have_the_same_sections_tables_and_items() -> None:
+    english, chinese = (shape(path.read_text()) for path in READMES)
+    assert chinese == english
+
+
+def words_that_stay(text: str) -> list[set[str]]:
+    """What no language changes, by section: links, and what stands in code."""
+    sections = re.split(r"^## ", text, flags=re.MULTILINE)
+    languages = re.compile(r"\[[^]]*\]\(README[^)]*\)")
+    return [{"".join(word) for word in re.findall(r"\]\(([^)]+)\)|`([^`\n]+)`", languages.sub("", s))} for s in sections]
+
+
+def test_both_readmes_name_the_same_files_commands_and_words_in_each_section() -> None:
+    english, chinese = (words_that_stay(path.read_text()) for path in READMES)
+    assert len(chinese) == len(english)
+    for number, section in enumerate(english):
+        assert chinese[number] == section, f"section {number}"
+
+
+def test_the_exit_codes_of_both_readmes_are_those_of_the_errors() -> None:
+    from ckptsync import errors
+
+    known = {str(e.exit_code) for e in vars(errors).values() if isinstance(e, type) and issubclass(e, errors.CkptsyncError)}
+    for path in READMES:
+        codes = {c.strip() for row in re.findall(r"^\| (\d[\d, ]*) \|", path.read_text(), re.MULTILINE) for c in row.split(",")}
+        assert known <= codes
