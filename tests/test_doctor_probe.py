@@ -93,7 +93,7 @@ def test_a_place_where_nothing_can_be_written_has_no_word(tmp_path: Path) -> Non
     (tmp_path / "file").touch()
     (tmp_path / "out").mkdir()
     (tmp_path / "out/_ckptsync").touch()
-    assert probe.leave([str(tmp_path / "out")], "n0") == {}
+    assert probe.leave([str(tmp_path / "out"), "/no such directory/out"], "n0") == {}
     assert probe.gather([str(tmp_path / "out")], "n0")["places"] == {str(tmp_path / "out"): {"nonce": "", "seen": []}}
 
 

@@ -4,9 +4,12 @@ from typing import Any
 import pytest
 
 from ckptsync.doctor.compare import compare
-from ckptsync.doctor.publishing import FOLDER, launch_name, publish, published, trainings
+from ckptsync.doctor.publishing import FOLDER, launch_name, living, publish, published, trainings
 from ckptsync.errors import ConfigError, Corrupt
+from ckptsync.fleet import facts as facts_of
+from ckptsync.fleet import heartbeat
 from ckptsync.fleet.facts import Facts, Train
+from ckptsync.fleet.heartbeat import Heartbeat
 from ckptsync.stores.memory import MemoryStore
 from tests.doctor_nodes import pair
 
@@ -74,3 +77,13 @@ def test_nodes_of_a_run_that_trains_are_compared_by_what_their_hooks_say() -> No
 
 def test_a_run_that_has_ended_is_not_compared() -> None:
     assert trainings([facts("n0", "a", state="ended"), facts("n1", "b", state="gone")]) == {}
+
+
+def test_only_nodes_whose_workers_live_count_as_training() -> None:
+    store = MemoryStore()
+    for node in ("n0", "n1", "gone"):
+        facts_of.write(store, facts(node, node), ("worker",))
+        heartbeat.write(store, replace(Heartbeat(node, "i", "m", 1, "b", 0.0, ("worker",), "0"), stopped=node == "gone"))
+    now = max(entry.mtime for entry in store.names(".ckptsync/nodes/"))
+    assert [told.node for told in living(store, now)] == ["n0", "n1"]
+    assert living(store, now + 3700.0) == []

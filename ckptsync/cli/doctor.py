@@ -24,7 +24,7 @@ from ckptsync.doctor.examining import Place, refusal
 from ckptsync.doctor.findings import Finding, exit_code, in_order
 from ckptsync.doctor.places import Asked
 from ckptsync.errors import CkptsyncError, ConfigError
-from ckptsync.fleet.facts import Facts, listed
+from ckptsync.head.rules import Rules
 from ckptsync.stores.contract import Store
 from ckptsync.worker.node import node_id
 
@@ -117,8 +117,7 @@ def _compared(args: argparse.Namespace) -> Report:
 def _nodes(store: Store, args: argparse.Namespace) -> tuple[tuple[str, ...], list[Finding]]:
     """Those that said what they are a short while ago, and those of each run that trains now."""
     said, odd = publishing.published(store, time.time(), _fresh(args.fresh))
-    told = [facts for facts in listed(store) if isinstance(facts, Facts)]
-    groups = [said, *publishing.trainings(told).values()]
+    groups = [said, *publishing.trainings(publishing.living(store, time.time(), _fresh(args.fresh))).values()]
     found = [finding for group in groups for finding in compare(group)]
     found += [refusal(e, "unreadable-facts", "", store.url, "that node is not compared") for e in odd]
     return tuple(sorted({str(facts["node"]) for group in groups for facts in group})), found
@@ -147,9 +146,14 @@ def _here(args: argparse.Namespace) -> _Here:
     os.environ.update(variables(source))  # as the service: systemd gives it these, and not this shell's
     config = load(source)
     served = [run.path for run in output_directories(config.worker.runs, config.store.url).runs] if "worker" in config.roles else []
-    place = Place(config.store.url, config.store.options, reach.limits(config.limits), deletes="head" in config.roles)
+    place = Place(config.store.url, config.store.options, reach.limits(config.limits), deletes=_lets_go(config))
     outputs = tuple(dict.fromkeys(Path(p).absolute() for p in (*served, *given)))
     return _Here(args.node or config.node or node_id(), place, config, outputs, said, model)
+
+
+def _lets_go(config: Config) -> bool:
+    """Whether a head here has rules by which something is deleted."""
+    return "head" in config.roles and (config.retention.of("") != Rules() or bool(config.retention.runs))
 
 
 def _facts(args: argparse.Namespace, here: _Here, clock: float | None) -> dict[str, Any]:

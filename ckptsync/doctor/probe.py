@@ -102,11 +102,11 @@ def leave(places: Iterable[str], node: str) -> dict[str, str]:
 
 
 def _beside(place: str) -> Path:
-    """In the spool of a directory that is there; else in the nearest directory above it."""
+    """In the spool of a directory that is there; else in the nearest directory above it, short of the root."""
     path = Path(place).absolute()
     if path.is_dir():
         return path / "_ckptsync" / "doctor"
-    return next((above for above in path.parents if above.is_dir()), path) / _BESIDE
+    return next((above for above in path.parents[:-1] if above.is_dir()), Path(os.devnull)) / _BESIDE
 
 
 def _seen(place: str) -> list[str]:

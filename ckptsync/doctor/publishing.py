@@ -9,8 +9,9 @@ from typing import Any
 import msgspec
 
 from ckptsync.errors import ConfigError, Corrupt, NotFound
+from ckptsync.fleet import facts, heartbeat
 from ckptsync.fleet.facts import Facts, Train
-from ckptsync.fleet.heartbeat import LIMIT
+from ckptsync.fleet.heartbeat import LIMIT, Heartbeat
 from ckptsync.records.names import OURS, checked_node
 from ckptsync.stores.contract import Entry, Store, read_all
 
@@ -27,19 +28,19 @@ def launch_name(node: str) -> str:
     return f"{FOLDER}{checked_node(node)}.json"
 
 
-def publish(store: Store, facts: Mapping[str, Any]) -> None:
+def publish(store: Store, said: Mapping[str, Any]) -> None:
     """Replace what this node said before; raises StoreError, and ConfigError if another machine has this id: it spoke of another boot, after this one's."""
-    name = launch_name(str(facts["node"]))
+    name = launch_name(str(said["node"]))
     before = next((told for entry, told in _read(store) if entry.name == name and isinstance(told, dict)), {})
     if (
-        before.get("boot") not in ("", None, facts.get("boot"))
-        and _number(before.get("at")) > _number(facts.get("booted")) + _SKEW > _SKEW
+        before.get("boot") not in ("", None, said.get("boot"))
+        and _number(before.get("at")) > _number(said.get("booted")) + _SKEW > _SKEW
     ):
         raise ConfigError(
-            f"node {facts['node']}: another machine ({before.get('host')}) has said what it is under this id since this one was booted",
+            f"node {said['node']}: another machine ({before.get('host')}) has said what it is under this id since this one was booted",
             hint="give each node its own: `node` in its configuration, or --node",
         )
-    store.write(name, [msgspec.json.encode(facts, order="sorted") + b"\n"])
+    store.write(name, [msgspec.json.encode(said, order="sorted") + b"\n"])
 
 
 def published(store: Store, now: float, fresh: float = FRESH) -> tuple[list[dict[str, Any]], list[Corrupt]]:
@@ -66,27 +67,37 @@ def _decoded(name: str, data: bytes) -> dict[str, Any] | Corrupt:
         return Corrupt(f"{name}: not what a node says of itself: {e}")
 
 
+def living(store: Store, now: float, fresh: float = FRESH) -> list[Facts]:
+    """What nodes are made of whose workers have beaten within ``fresh`` seconds of ``now``, and have not said goodbye."""
+    beating = {
+        heart.node
+        for entry, heart in heartbeat.listed(store)
+        if isinstance(heart, Heartbeat) and not heart.stopped and now - entry.mtime <= fresh
+    }
+    return [told for told in facts.listed(store) if isinstance(told, Facts) and told.node in beating]
+
+
 def trainings(told: Iterable[Facts]) -> dict[str, list[dict[str, Any]]]:
     """The nodes of each run that trains now, by what their hooks and workers say: run → facts as `ckptsync.doctor.compare` takes them."""
     found: dict[str, list[dict[str, Any]]] = {}
-    for facts in told:
-        for run, train in facts.trains.items():
+    for node in told:
+        for run, train in node.trains.items():
             if train.state == "runs":
-                found.setdefault(run, []).append(_of_train(facts, train))
+                found.setdefault(run, []).append(_of_train(node, train))
     return found
 
 
-def _of_train(facts: Facts, train: Train) -> dict[str, Any]:
+def _of_train(node: Facts, train: Train) -> dict[str, Any]:
     said = train.facts
     return {
-        "node": facts.node,
-        "host": facts.host,
-        "boot": facts.machine.partition(" ")[0],
+        "node": node.node,
+        "host": node.host,
+        "boot": node.machine.partition(" ")[0],
         "python": said.get("python", ""),
         "versions": {ours: said[name] for name, ours in _LIBRARIES.items() if said.get(name)},
         "builds": {"cuda": said["cuda"]} if said.get("cuda") else {},
         "variables": {name: value for name, value in said.items() if name.startswith(_PASSED_ON)},
-        "clock": None if facts.clock_offset is None else facts.clock_offset / 1e9,
+        "clock": None if node.clock_offset is None else node.clock_offset / 1e9,
     }
 
 
