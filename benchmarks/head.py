@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -36,6 +37,7 @@ class Held:
 
     checkpoints: int
     gib: float
+    store: str
     threads: int
     daemon: float
     child: float
@@ -49,29 +51,41 @@ def main() -> None:
     asked.add_argument("--checkpoints", type=int, default=10_000)
     asked.add_argument("--gib", type=float, default=4.0)
     asked.add_argument("--threads", type=int, nargs="+", default=[2])
+    asked.add_argument("--s3", action="store_true", help="on SeaweedFS, on this machine (the tests' packages are needed)")
     asked.add_argument("--work", default=tempfile.gettempdir())
     asked.add_argument("--json", type=Path)
     given = asked.parse_args()
     found = []
     for threads in given.threads:
         with tempfile.TemporaryDirectory(dir=given.work) as folder:
-            found.append(_held(Path(folder), given.checkpoints, given.gib, threads))
+            found.append(_held(Path(folder), given, threads))
             print(json.dumps(asdict(found[-1])), file=sys.stderr)
     text = json.dumps([asdict(one) for one in found], indent=1)
     given.json.write_text(text) if given.json else print(text)
 
 
-def _held(home: Path, checkpoints: int, gib: float, threads: int) -> Held:
-    store = create_store(str(home / "store"))
-    fill(store, 5, checkpoints)
-    _written(home / "out" / "checkpoint-1", gib)
+def _place(home: Path, *, s3: bool) -> dict[str, Any]:
+    """A store's URL and options."""
+    if not s3:
+        return {"url": str(home / "store")}
+    from tests.weed import weed  # noqa: PLC0415 - a real server is started
+
+    server = weed()
+    return {"url": f"s3://{server.bucket()}/store", "options": server.options()}
+
+
+def _held(home: Path, given: argparse.Namespace, threads: int) -> Held:
+    where = _place(home, s3=given.s3)
+    store = create_store(where["url"], where.get("options"))
+    fill(store, 5, given.checkpoints)
+    _written(home / "out" / "checkpoint-1", given.gib)
     push_now(home / "out", store, "node", "real")
     (home / "head.yaml").write_text(
         yaml.safe_dump(
             {
                 "roles": ["head", "verifier"],
                 "node": "head",
-                "store": {"url": store.url},
+                "store": where,
                 "head": {"every": "5s", "threads": threads},
                 "verify": {"tick": "5s"},
             }
@@ -90,7 +104,16 @@ def _held(home: Path, checkpoints: int, gib: float, threads: int) -> Held:
             time.sleep(0.05)
     head.terminate()
     head.wait()
-    return Held(checkpoints, gib, threads, daemon, child, together, round(time.monotonic() - begun, 1))
+    return Held(
+        given.checkpoints,
+        given.gib,
+        "s3" if given.s3 else "path",
+        threads,
+        daemon,
+        child,
+        together,
+        round(time.monotonic() - begun, 1),
+    )
 
 
 def _written(folder: Path, gib: float) -> None:

@@ -36,6 +36,10 @@ _TIES = "ties_by"  # in a seal's options: the configuration that said which tens
 _DECIDING = ("config.json", "adapter_config.json")  # which names are tied; what is saved with an adapter
 
 
+PIECES = 16 << 20
+"""Bytes of what a merge fetches beforehand: less than a merge by hand takes, since several of a head's work side by side, beside its daemon."""
+
+
 @dataclass(frozen=True, slots=True)
 class Made:
     """``files`` (of ``size`` bytes together) were written into the consolidated model; ``seal`` is the name of its record."""
@@ -51,7 +55,7 @@ class Made:
 def source_files(store: Store, snapshot: Snapshot) -> CheckedFiles:
     """A checkpoint's own files, each byte checked as it is read."""
     there = snapshot.present()
-    return CheckedFiles(fetched(StoreFiles(store, there), store), {path: snapshot.files[path][0].entry for path in there})
+    return CheckedFiles(fetched(StoreFiles(store, there), store, PIECES), {path: snapshot.files[path][0].entry for path in there})
 
 
 class Elsewhere(Protocol):

@@ -222,9 +222,9 @@ class Pieces:
         return memoryview(used if used and len(used) >= size else mmap.mmap(-1, max(size, self._reach)))[:size]
 
 
-def fetched(files: Files, source: object) -> Files:
-    """``files``, in pieces unless the store or tree that they are of is on a disk of this machine."""
-    return files if is_near(source) else Pieces(files)
+def fetched(files: Files, source: object, memory: int = MEMORY) -> Files:
+    """``files``, in pieces (that take up to ``memory`` bytes) unless the store or tree that they are of is on a disk of this machine."""
+    return files if is_near(source) else Pieces(files, memory)
 
 
 def is_near(source: object) -> bool:
