@@ -94,6 +94,7 @@ class RayNodes:
 
     def _environment(self, n: int) -> dict[str, str]:
         quiet = {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
+        quiet["RAY_AUTH_MODE"] = "disabled"  # a network that nobody else is in
         return {**CLEAN, **quiet, "GLOO_SOCKET_IFNAME": "train", "PYTHONPATH": str(PROJECT), "CKPTSYNC_NODE": f"node{n}"}
 
     def _wait_for_head(self) -> None:
