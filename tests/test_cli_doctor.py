@@ -251,3 +251,29 @@ def test_warnings_are_printed_and_end_with_0_unless_strict(tmp_path: Path, pytho
     assert re.search(r"^WARN  \S+: .*store: not there\n      why: .*\n      do:  .*mounted", text, re.MULTILINE)
     assert re.search(r"^0 failures, \d+ warnings: ", text, re.MULTILINE)
     assert main([*words, "--strict"]) == 1
+
+
+def test_who_is_to_say_what_it_is_and_cannot_fails(tmp_path: Path, python: str, capsys: pytest.CaptureFixture[str]) -> None:
+    told = asked(capsys, "--publish", tmp_path / "none", "--python", python)
+    assert (kinds(told), told["exit_code"], told["published"]) == (["not-published", "store-absent"], 4, None)
+
+
+def test_a_python_without_torch_is_not_the_one_that_trains(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = asked(capsys, "--publish", store, "--python", environment(tmp_path / "venv", {"ray": "2.55.0"}))
+    assert "no-torch" in kinds(told)
+    assert (told["python"], told["versions"]) == (str(tmp_path / "venv"), {"ray": "2.55.0"})
+
+
+def test_of_a_head_no_training_is_asked(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    told = asked(capsys, "-c", config(tmp_path, roles="[head]"), "--python", "/nowhere")
+    assert (told["findings"], told["python"]) == ([], None)
+    assert store.is_dir()
+
+
+@needs_namespaces
+def test_a_store_without_room_for_two_of_the_newest_is_found(store: Path, tmp_path: Path, python: str) -> None:
+    (tmp_path / "out/run/checkpoint-1").mkdir(parents=True)
+    with (tmp_path / "out/run/checkpoint-1/model.safetensors").open("wb") as file:
+        file.truncate(200 << 20)
+    told = doctor(["-c", config(tmp_path), "--python", python], f"mount -t tmpfs -o size=300m tmpfs {store}")
+    assert [f["subject"] for f in told["findings"] if f["kind"] == "disk-full"] == [str(store)]

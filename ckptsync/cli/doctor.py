@@ -6,7 +6,7 @@ import argparse
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from ckptsync.doctor.compare import alone, compare
 from ckptsync.doctor.examining import Place, refusal
 from ckptsync.doctor.findings import Finding, exit_code, in_order
 from ckptsync.doctor.places import Asked
-from ckptsync.errors import CkptsyncError, ConfigError
+from ckptsync.errors import CkptsyncError, ConfigError, StoreError
 from ckptsync.head.rules import Rules
 from ckptsync.stores.contract import Store
 from ckptsync.worker.node import node_id
@@ -33,12 +33,13 @@ WARNED = 1
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found, of which nodes; ``published``: where this node said what it is."""
+    """What was found, of which nodes; ``published``: where this node said what it is; ``asked``: what its training's Python said."""
 
     store: str
     nodes: tuple[str, ...]
     findings: tuple[Finding, ...]
     published: str = ""
+    asked: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,28 +78,40 @@ def _examined(args: argparse.Namespace) -> Report:
     asked = Asked(here.node, os.geteuid(), examining.expected(here.model, here.training), rate)
     found += examining.outputs(here.outputs, asked)
     answer = examining.store(here.place, here.node, here.outputs) if here.place else examining.Answer(())
-    found += answer.findings
-    try:
-        facts = _facts(args, here, answer.clock)
-    except ConfigError as e:
-        found.append(refusal(e, "python", here.node, args.python or "--python", "nothing is known of what trains here"))
-        facts = {}
-    found += alone(facts) if facts else ()
+    facts, more = _asked(args, here, answer.clock)
     url = here.place.url if here.place else ""
-    if not (args.publish and facts and answer.store):
-        return Report(url, (here.node,), in_order(found))
-    return _published(args, Report(url, (here.node,), in_order(found)), answer.store, facts)
+    report = Report(url, (here.node,), in_order([*found, *answer.findings, *more]), asked=facts)
+    return _published(args, report, answer.store) if args.publish and facts else report
 
 
-def _published(args: argparse.Namespace, report: Report, store: Store, facts: Mapping[str, Any]) -> Report:
-    (node,) = report.nodes
+def _asked(args: argparse.Namespace, here: _Here, clock: float | None) -> tuple[Mapping[str, Any], tuple[Finding, ...]]:
+    """What this node is, and what is wrong with that; nothing where it could not be asked.  No training is looked for where only heads and verifiers work."""
+    if here.config and "worker" not in here.config.roles and not args.publish:
+        return {}, alone({"node": here.node, "clock": clock})
     try:
-        publishing.publish(store, facts)
+        facts = _facts(args, here, clock)
+    except ConfigError as e:
+        return {}, (refusal(e, "python", here.node, args.python or "--python", "nothing is known of what trains here"),)
+    return facts, alone(facts)
+
+
+def _published(args: argparse.Namespace, report: Report, store: Store | None) -> Report:
+    """With what went wrong in saying what this node is; with --nodes, compared with the others."""
+    (node,) = report.nodes
+    found = list(report.findings)
+    if not report.asked["versions"].get("torch"):
+        why = "nodes are compared by another Python than the one that trains, or by none"
+        hint = "activate the training's environment, or name its Python with --python"
+        found.append(Finding("warn", "no-torch", (node,), report.asked["prefix"], "no torch is installed there", why, hint))
+    try:
+        if store is None:
+            raise StoreError("the store cannot be used", hint="see what else was found; `mkdir` it if it is to begin here")
+        publishing.publish(store, report.asked)
     except CkptsyncError as e:
-        more = refusal(e, "not-published", node, report.store, "other nodes cannot be compared with this one")
-        return Report(report.store, report.nodes, in_order([*report.findings, more]))
-    nodes, found = _nodes(store, args) if args.nodes else (report.nodes, [])
-    return Report(report.store, nodes, in_order([*report.findings, *found]), publishing.launch_name(node))
+        why = "other nodes cannot be compared with this one"
+        return replace(report, findings=in_order([*found, refusal(e, "not-published", node, report.store, why)]))
+    nodes, more = _nodes(store, args) if args.nodes else (report.nodes, [])
+    return replace(report, nodes=nodes, findings=in_order([*found, *more]), published=publishing.launch_name(node))
 
 
 def _compared(args: argparse.Namespace) -> Report:
@@ -173,6 +186,8 @@ def _document(report: Report, code: int) -> dict[str, Any]:
         "failures": levels.count("fail"),
         "warnings": levels.count("warn"),
         "published": report.published or None,
+        "python": report.asked.get("prefix"),
+        "versions": report.asked.get("versions", {}),
         "exit_code": code,
     }
 
@@ -182,6 +197,9 @@ def _lines(report: Report) -> Iterator[str]:
         yield f"{finding.level.upper()}  {finding.where}: {finding.what}"
         yield f"      why: {finding.why}"
         yield f"      do:  {finding.hint}"
+    if report.asked:
+        had = ", ".join(f"{name} {version}" for name, version in report.asked["versions"].items())
+        yield f"asked {report.asked['prefix']}: Python {report.asked['python']}, {had or 'no library of a training'}"
     if report.published:
         yield f"{report.nodes[0] if len(report.nodes) == 1 else 'this node'}: published in {report.published}"
     levels = [finding.level for finding in report.findings]

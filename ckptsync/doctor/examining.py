@@ -82,7 +82,7 @@ def store(place: Place, node: str, outputs: Iterable[Path]) -> Answer:
         if found is None:
             return Answer(tuple(_absent(place.url, node, outputs)))
         refused = tuple(permissions.refused(found, node, deletes=place.deletes))
-        here = tuple(_here(place.url, node))
+        here = tuple(_here(place.url, node, outputs))
         return Answer((*refused, *here)) if refused else Answer(here, found, _clock(found, node))
     except CkptsyncError as e:
         return Answer((refusal(e, "store-unreachable", node, place.url, _NOTHING),))
@@ -119,14 +119,15 @@ def _absent(url: str, node: str, outputs: Iterable[Path]) -> Iterator[Finding]:
         yield Finding("warn", "store-absent", (node,), url, "not there", why, f"{hint}  `mkdir` it where it belongs", STORAGE)
 
 
-def _here(url: str, node: str) -> Iterator[Finding]:
-    """Of a store that is a directory: its file system, and who else is to read it."""
+def _here(url: str, node: str, outputs: Iterable[Path]) -> Iterator[Finding]:
+    """Of a store that is a directory: its file system, its room for the largest of the newest checkpoints here, and who else is to read it."""
     where = located(url)
     if isinstance(where, Remote):
         return
     asked = Asked(node, os.geteuid())
     yield from places.mounted(where, asked)
-    yield from places.space(where, None, asked)
+    newest = [found for path in outputs if path.is_dir() and (found := places.last_two(path)[0])]
+    yield from places.space(where, max(newest, key=places.size, default=None), asked)
     umask = int(
         next((line.split()[1] for line in _text(Path("/proc/self/status")).splitlines() if line.startswith("Umask:")), "0"), 8
     )

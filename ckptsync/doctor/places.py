@@ -202,19 +202,24 @@ def _linkable(path: Path, newest: Found, asked: Asked) -> Iterator[Finding]:
         return  # `_links` has said what is wrong, or it was rotated meanwhile
 
 
+def size(checkpoint: Found) -> int:
+    """Bytes of all that is there of it."""
+    return sum(file.size for file in checkpoint.files)
+
+
 def space(path: Path, newest: Found | None, asked: Asked) -> Iterator[Finding]:
     """For two checkpoints as large as the newest, or as is expected."""
     try:
         there = os.statvfs(path)
     except OSError:
         return  # said by who reads it
-    size = sum(file.size for file in newest.files) if newest else asked.expected
+    wanted = size(newest) if newest else asked.expected
     free, inodes = there.f_bavail * there.f_frsize, there.f_favail
-    if not size and free < _LEAST:
+    if not wanted and free < _LEAST:
         yield _full(asked, path, f"{show_size(free)} free")
-    elif free < 2 * size:
+    elif free < 2 * wanted:
         of = f"as {newest.name}" if newest else "as its configuration lets expect, if all of the model is trained"
-        what = f"{show_size(free)} free, a checkpoint takes {show_size(size)} ({of}), room for two is wanted"
+        what = f"{show_size(free)} free, a checkpoint takes {show_size(wanted)} ({of}), room for two is wanted"
         finding = _full(asked, path, what)
         yield finding if newest else replace(finding, level="warn")
     files = len(newest.files) if newest else 0
