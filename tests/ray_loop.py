@@ -102,13 +102,19 @@ def unfit(home: Path) -> dict[str, Any]:
     return {"error": "", "began": (home / "began").exists()}
 
 
+def awaiting() -> bool:
+    """Whether a worker process waits for a Trainer that it may give the hook."""
+    return any(type(finder).__module__ == "ckptsync.hooks.autoload" for finder in sys.meta_path)
+
+
 def main(home: Path) -> None:
-    """Both, one after the other."""
+    """Both, one after the other, on workers that `setup_worker` was named to."""
     import ray
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    ray.init(num_cpus=3, object_store_memory=100_000_000, include_dashboard=False, log_to_driver=True, _temp_dir=str(home / "t"))
-    told = {"reported": reported(home), "unfit": unfit(home)}
+    hook = {"worker_process_setup_hook": "ckptsync.hooks.ray.setup_worker"}
+    ray.init(num_cpus=3, object_store_memory=100_000_000, include_dashboard=False, _temp_dir=str(home / "t"), runtime_env=hook)
+    told = {"awaiting": ray.get(ray.remote(awaiting).remote()), "reported": reported(home), "unfit": unfit(home)}
     ray.shutdown()
     print(json.dumps(told))
 

@@ -81,6 +81,10 @@ def test_a_training_does_not_begin_on_nodes_that_do_not_fit(ended: Ended) -> Non
     assert "nosuch0" in ended.told["unfit"]["error"]
 
 
+def test_each_worker_process_is_set_up_by_ray(ended: Ended) -> None:
+    assert ended.told["awaiting"]
+
+
 def test_what_doctor_may_do_is_one_of_three_words() -> None:
     with pytest.raises(ConfigError, match="one of fail, warn, off"):
         CkptSyncRayCallback(doctor="maybe")

@@ -1,12 +1,26 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
 from ckptsync.hooks import ray_worker
+from tests.hooking import commits
+
+ENDED_BY_RAY = """
+import os, sys
+from pathlib import Path
+from tests.hook_training import Faults, train
+from ckptsync.hooks import ray_worker
+train(Path(sys.argv[1]), Faults())
+if sys.argv[2] == "well":
+    ray_worker.leave()
+os._exit(0)
+"""
 
 
 def test_the_store_is_told_to_hooks_that_are_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,3 +52,10 @@ def test_copies_are_finished_before_a_worker_is_killed() -> None:
     threading.Timer(0.1, free.set).start()
     ray_worker.leave()
     assert finished == [True]
+
+
+@pytest.mark.parametrize("how", ["well", "with an error"])
+def test_the_final_model_is_pinned_before_ray_kills_a_worker_that_has_ended_well(tmp_path: Path, how: str) -> None:
+    root = Path(__file__).parent.parent
+    subprocess.run([sys.executable, "-c", ENDED_BY_RAY, str(tmp_path / "out"), how], cwd=root, check=True, capture_output=True)
+    assert ("final.0" in commits(tmp_path / "out")) == (how == "well")
