@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync import __version__
-from ckptsync.cli import arguments, arguments_verifying
+from ckptsync.cli import arguments_merging, arguments_verifying
 from ckptsync.cli.main import bounded, main
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, NotFound, StoreError, Unsupported
 from ckptsync.merge import plan
@@ -126,7 +126,7 @@ def test_who_sends_or_watches_needs_no_arrays() -> None:
 
 
 def test_the_parser_and_the_rooms_below_know_the_same_words() -> None:
-    assert arguments.DTYPES == plan.DTYPES
+    assert arguments_merging.DTYPES == plan.DTYPES
     assert arguments_verifying.LEVELS == report.LEVELS
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 from typing import Any
 
 from ckptsync import __version__
-from ckptsync.cli import arguments_doctor, arguments_keeping, arguments_verifying
+from ckptsync.cli import arguments_doctor, arguments_keeping, arguments_merging, arguments_service, arguments_verifying
 
 EXIT_CODES = """\
 exit codes:
@@ -20,7 +19,6 @@ exit codes:
   10   corrupt: something is wrong
   130  interrupted (143: terminated)
 """
-DTYPES = ("auto", "keep", "bf16", "fp16", "fp32")
 PRESETS = ("all", "no-optimizer", "weights")
 
 
@@ -44,9 +42,10 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"ckptsync {__version__}")
     commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=_Parser)
-    for add in (_demo, _run, _push, _merge, _verify, _inspect, _ls, _status, _pull, _service):
+    for add in (_demo, _run, _push, _merge, _verify, _inspect, _ls, _status, _pull):
         add(commands)
     arguments_keeping.add(commands, _command, _store)
+    arguments_service.add(commands, _command)
     arguments_doctor.add(commands, _command)
     return top
 
@@ -76,32 +75,6 @@ def _bandwidth(command: argparse.ArgumentParser) -> None:
         metavar="RATE",
         help='of all transfers together: such as 50MB/s, or a timetable as rclone has it, "08:00,50M 19:00,off" (default:'
         " $CKPTSYNC_LIMITS_BANDWIDTH, or off)",
-    )
-
-
-def _merging(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--dtype",
-        choices=DTYPES,
-        default="auto",
-        help="auto: as the model has it; keep: the most precise copy stored (default: auto)",
-    )
-    command.add_argument(
-        "--max-shard-size", metavar="SIZE", default="5GB", help="of one output file, such as 5GB or 512MiB (default: 5GB)"
-    )
-    command.add_argument(
-        "--source",
-        metavar="S",
-        help="which weights, where a checkpoint holds several (inspect lists them); S@base is the model under a PEFT adapter in the same"
-        " shards, S@adapter=NAME one adapter of several",
-    )
-    command.add_argument(
-        "--config-from", metavar="DIR", help="where config and tokenizer files lie, if not in the checkpoint or its run"
-    )
-    command.add_argument(
-        "--base",
-        metavar="DIR",
-        help="the model that was trained: names and shapes must be its own, and auto gives each tensor its dtype (headers are read)",
     )
 
 
@@ -157,44 +130,7 @@ def _merge(commands: Any) -> None:
         "consolidate a sharded checkpoint, with no service running",
         "Several SRC\noverlay: shards of one checkpoint that were left on several nodes.",
     )
-    command.add_argument(
-        "sources",
-        metavar="SRC",
-        nargs="+",
-        help="a checkpoint, its inner shard directory, or a DeepSpeed save directory; a path or a URL",
-    )
-    command.add_argument(
-        "destination",
-        metavar="DST",
-        help="a new directory, which appears whole or not at all; or a URL, where a merge that was killed is gone on with",
-    )
-    _merging(command)
-    command.add_argument(
-        "--jobs",
-        metavar="N",
-        type=int,
-        help="threads that read, cast and digest; 1: none but the program's own (default: a core each, at most 8; 4 from a URL)",
-    )
-    command.add_argument(
-        "--engine",
-        choices=("local", "ray"),
-        default="local",
-        help="ray: each file of weights is made by a task of a Ray cluster, which reads and writes by itself (needs ckptsync[ray])",
-    )
-    command.add_argument(
-        "--ray-address",
-        metavar="ADDRESS",
-        default=os.environ.get("RAY_ADDRESS", "auto"),
-        help="the cluster: HOST:PORT of its head; auto: the one that this machine is in; local: of this machine alone (default: $RAY_ADDRESS, or auto)",
-    )
-    command.add_argument(
-        "--statistics", action="store_true", help="of each tensor written: extremes, norm, NaNs, infinities, zeros"
-    )
-    command.add_argument(
-        "--ignore-times",
-        action="store_true",
-        help="do not ask the files' times whether they are of one save: they were lost in copying",
-    )
+    arguments_merging.add(command)
     _bandwidth(command)
     command.add_argument("--dry-run", action="store_true", help="say what would be written, write nothing")
 
@@ -257,44 +193,3 @@ def _status(commands: Any) -> None:
     how.add_argument(
         "--check", action="store_true", help="a line for each alarm; exit code 1 if there is any, 10 if one is damage: for cron, Nagios and the like"
     )  # fmt: skip
-
-
-def _service(commands: Any) -> None:
-    service = commands.add_parser("service", help="write systemd's units for this machine's configuration")
-    actions = service.add_subparsers(title="actions", metavar="ACTION", required=True)
-    command = _command(
-        actions,
-        "install",
-        "write systemd's units for a configuration",
-        "Nothing is started; what does is said.\nA configuration with the role worker gets ckptsync-worker@USER, another one ckptsync-head.",
-    )
-    command.set_defaults(command="ckptsync.cli.service")
-    command.add_argument(
-        "-c",
-        "--config",
-        metavar="CONFIG",
-        help="what the service runs with (default: /etc/ckptsync/USER.yaml; with --user, ~/.config/ckptsync/worker.yaml)",
-    )
-    command.add_argument(
-        "--as",
-        metavar="USER",
-        dest="train",
-        help="the user who trains (default: who called sudo), or who runs the head (default: ckptsync)",
-    )
-    command.add_argument("--user", action="store_true", help="for your own systemd (systemctl --user), where you are not root")
-    command.add_argument("--dry-run", action="store_true", help="say what would be written, write nothing")
-    _uninstall(actions)
-
-
-def _uninstall(actions: Any) -> None:
-    command = _command(
-        actions,
-        "uninstall",
-        "remove the units that install wrote",
-        "Nothing is stopped; what does is said.  What install did not write stays, and so do configurations, spools and the store.",
-    )
-    command.set_defaults(command="ckptsync.cli.uninstall")
-    command.add_argument("--as", metavar="USER", dest="train", help="whose worker (default: who called sudo)")
-    command.add_argument("--head", action="store_true", help="the head's units instead")
-    command.add_argument("--user", action="store_true", help="of your own systemd (systemctl --user)")
-    command.add_argument("--dry-run", action="store_true", help="say what would be removed, remove nothing")

@@ -130,7 +130,8 @@ def _compared(args: argparse.Namespace) -> Report:
 def _nodes(store: Store, args: argparse.Namespace) -> tuple[tuple[str, ...], list[Finding]]:
     """Those that said what they are a short while ago, and those of each run that trains now."""
     said, odd = publishing.published(store, time.time(), _fresh(args.fresh))
-    groups = [said, *publishing.trainings(publishing.living(store, time.time(), _fresh(args.fresh))).values()]
+    asked = [one for one in said if not args.job or one.get("job") == args.job]
+    groups = [*publishing.jobs(asked), *publishing.trainings(publishing.living(store, time.time(), _fresh(args.fresh))).values()]
     found = [finding for group in groups for finding in compare(group)]
     found += [refusal(e, "unreadable-facts", "", store.url, "that node is not compared") for e in odd]
     return tuple(sorted({str(facts["node"]) for group in groups for facts in group})), found
@@ -174,7 +175,7 @@ def _facts(args: argparse.Namespace, here: _Here, clock: float | None) -> dict[s
     model = str(Path(here.model).absolute()) if here.model and Path(here.model).is_dir() else ""
     shared = [str(path) for path in here.outputs] if args.publish else []
     told = interpreters.ask(python, places=shared, node=here.node, model=model)
-    return {**told, "training": dict(here.training), "clock": clock}
+    return {**told, "training": dict(here.training), "clock": clock, "job": args.job}
 
 
 def _document(report: Report, code: int) -> dict[str, Any]:

@@ -1,0 +1,51 @@
+"""Arguments of ``service``: ``install``, ``uninstall``.  Imports nothing heavy."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+Command = Callable[..., argparse.ArgumentParser]
+
+
+def add(commands: Any, command_: Command) -> None:
+    """``install`` and ``uninstall``."""
+    service = commands.add_parser("service", help="write systemd's units for this machine's configuration")
+    actions = service.add_subparsers(title="actions", metavar="ACTION", required=True)
+    command = command_(
+        actions,
+        "install",
+        "write systemd's units for a configuration",
+        "Nothing is started; what does is said.\nA configuration with the role worker gets ckptsync-worker@USER, another one ckptsync-head.",
+    )
+    command.set_defaults(command="ckptsync.cli.service")
+    command.add_argument(
+        "-c",
+        "--config",
+        metavar="CONFIG",
+        help="what the service runs with (default: /etc/ckptsync/USER.yaml; with --user, ~/.config/ckptsync/worker.yaml)",
+    )
+    command.add_argument(
+        "--as",
+        metavar="USER",
+        dest="train",
+        help="the user who trains (default: who called sudo), or who runs the head (default: ckptsync)",
+    )
+    command.add_argument("--user", action="store_true", help="for your own systemd (systemctl --user), where you are not root")
+    command.add_argument("--dry-run", action="store_true", help="say what would be written, write nothing")
+    _uninstall(actions, command_)
+
+
+def _uninstall(actions: Any, command_: Command) -> None:
+    command = command_(
+        actions,
+        "uninstall",
+        "remove the units that install wrote",
+        "Nothing is stopped; what does is said.  What install did not write stays, and so do configurations, spools and the store.",
+    )
+    command.set_defaults(command="ckptsync.cli.uninstall")
+    command.add_argument("--as", metavar="USER", dest="train", help="whose worker (default: who called sudo)")
+    command.add_argument("--head", action="store_true", help="the head's units instead")
+    command.add_argument("--user", action="store_true", help="of your own systemd (systemctl --user)")
+    command.add_argument("--dry-run", action="store_true", help="say what would be removed, remove nothing")
