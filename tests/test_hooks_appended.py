@@ -71,6 +71,14 @@ def test_of_two_trainings_one_may_have_its_own(tmp_path: Path, own: str) -> None
     assert done.stderr.count(ON) == 1
 
 
+def test_a_trainer_may_be_given_its_own_before_it_trains_once_more(tmp_path: Path) -> None:
+    again = "one.folder = out / 'b'; one.args.output_dir = str(out / 'b'); one.add_callback(Own())"
+    trained(tmp_path, OWN, "one = Trainer(str(out / 'a'))", TRAIN, again, TRAIN)
+    assert [set(commits(tmp_path / name)) for name in "ab"] == [PINS, PINS]
+    (first,), (second,) = (marks.begun(tmp_path / name / "_ckptsync") for name in "ab")
+    assert 0 < first.left < second.ended, "the one that stands aside has left what it had before"
+
+
 def test_a_trainer_that_tells_of_fewer_events_is_heard_from_the_first_that_comes(tmp_path: Path) -> None:
     few = (
         "heard = Trainer.event; Trainer.event = lambda self, name: name in ('on_epoch_begin', 'on_step_begin') or heard(self, name)"

@@ -79,6 +79,11 @@ def test_it_can_be_called_at_any_time_and_more_than_once(program: str) -> None:
     assert ran("-c", program, CKPTSYNC_AUTOLOAD="1").stdout.split() == ["Flow", "Appended"]
 
 
+def test_who_has_taken_the_list_already_has_the_hook_in_it() -> None:
+    program = f"from transformers.trainer import DEFAULT_CALLBACKS as taken; {INSTALL}; print(*(c.__name__ for c in taken))"
+    assert ran("-c", program).stdout.split() == ["Flow", "Appended"]
+
+
 BROKEN = {
     "of which nothing is there": {},
     "of an older version": {"ckptsync/__init__.py": "", "ckptsync/hooks/__init__.py": ""},
@@ -143,6 +148,13 @@ class Other:
         self.inside = False
         return spec
 """
+
+
+def test_one_of_its_finders_is_enough_and_two_do_not_ask_each_other_for_ever() -> None:
+    count = "import sys; print(sum(type(f).__name__ == '_Awaiting' for f in sys.meta_path))"
+    second = "from ckptsync.hooks.autoload import _Awaiting; sys.meta_path.insert(0, _Awaiting(lambda module: None))"
+    done = ran("-c", f"{INSTALL}\n{count}\n{second}\n{APPENDED}")
+    assert done.stdout.split() == ["1", "Flow", "Appended"], done.stderr
 
 
 @pytest.mark.parametrize("order", [("sys.meta_path.insert(0, Other())", INSTALL), (INSTALL, "sys.meta_path.insert(0, Other())")])
