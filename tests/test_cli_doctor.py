@@ -277,3 +277,10 @@ def test_a_store_without_room_for_two_of_the_newest_is_found(store: Path, tmp_pa
         file.truncate(200 << 20)
     told = doctor(["-c", config(tmp_path), "--python", python], f"mount -t tmpfs -o size=300m tmpfs {store}")
     assert [f["subject"] for f in told["findings"] if f["kind"] == "disk-full"] == [str(store)]
+
+
+def test_nodes_of_another_job_are_not_compared(store: Path, python: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for job, node in (("7", "n0"), ("7", "n1"), ("8", "n2")):
+        asked(capsys, "--publish", store, "--node", node, "--python", python, "--job", job)
+    assert asked(capsys, store, "--job", "7")["nodes"] == ["n0", "n1"]
+    assert asked(capsys, store)["nodes"] == ["n0", "n1", "n2"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from ckptsync.doctor import examining
 from ckptsync.doctor.examining import Place
 from ckptsync.doctor.places import Asked
 from ckptsync.stores.limits import Limits
+from tests.doctor_real import doctor, kinds, needs_namespaces
 
 QWEN = '{"hidden_size": 8, "num_hidden_layers": 1, "vocab_size": 10, "num_attention_heads": 2, "intermediate_size": 16, "tie_word_embeddings": true}'
 
@@ -89,3 +91,17 @@ def test_a_checkpoint_is_expected_to_hold_all_where_all_is_trained(tmp_path: Pat
     assert examining.expected(str(tmp_path), {"model_name_or_path": "x", "finetuning_type": "full"}) == whole
     assert examining.expected(str(tmp_path), {"model_name_or_path": "x"}) == 0, "LLaMA-Factory trains an adapter unless it is told"
     assert examining.expected("", {}) == examining.expected(str(tmp_path / "none"), {}) == 0
+
+
+def test_how_a_stores_own_file_system_is_mounted_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mountinfo").write_text("40 22 0:40 / / rw - nfs4 head:/srv rw,vers=4.2,soft\n")
+    (tmp_path / "store").mkdir()
+    monkeypatch.setattr("ckptsync.stores.mounts.TABLE", str(tmp_path / "mountinfo"))
+    assert [f.kind for f in examining.store(place(str(tmp_path / "store")), "n0", []).findings] == ["nfs-soft"]
+    assert {f.kind for f in examining.outputs([tmp_path], Asked("n0", os.geteuid()))} == {"nfs-soft", "no-events"}
+
+
+@needs_namespaces
+def test_inotifys_limits_are_looked_at(tmp_path: Path) -> None:
+    setup = "echo 0 > /proc/sys/user/max_inotify_instances"
+    assert "inotify" in kinds(doctor(["--output-dir", tmp_path, "--python", sys.executable], setup))

@@ -32,6 +32,9 @@ def test_two_nodes_of_one_rank_and_a_rank_that_is_too_high_are_found() -> None:
 
 def test_a_node_that_told_nothing_and_one_too_many_are_found() -> None:
     assert kinds(pair()[0]) == [("fail", "nodes-missing", "NNODES")]
+    first = pair()[0]
+    del first["variables"]["MASTER_PORT"]
+    assert [subject for _, _, subject in kinds(first)] == ["MASTER_PORT", "NNODES"], "and what it lacks itself"
     third = pair()[1] | {"node": "n2", "host": "gpu2", "machine": "2" * 32, "boot": "boot-2"}
     third["variables"] |= {"NODE_RANK": "7"}
     assert ("fail", "nodes-too-many", "NNODES") in kinds(*pair(), third)

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from ckptsync.doctor.compare import compare
-from ckptsync.doctor.publishing import FOLDER, launch_name, living, publish, published, trainings
+from ckptsync.doctor.publishing import FOLDER, jobs, launch_name, living, publish, published, trainings
 from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.fleet import facts as facts_of
 from ckptsync.fleet import heartbeat
@@ -87,3 +87,12 @@ def test_only_nodes_whose_workers_live_count_as_training() -> None:
     now = max(entry.mtime for entry in store.names(".ckptsync/nodes/"))
     assert [told.node for told in living(store, now)] == ["n0", "n1"]
     assert living(store, now + 3700.0) == []
+
+
+def test_nodes_of_one_job_are_together_and_one_that_trains_alone_is_alone() -> None:
+    first, second = pair()
+    other = {**first, "node": "n2", "job": "7"}
+    single = {**first, "node": "n3", "variables": {"NNODES": "1"}}
+    groups = jobs([first, other, second, single])
+    assert [[one["node"] for one in group] for group in groups] == [["n0", "n1"], ["n2"], ["n3"]]
+    assert compare(groups[0]) == compare(groups[2]) == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -45,6 +46,12 @@ def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
         metavar="PATH",
         default="",
         help="the Python that trains (default: $VIRTUAL_ENV's, $CONDA_PREFIX's, or the first in PATH)",
+    )
+    doctor.add_argument(
+        "--job",
+        metavar="NAME",
+        default=os.environ.get("SLURM_JOB_ID", ""),
+        help="which training this is, where several share a store: only its nodes are compared (default: $SLURM_JOB_ID)",
     )
     doctor.add_argument(
         "--fresh", metavar="TIME", default="1h", help="how old what a node said may be to be compared (default: 1h)"

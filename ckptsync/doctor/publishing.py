@@ -54,6 +54,16 @@ def published(store: Store, now: float, fresh: float = FRESH) -> tuple[list[dict
     return found, odd
 
 
+def jobs(said: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Those that train together: of one job, where that was said; who trains alone is alone."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for one in said:
+        variables = one.get("variables")
+        is_alone = isinstance(variables, dict) and variables.get("NNODES") == "1"
+        found.setdefault(f"/{one['node']}" if is_alone else f"{one.get('job', '')}", []).append(one)
+    return list(found.values())
+
+
 def _read(store: Store) -> Iterator[tuple[Entry, dict[str, Any] | Corrupt]]:
     for entry in store.names(FOLDER):
         with contextlib.suppress(NotFound):  # gone since it was listed
