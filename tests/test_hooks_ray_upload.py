@@ -113,7 +113,16 @@ def test_a_relative_store_is_refused(tmp_path: Path) -> None:
         send(local(tmp_path / "tmp0", zero="0"), "store", Part("sft", NAME, 0))
 
 
-def test_what_is_not_finished_is_waited_for_and_then_refused(tmp_path: Path) -> None:
+def test_what_is_finished_a_little_later_is_waited_for(tmp_path: Path) -> None:
+    half = local(tmp_path / "tmp0")
+    (half / "model.safetensors").write_bytes((2).to_bytes(8, "little"))
+    later = threading.Timer(0.3, lambda: (half / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}"))
+    later.start()
+    note = send(half, str(tmp_path / "store"), Part("sft", NAME, 0, patience=30))
+    assert (tmp_path / "store" / "sft" / note.place / "model.safetensors").stat().st_size == 10
+
+
+def test_what_is_never_finished_is_refused(tmp_path: Path) -> None:
     half = local(tmp_path / "tmp0")
     (half / "model.safetensors").write_bytes((100).to_bytes(8, "little") + b"{")
     with pytest.raises(Incomplete):

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ckptsync.errors import ConfigError
-from ckptsync.hooks import ray_note
+from ckptsync.hooks import ray_note, ray_validate
 from ckptsync.hooks.ray import validate
 from ckptsync.hooks.ray_upload import Part, send
+from ckptsync.records.report import Finding, Report
 from tests.ray_checkpoints import Checkpoint, Disk
 from tests.vector import vector
 
@@ -47,3 +49,18 @@ def test_a_checkpoint_that_ray_keeps_itself_is_looked_at_where_it_is() -> None:
 def test_a_level_that_there_is_not_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="level 'deep': one of stat, digest"):
         validate(Checkpoint(str(tmp_path)), level="deep")
+
+
+def test_of_several_places_the_worst_is_told() -> None:
+    well = Report("sft", NAME, NAME, 0, "digest", "ok", (), "", 5, ())
+    reports = [
+        well,
+        replace(well, verdict="damaged", findings=(Finding("digest", "state", "other bytes"),)),
+        replace(well, verdict="arriving"),
+    ]
+    told = ray_validate._metrics("sft", reports)
+    assert (told["ckptsync_verdict"], told["ckptsync_read"], told["ckptsync_findings"]) == (
+        "damaged",
+        15,
+        ["digest: state: other bytes"],
+    )
