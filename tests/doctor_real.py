@@ -47,9 +47,9 @@ def _allows_mounts() -> bool:
 needs_namespaces = pytest.mark.skipif(not can_isolate(), reason="mounting is not allowed here, not even in a namespace of its own")
 
 
-def doctor(words: Sequence[object], setup: str = "", **variables: str) -> dict[str, Any]:
-    """What `ckptsync doctor --json` says in a process of its own; ``setup``: shell that prepares a namespace for it before."""
-    command = [sys.executable, "-m", "ckptsync", "doctor", "--json", *map(str, words)]
+def doctor(words: Sequence[object], setup: str = "", within: Sequence[str] = (), **variables: str) -> dict[str, Any]:
+    """What `ckptsync doctor --json` says in a process of its own; ``setup``: shell that prepares a namespace for it before, ``within``: a command that runs it."""
+    command = [*within, sys.executable, "-m", "ckptsync", "doctor", "--json", *map(str, words)]
     if setup:
         command = [*_ISOLATED, f'{setup}\nexec "$@"', "sh", *command]
     plain = {name: os.environ[name] for name in ("PATH", "HOME", "XDG_CACHE_HOME") if name in os.environ}

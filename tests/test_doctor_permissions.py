@@ -13,6 +13,7 @@ from ckptsync.errors import StoreError
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.posix.store import PosixStore
+from tests.sftp_stores import over_ssh
 
 
 class Denying(MemoryStore):
@@ -104,3 +105,8 @@ class Lingering(MemoryStore):
 @pytest.mark.parametrize(("kind", "store"), [("read", Forgetful()), ("delete", Lingering())])
 def test_a_store_that_does_not_do_what_it_says_is_found(kind: str, store: Any) -> None:
     assert kinds(store, deletes=True) == [f"store-{kind}"]
+
+
+def test_a_store_over_ssh_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
+    assert kinds(over_ssh(tmp_path), deletes=True) == []
+    assert not any(tmp_path.rglob("doctor/*"))

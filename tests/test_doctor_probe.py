@@ -1,5 +1,6 @@
 """What a machine says of itself, without a library imported and without a secret."""
 
+import ast
 import json
 import socket
 import subprocess
@@ -146,3 +147,13 @@ def test_where_a_container_hides_those_files_nvidia_smi_is_asked(tmp_path: Path,
     assert (told["gpus"], told["driver"]) == (["NVIDIA H200"] * 2, "570.124.06")
     program.write_text("#!/bin/sh\nexit 9\n")
     assert probe.gather()["gpus"] == [], "a driver that does not answer"
+
+
+def test_it_is_written_in_words_that_python_3_8_knows() -> None:
+    source = Path(probe.__file__).read_text()
+    ast.parse(source, feature_version=(3, 8))
+    assert not [
+        word
+        for word in ("removeprefix", "removesuffix", "parents[", "is_relative_to", "strict=True", "slots=True")
+        if word in source
+    ]

@@ -106,7 +106,7 @@ def _beside(place: str) -> Path:
     path = Path(place).absolute()
     if path.is_dir():
         return path / "_ckptsync" / "doctor"
-    return next((above for above in path.parents[:-1] if above.is_dir()), Path(os.devnull)) / _BESIDE
+    return next((above for above in list(path.parents)[:-1] if above.is_dir()), Path(os.devnull)) / _BESIDE
 
 
 def _seen(place: str) -> list[str]:
