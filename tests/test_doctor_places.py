@@ -73,28 +73,44 @@ def test_root_is_told_that_it_is_not_the_worker(tmp_path: Path) -> None:
     assert found(tmp_path) == [("warn", "asked-as-root")]
 
 
-@as_root
-def test_a_file_that_only_its_owner_reads_is_found(tmp_path: Path) -> None:
-    tmp_path.chmod(0o755)
-    out = tmp_path / "out"
-    one = save(out, 5)
-    one.chmod(0o600)
-    os.chown(out, 65534, 65534)
-    for above in (*tmp_path.parents, one.parent):
+ASK = """import os, sys
+from pathlib import Path
+from ckptsync.doctor.places import Asked, wrong
+print(*[f.kind for f in wrong(Path(sys.argv[1]), Asked("n0", os.geteuid()))])"""
+
+
+def found_by_nobody(out: Path) -> list[str]:
+    """What a user who owns nothing here finds."""
+    for above in out.parents:
         if above.stat().st_uid == 0 and above.is_relative_to("/tmp"):
             above.chmod(above.stat().st_mode | 0o055)
-    asked = "import json,sys,os; from pathlib import Path; from ckptsync.doctor.places import Asked, wrong\nprint([f.kind for f in wrong(Path(sys.argv[1]), Asked('n0', os.geteuid()))])"
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
-    done = subprocess.run(
-        [*nobody, sys.executable, "-c", asked, str(out)], capture_output=True, text=True, cwd=PROJECT, check=False
-    )
-    assert "'unreadable'" in done.stdout, done.stderr
+    done = subprocess.run([*nobody, sys.executable, "-c", ASK, str(out)], capture_output=True, text=True, cwd=PROJECT, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@as_root
+def test_a_file_that_only_its_owner_reads_is_found(tmp_path: Path) -> None:
+    one = save(tmp_path / "out", 5)
+    one.parent.chmod(0o755)
+    one.chmod(0o600)
+    os.chown(tmp_path / "out", 65534, 65534)
+    assert found_by_nobody(tmp_path / "out") == ["unreadable"]
     one.chmod(0o644)
-    done = subprocess.run(
-        [*nobody, sys.executable, "-c", asked, str(out)], capture_output=True, text=True, cwd=PROJECT, check=False
-    )
-    if Path("/proc/sys/fs/protected_hardlinks").read_text().strip() == "1":
-        assert "'unlinkable'" in done.stdout, done.stdout + done.stderr
+    is_protected = Path("/proc/sys/fs/protected_hardlinks").read_text().strip() == "1"
+    assert found_by_nobody(tmp_path / "out") == (["unlinkable"] if is_protected else [])
+
+
+@as_root
+def test_a_directory_that_cannot_be_listed_is_found(tmp_path: Path) -> None:
+    save(tmp_path / "out", 5)
+    (tmp_path / "out").chmod(0o711)
+    assert found_by_nobody(tmp_path / "out") == ["other-user", "output-not-writable", "output-unreadable"]
+
+
+def test_a_directory_that_has_gone_is_found(tmp_path: Path) -> None:
+    assert found(tmp_path / "none") == [("fail", "output-unreadable")]
 
 
 def planted(out: Path, setup: str) -> list[str]:
