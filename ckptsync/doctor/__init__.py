@@ -1,5 +1,8 @@
-"""What makes trainings on several nodes hang or lose files, named before they start.  Imports only what is below; ``probe`` and all that compares need nothing but the standard library.
+"""What makes trainings on several nodes hang or lose files, named before they start.
 
-``probe``: what a machine and a training's Python say of themselves, a dict that JSON can hold; also a script for another interpreter.  ``nodes``: that dict as values.
-``compare``: dicts in, ``findings`` out, by ``versions``, ``launching``, ``networking``, ``gpus``, ``machines`` and ``known`` (what one node shows alone).
+``probe``: what a machine and a training's Python say of themselves, a dict that JSON can hold; also a script for another interpreter (``interpreters``).  ``nodes``: that dict as values.
+``compare``: dicts in, ``findings`` out, by ``versions``, ``launching``, ``networking``, ``gpus``, ``machines`` and ``known`` (what one node shows alone).  Up to here the standard library does.
+
+``examining``: this node as the service finds it: ``permissions`` in the store, output directories (``places``, ``room``, ``pacing``, ``watching``).  ``training``: what a training's own file says.
+``publishing``: what nodes say of themselves in a store.
 """
