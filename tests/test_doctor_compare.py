@@ -1,7 +1,12 @@
 """What nodes show beside each other; each kind of fault has its own file beside this one."""
 
+import os
+import subprocess
+import sys
+
 from ckptsync.doctor.compare import alone, compare
 from tests.doctor_nodes import found, kinds, pair, planted
+from tests.doctor_real import PROJECT
 
 
 def test_nothing_is_found_on_a_sound_pair() -> None:
@@ -42,3 +47,13 @@ def test_a_finding_says_where_what_why_and_what_to_do() -> None:
 def test_one_node_of_two_is_told_that_another_is_missing_only_where_all_should_be_here() -> None:
     assert kinds(pair()[0]) == [("fail", "nodes-missing", "NNODES")]
     assert alone(pair()[0]) == ()
+
+
+def test_it_needs_nothing_but_the_standard_library() -> None:
+    """Ray's workers, and its driver, may have nothing of what ckptsync depends on."""
+    ask = "import ckptsync.doctor.compare as c, ckptsync.doctor.probe as p; print(c.compare([p.gather()]) is not None)"
+    bare = [sys.executable, "-S", "-c", ask]
+    done = subprocess.run(
+        bare, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(PROJECT), "PATH": os.environ["PATH"]}
+    )
+    assert done.stdout == "True\n", done.stderr
