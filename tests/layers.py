@@ -83,6 +83,7 @@ PURE = (
         f"worker.{m}"
         for m in (
             "budget",
+            "cut_short",
             "order_of_writing",
             "deciding",
             "evenness",

@@ -153,10 +153,11 @@ def test_a_save_that_was_seen_to_begin_is_fresh_until_it_is_written_over(tmp_pat
     its.look(100.0)
     lay(tmp_path, ONE)
     lay(tmp_path, {"trainer_state.json": ONE["trainer_state.json"]}, -3600.0)  # the clock was set back meanwhile
-    assert (its.look(101.0).due, known.look(101.0).due) == (10.0, 600.0)
+    assert (its.look(101.0).due, known.look(101.0).due) == (10.0, 600.0)  # what was seen at rest is remembered
     assert its.look(111.0).due == 0.0
     lay(tmp_path, {"m/__0_0.distcp": b"another"}, 100.0)
-    assert its.look(112.0).due == 600.0
+    its.look(112.0)
+    assert its.watched()[0].found.left is None
 
 
 def test_what_was_done_before_is_fresh_no_more(tmp_path: Path) -> None:
@@ -168,7 +169,8 @@ def test_what_was_done_before_is_fresh_no_more(tmp_path: Path) -> None:
     its.look(1.0)
     lay(tmp_path, {"trainer_state.json": ONE["trainer_state.json"]}, -3600.0)
     done[0] = False
-    assert its.look(2.0).due == 600.0
+    its.look(2.0)
+    assert its.watched()[0].found.left is None
 
 
 def test_what_was_not_all_pinned_when_rotation_came_is_not_thought_whole(tmp_path: Path) -> None:

@@ -34,7 +34,15 @@ VERL_MARKER = "latest_checkpointed_iteration.txt"
 
 
 def gather(
-    hold: Hold, spot: Spot, *, later: bool, mates: bool, fresh: bool = False, pin: Pin | None = None, hooked: Hooked = NOBODY
+    hold: Hold,
+    spot: Spot,
+    *,
+    later: bool,
+    mates: bool,
+    fresh: bool = False,
+    awaited: bool = False,
+    pin: Pin | None = None,
+    hooked: Hooked = NOBODY,
 ) -> Evidence:
     """All facts about a checkpoint.  ``pin``: the one that ``hold`` reads from.  Raises Incomplete if files vanish meanwhile: look again."""
     files = hold.stats
@@ -56,6 +64,7 @@ def gather(
         pulse=_pulse(pin),
         missing=lacking([f.path for f in files] if fresh else current(files)),
         fresh=fresh,
+        awaited=awaited,
     )
 
 

@@ -20,7 +20,7 @@ from ckptsync.worker.evidence import gather
 from ckptsync.worker.hooked import Hooked, read_hooked, word
 from ckptsync.worker.looking import Look, Seat, Seen, look, look_at
 from ckptsync.worker.options import RunDir
-from ckptsync.worker.order_of_writing import Span, is_later, spans_of
+from ckptsync.worker.order_of_writing import Span, is_awaited, is_later, spans_of
 from ckptsync.worker.resting import at_rest, was_at_rest
 from ckptsync.worker.result import Failure, failure
 from ckptsync.worker.settle import Evidence, Rule, Sighting, Verdict, judge, observe
@@ -71,6 +71,7 @@ class _Facts:
     later: bool
     mates: bool
     fresh: bool
+    awaited: bool
     hooked: Hooked
 
 
@@ -132,7 +133,11 @@ class Lookout:
         hooked = read_hooked(run.path, (one.seen.spot.name,))
         before = one.evidence
         facts = _Facts(
-            before is not None and before.later, self._asked.has_mate(one.seen), before is not None and before.fresh, hooked
+            before is not None and before.later,
+            self._asked.has_mate(one.seen),
+            before is not None and before.fresh,
+            before is not None and before.awaited,
+            hooked,
         )
         evidence = _gathered(one.seen, facts)
         return judge(evidence, one.sighting, max(now, self._looked), self._rule)
@@ -181,21 +186,23 @@ class Lookout:
         wrong: list[Failure] = []
         pins = [one.pin for one in seen if one.pin is not None]
         hooked = read_hooked(run.path, {p.checkpoint for p in pins if not (p.stored or p.is_committed)})  # of the rest nobody asks
-        spans = spans_of((*seen, *others))
+        spans, awaited = spans_of((*seen, *others)), is_awaited((*seen, *others), hooked)
         for one in seen:
             try:
-                watched.append(self._watch(self._claimed(one, now), spans, hooked, now, wrong))
+                watched.append(self._watch(self._claimed(one, now), (spans, awaited), hooked, now, wrong))
             except CkptsyncError as e:  # noqa: PERF203 - one checkpoint's failure never keeps another back
                 wrong.append(failure(run.name, one.spot.name, e))
         return watched, wrong
 
-    def _watch(self, one: Seen, spans: Sequence[Span], hooked: Hooked, now: float, wrong: list[Failure]) -> Watched:
+    def _watch(self, one: Seen, beside: tuple[Sequence[Span], bool], hooked: Hooked, now: float, wrong: list[Failure]) -> Watched:
         before = self._watched.get(key_of(one))
         first = before.first if before else now
         sighting = observe(before.sighting if before else None, _shown(one), now)
         if self._asked.is_done(one):
             return Watched(one, first, sighting, None, Verdict(settled=False, reason="stored, or another's", left=None))
-        facts = _Facts(is_later(one, spans), self._asked.has_mate(one), self._is_fresh(one, before, sighting), hooked)
+        facts = _Facts(
+            is_later(one, beside[0]), self._asked.has_mate(one), self._is_fresh(one, before, sighting), beside[1], hooked
+        )
         try:
             evidence, found, asked = self._judged(one, before, sighting, facts, now)
         except Incomplete as e:  # it changes under our hands
@@ -221,6 +228,7 @@ class Lookout:
                 before.evidence,
                 later=facts.later,
                 mates=facts.mates,
+                awaited=facts.awaited,
                 gone=one.hold.gone,
                 hook=word(facts.hooked, one.pin, one.spot.name, is_running),
                 stable=one.pin is not None and was_at_rest(one.pin.took.stable, one.hold.stats),
@@ -253,7 +261,8 @@ class Lookout:
 
 
 def _gathered(one: Seen, facts: _Facts) -> Evidence:
-    return gather(one.hold, one.spot, later=facts.later, mates=facts.mates, fresh=facts.fresh, pin=one.pin, hooked=facts.hooked)
+    told = {"later": facts.later, "mates": facts.mates, "fresh": facts.fresh, "awaited": facts.awaited}
+    return gather(one.hold, one.spot, **told, pin=one.pin, hooked=facts.hooked)
 
 
 def key_of(seen: Seen) -> Key:

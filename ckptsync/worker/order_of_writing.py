@@ -1,10 +1,12 @@
-"""Which checkpoint was begun when another had been written: then the trainer was done with that one.  Pure."""
+"""What the checkpoints beside one tell of it: one that was begun later, and who writes here.  Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ckptsync.worker.hooked import Hooked
 from ckptsync.worker.looking import Seen
+from ckptsync.worker.settle import TRAINER_STATE
 
 Span = tuple[str, int, int]
 """Of a checkpoint: its kind, its step, and the mtime of its first file (ns)."""
@@ -26,3 +28,8 @@ def is_later(one: Seen, spans: Iterable[Span]) -> bool:
         return False
     end = max(h.stat.mtime for h in one.hold.held.values())
     return any(family == one.spot.family and other > step and start >= end for family, other, start in spans)
+
+
+def is_awaited(seen: Iterable[Seen], hooked: Hooked) -> bool:
+    """Whether Hugging Face's Trainer writes into this output directory, by its checkpoints or by its hook: then each gets its last file."""
+    return any(TRAINER_STATE in one.hold.held for one in seen) or any(b.trainer.startswith("transformers") for b in hooked.begun)

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from ckptsync.walk import Stat
 from ckptsync.worker.evenness import has_every_random_state, rank
-from ckptsync.worker.settle import BY_ACCELERATE, Evidence, Rule, Sighting, behind, doubt, judge, names, proof, refusal
+from ckptsync.worker.settle import BY_ACCELERATE, Evidence, Rule, Sighting, behind, cut_short, doubt, judge, names, proof, refusal
 
 AT_REST = 0.4  # seconds between two looks that see the same, what proves that it is whole among it
 AT_REST_UNPROVEN = 2.0  # the same where only the files of all ranks speak for it, or the times of directories against it
@@ -27,7 +27,7 @@ def at_rest(evidence: Evidence, sighting: Sighting, now: float, rule: Rule) -> i
     """
     if judge(evidence, sighting, now, rule).settled:
         return mark(evidence.files)
-    if evidence.gone or refusal(evidence) or doubt(evidence, rule) or behind(evidence):
+    if evidence.gone or refusal(evidence) or cut_short(evidence, rule) or doubt(evidence, rule) or behind(evidence):
         return 0
     newest = max(f.mtime for f in evidence.files)
     is_emptied = (

@@ -16,6 +16,7 @@ from typing import Literal
 
 from ckptsync.scan import Family
 from ckptsync.walk import Stat
+from ckptsync.worker.cut_short import awaits_its_end, half_written, is_metadata, stale_metadata, two_saves
 from ckptsync.worker.evenness import current, is_random_state, lacking
 
 TRAINER_STATE = "trainer_state.json"
@@ -27,7 +28,6 @@ BY_ACCELERATE = re.compile(r"random_states_\d+\.pkl")
 _OF_A_RANK = re.compile(
     r"__\d+_\d+\.distcp|(bf16_|fp16_)?zero_pp_rank_\d+_.*|rng_state_\d+\.pth|random_states_\d+\.pkl|mp_rank_\d+_.*|rank_\d+\.pt"
 )
-_DCP_SHARD = re.compile(r"__\d+_\d+\.distcp")
 Word = Literal["", "committed", "marked", "training"]
 """What the hook says of a save: nothing; its pin is whole; every rank here is done with it; a training that lives has it in hand."""
 
@@ -71,7 +71,7 @@ class Evidence:
     where that was worked out already, since of 100,000 files it takes a while.
 
     ``fresh``: all of it appeared while we looked on, so that nothing in it is of an older save.  Then what a trainer writes last tells by
-    being there, whatever a clock that was set meanwhile made of the files' times.
+    being there, whatever a clock that was set meanwhile made of the files' times.  ``awaited``: Hugging Face's Trainer writes in this output directory.
     """
 
     family: Family
@@ -91,6 +91,7 @@ class Evidence:
     pulse: int = 0
     missing: str | None = None
     fresh: bool = False
+    awaited: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ def observe(last: Sighting | None, stats: Iterable[Stat], now: float) -> Sightin
 
 def judge(evidence: Evidence, sighting: Sighting, now: float, rule: Rule) -> Verdict:
     """Whether this is all of one save, for ever."""
-    refused = refusal(evidence)
+    refused = refusal(evidence) or cut_short(evidence, rule)
     if refused:
         return Verdict(settled=False, reason=refused, left=None)
     wait, reason = _wait(evidence, rule)
@@ -145,6 +146,20 @@ def refusal(evidence: Evidence) -> str:
     return ""
 
 
+def cut_short(evidence: Evidence, rule: Rule) -> str:
+    """The same of what a crash has left.  Who waits for nothing (`push`) may know better."""
+    if not rule.doubtful or evidence.hook in ("committed", "marked"):
+        return ""
+    if evidence.family == "trainer" and (torn := half_written(evidence.files, evidence.unclosed)):
+        return f"{torn} is only half written"
+    is_ended = evidence.state is not None or any(f.path == _V1 for f in evidence.files)
+    if not is_ended and _is_of_trainer(evidence) and awaits_its_end(evidence.files, awaited=evidence.awaited):
+        return f"no {TRAINER_STATE}, which the trainer writes last"
+    if evidence.fresh or evidence.stable:
+        return ""
+    return two_saves(evidence.files, evidence.state.mtime if evidence.state is not None else None, rule.unmarked)
+
+
 def _wait(evidence: Evidence, rule: Rule) -> tuple[float, str]:
     """How long without a change is long enough, and why."""
     if evidence.hook == "committed":
@@ -170,7 +185,7 @@ def _wait(evidence: Evidence, rule: Rule) -> tuple[float, str]:
 
 def proof(evidence: Evidence) -> str:
     """What speaks for its being finished."""
-    if not evidence.fresh and _stale_metadata(evidence.files):
+    if not evidence.fresh and stale_metadata(evidence.files):
         return ""
     if _is_of_trainer(evidence):
         return _proof_of_trainer(evidence)
@@ -184,7 +199,7 @@ def proof(evidence: Evidence) -> str:
 def _own_word(evidence: Evidence) -> str:
     """What trainers other than Hugging Face's leave when they are done."""
     files = evidence.files
-    if evidence.family == "dcp" and any(map(_is_metadata, files)):
+    if evidence.family == "dcp" and any(map(is_metadata, files)):
         return ".metadata is newer than its shards"
     if evidence.family == "lightning" and len(files) == 1 and files[0].path.endswith(".ckpt"):
         return "it is one file, which appears when it is whole"
@@ -213,7 +228,7 @@ def doubt(evidence: Evidence, rule: Rule) -> str:
     """What speaks against it, though a crash may have left it so."""
     if evidence.partial:
         return f"{evidence.partial[0].path} is unfinished"
-    stale = _stale_metadata(evidence.files, rule.unmarked)
+    stale = stale_metadata(evidence.files, rule.unmarked)
     if stale and not evidence.fresh:
         return f"{stale} is older than its shards: written over?"
     if evidence.state is None:
@@ -234,29 +249,9 @@ def _newer_than_state(evidence: Evidence) -> bool:
     return state is not None and any(f.mtime > state.mtime for f in evidence.files if not is_random_state(f.path))
 
 
-def _stale_metadata(files: Iterable[Stat], tolerance: float = 0.0) -> str:
-    """The name of a ``.metadata`` with shards beside it that are newer by more than ``tolerance`` seconds: DCP replaces it last.
-
-    A little newer they are after a ``cp -r`` too, which is no proof of anything; a save written over an old one is further apart.
-    """
-    there = list(files)
-    ends = [f for f in there if f.path.endswith(".metadata") and _is_metadata(f)]
-    newest: dict[str, int] = {}
-    for f in there if ends else ():
-        folder, _, name = f.path.rpartition("/")
-        if _DCP_SHARD.fullmatch(name):
-            newest[folder] = max(newest.get(folder, 0), f.mtime)
-    stale = (f.path for f in ends if newest.get(f.path.rpartition("/")[0], 0) - f.mtime > tolerance * 1e9)
-    return next(stale, "")
-
-
 def _is_text(name: str) -> bool:
     """A file that may be anybody's; what is wrong with the trainer's own shows elsewhere."""
     return name.endswith(".json") and name != TRAINER_STATE
-
-
-def _is_metadata(file: Stat) -> bool:
-    return file.path.rpartition("/")[2] == ".metadata"
 
 
 def _is_newest(name: str, evidence: Evidence) -> bool:

@@ -126,7 +126,7 @@ class Campaign:
         for n in range(kills):
             self._segment(self._named(run, n, mode, hook), mode, is_killed=True)
             time.sleep(self._dice.choice((0.0, 0.0, 4.0)))
-        if self._dice.random() < 0.4:
+        if self._dice.random() < 0.3:
             self._segment(self._named(run, kills, mode, hook), mode, is_killed=False)
 
     def _named(self, run: str, n: int, mode: str, hook: bool) -> Segment:  # noqa: FBT001
@@ -135,8 +135,8 @@ class Campaign:
     def _segment(self, segment: Segment, mode: str, *, is_killed: bool) -> None:
         """A training from where it may go on, to its end or to the middle of a save."""
         before = self._resumable(segment.run)
-        at = before.step if before else 0
-        step = at + self._dice.choice((1, 1, 2, 2, 3))
+        at, whole = before.step if before else 0, [w.step for w in self._saves if w.run == segment.run and w.finished]
+        step = max(whole) if whole and at < max(whole) else at + self._dice.choice((1, 1, 2, 2, 3))
         pids = self._begin(segment, mode, before, step + (2 if is_killed else 0))
         flat = [pid for node in pids for pid in node]
         if is_killed:
@@ -211,10 +211,11 @@ class Campaign:
         return set()
 
     def _resumable(self, run: str) -> Written | None:
-        """The newest save that is whole, or now and then one before it; ``None`` where there is none."""
+        """The newest save that is whole, or the one before it, so that a whole one is written over; ``None``: from the start."""
         newest = {w.step: w for w in self._saves if w.run == run}
         whole = [newest[step] for step in sorted(newest) if newest[step].finished]
-        return self._dice.choice((*whole[-2:], whole[-1])) if whole else None
+        before = whole[-2] if len(whole) > 1 else None
+        return self._dice.choice((whole[-1], before)) if whole else None
 
     def _brought(self, segment: Segment, before: Written) -> Path:
         """What all nodes have of a checkpoint, in one directory, as who goes on has to bring it together."""

@@ -1,0 +1,140 @@
+"""What a crash leaves in the middle of a save, and no trainer at its end: however long it lies there, it is no checkpoint.  Pure.
+
+Seen of Hugging Face's Trainer, DeepSpeed and torch, killed in the middle of a save, and of one over an older save of the same name.  Times are
+compared within a directory only; those that a copy without times gives, file after file as fast as they can be read, are no gap.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+from ckptsync.merge.dated import AT_ONCE, SLOW
+from ckptsync.walk import Stat
+from ckptsync.worker.evenness import is_random_state
+
+_S = 10**9
+_DCP_SHARD = re.compile(r"__\d+_\d+\.distcp")
+_SHARD = re.compile(r"(.+/)?(__\d+_\d+\.distcp|[a-z0-9_]+_optim_states\.pt|zero_pp_rank_\d+_[a-z0-9_]+_states\.pt)")
+# what nobody but a trainer writes there; weights and configuration are converted, edited and added by hand
+_STATES = re.compile(rf"optimizer\.(pt|bin)|scheduler\.pt|scaler\.pt|training_args\.bin|(.+/)?\.metadata|{_SHARD.pattern}")
+_WEIGHTS = re.compile(r"(model|pytorch_model|adapter_model)([.-].*)?\.(safetensors|bin)")
+_OF_FIRST = re.compile(r"training_args\.bin|rng_state(_0)?\.pth|pytorch_model_fsdp(_\d+)?(/\.metadata|\.bin)")
+_TEXT = re.compile(
+    r"(config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|adapter_config|(pre)?processor_config|.+\.index)\.json"
+)
+_NEVER_EMPTY = ("chat_template.jinja", "latest", "README.md", "zero_to_fp32.py", "zero_to_torch.py")
+
+
+def half_written(files: Iterable[Stat], unclosed: Iterable[str]) -> str:
+    """A text that the trainer itself writes and that has lost its end: opening it anew empties it first."""
+    torn = (name for name in unclosed if _TEXT.fullmatch(name))
+    empty = (f.path for f in files if f.size == 0 and f.path in _NEVER_EMPTY)
+    return next(torn, "") or next(empty, "")
+
+
+def awaits_its_end(files: Sequence[Stat], *, awaited: bool) -> bool:
+    """Whether rank 0 of Hugging Face's Trainer has begun to write here: then its last file belongs here, too.
+
+    ``awaited``: that it is at work in this output directory.  Else what looks as ``save_pretrained`` leaves it may be just that, and a node
+    without rank 0 holds its ranks' files alone.
+    """
+    if any(_OF_FIRST.fullmatch(f.path) for f in files):
+        return True
+    is_its = awaited or any(is_random_state(f.path) for f in files)
+    return is_its and any(f.path == "config.json" or _WEIGHTS.fullmatch(f.path) for f in files)
+
+
+def two_saves(files: Sequence[Stat], ended: int | None, apart: float) -> str:
+    """Why these are of two saves, the later of which did not come to its end; empty if nothing shows it.
+
+    ``ended``: the mtime (ns) of what the trainer writes last, where that is here.  ``apart``: seconds of rest after which a save is over.
+    """
+    return (
+        (_begun_after(files, ended, apart) if ended is not None else "")
+        or _uneven(files, apart)
+        or _old_random_state(files, apart)
+        or _old_metadata(files, apart)
+    )
+
+
+def stale_metadata(files: Iterable[Stat], tolerance: float = 0.0) -> str:
+    """The name of a ``.metadata`` with shards beside it that are newer by more than ``tolerance`` seconds: DCP replaces it last.
+
+    A little newer they are after a ``cp -r`` too, which is no proof of anything; a save written over an old one is further apart.
+    """
+    there = list(files)
+    ends = [f for f in there if f.path.endswith(".metadata") and is_metadata(f)]
+    newest: dict[str, int] = {}
+    for f in there if ends else ():
+        folder, _, name = f.path.rpartition("/")
+        if _DCP_SHARD.fullmatch(name):
+            newest[folder] = max(newest.get(folder, 0), f.mtime)
+    stale = (f.path for f in ends if newest.get(f.path.rpartition("/")[0], 0) - f.mtime > tolerance * 1e9)
+    return next(stale, "")
+
+
+def is_metadata(file: Stat) -> bool:
+    """Whether it is what torch's distributed checkpoint ends with."""
+    return file.path.rpartition("/")[2] == ".metadata"
+
+
+def _begun_after(files: Iterable[Stat], ended: int, apart: float) -> str:
+    newer = sorted((f for f in files if f.mtime > ended), key=lambda f: f.mtime)
+    before = ended
+    for n, file in enumerate(newer):
+        if _is_gap(before, file, apart if is_random_state(file.path) else AT_ONCE) and (over := _of_a_save(newer[n:])):
+            return f"{over} was written over, and what the trainer writes last was not"
+        before = file.mtime
+    return ""
+
+
+def _of_a_save(newer: Sequence[Stat]) -> str:
+    """One that the trainer has begun to write again.  Weights may be anybody's work, but not with their configuration."""
+    states = (f.path for f in newer if _STATES.fullmatch(f.path) or is_random_state(f.path))
+    weights = (f.path for f in newer if _WEIGHTS.fullmatch(f.path) and any(other.path == "config.json" for other in newer))
+    return next(states, "") or next(weights, "")
+
+
+def _uneven(files: Iterable[Stat], apart: float) -> str:
+    """Of shards of one kind, which ranks write side by side, some are much older than the others."""
+    kinds: defaultdict[str, list[Stat]] = defaultdict(list)
+    for file in files:
+        if _SHARD.fullmatch(file.path):
+            kinds[re.sub(r"\d+", "#", file.path)].append(file)
+    for its in kinds.values():
+        for older, newer in pairwise(sorted(its, key=lambda f: f.mtime)):
+            if _is_gap(older.mtime, newer, apart):
+                return f"{older.path} is of an older save than {newer.path}"
+    return ""
+
+
+def _old_random_state(files: Iterable[Stat], apart: float) -> str:
+    """A rank's random state that is much older than all that is no random state: that rank has not come so far again."""
+    random = [f for f in files if is_random_state(f.path)]
+    rest = [f for f in files if _STATES.fullmatch(f.path) or _WEIGHTS.fullmatch(f.path)]
+    first = min(rest, key=lambda f: f.mtime, default=None)
+    oldest = min(random, key=lambda f: f.mtime, default=None)
+    if first is None or oldest is None or not _is_gap(oldest.mtime, first, apart):
+        return ""
+    return f"{oldest.path} is of an older save"
+
+
+def _old_metadata(files: Sequence[Stat], apart: float) -> str:
+    """torch replaces ``.metadata`` when all shards are there."""
+    for end in files:
+        folder, _, name = end.path.rpartition("/")
+        if name != ".metadata":
+            continue
+        newer = (f for f in files if f.path.rpartition("/")[0] == folder and f.mtime > end.mtime and f.path.endswith(".distcp"))
+        first = min(newer, key=lambda f: f.mtime, default=None)
+        if first is not None and _is_gap(end.mtime, first, apart):
+            return f"{first.path} was written over, and {end.path} was not"
+    return ""
+
+
+def _is_gap(before: int, file: Stat, least: float) -> bool:
+    """Whether more time passed than it takes to write, or to copy, that file."""
+    return file.mtime - before > (least + file.size / SLOW) * _S

@@ -1,0 +1,187 @@
+"""What is left of a save whose trainer was killed in its middle: however long it lies there, it is never thought whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ckptsync.scan import Spot
+from ckptsync.spool.marks import Begun
+from ckptsync.walk import Stat
+from ckptsync.worker.cut_short import awaits_its_end, half_written, two_saves
+from ckptsync.worker.hold import Held, Hold
+from ckptsync.worker.hooked import NOBODY, Hooked
+from ckptsync.worker.looking import Seen
+from ckptsync.worker.order_of_writing import is_awaited
+from ckptsync.worker.resting import at_rest
+from ckptsync.worker.settle import TRAINER_STATE, Evidence, Rule, Sighting, TrainerState, judge
+from tests.replays import Stage, trainers
+from tests.test_worker_replays import played
+
+RULE = Rule(quiet=10, unmarked=60, doubtful=600)
+S = 10**9
+MIB = 1 << 20
+A = {
+    "config.json": 100.0,
+    "model.safetensors": 100.1,
+    "training_args.bin": 100.2,
+    "optimizer.pt": 100.3,
+    "rng_state_0.pth": 100.4,
+    "trainer_state.json": 100.5,
+}
+
+
+def of(told: dict[str, float], size: int = 1) -> tuple[Stat, ...]:
+    return tuple(Stat(name, size, int(at * S), n, 0) for n, (name, at) in enumerate(told.items()))
+
+
+def trainer(told: dict[str, float], **more: object) -> Evidence:
+    state = TrainerState(4, int(told["trainer_state.json"] * S)) if "trainer_state.json" in told else None
+    return replace(Evidence("trainer", 4, of(told), state=state), **more)  # type: ignore[arg-type]
+
+
+def is_ever_settled(evidence: Evidence) -> bool:
+    return judge(evidence, Sighting(evidence.files, 0.0), 1e9, RULE).settled
+
+
+def over(*names: str) -> dict[str, float]:
+    """The old save, and what another wrote of it ten minutes later before it was killed."""
+    return A | {name: 700.0 + n / 10 for n, name in enumerate(names)}
+
+
+NAMES = [name for name in trainers() if name != "only the model"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_kill_leaves_of_a_first_save_is_never_taken(tmp_path: Path, name: str) -> None:
+    *before, (_, last) = played(tmp_path, trainers()[name])
+    begun = [
+        (done, replace(one, awaited=True)) for done, one in before if one.state is None and awaits_its_end(one.files, awaited=True)
+    ]
+    taken = [done for done, one in begun if is_ever_settled(one)]
+    assert begun
+    assert taken == []
+    assert is_ever_settled(last)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_kill_leaves_of_a_save_over_an_old_one_is_never_taken(tmp_path: Path, name: str) -> None:
+    script, stage = trainers()[name], Stage(tmp_path)
+    played(tmp_path, script, stage)
+    old, stage.now = stage.now, stage.now + 1000 * S
+    *before, (_, last) = played(tmp_path, script, stage)
+    taken = [done for done, one in before if is_ever_settled(one) and not is_whole_but_for_texts(one, old)]
+    assert taken == []
+    assert is_ever_settled(last)
+
+
+def is_whole_but_for_texts(one: Evidence, old: int) -> bool:
+    """Whether nothing but whole texts are of the later save: of one training they say what they said before."""
+    newer = [f.path for f in one.files if f.mtime > old]
+    return (
+        not one.unclosed
+        and all(f.size for f in one.files)
+        and all(n.endswith((".json", ".jinja")) for n in newer)
+        and TRAINER_STATE not in newer
+    )
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        (("optimizer.pt",), "optimizer.pt was written over"),
+        (("rng_state_0.pth",), "rng_state_0.pth was written over"),
+        (("config.json", "model.safetensors"), "model.safetensors was written over"),
+        (
+            ("config.json", "model.safetensors", "training_args.bin", "optimizer.pt", "trainer_state.json"),
+            "rng_state_0.pth is of an older save",
+        ),
+    ],
+)
+def test_a_save_over_an_old_one_that_was_cut_short_says_which_file_tells(names: tuple[str, ...], why: str) -> None:
+    found = trainer(over(*names))
+    verdict = judge(found, Sighting(found.files, 0.0), 1e9, RULE)
+    assert not verdict.settled
+    assert verdict.reason.startswith(why)
+
+
+def test_what_people_and_callbacks_do_to_a_finished_checkpoint_only_delays_it() -> None:
+    for names in (
+        ("config.json",),
+        ("model.safetensors",),
+        ("pytorch_model.bin",),
+        ("config.json", "tokenizer.json"),
+        ("notes.pt",),
+    ):
+        assert is_ever_settled(trainer(over(*names)))
+    assert is_ever_settled(trainer(over("optimizer.pt"), hook="marked"))
+    assert is_ever_settled(trainer(over("optimizer.pt"), stable=True))
+    assert is_ever_settled(trainer(over("optimizer.pt"), fresh=True))  # a clock was set while we looked on
+
+
+def test_a_copy_without_times_is_no_mixture_however_slow_it_was() -> None:
+    at, told = 0.0, {}
+    for name in ("trainer_state.json", "rng_state_0.pth", "optimizer.pt", "config.json", "model.safetensors", "training_args.bin"):
+        at += 1000 * MIB / (50 << 20) if name.endswith((".pt", ".safetensors")) else 0.1
+        told[name] = at
+    files = tuple(replace(f, size=1000 * MIB if f.path.endswith((".pt", ".safetensors")) else 9) for f in of(told))
+    assert two_saves(files, files[0].mtime, 60.0) == ""
+
+
+def test_shards_of_two_saves_are_told_by_the_time_between_them_on_any_node() -> None:
+    shards = {
+        "global_step4/zero_pp_rank_2_mp_rank_00_optim_states.pt": 100.0,
+        "global_step4/zero_pp_rank_3_mp_rank_00_optim_states.pt": 700.0,
+    }
+    assert "is of an older save" in two_saves(of(shards), None, 60.0)
+    assert two_saves(of(dict.fromkeys(shards, 100.0)), None, 60.0) == ""
+    sharded = {"step-4/.metadata": 100.0, "step-4/__0_0.distcp": 700.0, "step-4/__1_0.distcp": 700.1}
+    assert two_saves(of(sharded), None, 60.0) == "step-4/__0_0.distcp was written over, and step-4/.metadata was not"
+
+
+def test_a_wait_for_other_nodes_is_no_gap() -> None:
+    """Ranks whose own shards are written wait at a barrier for those of a slow disk elsewhere."""
+    late = {"optimizer_0/__0_0.distcp": 100.0, "optimizer_0/.metadata": 1900.0, "scheduler.pt": 1900.1, "rng_state_0.pth": 1900.2}
+    assert two_saves(of(late | {"trainer_state.json": 1900.3}), 1900_300_000_000, 60.0) == ""
+
+
+def test_weights_alone_are_waited_for_only_where_the_trainer_writes() -> None:
+    model = {"config.json": 1.0, "model.safetensors": 1.1}
+    assert is_ever_settled(trainer(model))
+    assert not is_ever_settled(trainer(model, awaited=True))
+    assert not is_ever_settled(trainer(model | {"training_args.bin": 1.2}))
+    assert judge(trainer(model, awaited=True), Sighting(of(model), 0.0), 1.0, Rule(0, 0, 0)).settled  # somebody pushes it by hand
+
+
+def test_a_node_without_rank_0_has_no_end_of_its_own() -> None:
+    part = {"pytorch_model_fsdp_0/__2_0.distcp": 1.0, "rng_state_2.pth": 1.1, "notes.txt": 1.2}
+    assert is_ever_settled(trainer(part, awaited=True))
+    assert not is_ever_settled(trainer(part | {"pytorch_model_fsdp_0/.metadata": 1.0}))
+    assert not is_ever_settled(trainer(part | {"model.safetensors": 1.0}))
+
+
+def test_a_text_of_the_trainer_s_own_that_was_emptied_is_half_written() -> None:
+    assert half_written(of({"config.json": 1.0}), ("config.json", "metrics.json")) == "config.json"
+    assert half_written(of({"chat_template.jinja": 1.0}, size=0), ()) == "chat_template.jinja"
+    assert half_written(of({"metrics.json": 1.0}, size=0), ("metrics.json",)) == ""
+
+
+def test_what_was_cut_short_is_not_at_rest_either() -> None:
+    found = trainer(over("optimizer.pt"), later=True)
+    assert at_rest(found, Sighting(found.files, 0.0), 30.0, RULE) == 0
+    assert at_rest(trainer(A), Sighting(of(A), 0.0), 5.0, RULE) > 0
+
+
+def test_a_checkpoint_beside_it_or_the_hook_tells_who_trains(tmp_path: Path) -> None:
+    seen = Seen(
+        "run",
+        Spot("checkpoint-1", "trainer", tmp_path),
+        Hold("checkpoint-1", "trainer", {TRAINER_STATE: Held(of(A)[0], tmp_path, is_pinned=False)}),
+        None,
+    )
+    begun = Begun("t", 0, 1, 1, "host", 1, "1", "boot", 1.0, trainer="transformers 5.23.0")
+    assert is_awaited([seen], NOBODY)
+    assert is_awaited([], Hooked((begun,)))
+    assert not is_awaited([replace(seen, hold=Hold("checkpoint-1", "trainer", {}))], Hooked((replace(begun, trainer="mine 1"),)))
