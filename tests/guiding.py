@@ -52,6 +52,8 @@ TRAINING = {
         "TORCH_EXTENSIONS_DIR", f"{Path.home()}/.cache/ckptsync/torch"
     ),  # DeepSpeed compiles, once
     "PYTHONWARNINGS": "ignore",
+    "RAY_ADDRESS": "local",  # a cluster of its own, whatever runs on this machine
+    "RAY_USAGE_STATS_ENABLED": "0",
 }
 PROGRAMS = {
     "ckptsync": f'exec "{sys.executable}" -m ckptsync "$@"',

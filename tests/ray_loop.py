@@ -113,7 +113,9 @@ def main(home: Path) -> None:
 
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     hook = {"worker_process_setup_hook": "ckptsync.hooks.ray.setup_worker"}
-    ray.init(num_cpus=3, object_store_memory=100_000_000, include_dashboard=False, _temp_dir=str(home / "t"), runtime_env=hook)
+    ray.init(
+        "local", num_cpus=3, object_store_memory=100_000_000, include_dashboard=False, _temp_dir=str(home / "t"), runtime_env=hook
+    )
     told = {"awaiting": ray.get(ray.remote(awaiting).remote()), "reported": reported(home), "unfit": unfit(home)}
     ray.shutdown()
     print(json.dumps(told))
