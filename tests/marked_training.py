@@ -5,6 +5,8 @@
     step-1   both ranks save and mark
     step-2   rank 0 marks long before rank 1 has written its part
     step-3   the same, and rank 1 dies before it has
+    lonely/step-1   rank 1 has nothing of it on its own disk, and marks it all the same
+    silent/step-1, silent/step-2   rank 1 never marks anything there
 
 What each call returned, and which pins there were then, is in DIR/said-R.jsonl.
 """
@@ -39,8 +41,20 @@ def main(out: Path) -> None:
             pins = sorted(p.name for p in (out / "_ckptsync" / "pins").glob("[!.]*"))
             print(json.dumps([step, done, pins]), file=log, flush=True)
 
+        def elsewhere() -> None:
+            for name in ("lonely/step-1", "silent/step-1", "silent/step-2"):
+                if rank == 0:
+                    shutil.copytree(out / "step-1", out / name)
+            if rank == 1:
+                mark_saved(out / "node1" / "lonely" / "step-1", strict=True)
+            dist.barrier()
+            if rank == 0:
+                for name in ("lonely/step-1", "silent/step-1", "silent/step-2"):
+                    mark_saved(out / name, strict=True)
+
         dcp.save({"weights": weights}, checkpoint_id=str(out / "step-1"))  # type: ignore[attr-defined]
         mark(1)
+        elsewhere()
         for step in (2, 3):
             dist.barrier()
             if rank == 0:

@@ -224,6 +224,9 @@ def test_two_real_ranks_keep_what_both_have_marked_and_never_what_one_has(tmp_pa
     found = commits(tmp_path)
     assert set(found) == {"step-1.0", "step-2.0"}
     assert all(set(c.files) == {".metadata", "__0_0.distcp", "__1_0.distcp"} and c.ranks == (0, 1) for c in found.values())
+    assert commits(tmp_path / "lonely")["step-1.0"].ranks == (0,), "rank 1 has said that it has nothing of it"
+    assert commits(tmp_path / "silent") == {}
+    assert done.stderr.count("other ranks have never said") == 1
 
 
 def test_a_part_that_is_marked_too_early_for_all_is_completed_by_its_files_or_never(tmp_path: Path) -> None:

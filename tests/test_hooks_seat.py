@@ -186,3 +186,12 @@ def test_what_started_this_process_says_its_rank(
 ) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     assert this_rank(environment) == expected
+
+
+def test_marks_of_saves_that_are_gone_do_not_pile_up(tmp_path: Path) -> None:
+    (only,) = seats(1)
+    for step in range(130):
+        assert mark(only, tmp_path, f"checkpoint-{step}")
+        shutil.rmtree(tmp_path / f"checkpoint-{step}")
+        shutil.rmtree(tmp_path / "_ckptsync" / "pins" / f"checkpoint-{step}.0")
+    assert len(list((tmp_path / "_ckptsync" / "saves").iterdir())) <= 65

@@ -33,6 +33,7 @@ _STARTERS = (  # rank and number of processes, as torchrun, DeepSpeed and accele
     ("PMI_RANK", "PMI_SIZE"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
+_TIDY_EVERY = 64  # saves
 _TRAINERS = ("lightning", "pytorch_lightning", "deepspeed", "accelerate", "torchtitan", "torch")
 
 
@@ -146,6 +147,8 @@ class Seat:
             return True  # somebody said so before
         source = Source(spot.name, spot.path, lambda path: walk(path, spot.only))
         pin(here, source, parts.commit(self._begun, save, spot.name, spot.step or 0, ranks), say)
+        if sum(self._saved.values()) % _TIDY_EVERY == 0:
+            whereabouts.forget_saves(here.spool)
         return bool(files)
 
     def _rewrite(self, here: Here, begun: Begun) -> None:
