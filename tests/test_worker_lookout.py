@@ -173,6 +173,19 @@ def test_what_was_done_before_is_fresh_no_more(tmp_path: Path) -> None:
     assert its.watched()[0].found.left is None
 
 
+def test_what_was_cut_short_is_fresh_no_more_when_another_save_writes_over_it(tmp_path: Path) -> None:
+    its = lookout(tmp_path)
+    its.look(0.0)
+    lay(tmp_path, {"m/__0_0.distcp": b"half"})
+    told = []
+    for now, wrote in ((1.0, b"half"), (30.0, b"whole"), (100.0, b"other")):
+        lay(tmp_path, {"m/__0_0.distcp": wrote}, now)
+        its.look(now)
+        evidence = its.watched()[0].evidence
+        told.append(evidence is not None and evidence.fresh)
+    assert told == [True, True, False]
+
+
 def test_what_was_not_all_pinned_when_rotation_came_is_not_thought_whole(tmp_path: Path) -> None:
     source = lay(tmp_path, ONE)
     lookout(tmp_path).look(0.0)

@@ -213,11 +213,11 @@ class Lookout:
         )
 
     def _is_fresh(self, one: Seen, before: Watched | None, sighting: Sighting) -> bool:
-        """Whether nothing of it was there at an earlier look, and it has not been written over since it was settled."""
+        """Whether nothing of it was there at an earlier look, and it has not been written over since it was settled, or had been cut short."""
         if before is None:
             return one.k == 0 and one.run in self._looked_at
-        is_over = before.found.settled and before.sighting != sighting
-        return before.evidence is not None and before.evidence.fresh and not is_over
+        is_old = before.found.settled or sighting.since - before.sighting.since >= self._rule.unmarked
+        return before.evidence is not None and before.evidence.fresh and (before.sighting == sighting or not is_old)
 
     def _judged(
         self, one: Seen, before: Watched | None, sighting: Sighting, facts: _Facts, now: float
