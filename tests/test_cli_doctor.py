@@ -105,7 +105,6 @@ PLANTED: dict[str, tuple[str, dict[str, str]]] = {
     "master-loopback": ("", {"MASTER_ADDR": "127.0.0.1"}),
     "master-unknown": ("", {"MASTER_ADDR": "no.such.host.invalid"}),
     "interface-missing": ("", {"NCCL_SOCKET_IFNAME": "ens99"}),
-    "interface-loopback": ("", {"GLOO_SOCKET_IFNAME": "lo"}),
     "network-differs": ("", {"NCCL_IB_DISABLE": "1"}),
     "ranks-differ": ("", {"NPROC_PER_NODE": "2"}),
     "few-files": ("ulimit -n 512", {}),
@@ -196,9 +195,34 @@ def test_a_store_that_is_read_only_is_found_and_is_the_stores_exit_code(store: P
     assert "mount it for writing" in " ".join(f["hint"] for f in told["findings"])
 
 
-def test_a_store_that_is_not_mounted_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    told = asked(capsys, "-c", config(tmp_path), "--python", sys.executable)
-    assert "store-absent" in kinds(told)
+@needs_namespaces
+def test_a_store_that_is_not_mounted_is_found(store: Path, tmp_path: Path, python: str) -> None:
+    (tmp_path / "fstab").write_text(f"# ours\nhead:/srv {store} nfs4 hard 0 0\n")
+    told = doctor(["-c", config(tmp_path), "--python", python], f"mount --bind {tmp_path}/fstab /etc/fstab")
+    assert [(f["kind"], f["subject"]) for f in told["findings"] if f["kind"] == "not-mounted"] == [("not-mounted", str(store))]
+    assert told["exit_code"] == 4
+    there = f"mount --bind {tmp_path}/fstab /etc/fstab; mount -t tmpfs -o size=1g tmpfs {store}"
+    assert "not-mounted" not in kinds(doctor(["-c", config(tmp_path), "--python", python], there))
+
+
+def test_a_store_that_is_to_begin_is_made_by_who_says_what_it_is_and_by_nobody_else(
+    tmp_path: Path, python: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked(capsys, "-c", config(tmp_path), "--python", python)
+    assert not (tmp_path / "store").exists()
+    told = asked(capsys, "-c", config(tmp_path), "--python", python, "--publish")
+    assert told["published"]
+    assert (tmp_path / "store/.ckptsync/store.json").is_file()
+
+
+def test_a_store_that_was_served_and_has_gone_is_not_made_anew(
+    tmp_path: Path, python: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = config(tmp_path)
+    (tmp_path / "out/run/_ckptsync").mkdir()
+    (tmp_path / "out/run/_ckptsync/store").write_text(f"{tmp_path}/store\n")
+    told = asked(capsys, "-c", file, "--python", python, "--publish")
+    assert (kinds(told), told["exit_code"]) == (["not-published", "store-absent"], 4)
     assert not (tmp_path / "store").exists()
 
 
@@ -245,7 +269,8 @@ def test_without_a_store_or_a_node_that_spoke_there_is_nothing_to_compare(
 
 
 def test_warnings_are_printed_and_end_with_0_unless_strict(tmp_path: Path, python: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["doctor", "-c", str(config(tmp_path)), "--python", python]
+    (tmp_path / "worker.yaml").write_text(f"store: {{url: {tmp_path}/gone/store}}\nworker: {{runs: [{{path: {tmp_path}/soon}}]}}\n")
+    words = ["doctor", "-c", str(tmp_path / "worker.yaml"), "--python", python]
     assert main(words) == 0
     text = capsys.readouterr().out
     assert re.search(r"^WARN  \S+: .*store: not there\n      why: .*\n      do:  .*mounted", text, re.MULTILINE)
@@ -254,8 +279,16 @@ def test_warnings_are_printed_and_end_with_0_unless_strict(tmp_path: Path, pytho
 
 
 def test_who_is_to_say_what_it_is_and_cannot_fails(tmp_path: Path, python: str, capsys: pytest.CaptureFixture[str]) -> None:
-    told = asked(capsys, "--publish", tmp_path / "none", "--python", python)
-    assert (kinds(told), told["exit_code"], told["published"]) == (["not-published", "store-absent"], 4, None)
+    (tmp_path / "file").touch()
+    told = asked(capsys, "--publish", tmp_path / "file/store", "--python", python)
+    assert "not-published" in kinds(told)
+    assert (told["exit_code"], told["published"]) == (4, None)
+
+
+def test_a_node_that_is_alone_is_told_so(store: Path, python: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asked(capsys, "--publish", store, "--python", python)
+    told = asked(capsys, store)
+    assert ("one-node" in kinds(told), told["exit_code"]) == (True, 0)
 
 
 def test_a_python_without_torch_is_not_the_one_that_trains(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

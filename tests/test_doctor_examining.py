@@ -49,7 +49,8 @@ def test_a_sound_store_is_left_as_it_was_and_tells_the_time(tmp_path: Path) -> N
 
 
 def test_a_store_that_is_not_there_is_a_warning_unless_it_was_served_before(tmp_path: Path) -> None:
-    url = str(tmp_path / "store")
+    assert examining.store(place(str(tmp_path / "soon")), "n0", []) == examining.Answer(())
+    url = str(tmp_path / "gone/store")
     out = tmp_path / "out"
     (out / "_ckptsync").mkdir(parents=True)
     assert [(f.level, f.kind) for f in examining.store(place(url), "n0", [out]).findings] == [("warn", "store-absent")]

@@ -55,5 +55,21 @@ def test_a_driver_of_an_older_major_cuda_than_torchs_is_found() -> None:
     assert planted(driver_cuda="12.4") == [], "within a major version the driver runs what is newer"
 
 
+def test_gpus_that_are_named_where_there_are_none_are_found() -> None:
+    assert visible(Node("n", gpus=(), variables={"CUDA_VISIBLE_DEVICES": "0,1"})) == 2
+    planted_there = {"CUDA_VISIBLE_DEVICES": "0,1", "NPROC_PER_NODE": "4"}
+    none = [
+        n | {"gpus": [], "driver": "", "driver_cuda": "", "variables": {**n["variables"], "CUDA_VISIBLE_DEVICES": ""}}
+        for n in pair()
+    ]
+    assert kinds(*none) == []
+    none[1]["variables"] |= planted_there
+    assert kinds(*none) == [
+        ("fail", "gpus-not-there", "CUDA_VISIBLE_DEVICES"),
+        ("fail", "gpus-too-few", "NPROC_PER_NODE"),
+        ("warn", "ranks-differ", "NPROC_PER_NODE"),
+    ]
+
+
 def test_nodes_without_gpus_train_on_their_cpus() -> None:
     assert kinds(*(n | {"gpus": [], "driver": "", "driver_cuda": ""} for n in pair())) == []

@@ -3,22 +3,28 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.doctor.interpreters import ask, training_python
+from ckptsync.doctor.interpreters import ask, ask_one, candidates
 from ckptsync.errors import ConfigError
 from tests.doctor_real import environment
 
 
-def test_the_python_that_trains_is_the_given_one_or_the_active_one_or_the_first_in_path(tmp_path: Path) -> None:
+def test_the_python_that_trains_is_of_the_active_environment_or_the_first_in_path(tmp_path: Path) -> None:
     for name in ("venv", "conda", "bin"):
         (tmp_path / name / "bin").mkdir(parents=True)
         (tmp_path / name / "bin/python").touch()
     (tmp_path / "bin/python3").touch(0o755)
     both = {"VIRTUAL_ENV": str(tmp_path / "venv"), "CONDA_PREFIX": str(tmp_path / "conda"), "PATH": str(tmp_path / "bin")}
-    assert training_python("/given", both) == "/given"
-    assert training_python("", both) == str(tmp_path / "venv/bin/python")
-    assert training_python("", {**both, "VIRTUAL_ENV": "/gone"}) == str(tmp_path / "conda/bin/python")
-    assert training_python("", {"PATH": str(tmp_path / "bin")}) == str(tmp_path / "bin/python3")
-    assert training_python("", {"PATH": "/nowhere"}) == sys.executable
+    assert candidates(both) == (str(tmp_path / "venv/bin/python"),)
+    assert candidates({**both, "VIRTUAL_ENV": "/gone"}) == (str(tmp_path / "conda/bin/python"),)
+    assert candidates({"PATH": str(tmp_path / "bin")}) == (str(tmp_path / "bin/python3"), sys.executable)
+    assert candidates({"PATH": "/nowhere"}) == (sys.executable,)
+
+
+def test_of_several_the_first_is_asked_that_has_torch(tmp_path: Path) -> None:
+    without = environment(tmp_path / "without", {"ray": "2.55.0"})
+    having = environment(tmp_path / "having", {"torch": "2.8.0"})
+    assert ask_one([without, having])["prefix"] == str(tmp_path / "having")
+    assert ask_one([without, without])["prefix"] == str(tmp_path / "without")
 
 
 def test_another_environment_is_asked_by_its_own_python(tmp_path: Path) -> None:

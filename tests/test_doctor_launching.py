@@ -5,7 +5,8 @@ from tests.doctor_nodes import kinds, pair, planted
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("NNODES", "3"), ("MASTER_ADDR", "10.0.0.9"), ("MASTER_PORT", "29501"), ("RDZV_ID", "job")]
+    ("name", "value"),
+    [("NNODES", "3"), ("MASTER_ADDR", "10.0.0.9"), ("MASTER_PORT", "29501"), ("RDZV_ID", "job"), ("USE_RAY", "1")],
 )
 def test_what_must_be_equal_is_found_where_it_is_not(name: str, value: str) -> None:
     assert ("fail", "launch-differs", name) in planted(variables={name: value})
@@ -54,6 +55,14 @@ def test_a_master_that_no_other_node_reaches_is_found(address: str) -> None:
     nodes = [n | {"master": {"addresses": [address], "is_here": True, "port": "free"}} for n in pair()]
     assert kinds(*nodes) == [("fail", "master-loopback", "MASTER_ADDR")] * 2
     assert [f.kind for f in alone(nodes[1])] == ["master-loopback"]
+
+
+def test_two_nodes_on_one_machine_reach_each_other_by_loopback() -> None:
+    here = {"master": {"addresses": ["127.0.0.1"], "is_here": True, "port": "free"}, "boot": "boot", "network": "4026531840"}
+    nodes = [n | here | {"variables": {**n["variables"], "GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "localhost"}} for n in pair()]
+    assert kinds(*nodes) == []
+    nodes[1]["network"] = "4026532000"
+    assert {kind for _, kind, _ in kinds(*nodes)} == {"master-loopback", "interface-loopback"}
 
 
 def test_a_master_that_is_not_known_or_does_not_answer_is_found() -> None:

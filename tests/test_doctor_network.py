@@ -54,6 +54,11 @@ def test_an_interface_of_another_node_or_of_none_is_found(pair: Pair) -> None:
     assert pair.found(1, GLOO_SOCKET_IFNAME="eth9") == [("interface-missing", "GLOO_SOCKET_IFNAME")]
 
 
+def test_what_goes_over_loopback_is_found(pair: Pair) -> None:
+    assert ("interface-loopback", "GLOO_SOCKET_IFNAME") in pair.found(1, GLOO_SOCKET_IFNAME="lo")
+    assert ("master-loopback", "MASTER_ADDR") in pair.found(1, MASTER_ADDR="127.0.0.1")
+
+
 def test_a_link_of_another_mtu_is_found(pair: Pair) -> None:
     pair.network.nodes[1].ip("link", "set", TRAIN, "mtu", "1400")
     assert pair.found(1) == [("links-differ", "GLOO_SOCKET_IFNAME: mtu"), ("links-differ", "NCCL_SOCKET_IFNAME: mtu")]

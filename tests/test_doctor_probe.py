@@ -139,9 +139,7 @@ def test_where_a_container_hides_those_files_nvidia_smi_is_asked(tmp_path: Path,
         '#!/bin/sh\ncase "$1" in --query-gpu=name) echo "NVIDIA H200"; echo "NVIDIA H200";; *) echo 570.124.06; echo 570.124.06;; esac\n'
     )
     program.chmod(0o755)
-    (tmp_path / "nvidiactl").touch()
     monkeypatch.setattr(probe, "NVIDIA", tmp_path / "none")
-    monkeypatch.setattr(probe, "CONTROL", tmp_path / "nvidiactl")
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     told = probe.gather()
     assert (told["gpus"], told["driver"]) == (["NVIDIA H200"] * 2, "570.124.06")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -77,6 +78,9 @@ def _examined(args: argparse.Namespace) -> Report:
     rate = pacing.mean(here.config.limits.bandwidth) if here.config else None
     asked = Asked(here.node, os.geteuid(), examining.expected(here.model, here.training), rate)
     found += examining.outputs(here.outputs, asked)
+    if args.publish and here.place:
+        with contextlib.suppress(CkptsyncError):  # found again, and told, when it is looked at
+            examining.begin(here.place, here.outputs)
     answer = examining.store(here.place, here.node, here.outputs) if here.place else examining.Answer(())
     facts, more = _asked(args, here, answer.clock)
     url = here.place.url if here.place else ""
@@ -133,6 +137,11 @@ def _nodes(store: Store, args: argparse.Namespace) -> tuple[tuple[str, ...], lis
     asked = [one for one in said if not args.job or one.get("job") == args.job]
     groups = [*publishing.jobs(asked), *publishing.trainings(publishing.living(store, time.time(), _fresh(args.fresh))).values()]
     found = [finding for group in groups for finding in compare(group)]
+    if len(groups) == 1 and len(groups[0]) == 1 and not found:
+        (one,) = groups[0]
+        why = "what differs is found between nodes; one under whose path for the store another disk lies is never seen here"
+        hint = "run `ckptsync doctor --publish` on each node, then compare again"
+        found.append(Finding("warn", "one-node", (str(one["node"]),), store.url, "no other node has said what it is", why, hint))
     found += [refusal(e, "unreadable-facts", "", store.url, "that node is not compared") for e in odd]
     return tuple(sorted({str(facts["node"]) for group in groups for facts in group})), found
 
@@ -159,10 +168,18 @@ def _here(args: argparse.Namespace) -> _Here:
     source = Path(args.config)
     os.environ.update(variables(source))  # as the service: systemd gives it these, and not this shell's
     config = load(source)
-    served = [run.path for run in output_directories(config.worker.runs, config.store.url).runs] if "worker" in config.roles else []
+    served = _served(config) if "worker" in config.roles else []
     place = Place(config.store.url, config.store.options, reach.limits(config.limits), deletes=_lets_go(config))
     outputs = tuple(dict.fromkeys(Path(p).absolute() for p in (*served, *given)))
     return _Here(args.node or config.node or node_id(), place, config, outputs, said, model)
+
+
+def _served(config: Config) -> list[str]:
+    try:
+        return [run.path for run in output_directories(config.worker.runs, config.store.url).runs]
+    except OSError as e:
+        hint = "run the worker, and doctor, as the user who trains"
+        raise ConfigError(f"worker.runs: {e.filename}: {(e.strerror or str(e)).lower()}", hint=hint) from e
 
 
 def _lets_go(config: Config) -> bool:
@@ -171,10 +188,10 @@ def _lets_go(config: Config) -> bool:
 
 
 def _facts(args: argparse.Namespace, here: _Here, clock: float | None) -> dict[str, Any]:
-    python = interpreters.training_python(args.python)
+    pythons = [args.python] if args.python else interpreters.candidates()
     model = str(Path(here.model).absolute()) if here.model and Path(here.model).is_dir() else ""
     shared = [str(path) for path in here.outputs] if args.publish else []
-    told = interpreters.ask(python, places=shared, node=here.node, model=model)
+    told = interpreters.ask_one(pythons, places=shared, node=here.node, model=model)
     return {**told, "training": dict(here.training), "clock": clock, "job": args.job}
 
 

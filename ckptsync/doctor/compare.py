@@ -31,7 +31,7 @@ def _all(nodes: Sequence[Node]) -> Iterator[Finding]:
     yield from launching.misled(nodes)
     if len(nodes) < 2:
         return
-    for node in nodes:
+    for node in [] if launching.share_a_network(nodes) else nodes:
         yield from networking.reaching(node)
     for compared in (
         versions.differing,

@@ -20,7 +20,7 @@ from ckptsync.errors import CkptsyncError, StoreError
 from ckptsync.records.names import clock_name
 from ckptsync.stores.contract import Store
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.opening import bare, has_root
+from ckptsync.stores.opening import bare, create_store, has_root
 from ckptsync.stores.urls import Remote, located
 from ckptsync.walk import OURS
 from ckptsync.worker.clock import measure
@@ -86,6 +86,9 @@ def store(place: Place, node: str, outputs: Iterable[Path]) -> Answer:
         return Answer((*refused, *here)) if refused else Answer(here, found, _clock(found, node))
     except CkptsyncError as e:
         return Answer((refusal(e, "store-unreachable", node, place.url, _NOTHING),))
+    except OSError as e:
+        error = StoreError(f"{e.filename or place.url}: {(e.strerror or str(e)).lower()}", hint="look at the directories above it")
+        return Answer((refusal(error, "store-unreachable", node, place.url, _NOTHING),))
 
 
 def _clock(store: Store, node: str) -> float:
@@ -97,25 +100,42 @@ def _clock(store: Store, node: str) -> float:
             store.delete(clock_name(name))
 
 
+def begin(place: Place, outputs: Iterable[Path]) -> None:
+    """Make a store that is not there yet, as the first worker would; one that was there before is waited for.  Raises CkptsyncError."""
+    where = located(place.url)
+    if there(place) is None and not _served(where, outputs):
+        create_store(place.url, _options(place), replace(place.limits, patience=0.0))
+
+
+def _options(place: Place) -> Mapping[str, object]:
+    return options_for(place.url, place.options) if isinstance(located(place.url), Remote) else {}
+
+
+def _served(where: Path | Remote, outputs: Iterable[Path]) -> list[Path]:
+    """Output directories whose worker has served that very store."""
+    return [
+        path for path in outputs if _text(path / OURS / "store").strip() == (where.url if isinstance(where, Remote) else str(where))
+    ]
+
+
 def there(place: Place) -> Store | None:
     """What is there, without asking whether it is one of ours yet; nothing is tried twice."""
     where = located(place.url)
     if isinstance(where, Path) and not where.is_dir():
         return None
-    found = bare(
-        place.url, options_for(place.url, place.options) if isinstance(where, Remote) else {}, replace(place.limits, patience=0.0)
-    )
+    found = bare(place.url, _options(place), replace(place.limits, patience=0.0))
     return found if has_root(found) else None
 
 
 def _absent(url: str, node: str, outputs: Iterable[Path]) -> Iterator[Finding]:
-    served = [path for path in outputs if _text(path / OURS / "store").strip() == str(located(url))]
+    where = located(url)
+    served = _served(where, outputs)
     hint = "is the file system mounted, and the URL right?"
     if served:
         what = f"not there, and was when {served[0]} was last served"
         yield Finding("fail", "store-absent", (node,), url, what, "the worker waits for it to come back", hint, STORAGE)
-    else:
-        why = "the first worker makes it: below a mount point that nothing is mounted on, that is this machine's own disk"
+    elif isinstance(where, Remote) or not where.parent.is_dir():
+        why = "the first worker makes it, and what is missing above it: where a file system should be mounted, that is this machine's own disk"
         yield Finding("warn", "store-absent", (node,), url, "not there", why, f"{hint}  `mkdir` it where it belongs", STORAGE)
 
 
@@ -125,8 +145,9 @@ def _here(url: str, node: str, outputs: Iterable[Path]) -> Iterator[Finding]:
     if isinstance(where, Remote):
         return
     asked = Asked(node, os.geteuid())
+    yield from places.unmounted(where, asked)
     yield from places.mounted(where, asked)
-    newest = [found for path in outputs if path.is_dir() and (found := places.last_two(path)[0])]
+    newest = [found for path in outputs if places.is_there(path) and (found := places.last_two(path)[0])]
     yield from places.space(where, max(newest, key=places.size, default=None), asked)
     umask = int(
         next((line.split()[1] for line in _text(Path("/proc/self/status")).splitlines() if line.startswith("Umask:")), "0"), 8
@@ -138,11 +159,12 @@ def _here(url: str, node: str, outputs: Iterable[Path]) -> Iterator[Finding]:
 
 def outputs(paths: Iterable[Path], asked: Asked) -> Iterator[Finding]:
     """Output directories that are there, and the room for those that are not yet."""
-    present = [path for path in paths if path.is_dir()]
+    present = [path for path in paths if places.is_there(path)]
     for path in present:
         yield from places.wrong(path, asked)
     for path in paths:
         if path not in present and (above := next((p for p in path.parents if p.is_dir()), None)):
+            yield from places.unmounted(path, asked)
             yield from places.space(above, None, asked)
     yield from watching.short(asked.node, present)
 

@@ -9,21 +9,21 @@ from ckptsync.doctor.findings import Finding
 from ckptsync.doctor.nodes import Node, grouped, told
 
 _HANG = "ranks without a GPU of their own fail or share one, and the others wait for them"
+_VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_ANY = 1 << 30
 _NUMBER = re.compile(r"[0-9]{1,4}")
 
 
 def visible(node: Node) -> int | None:
-    """How many GPUs a process that starts there sees; ``None`` where nobody knows.
+    """How many GPUs a process that starts there sees; where no GPU is known of, how many it is told of; ``None`` where nobody knows.
 
     As CUDA reads CUDA_VISIBLE_DEVICES: entries up to the first that is no device count (CUDA C++ Programming Guide, "CUDA Environment Variables").
     """
     if node.gpus is None:
         return None
-    count = len(node.gpus)
-    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"):
-        if name in node.variables:
-            count = min(count, len(_chosen(node.variables[name], len(node.gpus))))
-    return count
+    told = [node.variables[name] for name in _VISIBLE if name in node.variables]
+    counts = [len(_chosen(text, len(node.gpus) or _ANY)) for text in told]
+    return min([*counts, len(node.gpus)] if node.gpus else counts, default=0)
 
 
 def _chosen(text: str, there: int) -> list[str]:
@@ -48,16 +48,25 @@ def alone(node: Node) -> Iterator[Finding]:
     seen, wanted, there = visible(node), node.variables.get("NPROC_PER_NODE", ""), len(node.gpus or ())
     if seen is None or node.within:
         return
-    if _NUMBER.fullmatch(wanted) and seen < int(wanted) and there:
-        what = f"{wanted} processes are to start, {seen} of {there} GPUs are visible"
+    is_told = any(node.variables.get(name) for name in _VISIBLE)
+    if _NUMBER.fullmatch(wanted) and seen < int(wanted) and (there or is_told):
+        what = f"{wanted} processes are to start, {seen} GPUs are visible, {there} are there"
         hint = "set NPROC_PER_NODE and CUDA_VISIBLE_DEVICES so that both count the same GPUs"
         yield Finding("fail", "gpus-too-few", (node.name,), "NPROC_PER_NODE", what, _HANG, hint)
-    for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"):
+    for name in _VISIBLE[:2]:
         listed = [part.strip() for part in node.variables.get(name, "").split(",") if part.strip()]
-        if there and len(_chosen(",".join(listed), there)) < len(listed):
+        if listed != ["-1"] and len(_chosen(",".join(listed), there)) < len(listed):
             what = f"{node.variables[name]}, where there are {there} GPUs"
             why = "what stands behind the first entry that is no device is ignored: the training sees fewer GPUs than it is told"
-            yield Finding("fail", "gpus-not-there", (node.name,), name, what, why, f"name devices from 0 to {there - 1}, each once")
+            yield Finding(
+                "fail",
+                "gpus-not-there",
+                (node.name,),
+                name,
+                what,
+                why,
+                f"name devices from 0 to {there - 1}, each once" if there else "look at the driver: nvidia-smi, or rocm-smi",
+            )
 
 
 def _driver(node: Node) -> Iterator[Finding]:

@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +17,22 @@ from ckptsync.errors import ConfigError
 _PATIENCE = 120.0  # seconds: a driver that wakes its GPUs takes some
 
 
-def training_python(given: str = "", environment: Mapping[str, str] = os.environ) -> str:
-    """The one that is given; else of the environment that is active, else the first in PATH, else our own."""
-    if given:
-        return given
+def candidates(environment: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+    """The environment's that is active; else the first in PATH, and our own."""
     active = [Path(environment[name], "bin", "python") for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if environment.get(name)]
-    found = next((str(path) for path in active if path.exists()), None)
-    return found or shutil.which("python3", path=environment.get("PATH")) or sys.executable
+    if found := next((str(path) for path in active if path.exists()), None):
+        return (found,)
+    first = shutil.which("python3", path=environment.get("PATH"))
+    return tuple(dict.fromkeys(python for python in (first, sys.executable) if python))
+
+
+def ask_one(pythons: Sequence[str], **wanted: Any) -> dict[str, Any]:
+    """The first of them that has torch, or else the first; raises ConfigError where it cannot be asked."""
+    told = ask(pythons[0], **wanted)
+    if told["versions"].get("torch") or len(pythons) == 1:
+        return told
+    others = (ask(python, **wanted) for python in pythons[1:])
+    return next((other for other in others if other["versions"].get("torch")), told)
 
 
 def ask(python: str, **wanted: Any) -> dict[str, Any]:

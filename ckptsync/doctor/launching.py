@@ -10,14 +10,23 @@ from ckptsync.doctor.findings import Finding
 from ckptsync.doctor.nodes import Node, grouped, told
 
 _WAITS = "the ranks wait for each other until the rendezvous times out"
-_EQUAL = ("NNODES", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "RDZV_ID", "MIN_NNODES", "MAX_NNODES")
+_EQUAL = (
+    "NNODES",
+    "WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "RDZV_ID",
+    "MIN_NNODES",
+    "MAX_NNODES",
+    "USE_RAY",
+    "USE_V1",
+    "FORCE_TORCHRUN",
+)
 
 
 def misled(nodes: Sequence[Node]) -> Iterator[Finding]:
     """What the variables of several nodes say of each other; where no variable says anything, or Ray launches, there is nothing to judge."""
-    if any(node.within for node in nodes):
-        return
-    if not any(map(_is_told, nodes)) and not any(node.variables.get("MASTER_ADDR") for node in nodes):
+    if not nodes or any(node.within for node in nodes):
         return
     for name in _EQUAL:
         groups = grouped(nodes, lambda node, name=name: node.variables.get(name, ""))  # type: ignore[misc]
@@ -27,7 +36,7 @@ def misled(nodes: Sequence[Node]) -> Iterator[Finding]:
     yield from _ranks(nodes)
     if len(nodes) > 1:
         for node in nodes:
-            yield from _of_several(node)
+            yield from _of_several(node, is_near=share_a_network(nodes))
     else:
         yield from misled_alone(nodes[0])
 
@@ -35,13 +44,18 @@ def misled(nodes: Sequence[Node]) -> Iterator[Finding]:
 def misled_alone(node: Node) -> Iterator[Finding]:
     """What one node's variables say wrongly of others, whoever they are."""
     if _count(node) > 1:
-        yield from _of_several(node)
+        yield from _of_several(node, is_near=False)
 
 
-def _of_several(node: Node) -> Iterator[Finding]:
+def share_a_network(nodes: Sequence[Node]) -> bool:
+    """Whether all are one machine with one network: then they do reach each other by loopback."""
+    return len({(node.boot, node.network) for node in nodes}) == 1 and bool(nodes[0].boot and nodes[0].network)
+
+
+def _of_several(node: Node, *, is_near: bool) -> Iterator[Finding]:
     if _is_told(node) and not _is_elastic(node):
         yield from _lacking(node)
-    yield from _master(node)
+    yield from _master(node, is_near=is_near)
 
 
 def _is_told(node: Node) -> bool:
@@ -114,7 +128,7 @@ def _ranks(nodes: Sequence[Node]) -> Iterator[Finding]:
             yield _finding("world-size", _all(nodes), "WORLD_SIZE", what, _WAITS, "leave WORLD_SIZE to the launcher")
 
 
-def _master(node: Node) -> Iterator[Finding]:
+def _master(node: Node, *, is_near: bool) -> Iterator[Finding]:
     address = node.variables.get("MASTER_ADDR", "")
     if not address:
         return
@@ -122,7 +136,7 @@ def _master(node: Node) -> Iterator[Finding]:
         what = f"{address} is not known here"
         hint = "use an address, or put the name into /etc/hosts of all nodes"
         yield _finding("master-unknown", (node.name,), "MASTER_ADDR", what, _WAITS, hint)
-    elif all(map(is_loopback, node.master)):
+    elif all(map(is_loopback, node.master)) and not is_near:
         what = f"{address} is {', '.join(node.master)} here, which no other node reaches"
         hint = "use the address of node 0 in the network that the nodes share; /etc/hosts may name the host 127.0.1.1"
         yield _finding("master-loopback", (node.name,), "MASTER_ADDR", what, _WAITS, hint)

@@ -28,6 +28,7 @@ class Node:
     host: str = ""
     machine: str = ""
     boot: str = ""
+    network: str = ""
     user: str = ""
     uid: int | None = None
     cpus: int = 0
@@ -60,7 +61,7 @@ def read(raw: Mapping[str, Any]) -> Node:
     model, master = _mapping(told.get("model")), _mapping(told.get("master"))
     texts = {
         key: _text(told.get(key))
-        for key in ("within", "host", "machine", "boot", "user", "python", "prefix", "driver", "driver_cuda")
+        for key in ("within", "host", "machine", "boot", "network", "user", "python", "prefix", "driver", "driver_cuda")
     }
     return Node(
         name=_text(told.get("node")) or _text(told.get("host")) or "?",

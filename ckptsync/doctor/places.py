@@ -22,6 +22,7 @@ from ckptsync.watch import is_blind
 
 _PINS = "a pin is a hard link: without it rotation takes the checkpoint before it is sent"
 _AS_TRAINER = "run the worker as the user who trains (docs/service.md)"
+FSTAB = Path("/etc/fstab")
 _LATEST = 60.0  # seconds that NFS may hide what is new by its own defaults
 _LEAST = 256 << 20  # bytes that any checkpoint takes, where nothing is known
 _LOOKED_AT = 2000  # files of a checkpoint
@@ -61,6 +62,7 @@ def wrong(path: Path, asked: Asked) -> Iterator[Finding]:
         yield _warn(
             "asked-as-root", asked, path, f"is {_name(owner)}'s, asked by root", why, f"sudo -u {_name(owner)} ckptsync doctor …"
         )
+    yield from unmounted(path, asked)
     yield from mounted(path, asked)
     yield from unheard(path, asked)
     yield from _links(path, asked)
@@ -69,6 +71,36 @@ def wrong(path: Path, asked: Asked) -> Iterator[Finding]:
     yield from space(path, newest, asked)
     if newest and before:
         yield from pacing.slow(newest, before, asked.rate, (asked.node,), str(path))
+
+
+def is_there(path: Path) -> bool:
+    """Whether it is a directory, or may be one: what cannot be reached is looked at, which says why."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return True
+
+
+def unmounted(path: Path, asked: Asked) -> Iterator[Finding]:
+    """A file system that fstab(5) puts above it, and that is not there."""
+    try:
+        lines = FSTAB.read_text("utf-8", "replace").splitlines()
+    except OSError:
+        return  # nothing is said of mounts
+    fields = [line.split() for line in lines if line.strip() and not line.lstrip().startswith("#")]
+    points = {Path(field[1]) for field in fields if len(field) > 2 and field[1].startswith("/") and field[1] != "/"}
+    for point in sorted(points & {path, *path.parents}):
+        if not point.is_mount():
+            why = "what is written goes to this machine's own disk: no other node sees it, and the mount will hide it"
+            yield _fail(
+                "not-mounted",
+                asked,
+                path,
+                f"{point} is in {FSTAB}, and nothing is mounted there",
+                why,
+                f"mount {point}",
+                code=STORAGE,
+            )
 
 
 def mounted(path: Path, asked: Asked) -> Iterator[Finding]:

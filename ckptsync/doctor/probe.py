@@ -33,7 +33,7 @@ MASTER = ("MASTER_ADDR", "MASTER_PORT")
 DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 OTHERS = ("OMP_NUM_THREADS", "TP_SOCKET_IFNAME", "USE_RAY", "USE_V1", "FORCE_TORCHRUN")
 PREFIXES = ("NCCL_", "RCCL_", "GLOO_", "TORCH_NCCL_")
-NVIDIA, CONTROL = Path("/proc/driver/nvidia"), Path("/dev/nvidiactl")
+NVIDIA, _NETWORK = Path("/proc/driver/nvidia"), Path("/proc/self/ns/net")
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CRED|AUTH", re.IGNORECASE)
 _LONGEST = 200  # characters of a value
 _PATIENCE = 3.0  # seconds for an answer of MASTER_ADDR
@@ -121,6 +121,7 @@ def _machine() -> dict[str, Any]:
         "host": socket.gethostname(),
         "machine": _text("/etc/machine-id").strip(),
         "boot": _text("/proc/sys/kernel/random/boot_id").strip(),
+        "network": str(_NETWORK.stat().st_ino) if _NETWORK.exists() else "",
         "booted": _booted(),
         "user": _user(),
         "uid": os.getuid(),
@@ -172,7 +173,7 @@ def _gpus() -> list[str]:
     """A name for each that the driver shows here: NVIDIA's, else AMD's."""
     told = [_text(str(path)) for path in sorted(NVIDIA.glob("gpus/*/information"))]
     models = [line.partition(":")[2].strip() for text in told for line in text.splitlines() if line.startswith("Model:")]
-    if models or CONTROL.exists():
+    if models or shutil.which("nvidia-smi"):
         return models or _asked("name")
     nodes = sorted(Path("/sys/class/kfd/kfd/topology/nodes").glob("*"))
     found = [(_text(f"{node}/properties"), _text(f"{node}/name")) for node in nodes]
@@ -181,13 +182,13 @@ def _gpus() -> list[str]:
 
 def _driver() -> str:
     found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", _text(str(NVIDIA / "version")).partition("\n")[0])
-    told = found[0] if found else next(iter(_asked("driver_version")), "") if CONTROL.exists() else ""
+    told = found[0] if found else next(iter(_asked("driver_version")), "") if shutil.which("nvidia-smi") else ""
     return told or _text("/sys/module/amdgpu/version").strip()
 
 
 def _asked(field: str) -> list[str]:
     """What nvidia-smi says of each GPU."""
-    command = [shutil.which("nvidia-smi") or "nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"]
+    command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)  # noqa: S603 - as the training would find it
     except (OSError, subprocess.SubprocessError):
