@@ -95,3 +95,9 @@ def test_a_relative_store_is_the_drivers(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("CKPTSYNC_STORE", "store")
     assert CkptSyncRayCallback()._store == str(tmp_path / "store")
     assert CkptSyncRayCallback("s3://bucket")._store == "s3://bucket"
+
+
+def test_where_ray_would_never_call_it_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TRAIN_V2_ENABLED", "0")
+    with pytest.raises(ConfigError, match="of Ray Train v2, which is turned off"):
+        CkptSyncRayCallback()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.train.v2._internal.constants import is_v2_enabled
 from ray.train.v2._internal.execution.callback import WorkerCallback, WorkerGroupCallback
 
 from ckptsync.errors import ConfigError
@@ -20,7 +21,7 @@ from ckptsync.hooks import ray_worker
 from ckptsync.hooks.ray_doctor import LEVELS, Examined, examine
 
 _log = logging.getLogger("ckptsync.hook")
-_LEAVING = 600.0  # seconds that workers may take to finish what they keep, at the end
+_LEAVING = 3600.0  # seconds that workers may take to finish what they keep, at the end; CKPTSYNC_WAIT is among them
 
 
 class CkptSyncRayCallback(WorkerGroupCallback, WorkerCallback):  # type: ignore[misc,unused-ignore]  # Ray need not be installed where this is checked
@@ -36,6 +37,10 @@ class CkptSyncRayCallback(WorkerGroupCallback, WorkerCallback):  # type: ignore[
         if self._doctor not in LEVELS:
             raise ConfigError(f"doctor={self._doctor!r}: one of {', '.join(LEVELS)} is wanted")
         self._has_ended = False
+        if not is_v2_enabled():
+            raise ConfigError(
+                "CkptSyncRayCallback: a callback of Ray Train v2, which is turned off here", hint="unset RAY_TRAIN_V2_ENABLED"
+            )
 
     def after_init_train_context(self) -> None:
         """On each worker: the hook."""

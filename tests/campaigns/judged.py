@@ -46,8 +46,9 @@ class Tally:
 class Judge:
     """Of one training, once it has ended."""
 
-    def __init__(self, nodes: TwoNodes, job: Job) -> None:
-        self._nodes, self._job = nodes, job
+    def __init__(self, nodes: TwoNodes, job: Job, first: int = 0) -> None:
+        """``first``: the node of rank 0."""
+        self._nodes, self._job, self._first = nodes, job, first
 
     def wait(self, patience: float) -> float:
         """Until every step that must be there is, or the time is over; seconds that it took."""
@@ -76,7 +77,7 @@ class Judge:
         return {s.place: s for s in catalogue.readable}
 
     def _saved(self) -> set[int]:
-        return {e["step"] for e in events(self._truth(0)).get("events-0", []) if e["event"] == "saved"}
+        return {e["step"] for e in events(self._truth(self._first)).get("events-0", []) if e["event"] == "saved"}
 
     def _wanted(self, n: int) -> set[int]:
         """Of a node: with the hook all; without, what lived long enough beside a worker, and what was never deleted."""
@@ -92,7 +93,7 @@ class Judge:
 
     def _lived(self) -> dict[int, Life]:
         """From when to when each step's checkpoint was there, and whole."""
-        said = events(self._truth(0)).get("events-0", [])
+        said = events(self._truth(self._first)).get("events-0", [])
         gone = {e["step"]: e["at"] for e in said if e["event"] == "gone"}
         return {e["step"]: (e["at"], gone.get(e["step"], float("inf"))) for e in said if e["event"] == "saved"}
 
@@ -103,8 +104,8 @@ class Judge:
             (name, {f"node{n}" for n in range(NODES) if name in wanted[n] and (self._truth(n) / name).is_dir()})
             for name in sorted(set().union(*wanted))
         ]
-        if any((self._truth(0) / "root" / name).exists() for name in WEIGHTS):
-            parts.append(("final", {"node0"}))
+        if any((self._truth(self._first) / "root" / name).exists() for name in WEIGHTS):
+            parts.append(("final", {f"node{self._first}"}))
         return [
             f"{self._job.run}/{name}: not in the store of {', '.join(sorted(w))}"
             for name, all_ in parts
@@ -182,12 +183,12 @@ class Judge:
         except CkptsyncError as e:
             yield f"{told}: cannot be merged: {e}"
             return
-        reference = self._truth(0) / f"model-{re.sub(r'.*[^0-9]', '', snapshot.checkpoint)}.safetensors"
+        reference = self._truth(self._first) / f"model-{re.sub(r'.*[^0-9]', '', snapshot.checkpoint)}.safetensors"
         if bits(*(fetched / "merged").glob("*.safetensors")) != bits(reference):
             yield f"{told}: the merged model is not the framework's reference"
 
     def _final(self, told: str, snapshot: Snapshot) -> Iterator[str]:
-        root = self._truth(0) / "root"
+        root = self._truth(self._first) / "root"
         stored = {path: where[0].name for path, where in snapshot.files.items()}
         for name in WEIGHTS:
             if name not in stored:

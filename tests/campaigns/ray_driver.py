@@ -31,9 +31,7 @@ def main() -> int:
     trainer = TorchTrainer(
         train,
         train_loop_config={**vars(args), "driver": args.run},
-        scaling_config=ScalingConfig(
-            num_workers=2, resources_per_worker={"CPU": 1}, label_selector=[{"order": "0"}, {"order": "1"}]
-        ),
+        scaling_config=ScalingConfig(num_workers=2, resources_per_worker={"CPU": 1}, placement_strategy="STRICT_SPREAD"),
         run_config=RunConfig(
             name=args.run, storage_path=str(Path(args.home) / "results"), failure_config=FailureConfig(max_failures=args.failures)
         ),

@@ -78,7 +78,7 @@ def _all(home: Path, mode: str, args: argparse.Namespace) -> int:
                 for kind in kinds:
                     run = Run(nodes, mode, kind, args)
                     tally = run.judged(plain)
-                    plain = run.truth(0) if kind == "plain" else plain
+                    plain = run.kept() if kind == "plain" else plain
                     wrong += len(tally.wrong)
                     print(f"{mode} {kind}: {tally}; {run.took:.0f} s", flush=True)
                     for line in tally.wrong:
@@ -98,6 +98,14 @@ class Run:
     def truth(self, n: int, life: int = 0) -> Path:
         """What a node kept of a life of the worker group."""
         return self._nodes.node(n) / "truth" / f"{self._prefix}-out{life}"
+
+    def first(self, life: int = 0) -> int:
+        """On which node Ray has put rank 0: it orders workers as it has placed them."""
+        return next((n for n in range(NODES) if "events-0" in events(self.truth(n, life))), 0)
+
+    def kept(self, life: int = 0) -> Path:
+        """By the node of rank 0."""
+        return self.truth(self.first(life), life)
 
     def judged(self, plain: Path | None) -> Tally:
         """Train, wait for the store, compare."""
@@ -133,20 +141,19 @@ class Run:
         hook = self._kind != "plain"
         job = Job(f"{self._prefix}-out{life}", self._mode, hook, self._args.steps, ranks=1)
         if self._kind == "plain":
-            return Tally(len([e for e in events(self.truth(0))["events-0"] if e["event"] == "saved"]), 0, 0, ())
-        judge = (Cut if self._kind == "kill" and life == 0 else Judge)(self._nodes, job)  # type: ignore[arg-type]  # of a node it asks no more than ours have
+            return Tally(len([e for e in events(self.kept()).get("events-0", []) if e["event"] == "saved"]), 0, 0, ())
+        judge = (Cut if self._kind == "kill" and life == 0 else Judge)(self._nodes, job, self.first(life))  # type: ignore[arg-type]  # of a node it asks no more than ours have
         judge.wait(self._args.patience)
         return judge.tally([0 if self._kind == "raise" else code])
 
     def _unlike(self, plain: Path) -> Iterator[str]:
         """What is not as without us: what each step's training came to, and the model in the end."""
         losses = [
-            [(e["step"], e["loss"]) for e in events(at).get("events-0", []) if e["event"] == "loss"]
-            for at in (plain, self.truth(0))
+            [(e["step"], e["loss"]) for e in events(at).get("events-0", []) if e["event"] == "loss"] for at in (plain, self.kept())
         ]
         if losses[0] != losses[1] or len(losses[0]) != self._args.steps:
             yield f"{self._name}: losses {losses[1]}, without us {losses[0]}"
-        roots = [{p.name: p.read_bytes() for p in (at / "root").iterdir() if p.suffix != ".bin"} for at in (plain, self.truth(0))]
+        roots = [{p.name: p.read_bytes() for p in (at / "root").iterdir() if p.suffix != ".bin"} for at in (plain, self.kept())]
         if roots[0].keys() != roots[1].keys() or roots[0].get("model.safetensors") != roots[1].get("model.safetensors"):
             yield f"{self._name}: the final model is {sorted(roots[1])}, without us {sorted(roots[0])}, or has other weights"
 
