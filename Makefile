@@ -22,6 +22,7 @@
 #               looks: `ckptsync verify` has to find all of it and make nothing up: FLIPS="--flips 1000 --store s3"
 # make bench-verify   verification beside `cat` (cold) and `sha256sum` (warm): VERIFY="--gib 1 --rounds 9"
 # make models   level model with real models of transformers (installs it)
+# make guides   run docs/guides/ with the trainers of `make bench`, DeepSpeed among them; `make test` runs those that need no more than transformers and accelerate
 # make nspawn   the units under real systemd, in a container of this system's own files that is gone afterwards (root and systemd-nspawn are needed)
 # make lint     format, lint, types       make format   put the format right
 # make bench    every figure in the documents, in an environment of its own: torch, accelerate, DeepSpeed; half an hour and 60 GB at most.
@@ -78,7 +79,7 @@ IDLE ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint format flips models bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle campaign campaign-trainers campaign-resume campaign-killed campaign-ray campaign-ray-train campaign-hostile damage crash-states kill-stores kill-heads nspawn clean
+.PHONY: demo test lint format flips guides models bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle campaign campaign-trainers campaign-resume campaign-killed campaign-ray campaign-ray-train campaign-hostile damage crash-states kill-stores kill-heads nspawn clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -155,6 +156,9 @@ bench-verify: $(VENV)/.installed-test
 models: $(VENV)/.installed-test
 	$(PIP) --editable '.[model]'
 	$(BIN)/python -m pytest tests/test_verify_model_child.py
+
+guides: $(VENV)/.installed-test $(BENCH_VENV)/.installed
+	CKPTSYNC_TEST_TRAINERS=$(abspath $(BENCH_VENV))/bin/python $(BIN)/python -m pytest -rs tests/test_guides.py
 
 kill-stores: $(VENV)/.installed-test
 	$(BIN)/python -m tests.campaigns.stores_kill $(KILL)
