@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import socket
@@ -16,6 +17,7 @@ import pytest
 from ckptsync.cli.main import main
 from tests.doctor_real import doctor, environment, kinds, needs_namespaces
 
+PORT = str(20000 + os.getpid() % 12000)  # which no other process of these tests has
 SHIFTED = Path(__file__).parent / "campaigns/shifted_clock.c"
 VERSIONS = {"torch": "2.8.0", "transformers": "4.57.1", "accelerate": "1.11.0", "nvidia-nccl-cu12": "2.27.3"}
 
@@ -63,7 +65,7 @@ def sound(home: Path, node: int, python: str, *words: object, setup: str = "", *
         "NODE_RANK": str(node),
         "NPROC_PER_NODE": "1",
         "MASTER_ADDR": address(),
-        "MASTER_PORT": "29507",
+        "MASTER_PORT": PORT,
         "GLOO_SOCKET_IFNAME": interface(),
     }
     given = ["--publish", home / "store", "--node", f"n{node}", "--python", python, "--output-dir", home / "out/run", *words]
@@ -100,7 +102,7 @@ def test_nothing_is_found_on_a_sound_pair(store: Path, tmp_path: Path, python: s
 
 PLANTED: dict[str, tuple[str, dict[str, str]]] = {
     "node-rank": ("", {"NODE_RANK": "0"}),
-    "launch-differs": ("", {"MASTER_PORT": "29508"}),
+    "launch-differs": ("", {"MASTER_PORT": "19999"}),
     "launch-missing": ("", {"NODE_RANK": ""}),
     "master-loopback": ("", {"MASTER_ADDR": "127.0.0.1"}),
     "master-unknown": ("", {"MASTER_ADDR": "no.such.host.invalid"}),
@@ -274,7 +276,7 @@ def test_warnings_are_printed_and_end_with_0_unless_strict(tmp_path: Path, pytho
     assert main(words) == 0
     text = capsys.readouterr().out
     assert re.search(r"^WARN  \S+: .*store: not there\n      why: .*\n      do:  .*mounted", text, re.MULTILINE)
-    assert re.search(r"^0 failures, \d+ warnings: ", text, re.MULTILINE)
+    assert re.search(r"^0 failures, \d+ warnings?: ", text, re.MULTILINE)
     assert main([*words, "--strict"]) == 1
 
 

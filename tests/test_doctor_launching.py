@@ -57,14 +57,6 @@ def test_a_master_that_no_other_node_reaches_is_found(address: str) -> None:
     assert [f.kind for f in alone(nodes[1])] == ["master-loopback"]
 
 
-def test_two_nodes_on_one_machine_reach_each_other_by_loopback() -> None:
-    here = {"master": {"addresses": ["127.0.0.1"], "is_here": True, "port": "free"}, "boot": "boot", "network": "4026531840"}
-    nodes = [n | here | {"variables": {**n["variables"], "GLOO_SOCKET_IFNAME": "lo", "MASTER_ADDR": "localhost"}} for n in pair()]
-    assert kinds(*nodes) == []
-    nodes[1]["network"] = "4026532000"
-    assert {kind for _, kind, _ in kinds(*nodes)} == {"master-loopback", "interface-loopback"}
-
-
 def test_a_master_that_is_not_known_or_does_not_answer_is_found() -> None:
     assert planted(master={"addresses": []}) == [("fail", "master-unknown", "MASTER_ADDR")]
     for answer in ("silent", "unreachable"):

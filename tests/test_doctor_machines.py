@@ -30,6 +30,8 @@ def test_another_output_directory_is_found() -> None:
     first, second = pair()
     second["places"] = {"/scratch/out": {"nonce": "nonce1", "seen": ["nonce1"]}}
     assert kinds(first, second) == [("warn", "output-differs", "output_dir")]
+    one = [n | {"boot": "boot", "network": "4026531840"} for n in (first, second)]
+    assert kinds(*one) == [], "two nodes on one machine cannot have one directory each under one name"
 
 
 def test_one_path_that_is_one_disk_for_some_nodes_only_is_found() -> None:

@@ -59,3 +59,11 @@ def test_a_host_that_takes_its_name_for_loopback_is_found_where_gloo_goes_by_it(
     without[1] |= {"addresses": ["127.0.1.1"]}
     assert kinds(*without) == [("warn", "host-loopback", "/etc/hosts")]
     assert planted(addresses=["127.0.1.1"]) == []
+
+
+def test_two_nodes_on_one_machine_reach_each_other_by_loopback() -> None:
+    here = {"boot": "boot", "network": "4026531840", "addresses": ["127.0.1.1"]}
+    nodes = [n | here | {"variables": {**n["variables"], "NCCL_SOCKET_IFNAME": "lo", "GLOO_SOCKET_IFNAME": ""}} for n in pair()]
+    assert kinds(*nodes) == []
+    nodes[1]["network"] = "4026532000"
+    assert {kind for _, kind, _ in kinds(*nodes)} == {"host-loopback", "interface-loopback"}

@@ -221,5 +221,11 @@ def _lines(report: Report) -> Iterator[str]:
     if report.published:
         yield f"{report.nodes[0] if len(report.nodes) == 1 else 'this node'}: published in {report.published}"
     levels = [finding.level for finding in report.findings]
-    counts = f"{levels.count('fail')} failures, {levels.count('warn')} warnings" if levels else "nothing found"
+    counts = (
+        f"{_several(levels.count('fail'), 'failure')}, {_several(levels.count('warn'), 'warning')}" if levels else "nothing found"
+    )
     yield f"{counts}: {', '.join(report.nodes) or 'no node'}"
+
+
+def _several(count: int, what: str) -> str:
+    return f"{count} {what}{'' if count == 1 else 's'}"

@@ -7,7 +7,7 @@ from typing import Any
 
 from ckptsync.doctor import gpus, known, launching, machines, networking, versions
 from ckptsync.doctor.findings import Finding, in_order
-from ckptsync.doctor.nodes import Node, read
+from ckptsync.doctor.nodes import Node, read, share_a_network
 
 
 def compare(facts: Iterable[Mapping[str, Any]]) -> tuple[Finding, ...]:
@@ -31,7 +31,7 @@ def _all(nodes: Sequence[Node]) -> Iterator[Finding]:
     yield from launching.misled(nodes)
     if len(nodes) < 2:
         return
-    for node in [] if launching.share_a_network(nodes) else nodes:
+    for node in [] if share_a_network(nodes) else nodes:
         yield from networking.reaching(node)
     for compared in (
         versions.differing,

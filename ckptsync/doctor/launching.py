@@ -36,7 +36,7 @@ def misled(nodes: Sequence[Node]) -> Iterator[Finding]:
     yield from _ranks(nodes)
     if len(nodes) > 1:
         for node in nodes:
-            yield from _of_several(node, is_near=share_a_network(nodes))
+            yield from _of_several(node)
     else:
         yield from misled_alone(nodes[0])
 
@@ -44,18 +44,13 @@ def misled(nodes: Sequence[Node]) -> Iterator[Finding]:
 def misled_alone(node: Node) -> Iterator[Finding]:
     """What one node's variables say wrongly of others, whoever they are."""
     if _count(node) > 1:
-        yield from _of_several(node, is_near=False)
+        yield from _of_several(node)
 
 
-def share_a_network(nodes: Sequence[Node]) -> bool:
-    """Whether all are one machine with one network: then they do reach each other by loopback."""
-    return len({(node.boot, node.network) for node in nodes}) == 1 and bool(nodes[0].boot and nodes[0].network)
-
-
-def _of_several(node: Node, *, is_near: bool) -> Iterator[Finding]:
+def _of_several(node: Node) -> Iterator[Finding]:
     if _is_told(node) and not _is_elastic(node):
         yield from _lacking(node)
-    yield from _master(node, is_near=is_near)
+    yield from _master(node)
 
 
 def _is_told(node: Node) -> bool:
@@ -128,7 +123,7 @@ def _ranks(nodes: Sequence[Node]) -> Iterator[Finding]:
             yield _finding("world-size", _all(nodes), "WORLD_SIZE", what, _WAITS, "leave WORLD_SIZE to the launcher")
 
 
-def _master(node: Node, *, is_near: bool) -> Iterator[Finding]:
+def _master(node: Node) -> Iterator[Finding]:
     address = node.variables.get("MASTER_ADDR", "")
     if not address:
         return
@@ -136,7 +131,7 @@ def _master(node: Node, *, is_near: bool) -> Iterator[Finding]:
         what = f"{address} is not known here"
         hint = "use an address, or put the name into /etc/hosts of all nodes"
         yield _finding("master-unknown", (node.name,), "MASTER_ADDR", what, _WAITS, hint)
-    elif all(map(is_loopback, node.master)) and not is_near:
+    elif all(map(is_loopback, node.master)):
         what = f"{address} is {', '.join(node.master)} here, which no other node reaches"
         hint = "use the address of node 0 in the network that the nodes share; /etc/hosts may name the host 127.0.1.1"
         yield _finding("master-loopback", (node.name,), "MASTER_ADDR", what, _WAITS, hint)

@@ -7,7 +7,7 @@ from itertools import combinations
 
 from ckptsync.doctor.findings import STORAGE, Finding, Level
 from ckptsync.doctor.known import is_true
-from ckptsync.doctor.nodes import Node, grouped, told
+from ckptsync.doctor.nodes import Node, grouped, share_a_network, told
 from ckptsync.units import show_duration
 
 SKEW_WARN, SKEW_FAIL = 1.0, 30.0  # seconds
@@ -62,9 +62,9 @@ _IDENTITIES: tuple[tuple[str, Callable[[Node], str], str, str], ...] = (
 
 
 def places(nodes: Sequence[Node]) -> Iterator[Finding]:
-    """Output directories: one string everywhere, and one disk for all nodes or one for each."""
+    """Output directories: one string everywhere, but for nodes that are one machine, and one disk for all nodes or one for each."""
     groups = grouped((n for n in nodes if n.places), lambda node: ", ".join(sorted(node.places)))
-    if len(groups) > 1:
+    if len(groups) > 1 and not share_a_network(nodes):
         names = tuple(name for found in groups.values() for name in found)
         why = "rank 0 tells the others where to resume from, and each looks at its own path; runs get different names in the store"
         yield Finding("warn", "output-differs", names, "output_dir", told(groups), why, "give all nodes the same absolute path")

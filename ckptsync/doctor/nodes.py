@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,6 +86,11 @@ def read(raw: Mapping[str, Any]) -> Node:
         clock=_number(told.get("clock")),
         at=_number(told.get("at")) or 0.0,
     )
+
+
+def share_a_network(nodes: Sequence[Node]) -> bool:
+    """Whether all are one machine with one network: then their names, paths and loopback are one machine's."""
+    return len({(node.boot, node.network) for node in nodes}) == 1 and bool(nodes[0].boot and nodes[0].network)
 
 
 def grouped(nodes: Iterable[Node], value: Callable[[Node], str]) -> dict[str, tuple[str, ...]]:
