@@ -319,3 +319,10 @@ def test_nodes_of_another_job_are_not_compared(store: Path, python: str, capsys:
         asked(capsys, "--publish", store, "--node", node, "--python", python, "--job", job)
     assert asked(capsys, store, "--job", "7")["nodes"] == ["n0", "n1"]
     assert asked(capsys, store)["nodes"] == ["n0", "n1", "n2"]
+
+
+def test_what_cannot_be_read_of_a_node_is_found(store: Path, python: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asked(capsys, "--publish", store, "--python", python)
+    (store / ".ckptsync/launches/n5.json").write_text("[1]")
+    told = asked(capsys, store)
+    assert ("unreadable-facts" in kinds(told), told["exit_code"]) == (True, 2)

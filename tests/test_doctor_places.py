@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -151,3 +152,15 @@ def test_how_nfs_is_mounted_is_looked_at(tmp_path: Path, monkeypatch: pytest.Mon
     for options, wanted in (("vers=4.2,hard", []), ("vers=4.2,soft", ["nfs-soft"]), ("hard,actimeo=600", ["late-names"])):
         table.write_text(f"40 22 0:40 / / rw - nfs4 head:/srv rw,{options}\n")
         assert [f.kind for f in mounted(tmp_path, HERE)] == wanted
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="no compiler")
+def test_a_file_system_without_links_is_found(tmp_path: Path) -> None:
+    """As vfat, and FUSE where its program knows no links."""
+    source, library, out = tmp_path / "refuse.c", tmp_path / "refuse.so", tmp_path / "out"
+    words = "int %s { errno = EPERM; return -1; }"
+    one, two = words % "link(const char *a, const char *b)", words % "linkat(int a, const char *b, int c, const char *d, int e)"
+    source.write_text(f"#include <errno.h>\n{one}\n{two}\n")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    out.mkdir()
+    assert "no-links" in kinds(doctor(["--output-dir", out, "--python", sys.executable], LD_PRELOAD=str(library)))
