@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,8 +24,8 @@ from ckptsync.worker.take import take
 from tests.test_worker_push import ONE, kept, lay, manifests
 
 
-def on_the_way(tmp_path: Path, store: MemoryStore) -> tuple[Hold, Seen, Road]:
-    lay(tmp_path, ONE)
+def on_the_way(tmp_path: Path, store: MemoryStore, at: float = 0.0) -> tuple[Hold, Seen, Road]:
+    lay(tmp_path, ONE, at)
     (spot,) = spots(tmp_path)
     held = hold(found(spot), None, spot.family, spot.name)
     road = Road(store, "n0", lambda: read_known(store, "run", Known()).manifests("checkpoint-4"))
@@ -38,6 +39,17 @@ def test_sending_twice_is_sending_once(tmp_path: Path) -> None:
     first, second = send(planned, held, road), send(planned, held, road)
     assert (first.files, first.size) == (len(ONE), sum(map(len, ONE.values())))
     assert (second.place, second.files) == (first.place, 0)
+
+
+def test_the_same_bytes_of_another_save_are_sent_to_its_own_place(tmp_path: Path) -> None:
+    store = MemoryStore()
+    places = []
+    for n, save in enumerate(("a" * 16, "a" * 16, "b" * 16)):
+        held, seen, road = on_the_way(tmp_path, store, 100.0 * n)
+        planned = replace(draft(told(seen, "n0"), take(held)), save=save)
+        places.append((sent := send(planned, held, road)).place)
+    assert places == ["checkpoint-4", "checkpoint-4", "checkpoint-4~bbbbbbbb"]
+    assert sent.files == len(ONE)
 
 
 def taken(tmp_path: Path, store: Store, files: dict[str, bytes], node: str = "n0") -> Callable[[], Sent]:

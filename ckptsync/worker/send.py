@@ -99,6 +99,11 @@ def create_record(store: Store, manifest: Manifest) -> None:
         return
 
 
+def _is_another(there: Manifest, planned: Manifest) -> bool:
+    """Whether a hook said that they are two saves: the same bytes again (random states, a part that did not change) belong to both."""
+    return bool(there.save and planned.save) and there.save != planned.save
+
+
 def _plan(planned: Manifest, known: Sequence[saves.Known]) -> tuple[Manifest, tuple[Parcel, ...]]:
     """Where things belong by what is known now: other nodes write manifests while we send."""
     placed = replace(planned, place=saves.choose_place(planned, known))
@@ -129,7 +134,8 @@ class _Delivery:
         named = {f.path for k in known for f in k.manifest.files}
         self.together.each(self._digest, [f for f in planned.files if f.path in named])
         planned = self.told(planned)
-        return planned, stored(planned.files, [k.manifest for k in saves.live(known) if k.manifest.node == planned.node])
+        ours = [k.manifest for k in saves.live(known) if k.manifest.node == planned.node]
+        return planned, stored(planned.files, [m for m in ours if not _is_another(m, planned)])
 
     def send(self, planned: Manifest, parcels: Sequence[Parcel]) -> tuple[str, ...]:
         """Send what is not there yet, small files first; paths of those that have to wait for another node are returned."""

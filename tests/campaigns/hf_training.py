@@ -142,6 +142,7 @@ class Witness(TrainerCallback):
     def on_step_begin(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:
         """Let checkpoints live."""
         self.say("begin", state.global_step + 1)
+        torch.rand(OPTIONS.flavour)  # and random states are others, too
         time.sleep(OPTIONS.pause)
 
     def on_step_end(self, _args: Any, state: Any, _control: Any, **_: Any) -> None:

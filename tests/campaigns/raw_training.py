@@ -107,7 +107,7 @@ def trained() -> None:
     torch.save = slow.torch_save(torch.save)
     chance = torch.Generator().manual_seed(100 * OPTIONS.flavour + RANK)
     for step in range(begin + 1, OPTIONS.steps + 1):
-        train(torch.randint(4, 300, (1, 16), generator=chance))
+        train(torch.randint(4, 70, (1, 16), generator=chance))
         if step > begin + 1:
             keep(step - 1)
         slow.told(save, partial(say, step=step))(step)
