@@ -22,7 +22,7 @@ from tests.ray_loop import STEPS
 pytest.importorskip("ray.train", reason="Ray Train is not installed")
 pytest.importorskip("pyarrow", reason="Ray Train needs pyarrow, which is not installed")
 
-from ckptsync.hooks.ray_callback import CkptSyncRayCallback
+from ckptsync.hooks.ray_callback import CkptSyncRayCallback, told_to_workers
 
 ROOT = Path(__file__).parent.parent
 
@@ -101,3 +101,14 @@ def test_where_ray_would_never_call_it_it_says_so(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("RAY_TRAIN_V2_ENABLED", "0")
     with pytest.raises(ConfigError, match="of Ray Train v2, which is turned off"):
         CkptSyncRayCallback()
+
+
+def test_the_drivers_words_go_to_the_workers_and_its_keys_do_not() -> None:
+    said = {
+        "CKPTSYNC_WAIT": "10m",
+        "CKPTSYNC_LIMITS_BANDWIDTH": "1MB",
+        "CKPTSYNC_STORAGE_OPTIONS": "{}",
+        "CKPTSYNC_NODE": "head",
+        "PATH": "",
+    }
+    assert told_to_workers(said) == {"CKPTSYNC_WAIT": "10m", "CKPTSYNC_LIMITS_BANDWIDTH": "1MB"}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.hooks import ray_worker
+from ckptsync.hooks.asked import Asked, asked
 from tests.hooking import commits
 
 ENDED_BY_RAY = """
@@ -23,13 +24,12 @@ os._exit(0)
 """
 
 
-def test_the_store_is_told_to_hooks_that_are_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_drivers_words_are_told_to_hooks_that_are_made_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CKPTSYNC_STORE", "")
+    monkeypatch.setenv("CKPTSYNC_WAIT", "5")
     monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
-    ray_worker.prepare("/store")
-    assert os.environ["CKPTSYNC_STORE"] == "/store"
-    ray_worker.prepare("")
-    assert os.environ["CKPTSYNC_STORE"] == "/store"
+    ray_worker.prepare({"CKPTSYNC_STORE": "/store"})
+    assert asked(os.environ) == Asked("/store", 5.0)
 
 
 def test_what_cannot_be_done_is_said_and_not_raised(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ class CkptSyncRayCallback(WorkerGroupCallback, WorkerCallback):  # type: ignore[
 
     def __init__(self, store: str = "", doctor: str = "") -> None:
         self._store = _absolute(store or os.environ.get("CKPTSYNC_STORE", ""))
+        self._told = told_to_workers(os.environ) | ({"CKPTSYNC_STORE": self._store} if self._store else {})
         self._doctor = doctor or os.environ.get("CKPTSYNC_DOCTOR", "") or "fail"
         if self._doctor not in LEVELS:
             raise ConfigError(f"doctor={self._doctor!r}: one of {', '.join(LEVELS)} is wanted")
@@ -44,7 +45,7 @@ class CkptSyncRayCallback(WorkerGroupCallback, WorkerCallback):  # type: ignore[
 
     def after_init_train_context(self) -> None:
         """On each worker: the hook."""
-        ray_worker.prepare(self._store)
+        ray_worker.prepare(self._told)
 
     def after_worker_group_start(self, worker_group: Any) -> None:
         """On the controller, before the training function: compare the nodes, and start an embedded worker on each.  Raises ConfigError."""
@@ -75,6 +76,11 @@ class CkptSyncRayCallback(WorkerGroupCallback, WorkerCallback):  # type: ignore[
                 f"the nodes do not fit together: {text}", hint='CkptSyncRayCallback(doctor="warn") trains all the same'
             )
         _log.error("ckptsync: %s", text)
+
+
+def told_to_workers(environment: Mapping[str, str]) -> dict[str, str]:
+    """What the driver's environment says to the hook and to embedded workers; nothing that holds a key."""
+    return {name: value for name, value in environment.items() if name == "CKPTSYNC_WAIT" or name.startswith("CKPTSYNC_LIMITS_")}
 
 
 def _absolute(store: str) -> str:

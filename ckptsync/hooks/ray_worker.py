@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,9 @@ _COPIES = "ckptsync-copy"  # the thread that copies where there are no links: `c
 _PATIENCE = 300.0  # seconds that copies may take
 
 
-def prepare(store: str) -> None:
-    """Every Trainer of this process has the hook; outputs that no embedded worker of the node sees have one of their own."""
-    if store:
-        os.environ["CKPTSYNC_STORE"] = store
+def prepare(told: Mapping[str, str]) -> None:
+    """Every Trainer of this process has the hook, and knows what the driver's environment says; Ray passes none of that on."""
+    os.environ.update(told)
     setup_worker()
 
 
