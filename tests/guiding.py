@@ -3,7 +3,7 @@
     <!-- run -->                    a shell's commands; they must end with 0.  `pip` does nothing: what it installs is there
     <!-- run: torch accelerate -->  the same, where the trainers' Python has these modules
     <!-- run: on shards -->         the same, beside the demo's two nodes
-    <!-- until: VERIFIED step-4 --> commands that are repeated until a line of their output has these words
+    <!-- until: VERIFIED step-4 --> commands that are repeated until a line of their output has these words; "; " and those
     <!-- serve -->                  a command that goes on to the end of the document
     <!-- output -->                 lines that the last commands have printed ("…" stands for anything, and columns may be wider)
     <!-- file: train.py -->         a file of that name
@@ -48,9 +48,6 @@ TRAINING = {
     "OMP_NUM_THREADS": "1",
     "HF_HUB_OFFLINE": "1",
     "DS_ACCELERATOR": "cpu",
-    "TORCH_EXTENSIONS_DIR": os.environ.get(
-        "TORCH_EXTENSIONS_DIR", f"{Path.home()}/.cache/ckptsync/torch"
-    ),  # DeepSpeed compiles, once
     "PYTHONWARNINGS": "ignore",
     "RAY_ADDRESS": "local",  # a cluster of its own, whatever runs on this machine
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -162,7 +159,8 @@ class Place:
 
     def _until(self, block: Block) -> None:
         end = time.monotonic() + PATIENCE
-        while not any(all(word in line for word in block.about.split()) for line in self.printed.splitlines()):
+        self.printed = ""
+        while not all(self._has_line(words.split()) for words in block.about.split(";")):
             self._check_served()
             assert time.monotonic() < end, f"line {block.line}: no {block.about!r} in\n{self.printed}\n{self._logs()}"
             time.sleep(0.2)
@@ -179,19 +177,20 @@ class Place:
     def _logs(self) -> str:
         return "\n".join(path.read_text()[-3000:] for path in sorted(self.home.glob("served-*.log")))
 
+    def _has_line(self, words: list[str]) -> bool:
+        return any(all(word in line for word in words) for line in self.printed.splitlines())
+
     def _is_printed(self, line: str) -> bool:
         words = ".*".join(r"\s+".join(map(re.escape, part.split())) for part in line.split("…"))
         return re.search(words, self.printed) is not None
 
     def _environment(self) -> dict[str, str]:
         clean = {k: v for k, v in os.environ.items() if not k.startswith(("CKPTSYNC_", "RANK", "WORLD_SIZE", "LOCAL_"))}
-        ours = {
-            "PATH": f"{self.home}/bin:{os.environ['PATH']}",
-            "PYTHONPATH": str(ROOT),
-            "HOME": str(self.home),
-            "XDG_CACHE_HOME": f"{self.home}/cache",
-        }
-        return clean | QUICK | ours | TRAINING
+        homes = {"HOME": str(self.home), "XDG_CACHE_HOME": f"{self.home}/cache"}
+        homes["TORCH_EXTENSIONS_DIR"] = os.environ.get(
+            "TORCH_EXTENSIONS_DIR", f"{self.home}/compiled"
+        )  # DeepSpeed's; a killed compiler leaves a lock
+        return clean | QUICK | homes | TRAINING | {"PATH": f"{self.home}/bin:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
 
 
 @contextlib.contextmanager
