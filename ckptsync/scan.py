@@ -132,6 +132,16 @@ def _is_at(spot: Spot, home: Path, path: Path) -> bool:
     return home == path if spot.family == FINAL else spot.path / spot.only[0] == path
 
 
+def name_at(home: Path, path: Path) -> str:
+    """What a checkpoint at ``path``, below ``home``, will be called there when there is something in it."""
+    above, name = path.relative_to(home).parts[:-1], path.name
+    if name.endswith(_LIGHTNING):
+        return _lightning(f"{above[1]}.{name}" if len(above) == 3 else name)
+    is_numbered = any(pattern.fullmatch(name) for pattern, _, _ in _NUMBERED)
+    trial = f"{above[0]}." if above and _SEARCHED.fullmatch(above[0]) else ""
+    return trial + (name if is_numbered else _plain(name))
+
+
 def family_of(name: str) -> Family:
     """Whose checkpoint has such a name; a tag may have any."""
     if name == FINAL:

@@ -6,6 +6,7 @@
     step-2   rank 0 marks long before rank 1 has written its part
     step-3   the same, and rank 1 dies before it has
     lonely/step-1   rank 1 has nothing of it on its own disk, and marks it all the same
+    ahead/step-1, ahead/step-2   rank 0 writes for both; rank 1 marks the second before there is anything of it
     silent/step-1, silent/step-2   rank 1 never marks anything there
 
 What each call returned, and which pins there were then, is in DIR/said-R.jsonl.
@@ -41,6 +42,18 @@ def main(out: Path) -> None:
             pins = sorted(p.name for p in (out / "_ckptsync" / "pins").glob("[!.]*"))
             print(json.dumps([step, done, pins]), file=log, flush=True)
 
+        def ahead() -> None:
+            for name in ("ahead/step-1", "ahead/step-2"):
+                if rank == 1 and name == "ahead/step-2":
+                    mark_saved(out / name, strict=True)
+                dist.barrier()
+                if rank == 0:
+                    shutil.copytree(out / "step-1", out / name)
+                    mark_saved(out / name, strict=True)
+                dist.barrier()
+                if rank == 1 and name == "ahead/step-1":
+                    mark_saved(out / name, strict=True)
+
         def elsewhere() -> None:
             for name in ("lonely/step-1", "silent/step-1", "silent/step-2"):
                 if rank == 0:
@@ -54,6 +67,7 @@ def main(out: Path) -> None:
 
         dcp.save({"weights": weights}, checkpoint_id=str(out / "step-1"))  # type: ignore[attr-defined]
         mark(1)
+        ahead()
         elsewhere()
         for step in (2, 3):
             dist.barrier()

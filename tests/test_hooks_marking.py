@@ -104,7 +104,8 @@ def test_a_mark_without_the_rest_of_the_ranks_is_no_error_of_the_training(
 @pytest.mark.parametrize(
     ("path", "error", "said"),
     [
-        ("checkpoint-9", Incomplete, "not there"),
+        ("checkpoint-9", Incomplete, "nothing is there"),
+        ("step-9", Incomplete, "nothing is there"),
         ("notes", ConfigError, "no checkpoint that a worker would find"),
         ("s3://bucket/checkpoint-5", ConfigError, "not a path of this machine"),
     ],
@@ -113,6 +114,8 @@ def test_what_cannot_be_marked_is_logged_and_with_strict_raised(
     path: str, error: type[CkptsyncError], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "text").write_text("not a checkpoint")
+    (tmp_path / "step-9").mkdir()
     given = path if "://" in path else str(tmp_path / path)
     with caplog.at_level(logging.WARNING, "ckptsync.hook"):
         assert ckptsync.mark_saved(given) is False
@@ -220,6 +223,7 @@ def test_two_real_ranks_keep_what_both_have_marked_and_never_what_one_has(tmp_pa
     assert [step for step, _, _ in (*first, *second)] == [1, 2, 3, 1, 2], done.stderr[-2000:]
     assert sorted([first[0][1], second[0][1]]) == [False, True], "the last of the two"
     assert [pinned for _, pinned, _ in (*first[1:], second[1])] == [False, False, True]
+    assert commits(tmp_path / "ahead")["step-2.0"].ranks == (0, 1), "rank 1 was done before rank 0 had begun"
     assert first[1][2] == ["step-1.0"], "rank 0 marked step-2 long before rank 1 had written"
     found = commits(tmp_path)
     assert set(found) == {"step-1.0", "step-2.0"}

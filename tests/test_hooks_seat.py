@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.hooks.seat import Rank, Seat, this_rank
-from ckptsync.scan import Spot
+from ckptsync.scan import Spot, homes
 from ckptsync.spool import marks
 from ckptsync.walk import walk
 from tests.hooking import Said, Table, commits
@@ -54,7 +54,13 @@ def test_a_first_save_is_pinned_whenever_the_other_rank_comes_between(tmp_path: 
         come("before its word")
         asked = table.meet(0, 2, word)
         come("after its word")
-        return lambda: (asked(), come("after its look"))[0]
+
+        def ask() -> tuple[str, ...] | None:
+            heard = asked()
+            come("after its look")
+            return heard
+
+        return ask
 
     def come(now: str) -> None:
         if now == moment:
@@ -102,6 +108,18 @@ def test_a_rank_that_has_nothing_here_speaks_and_is_not_waited_for(tmp_path: Pat
     assert commits(tmp_path)["checkpoint-5.0"].ranks == (0,)
     assert not mark(second, tmp_path, "checkpoint-6"), "it writes here after all: then it is waited for, too"
     assert mark(first, tmp_path, "checkpoint-6")
+
+
+@pytest.mark.parametrize("name", ["checkpoint-6", "run-0/checkpoint-6", "checkpoints/checkpoint_6", "a=1.ckpt", "step-6", "tag"])
+def test_a_rank_that_runs_ahead_of_the_one_that_writes_is_not_waited_for(tmp_path: Path, name: str) -> None:
+    first, second = seats(2)
+    assert [mark(first, tmp_path), mark(second, tmp_path)] == [False, True]
+    second.save_nothing(tmp_path / name)
+    (tmp_path / name).mkdir(parents=True)
+    (tmp_path / name / "mp_rank_00_model_states.pt").write_text("x")
+    (tmp_path / name / ".metadata").write_text("x")
+    ((_, spot),) = [each for each in homes(tmp_path / name) if each[0] == tmp_path]
+    assert first.save_mine(tmp_path, spot, Said())
 
 
 def test_saves_that_are_marked_while_a_rank_is_silent_are_counted(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.paths import checked_path
-from ckptsync.scan import Found, family_of, homes, scan, spot_at, spots
+from ckptsync.scan import Found, family_of, homes, name_at, scan, spot_at, spots
 
 
 def lay(root: Path, *names: str) -> None:
@@ -192,3 +192,19 @@ def test_a_path_is_found_from_every_directory_whose_scan_finds_it_nearest_first(
         (logged.parent.parent, "a.ckpt"),
         (tmp_path, "version_0.a.ckpt"),
     ]
+
+
+def test_a_name_is_known_before_there_is_anything_of_the_checkpoint(tmp_path: Path) -> None:
+    lay(
+        tmp_path,
+        "checkpoint-1/x",
+        "run-3/checkpoint-2/x",
+        "checkpoints/checkpoint_4/x",
+        "step-5/.metadata",
+        "a tag/mp_rank_00_model_states.pt",
+        "checkpoints/epoch=1.ckpt",
+        "lightning_logs/version_7/checkpoints/last.ckpt",
+    )
+    found = [(s.path / "".join(s.only or ()), s.name) for s in spots(tmp_path)]
+    assert len(found) == 7
+    assert [(path, name_at(tmp_path, path)) for path, _ in found] == found

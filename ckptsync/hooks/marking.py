@@ -25,7 +25,7 @@ from ckptsync.hooks import agreed, leaving
 from ckptsync.hooks.seat import Meet, Rank, Seat, this_rank
 from ckptsync.scan import FINAL, Spot, homes
 from ckptsync.spool import marks
-from ckptsync.walk import OURS
+from ckptsync.walk import OURS, walk
 
 Part = Literal["mine", "all"]
 _log = logging.getLogger("ckptsync.hook")
@@ -69,7 +69,7 @@ def _marked(given: str, part: Part) -> bool:
     found = located(path)
     seat = _seat(path if found and found[1].family == FINAL else path.parent, rank)
     if found is None:
-        return _absent(path, seat, is_asked=is_asked)
+        return _nothing(path, seat, is_asked=is_asked)
     if is_asked and found[1].family == FINAL:
         raise ConfigError(f"{path}: a final model is whole when all ranks are done", hint=_ONE_FOR_ALL)
     done = (seat.save_mine if part == "mine" else seat.save_all)(*found, _saying(seat))
@@ -81,15 +81,16 @@ def _marked(given: str, part: Part) -> bool:
 _ONE_FOR_ALL = 'call it on every rank, or on one that knows that all are done, with part="all"'
 
 
-def _absent(path: Path, seat: Seat, *, is_asked: bool) -> bool:
+def _nothing(path: Path, seat: Seat, *, is_asked: bool) -> bool:
     """Where this rank has written nothing, the others need not wait for it, and learn so."""
-    if os.path.lexists(path):
+    if is_asked:
+        seat.save_nothing(path)
+    if path.is_file() or walk(path).files:
         raise ConfigError(
             f"{path}: no checkpoint that a worker would find", hint="call it checkpoint-N, step-N or NAME.ckpt: docs/trainers.md"
         )
     if not is_asked:
-        raise Incomplete(f"{path}: not there", hint="it is to be marked when it is written")
-    seat.speak()
+        raise Incomplete(f"{path}: nothing is there", hint="it is to be marked when it is written")
     return False
 
 

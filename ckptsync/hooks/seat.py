@@ -20,7 +20,7 @@ from ckptsync.hooks import added, parts
 from ckptsync.hooks import here as whereabouts
 from ckptsync.hooks.here import Here
 from ckptsync.hooks.pinning import Say, Source, pin
-from ckptsync.scan import Spot
+from ckptsync.scan import Spot, family_of, name_at
 from ckptsync.spool import marks, pins
 from ckptsync.spool.marks import Begun, RankMark
 from ckptsync.walk import walk
@@ -86,7 +86,7 @@ class Seat:
         return len(self._early)
 
     def speak(self) -> None:
-        """Leave this rank's word, if it has not; hear the others, if all have spoken."""
+        """Leave the word of this rank, if it has not; hear the others, if all have spoken."""
         if self._ask is None:
             self._ask = self._meet(f"{self._process} {socket.gethostname()}")
         self._words = self._words or self._ask()
@@ -103,6 +103,13 @@ class Seat:
         ranks = whereabouts.neighbours(here.spool, begun, self._words)
         mark = self._counted(here, mark, len(ranks))
         return parts.is_last(here.spool, mark, ranks) and self._pinned(here, spot, mark.save, ranks, say)
+
+    def save_nothing(self, path: Path) -> None:
+        """Say that this rank has no part in a save, or runs ahead of one that has: nobody need wait for it."""
+        if self._here and self._begun and path.is_relative_to(self._here.output_dir):
+            name = name_at(self._here.output_dir, path)
+            parts.mark(self._here.spool, self._begun, self._next(name), name, Spot(name, family_of(name), path).step or 0)
+        self.speak()
 
     def save_all(self, home: Path, spot: Spot, say: Say) -> bool:
         """Every rank's part in this directory is written: this one speaks for all."""
