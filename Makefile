@@ -9,7 +9,9 @@
 #               five minutes.  RESUME="--modes zero3 --store sftp --ranks 2"
 # make campaign-killed     kill trainers in the middle of a save, sixty times, let them be or go on over the same directory: whatever the store calls whole is
 #               byte for byte one save that was finished, half an hour.  KILLED="--modes raw-zero2 raw-zero3 raw-dcp --chains 2", KILLED="--store s3 --seed 7"
-# make campaign-ray-train  Ray Train on two nodes that share nothing, as it is, killed, and ended with an error, beside the same without us: RAY_TRAIN="--modes ddp fsdp2" (installs Ray)
+# make campaign-ray-train campaign-llamafactory  Ray Train on two nodes that share nothing, as it is, killed, and ended with an error, beside the same without us: RAY_TRAIN="--modes ddp fsdp2" (installs Ray)
+# make campaign-llamafactory   LLaMA-Factory as it was released, in one process, under torchrun, on two nodes and under Ray, with the hook in every way it can get there: each step in the
+#               store, each file as without us: half an hour, LLAMAFACTORY="--ways torchrun --hooks autoload" (installs LLaMA-Factory and Ray)
 # make campaign-ray        merge over S3 on two Ray nodes, one of which is killed in the middle: RAY="--rounds 10" (installs Ray)
 # make campaign-hostile    floods of files, ten inotify watches, a spool elsewhere, full disks, a clock that jumps: HOSTILE="--only clock"
 # make kill-stores   kill writers to a directory, S3 and SFTP at every system call with which they change something, and at 200 moments: two
@@ -51,6 +53,8 @@ MEMORY_GIB ?= 1
 PLAN_COUNTS ?= 10000 100000
 BENCH_VENV ?= .venv-bench
 TRANSFER_VENV ?= .venv-transfer
+LLAMAFACTORY_VENV ?= .venv-llamafactory
+LLAMAFACTORY ?=
 ONE ?= 4
 MANY ?= 64
 SMALL ?= 2000
@@ -121,6 +125,9 @@ campaign-resume: $(VENV)/.installed-test $(BENCH_VENV)/.installed
 campaign-killed: $(VENV)/.installed-test $(BENCH_VENV)/.installed
 	$(BIN)/python -m tests.campaigns.killed --python $(BENCH_VENV)/bin/python $(KILLED)
 
+campaign-llamafactory: $(VENV)/.installed-test $(LLAMAFACTORY_VENV)/.installed
+	$(BIN)/python -m tests.campaigns.llamafactory --python $(LLAMAFACTORY_VENV)/bin/python $(LLAMAFACTORY)
+
 campaign-ray: $(VENV)/.installed-ray
 	$(BIN)/python -m tests.campaigns.ray_nodes $(RAY)
 
@@ -173,7 +180,7 @@ nspawn: $(VENV)/.installed-test
 	CKPTSYNC_TEST_NSPAWN=1 $(BIN)/python -m pytest -rs tests/nspawn
 
 clean:
-	rm -rf $(VENV) $(BENCH_VENV) $(TRANSFER_VENV) build/bench
+	rm -rf $(VENV) $(BENCH_VENV) $(TRANSFER_VENV) $(LLAMAFACTORY_VENV) build/bench
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and f"{sys.executable} is Python {sys.version.split()[0]}, 3.10 or newer is needed: PYTHON=python3.12 make ...")'
@@ -202,6 +209,12 @@ $(BENCH_VENV)/.installed: pyproject.toml benchmarks/requirements.txt
 
 $(BENCH_VENV)/.installed-ray: $(BENCH_VENV)/.installed
 	$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check 'ray[default,train]==2.60.*'
+	@touch $@
+
+# Versions as they were tried; torch, torchaudio and torchvision as LLaMA-Factory finds them.
+$(LLAMAFACTORY_VENV)/.installed: pyproject.toml setup.py
+	$(PYTHON) -m venv $(LLAMAFACTORY_VENV)
+	$(LLAMAFACTORY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check llamafactory==0.9.5 ray==2.60.0 --editable .
 	@touch $@
 
 # rclone, sftp and rsync are the system's: what is missing is left out, and said to be.

@@ -56,7 +56,7 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--stages", nargs="+", choices=STAGES, default=STAGES, help="rm is trained by one process and by two")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--python", default=default_python(), help="that has LLaMA-Factory, Ray, and ckptsync")
-    parser.add_argument("--home", help="an empty directory to work in, kept afterwards; a temporary one by default")
+    parser.add_argument("--home", help="a directory to work in, kept afterwards, with its references; a temporary one by default")
     return parser
 
 
@@ -82,7 +82,7 @@ def _judged(bench: Bench, run: Run) -> list[str]:
     codes, logs = bench.trained(run)
     took = time.monotonic() - begun
     wrong += _failed(run, codes, logs)
-    waited = _wait(bench, run)
+    waited = _wait(bench, run) if not any(codes) else 0.0
     wrong += [*_in_store(bench, run, bench.out(plain)), *_on_disk(bench, run, bench.out(plain)), *_said(run, logs)]
     print(f"{run.name}: {len(wrong)} wrong; trained {took:.0f} s, stored {waited:.0f} s later", flush=True)
     for line in wrong:

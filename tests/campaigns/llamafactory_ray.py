@@ -21,7 +21,8 @@ from ray.util import placement_group_table
 def main() -> int:
     """The command's exit code."""
     cluster = Cluster(initialize_head=True, connect=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
-    trainer = subprocess.Popen(sys.argv[1:], env={**os.environ, "RAY_ADDRESS": cluster.address})
+    where = f"master_addr={cluster.address.rpartition(':')[0]}"  # without a dashboard LLaMA-Factory cannot ask for it
+    trainer = subprocess.Popen([*sys.argv[1:], where], env={**os.environ, "RAY_ADDRESS": cluster.address})
     try:
         while trainer.poll() is None and not placement_group_table():
             time.sleep(0.2)

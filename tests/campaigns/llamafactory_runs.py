@@ -22,7 +22,7 @@ HOOKS = ("autoload", "launcher", "yaml")
 STAGES = ("sft", "rm")
 RAY = Path(__file__).with_name("llamafactory_ray.py")
 SETUP = "ckptsync.hooks.ray.setup_worker"
-PATIENCE = 600.0  # seconds for one training, most of which are imports
+PATIENCE = 400.0  # seconds for one training, most of which are imports
 _WORDS = "the of and to in is it you that he was for on are with as his they be at one have this from or had by hot but".split()  # noqa: SIM905
 
 
@@ -50,7 +50,7 @@ class Bench:
 
     def __init__(self, home: Path, python: str, steps: int, network: Network | None) -> None:
         self.home, self.steps = home, steps
-        self._bin, self._python, self._network = Path(python).parent, python, network
+        self._bin, self._python, self._network = Path(python).absolute().parent, str(Path(python).absolute()), network
         _write_data(home / "data")
 
     def out(self, run: Run, node: int = 0) -> Path:
@@ -98,7 +98,7 @@ class Bench:
             told["save_total_limit"] = 1
         if run.way == "ray":
             hook = {"ray_init_kwargs": {"runtime_env": {"worker_process_setup_hook": SETUP}}} if run.hook == "yaml" else {}
-            told |= {"ray_num_workers": 2, "master_addr": "127.0.0.1", **hook}
+            told |= {"ray_num_workers": 2, **hook}
         return told
 
     def _environment(self, run: Run, node: int) -> dict[str, str]:
@@ -140,7 +140,7 @@ def default_python() -> str:
 
 
 def _write_data(folder: Path) -> None:
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     asked = [{"instruction": text, "input": ""} for text in _sentences(1)]
     said = [{**one, "output": text} for one, text in zip(asked, _sentences(2), strict=True)]
     preferred = [{**one, "chosen": a, "rejected": b} for one, a, b in zip(asked, _sentences(3), _sentences(4), strict=True)]
