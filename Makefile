@@ -9,7 +9,7 @@
 #               five minutes.  RESUME="--modes zero3 --store sftp --ranks 2"
 # make campaign-killed     kill trainers in the middle of a save, sixty times, let them be or go on over the same directory: whatever the store calls whole is
 #               byte for byte one save that was finished, half an hour.  KILLED="--modes raw-zero2 raw-zero3 raw-dcp --chains 2", KILLED="--store s3 --seed 7"
-# make campaign-ray-train campaign-llamafactory  Ray Train on two nodes that share nothing, as it is, killed, and ended with an error, beside the same without us: RAY_TRAIN="--modes ddp fsdp2" (installs Ray)
+# make campaign-ray-train  Ray Train on two nodes that share nothing, as it is, killed, and ended with an error, beside the same without us: RAY_TRAIN="--modes ddp fsdp2" (installs Ray)
 # make campaign-llamafactory   LLaMA-Factory as it was released, in one process, under torchrun, on two nodes and under Ray, with the hook in every way it can get there: each step in the
 #               store, each file as without us: half an hour, LLAMAFACTORY="--ways torchrun --hooks autoload" (installs LLaMA-Factory and Ray)
 # make campaign-ray        merge over S3 on two Ray nodes, one of which is killed in the middle: RAY="--rounds 10" (installs Ray)
@@ -83,7 +83,7 @@ IDLE ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint format flips guides models bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle campaign campaign-trainers campaign-resume campaign-killed campaign-ray campaign-ray-train campaign-hostile damage crash-states kill-stores kill-heads nspawn clean
+.PHONY: demo test lint format flips guides models bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle campaign campaign-trainers campaign-resume campaign-killed campaign-ray campaign-ray-train campaign-llamafactory campaign-hostile damage crash-states kill-stores kill-heads nspawn clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed

@@ -94,6 +94,8 @@ class Bench:
         }
         told |= {"output_dir": str(self.out(run, node)), "max_steps": self.steps, "save_steps": 1, "logging_steps": 1, "seed": 7}
         told |= {"per_device_train_batch_size": 2, "learning_rate": 1e-3, "cutoff_len": 64, "report_to": "none", "use_cpu": True}
+        if run.stage == "rm":
+            told["disable_gradient_checkpointing"] = True  # with it DDP ends at once, with us and without
         if run.hook:
             told["save_total_limit"] = 1
         if run.way == "ray":
