@@ -16,7 +16,7 @@ def kinds_of_the_code() -> set[str]:
     sources = [*(ROOT / "ckptsync/doctor").glob("*.py"), ROOT / "ckptsync/cli/doctor.py"]
     calls = [node for path in sources for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
     given = [call.args[_AT[call.func.id]] for call in calls if isinstance(call.func, ast.Name) and call.func.id in _AT]
-    return {arg.value for arg in given if isinstance(arg, ast.Constant)} | {f"store-{right}" for right in WHY}
+    return {str(arg.value) for arg in given if isinstance(arg, ast.Constant)} | {f"store-{right}" for right in WHY}
 
 
 def kinds_of_the_document() -> set[str]:
