@@ -52,6 +52,16 @@ def test_a_torn_save_that_is_called_complete_is_seen(tmp_path: Path) -> None:
     ]
 
 
+def test_a_rank_that_was_killed_before_its_random_state_leaves_a_model_that_is_whole(tmp_path: Path) -> None:
+    files = of("hf-ddp")
+    whole = saved(tmp_path, 0, files, finished=True)
+    short = saved(tmp_path, 1, {n: d for n, d in files.items() if n != "rng_state_1.pth"}, finished=False)
+    found = judged(
+        sent(tmp_path, short), fresh(create_store(str(tmp_path / "store"))).readable, [replace(whole, ended=101.0), short]
+    )
+    assert (found.wrong, found.short, found.whole) == ([], 1, 1)
+
+
 def test_a_mixture_of_two_saves_is_of_no_save(tmp_path: Path) -> None:
     one = saved(tmp_path, 0, of("hf-ddp"), finished=True)
     two = saved(tmp_path, 1, of("hf-ddp") | {"optimizer.pt": b"other", "scheduler.pt": b"other"}, finished=True)

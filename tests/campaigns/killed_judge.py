@@ -67,7 +67,7 @@ def _judge_place(store: Store, seen: Snapshot, saves: Sequence[Written], found: 
         wrong = [*_model(store, seen, whole)]
         found.whole += not wrong
         found.wrong += wrong
-    elif same and _lacks_only_random_states(same[0], saves) and not seen.facets.resume.holds:
+    elif same and _lacks_only_random_states(seen, same[0], saves) and not seen.facets.resume.holds:
         found.whole += 1
         found.short += 1
     elif same:
@@ -96,21 +96,18 @@ def _is_all_there(seen: Snapshot, save: Written) -> bool:
     return save.finished > 0 and save.parts.keys() <= _nodes(seen)
 
 
-def _lacks_only_random_states(torn: Written, saves: Iterable[Written]) -> bool:
-    """Beside a finished save of the same run: its names are those of all."""
+def _lacks_only_random_states(seen: Snapshot, torn: Written, saves: Iterable[Written]) -> bool:
+    """Whether all but random states of ranks that were killed before they wrote them is there: a finished save of the same run has the names."""
     example = next((w for w in saves if w.run == torn.run and w.finished), None)
     if example is None:
         return False
-    missing = [name for node in example.parts for name in _names(example, node) - _names(torn, node)]
+    here = {_plain(path, torn) for path in seen.files}
+    missing = {_plain(path, example) for part in example.parts.values() for path in files(part)} - here
     return bool(missing) and all(map(is_random_state, missing))
 
 
-def _names(save: Written, node: str) -> set[str]:
-    return (
-        {path.replace(f"global_step{save.step}/", "global_step/") for path in files(save.parts[node])}
-        if node in save.parts
-        else set()
-    )
+def _plain(path: str, save: Written) -> str:
+    return path.replace(f"global_step{save.step}/", "global_step/")
 
 
 def _model(store: Store, seen: Snapshot, save: Written) -> Iterator[str]:
