@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,6 +61,18 @@ def test_a_rank_that_was_killed_before_its_random_state_leaves_a_model_that_is_w
         sent(tmp_path, short), fresh(create_store(str(tmp_path / "store"))).readable, [replace(whole, ended=101.0), short]
     )
     assert (found.wrong, found.short, found.whole) == ([], 1, 1)
+
+
+def test_a_rank_that_was_killed_when_all_was_written_leaves_a_save_and_one_file_of_an_older_save_makes_it_torn(
+    tmp_path: Path,
+) -> None:
+    whole = replace(saved(tmp_path, 0, of("hf-ddp"), finished=True), ended=101.0)
+    unsaid = saved(tmp_path, 1, of("hf-ddp") | {"scheduler.pt": of("hf-ddp")["rng_state_0.pth"]}, finished=False)
+    store = sent(tmp_path, unsaid)
+    found = judged(store, fresh(store).readable, [whole, unsaid])
+    assert (found.wrong, found.unsaid, found.whole) == ([], 1, 1)
+    os.utime(unsaid.parts[NODE] / "rng_state_1.pth", (80.0, 80.0))
+    assert wrong(store, whole, unsaid) == ["run/checkpoint-4: COMPLETE, and TORN: run/checkpoint-4 of segment 1 was never finished"]
 
 
 def test_a_mixture_of_two_saves_is_of_no_save(tmp_path: Path) -> None:

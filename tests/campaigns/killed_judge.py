@@ -7,14 +7,17 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ckptsync.layouts import table
 from ckptsync.merge.output import is_beside
 from ckptsync.records.names import consolidated_prefix
 from ckptsync.records.state import Snapshot
 from ckptsync.stores.contract import Store, read_all
+from ckptsync.stores.tree import LocalFiles
 from ckptsync.worker.evenness import is_random_state
 from tests.campaigns.written import Written, files
 from tests.vector import bits
 
+TICK = 0.05  # seconds by which a file's time may be behind the clock
 CLAIMS = ("COMPLETE", "CONSOLIDATED", "VERIFIED")
 LIVED = 12.0  # seconds that a save needs where only time tells that it is finished: on a node of shards alone
 
@@ -23,7 +26,8 @@ LIVED = 12.0  # seconds that a save needs where only time tells that it is finis
 class Found:
     """``words``: how many places have which.  ``wanted``: saves that had to be in the store, ``whole``: claimed places that are what was written.
 
-    ``short``: of those, places that lack nothing but random states of ranks that were killed before they wrote them, and say so.
+    ``short``: of those, places that lack nothing but random states of ranks that were killed before they wrote them, and say so.  ``unsaid``: of
+    those, places of saves of which all was written when a rank was killed, though it had not come so far as to say it.
     """
 
     words: Counter[str] = field(default_factory=Counter)
@@ -32,13 +36,14 @@ class Found:
     wanted: int = 0
     whole: int = 0
     short: int = 0
+    unsaid: int = 0
     wrong: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         places = ", ".join(f"{n} {word}" for word, n in sorted(self.words.items()))
         return (
             f"{self.finished} saves finished, {self.torn} torn; {self.wanted} had to be in the store; places: {places}; {self.whole} of those"
-            f" claimed to be whole are, {self.short} of them without a killed rank's random state; {len(self.wrong)} wrong"
+            f" claimed to be whole are, {self.short} of them without a killed rank's random state, {self.unsaid} whose last rank was killed when all was written; {len(self.wrong)} wrong"
         )
 
 
@@ -67,6 +72,9 @@ def _judge_place(store: Store, seen: Snapshot, saves: Sequence[Written], found: 
         wrong = [*_model(store, seen, whole)]
         found.whole += not wrong
         found.wrong += wrong
+    elif same and _is_written_unsaid(seen, same[0], saves):
+        found.whole += 1
+        found.unsaid += 1
     elif same and _lacks_only_random_states(seen, same[0], saves) and not seen.facets.resume.holds:
         found.whole += 1
         found.short += 1
@@ -96,14 +104,32 @@ def _is_all_there(seen: Snapshot, save: Written) -> bool:
     return save.finished > 0 and save.parts.keys() <= _nodes(seen)
 
 
-def _lacks_only_random_states(seen: Snapshot, torn: Written, saves: Iterable[Written]) -> bool:
-    """Whether all but random states of ranks that were killed before they wrote them is there: a finished save of the same run has the names."""
-    example = next((w for w in saves if w.run == torn.run and w.finished), None)
-    if example is None:
+def _is_written_unsaid(seen: Snapshot, torn: Written, saves: Iterable[Written]) -> bool:
+    """Whether every rank had written all of its files, each to its end, and was killed before it could say so: at the barrier that follows."""
+    if _missing(seen, torn, saves) != set():
         return False
+    for part in torn.parts.values():
+        there = LocalFiles(str(part))
+        for path, file in files(part).items():
+            if file.stat().st_mtime < torn.begun - TICK or not file.stat().st_size or not table.closed(path, there):
+                return False
+    return True
+
+
+def _lacks_only_random_states(seen: Snapshot, torn: Written, saves: Iterable[Written]) -> bool:
+    """Whether all but random states of ranks that were killed before they wrote them is there."""
+    missing = _missing(seen, torn, saves)
+    return bool(missing) and all(map(is_random_state, missing or ()))
+
+
+def _missing(seen: Snapshot, torn: Written, saves: Iterable[Written]) -> set[str] | None:
+    """What a finished save of the same kind of training has, and this place has not; ``None`` where there is none."""
+    kind = torn.run.rpartition("-")[0]
+    example = next((w for w in saves if w.run.rpartition("-")[0] == kind and w.finished), None)
+    if example is None:
+        return None
     here = {_plain(path, torn) for path in seen.files}
-    missing = {_plain(path, example) for part in example.parts.values() for path in files(part)} - here
-    return bool(missing) and all(map(is_random_state, missing))
+    return {_plain(path, example) for part in example.parts.values() for path in files(part)} - here
 
 
 def _plain(path: str, save: Written) -> str:
