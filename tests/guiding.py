@@ -163,7 +163,7 @@ class Place:
         while not all(self._has_line(words.split()) for words in block.about.split(";")):
             self._check_served()
             assert time.monotonic() < end, f"line {block.line}: no {block.about!r} in\n{self.printed}\n{self._logs()}"
-            time.sleep(0.2)
+            time.sleep(1)
             self.printed = self._run(block, check=False)
 
     def _serve(self, block: Block) -> None:
