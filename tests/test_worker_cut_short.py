@@ -94,6 +94,7 @@ def is_whole_but_for_texts(one: Evidence, old: int) -> bool:
         (("optimizer.pt",), "optimizer.pt was written over"),
         (("rng_state_0.pth",), "rng_state_0.pth was written over"),
         (("config.json", "model.safetensors"), "model.safetensors was written over"),
+        (("adapter_model.safetensors", "adapter_config.json"), "adapter_model.safetensors was written over"),
         (
             ("config.json", "model.safetensors", "training_args.bin", "optimizer.pt", "trainer_state.json"),
             "rng_state_0.pth is of an older save",
@@ -116,6 +117,10 @@ def test_what_people_and_callbacks_do_to_a_finished_checkpoint_only_delays_it() 
         ("notes.pt",),
     ):
         assert is_ever_settled(trainer(over(*names)))
+    assert is_ever_settled(
+        trainer(A | {"config.json": 130.0, "model.safetensors": 130.1})
+    )  # a callback that evaluates, and saves once more
+    assert not is_ever_settled(trainer(A | {"config.json": 130.0, "optimizer.pt": 130.1}))
     assert is_ever_settled(trainer(over("optimizer.pt"), hook="marked"))
     assert is_ever_settled(trainer(over("optimizer.pt"), stable=True))
     assert is_ever_settled(trainer(over("optimizer.pt"), fresh=True))  # a clock was set while we looked on

@@ -25,6 +25,7 @@ _OF_FIRST = re.compile(r"training_args\.bin|rng_state(_0)?\.pth|pytorch_model_fs
 _TEXT = re.compile(
     r"(config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|adapter_config|(pre)?processor_config|.+\.index)\.json"
 )
+_CONFIGS = ("config.json", "adapter_config.json")
 _NEVER_EMPTY = ("chat_template.jinja", "latest", "README.md", "zero_to_fp32.py", "zero_to_torch.py")
 
 
@@ -44,7 +45,7 @@ def awaits_its_end(files: Sequence[Stat], *, awaited: bool) -> bool:
     if any(_OF_FIRST.fullmatch(f.path) for f in files):
         return True
     is_its = awaited or any(is_random_state(f.path) for f in files)
-    return is_its and any(f.path == "config.json" or _WEIGHTS.fullmatch(f.path) for f in files)
+    return is_its and any(f.path in _CONFIGS or _WEIGHTS.fullmatch(f.path) for f in files)
 
 
 def two_saves(files: Sequence[Stat], ended: int | None, apart: float) -> str:
@@ -85,17 +86,23 @@ def _begun_after(files: Iterable[Stat], ended: int, apart: float) -> str:
     newer = sorted((f for f in files if f.mtime > ended), key=lambda f: f.mtime)
     before = ended
     for n, file in enumerate(newer):
-        if _is_gap(before, file, apart if is_random_state(file.path) else AT_ONCE) and (over := _of_a_save(newer[n:])):
+        is_late = _is_gap(before, file, apart)  # so long callbacks may take, and ranks that write nothing but their random states
+        over = _states(newer[n:]) if _is_gap(before, file, AT_ONCE) else ""
+        if over or (is_late and (over := _of_a_save(newer[n:]))):
             return f"{over} was written over, and what the trainer writes last was not"
         before = file.mtime
     return ""
 
 
+def _states(newer: Iterable[Stat]) -> str:
+    return next((f.path for f in newer if _STATES.fullmatch(f.path)), "")
+
+
 def _of_a_save(newer: Sequence[Stat]) -> str:
-    """One that the trainer has begun to write again.  Weights may be anybody's work, but not with their configuration."""
-    states = (f.path for f in newer if _STATES.fullmatch(f.path) or is_random_state(f.path))
-    weights = (f.path for f in newer if _WEIGHTS.fullmatch(f.path) and any(other.path == "config.json" for other in newer))
-    return next(states, "") or next(weights, "")
+    """What the trainer has begun to write again.  Weights may be anybody's work, but hardly with their configuration."""
+    random = (f.path for f in newer if is_random_state(f.path))
+    weights = (f.path for f in newer if _WEIGHTS.fullmatch(f.path) and any(other.path in _CONFIGS for other in newer))
+    return next(random, "") or next(weights, "")
 
 
 def _uneven(files: Iterable[Stat], apart: float) -> str:
