@@ -11,13 +11,12 @@ Ray imports this in each of its worker processes when one begins, so nothing is 
 from __future__ import annotations
 
 import contextlib
-import logging
 from typing import TYPE_CHECKING, Any
+
+from ckptsync.hooks.ray_setup import setup_worker as setup_worker  # noqa: PLC0414  # its public name
 
 if TYPE_CHECKING:
     from ckptsync.hooks.ray_upload import UploadFn
-
-_log = logging.getLogger("ckptsync.hook")
 
 
 def __getattr__(name: str) -> Any:
@@ -27,16 +26,6 @@ def __getattr__(name: str) -> Any:
 
         return CkptSyncRayCallback
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def setup_worker() -> None:
-    """Let every Trainer of this process have the hook.  Never raises: Ray would not start the worker."""
-    try:
-        from ckptsync.hooks import autoload  # noqa: PLC0415
-
-        autoload.install()
-    except Exception as e:  # noqa: BLE001  # whatever it is: the training is not ours to stop
-        _log.warning("ckptsync: no hook in this Ray worker: %s: %s", type(e).__name__, e)
 
 
 def upload_fn(store: str, *, run: str = "", patience: float = 600.0) -> UploadFn:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptsync.hooks import embedded, ray_node
-from ckptsync.hooks.ray import setup_worker
+from ckptsync.hooks.ray_setup import setup_worker
 
 _COPIES = "ckptsync-copy"  # the thread that copies where there are no links: `ckptsync.hooks.pinning`
 _PATIENCE = 300.0  # seconds that copies may take
