@@ -72,12 +72,10 @@ def _judge_place(store: Store, seen: Snapshot, saves: Sequence[Written], found: 
         wrong = [*_model(store, seen, whole)]
         found.whole += not wrong
         found.wrong += wrong
-    elif same and _is_written_unsaid(seen, same[0], saves):
+    elif same and (lacking := _lacking(same[0], saves)) is not None and _is_excused(seen, same[0], lacking):
         found.whole += 1
-        found.unsaid += 1
-    elif same and _lacks_only_random_states(seen, same[0], saves) and not seen.facets.resume.holds:
-        found.whole += 1
-        found.short += 1
+        found.short += bool(lacking)
+        found.unsaid += not lacking
     elif same:
         found.wrong.append(f"{seen.run}/{seen.place}: {seen.word}, and TORN: {_named(same[0])} was never finished")
     else:
@@ -104,32 +102,30 @@ def _is_all_there(seen: Snapshot, save: Written) -> bool:
     return save.finished > 0 and save.parts.keys() <= _nodes(seen)
 
 
-def _is_written_unsaid(seen: Snapshot, torn: Written, saves: Iterable[Written]) -> bool:
-    """Whether every rank had written all of its files, each to its end, and was killed before it could say so: at the barrier that follows."""
-    if _missing(seen, torn, saves) != set():
-        return False
-    for part in torn.parts.values():
-        there = LocalFiles(str(part))
-        for path, file in files(part).items():
-            if file.stat().st_mtime < torn.begun - TICK or not file.stat().st_size or not table.closed(path, there):
-                return False
-    return True
+def _is_excused(seen: Snapshot, torn: Written, lacking: set[str]) -> bool:
+    """Whether nothing was lacking when the last rank was killed, or random states alone: they are not here, and this is nothing to resume from."""
+    if not lacking:
+        return True
+    here = {_plain(path, torn) for path in seen.files}
+    return all(map(is_random_state, lacking)) and not here & lacking and not seen.facets.resume.holds
 
 
-def _lacks_only_random_states(seen: Snapshot, torn: Written, saves: Iterable[Written]) -> bool:
-    """Whether all but random states of ranks that were killed before they wrote them is there."""
-    missing = _missing(seen, torn, saves)
-    return bool(missing) and all(map(is_random_state, missing or ()))
-
-
-def _missing(seen: Snapshot, torn: Written, saves: Iterable[Written]) -> set[str] | None:
-    """What a finished save of the same kind of training has, and this place has not; ``None`` where there is none."""
+def _lacking(torn: Written, saves: Iterable[Written]) -> set[str] | None:
+    """What a finished save of the same kind of training has, and this one has not written to its end; ``None`` where there is none."""
     kind = torn.run.rpartition("-")[0]
     example = next((w for w in saves if w.run.rpartition("-")[0] == kind and w.finished), None)
     if example is None:
         return None
-    here = {_plain(path, torn) for path in seen.files}
-    return {_plain(path, example) for part in example.parts.values() for path in files(part)} - here
+    ended = {_plain(path, torn) for part in torn.parts.values() for path in _ended(part, torn.begun - TICK)}
+    return {_plain(path, example) for part in example.parts.values() for path in files(part)} - ended
+
+
+def _ended(part: Path, begun: float) -> Iterator[str]:
+    """Files of a save that have the end of their format."""
+    there = LocalFiles(str(part))
+    for path, file in files(part).items():
+        if file.stat().st_mtime >= begun and file.stat().st_size and table.closed(path, there):
+            yield path
 
 
 def _plain(path: str, save: Written) -> str:
