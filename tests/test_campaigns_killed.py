@@ -75,6 +75,15 @@ def test_a_rank_that_was_killed_when_all_was_written_leaves_a_save_and_one_file_
     assert wrong(store, whole, unsaid) == ["run/checkpoint-4: COMPLETE, and TORN: run/checkpoint-4 of segment 1 was never finished"]
 
 
+def test_whole_weights_alone_are_excused_where_nothing_else_was_ever_saved(tmp_path: Path) -> None:
+    bare = saved(tmp_path, 0, {n: d for n, d in of("hf-ddp").items() if n in ("config.json", "model.safetensors")}, finished=False)
+    store = sent(tmp_path, bare)
+    found = judged(store, fresh(store).readable, [bare])
+    assert (found.wrong, found.bare) == ([], 1)
+    whole = replace(saved(tmp_path, 1, of("hf-ddp"), finished=True), ended=101.0)
+    assert wrong(store, bare, whole) == ["run/checkpoint-4: COMPLETE, and TORN: run/checkpoint-4 of segment 0 was never finished"]
+
+
 def test_a_mixture_of_two_saves_is_of_no_save(tmp_path: Path) -> None:
     one = saved(tmp_path, 0, of("hf-ddp"), finished=True)
     two = saved(tmp_path, 1, of("hf-ddp") | {"optimizer.pt": b"other", "scheduler.pt": b"other"}, finished=True)

@@ -27,7 +27,8 @@ class Found:
     """``words``: how many places have which.  ``wanted``: saves that had to be in the store, ``whole``: claimed places that are what was written.
 
     ``short``: of those, places that lack nothing but random states of ranks that were killed before they wrote them, and say so.  ``unsaid``: of
-    those, places of saves of which all was written when a rank was killed, though it had not come so far as to say it.
+    those, places of saves of which all was written when a rank was killed, though it had not come so far as to say it.  ``bare``: places of whole weights
+    with their configuration, from the very first save of a training: no file can tell them from what ``save_pretrained`` leaves (docs/trainers.md).
     """
 
     words: Counter[str] = field(default_factory=Counter)
@@ -37,13 +38,14 @@ class Found:
     whole: int = 0
     short: int = 0
     unsaid: int = 0
+    bare: int = 0
     wrong: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         places = ", ".join(f"{n} {word}" for word, n in sorted(self.words.items()))
         return (
             f"{self.finished} saves finished, {self.torn} torn; {self.wanted} had to be in the store; places: {places}; {self.whole} of those"
-            f" claimed to be whole are, {self.short} of them without a killed rank's random state, {self.unsaid} whose last rank was killed when all was written; {len(self.wrong)} wrong"
+            f" claimed to be whole are, {self.short} of them without a killed rank's random state, {self.unsaid} whose last rank was killed when all was written; {self.bare} of whole weights alone; {len(self.wrong)} wrong"
         )
 
 
@@ -76,6 +78,8 @@ def _judge_place(store: Store, seen: Snapshot, saves: Sequence[Written], found: 
         found.whole += 1
         found.short += bool(lacking)
         found.unsaid += not lacking
+    elif same and _is_bare(seen, same[0], saves):
+        found.bare += 1
     elif same:
         found.wrong.append(f"{seen.run}/{seen.place}: {seen.word}, and TORN: {_named(same[0])} was never finished")
     else:
@@ -108,6 +112,11 @@ def _is_excused(seen: Snapshot, torn: Written, lacking: set[str]) -> bool:
         return True
     here = {_plain(path, torn) for path in seen.files}
     return all(map(is_random_state, lacking)) and not here & lacking and not seen.facets.resume.holds
+
+
+def _is_bare(seen: Snapshot, torn: Written, saves: Iterable[Written]) -> bool:
+    is_first = not any(w.finished for w in saves if w.run == torn.run)
+    return is_first and all(is_beside(path) or path.endswith(".safetensors") for path in seen.files)
 
 
 def _lacking(torn: Written, saves: Iterable[Written]) -> set[str] | None:
