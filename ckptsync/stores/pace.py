@@ -18,6 +18,7 @@ ASK = 256 << 10  # bytes asked for at a time
 LITTLE = signs.LEAST  # bytes of an ask that others make way for
 MAKES_WAY = 8  # times, so that nobody starves
 BURST = 0.25  # seconds of the rate that may have been saved up
+GATHER = 0.05  # seconds that what is much waits at least, if it has to: each time it wakes it may take a core from a training
 _CLOSE = 0.001  # of a byte: sums of floats are not exact
 _STEP = 0.25  # seconds after which the timetable is looked at again, and whether the process is about to end
 
@@ -48,7 +49,7 @@ class Paces:
                 if ending.is_near():
                     raise StoreError("the transfer ended while it waited for its bandwidth", hint="start it again")
                 _live(count)
-                self._sleep(min(wait, _STEP))
+                self._sleep(min(max(wait, GATHER if count >= LITTLE else 0.0), _STEP))
         _live(count)
 
     def _missing(self, count: int) -> float:
@@ -58,7 +59,7 @@ class Paces:
         passed, self._since = now - self._since, now
         if rate is None:
             return 0.0
-        self._saved = min(self._saved + passed * rate, max(BURST * rate, count))
+        self._saved = min(self._saved + passed * rate, max(BURST * rate, count + GATHER * rate))
         if self._saved < count - _CLOSE:
             return (count - self._saved) / rate
         self._saved -= count
