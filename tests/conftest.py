@@ -6,6 +6,10 @@ import gc
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("untimed", deadline=None)  # an example that waits for a busy machine is no failure
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session", autouse=True)
