@@ -188,6 +188,24 @@ def test_a_worker_that_has_nothing_to_do_asks_the_store_nothing_and_anything_tha
     assert len(fresh(open_store(store.url)).readable) == 2
 
 
+def test_memory_is_given_back_when_all_is_sent_and_once_more_at_the_next_tick(
+    tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[int] = []
+    monkeypatch.setattr("ckptsync.daemon.watching.give_back", lambda: given.append(1))
+    with watching(tmp_path) as (found, store):
+        write(out / "run" / "checkpoint-1")
+        for _ in range(3):
+            found.look()
+            send(found)
+        assert until(lambda: asks(found, store) == 0)
+        before = len(given)
+        assert before >= 2
+        found.send()
+        found.send()
+        assert len(given) == before, "and not at every tick"
+
+
 def test_what_only_pins_hold_is_told_of_a_disk_once_the_trainer_has_removed_it(tmp_path: Path, out: Path) -> None:
     with watching(tmp_path, "quiet: 50s, unmarked: 50s") as (found, _):
         write(out / "run" / "checkpoint-1")

@@ -58,7 +58,7 @@ class Watching:
         self._next = self._moved = 0.0
         self._is_hinted = True
         self._outcome = self._sent = Outcome()
-        self._is_idle = self._is_told = False
+        self._is_idle = self._is_told = self._was_told = False
         self._next_send = self._look_cost = 0.0
         self._due, self._planned = float("inf"), float("-inf")
         self._pauses = Pauses()
@@ -108,12 +108,18 @@ class Watching:
         if now >= self._due or not (self._is_at_rest(now) or (is_told and now < self._planned + self._config.worker.scan_every)):
             self._plan(now)
         elif not is_told:
+            self._give_back(is_told=False)
             return self._sent
         self._sent = self._sent_now()
         self._again_in_time()
-        if is_told and not self._sent.queue:
-            give_back()
+        self._give_back(is_told=is_told)
         return self._sent
+
+    def _give_back(self, *, is_told: bool) -> None:
+        """When all is sent, and at the tick after that: who has just told so may still have held a buffer."""
+        if (is_told or self._was_told) and not self._sent.queue:
+            give_back()
+        self._was_told = is_told
 
     def _is_at_rest(self, now: float) -> bool:
         return self._is_idle and now < self._next_send
