@@ -41,6 +41,14 @@ def test_sending_twice_is_sending_once(tmp_path: Path) -> None:
     assert (second.place, second.files) == (first.place, 0)
 
 
+def test_of_manifests_that_are_gone_only_those_of_its_own_place_are_taken_back(tmp_path: Path) -> None:
+    store = MemoryStore()
+    held, seen, road = on_the_way(tmp_path, store)
+    gone = [f"run/.ckptsync/{place}/manifest-n0-0-0123456789abcdef.json" for place in ("checkpoint-4", "checkpoint-4~aaaaaaaa")]
+    send(replace(draft(told(seen, "n0"), take(held)), supersedes=tuple(gone)), held, road)
+    assert [k.manifest.supersedes for k in manifests(store)] == [(gone[0],)]
+
+
 def test_the_same_bytes_of_another_save_are_sent_to_its_own_place(tmp_path: Path) -> None:
     store = MemoryStore()
     places = []

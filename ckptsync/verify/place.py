@@ -49,14 +49,14 @@ def verify_place(
     looking = _Looking(store, seen, told)
     with closing(looking):
         looking.look(level, sample)
-    found = worst_first((*(f.finding for f in faults), *looking.found, *_standing(seen)))
     gone = {f.name for f in looking.found if f.kind in ("missing", "size")}
-    if gone and seen.facets.retired:
-        found = worst_first(_let_go(f) for f in found)
-    elif gone:
+    if gone and not seen.facets.retired:
         if store.late:
             wait(store.late)
         _check_unchanged(store, seen, gone)
+    found = worst_first((*(f.finding for f in faults), *looking.found, *_standing(seen)))
+    if gone and seen.facets.retired:
+        found = worst_first(map(_let_go, found))
     is_arriving = bool(seen.facets.ambiguous) or not (seen.facets.model.holds or seen.facets.retired)
     manifests = tuple(k.name for k in seen.manifests)
     verdict_ = verdict(found, is_arriving=is_arriving)
