@@ -94,3 +94,10 @@ def test_the_error_says_who_is_gone_and_who_names_it() -> None:
     assert isinstance(error, Corrupt)
     assert str(error) == f"{name(ONE)}: is gone, and {name(SEAL).rpartition('/')[2]} names it"
     assert "writes it again" in error.hint
+
+
+def test_only_its_own_checkpoint_excuses_it() -> None:
+    elsewhere = replace(ONE, checkpoint="checkpoint-9", place="checkpoint-9", supersedes=(name(ONE),))
+    assert gone(REPORT, elsewhere) == [name(ONE)]
+    stone = Tombstone(RUN, "checkpoint-9", "checkpoint-9", 0, (name(ONE),), "old", ended={"n0": 1})
+    assert gone(REPORT, stone) == [name(ONE)]

@@ -276,6 +276,7 @@ def test_events_that_the_kernel_dropped_are_a_hint_and_are_told(tmp_path: Path) 
         assert child.stdout
         assert child.stdout.readline() == "\n"
         child.send_signal(signal.SIGSTOP)  # as a process is that gets no CPU
+        os.waitpid(child.pid, os.WUNTRACED)  # until then its threads may still read events
         for n in range(int(Path("/proc/sys/fs/inotify/max_queued_events").read_text()) // 2 + 100):
             (tmp_path / f"{n}").touch()  # created, closed
         child.send_signal(signal.SIGCONT)

@@ -50,20 +50,23 @@ def _witnesses(records: Mapping[str, Record]) -> Iterator[tuple[str, str]]:
 
 
 def _excused(records: Mapping[str, Record]) -> Callable[[str, RecordName], bool]:
-    """Its own node has written another in its stead; or its save was let go, or the one that its node moved it to (that took it along)."""
+    """Its own node has written another in its stead; or its save was let go, or the one that its node moved it to (that took it along).
+
+    Only records of its own checkpoint excuse it: what is said of a checkpoint must not change with how many others are read beside it.
+    """
     manifests = [r for r in records.values() if isinstance(r, Manifest)]
-    replaced = {(m.node, name) for m in manifests for name in m.supersedes}
+    replaced = {(m.run, m.checkpoint, m.node, name) for m in manifests for name in m.supersedes}
     places: dict[tuple[str, str], dict[str, Tombstone]] = {}
     for name, record in records.items():
         if isinstance(record, Tombstone):
             places.setdefault((record.run, record.place), {})[name] = record
     ended = [t for stones in places.values() for t in in_force(stones).values() if t.scope == "place"]
-    named = {name for t in ended for name in t.manifests}
+    named = {(t.run, t.checkpoint, name) for t in ended for name in t.manifests}
     nodes = {(t.run, t.checkpoint, node) for t in ended for node in t.ended}
 
     def is_excused(name: str, parsed: RecordName) -> bool:
-        save = (parsed.run, parsed.place.partition("~")[0], parsed.node)
-        return name in named or (parsed.node, name) in replaced or save in nodes
+        here = (parsed.run, parsed.place.partition("~")[0])
+        return (*here, name) in named or (*here, parsed.node, name) in replaced or (*here, parsed.node) in nodes
 
     return is_excused
 
