@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import pickle
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.formats.inert import Made, Name, brief, loads, made
+from ckptsync.formats.inert import Anybodys, Made, Name, Unknown, brief, loads, made
 from tests.plain_files import Call, Global, torch_pickle
 
 
@@ -35,6 +36,25 @@ def test_names_are_matched_whole() -> None:
     for module, name in [("torch", "Size.__class__"), ("torch.Size", ""), ("builtins", "getattr"), ("torch", "size")]:
         with pytest.raises(Unsupported):
             loads(torch_pickle(Global(module, name)), allowed)
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_where_anybodys_names_are_words_nothing_is_run_either(tmp_path: Path, protocol: int) -> None:
+    canary = tmp_path / "ran"
+    odd = [collections.deque([1]), collections.defaultdict(int, {"a": 1}), collections.Counter("ab"), canary]
+    found, _ = loads(pickle.dumps({"weights": Payload(canary), "odd": odd}, protocol), Anybodys())
+    assert not canary.exists()
+    assert isinstance(found["weights"], Unknown)
+    assert (found["weights"].name.name, found["weights"].args) == ("system", (f"touch {canary}",))
+    assert [one.name.name for one in found["odd"]] == ["deque", "defaultdict", "Counter", "PosixPath"]
+
+
+def test_a_name_that_is_known_is_never_anybodys() -> None:
+    data = torch_pickle([Call(Global("a.b", "C")), Call(Global("a.b", "D"))])
+    known, other = loads(data, Anybodys({Name("a.b", "C"): made}))[0]
+    assert (type(known), type(other)) == (Made, Unknown)
+    with pytest.raises(Corrupt):
+        loads(b"\x80\x02ca\nC\n)RK\x01a.", Anybodys({Name("a", "C"): made}))  # an item for what takes none
 
 
 def test_an_allowed_name_becomes_its_arguments() -> None:

@@ -105,7 +105,7 @@ def test_two_sets_of_shards_are_never_guessed_between() -> None:
 def test_what_nobody_claims_is_unsupported() -> None:
     with pytest.raises(Unsupported, match="no layout claims") as raised:
         table.choose(MemoryFiles({"pytorch_model.txt": b""}), None)
-    assert "per_rank; point" in raised.value.hint
+    assert "lightning; point" in raised.value.hint
     assert table.demands(MemoryFiles({"a": b""})) == Demands()
 
 
@@ -176,7 +176,7 @@ def test_a_checkpoint_with_one_changed_byte_is_read_or_refused_and_never_crashes
 
 
 def test_the_table_is_ordered_by_preference_and_named_by_its_modules() -> None:
-    assert list(LAYOUTS) == ["whole", "peft", "bin", "dcp_safetensors", "dcp", "universal", "zero", "per_rank", "refused"]
+    assert list(LAYOUTS) == ["whole", "peft", "bin", "dcp_safetensors", "dcp", "universal", "zero", "per_rank", "lightning", "refused"]
     assert [layout.NAME for layout in LAYOUTS.values()] == list(LAYOUTS)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from ckptsync.errors import Corrupt
 from ckptsync.formats import frequent
 from ckptsync.formats.machine import Machine
-from ckptsync.formats.mentioned import Build, Made, Name, Stated
+from ckptsync.formats.mentioned import Build, Made, Name, Stated, Unknown
 
 MAX_BYTES = 256 << 20
 
@@ -65,4 +65,16 @@ def made(name: Name, args: tuple[Any, ...]) -> Made:
     return Made(name, args)
 
 
-__all__ = ["MAX_BYTES", "Build", "Made", "Name", "Stated", "brief", "loads", "made"]
+class Anybodys(dict[Name, Build]):
+    """Names that are known, and any other for a script's own class: kept as a word, as everything is, and never imported."""
+
+    def get(self, name: Name, _: object = None) -> Build:  # no default is wanted: every name is here
+        """The constructor."""
+        return super().get(name) or _unknown
+
+
+def _unknown(name: Name, args: tuple[Any, ...]) -> Unknown:
+    return Unknown(name, args)
+
+
+__all__ = ["MAX_BYTES", "Anybodys", "Build", "Made", "Name", "Stated", "Unknown", "brief", "loads", "made"]

@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.formats.mentioned import Build, Made, Name, Stated
+from ckptsync.formats.mentioned import Build, Made, Name, Stated, Unknown
 
 LONGEST = 255  # bytes of a whole number: a message that tells it must be able to print it
 ROOM = 1 << 30  # bytes that all values of one pickle may take: a model of 1,000,000 chunks needs half of it
 DEEPEST = 10_000
 # What values take at most in CPython, in bytes, with their share of what a container keeps free for more.
 REFERENCE, NUMBER, TUPLE, LIST, OBJECT, DICT, ENTRY = 8, 40, 64, 72, 64, 232, 100
-_KEYS = frozenset({str, int, float, bool, bytes, type(None), Made, Name})
+_KEYS = frozenset({str, int, float, bool, bytes, type(None), Made, Name, Unknown})
 
 
 class _Gone:
@@ -174,12 +174,12 @@ class Machine:
 
     def do_append(self) -> None:
         value = self.stack.pop()
-        _as(self.stack[-1], list).append(value)
+        _into(self.stack[-1], list).append(value)
         self.room -= REFERENCE
 
     def do_appends(self) -> None:
         items = self.do_since_mark()
-        _as(self.stack[-1], list).extend(items)
+        _into(self.stack[-1], list).extend(items)
         self.room -= REFERENCE * len(items)
 
     def do_dict_from_mark(self) -> None:
@@ -196,7 +196,7 @@ class Machine:
 
     def set_items(self, items: list[Any]) -> None:
         """``[key, value, key, value, …]`` into the dictionary on top of the stack."""
-        target = _as(self.stack[-1], dict)
+        target = _into(self.stack[-1], dict)
         keys = items[::2]
         if not all(map(_is_key, set(map(type, keys)))):
             keys = list(map(_checked_key, keys))
@@ -205,7 +205,7 @@ class Machine:
 
     def do_additems(self) -> None:
         items = self.do_since_mark()
-        _as(self.stack[-1], set).update(map(_checked_key, items))
+        _into(self.stack[-1], set).update(map(_checked_key, items))
         self.room -= ENTRY * len(items)
 
     def do_frozenset(self) -> None:
@@ -277,6 +277,11 @@ def _as(value: Any, kind: type[Any]) -> Any:
     if type(value) is not kind:
         raise Corrupt(f"pickle: a {type(value).__name__} where a {kind.__name__} is due")
     return value
+
+
+def _into(target: Any, kind: type[Any]) -> Any:
+    """What items go into: of an unknown class nobody asks for them."""
+    return kind() if type(target) is Unknown else _as(target, kind)
 
 
 def _is_key(kind: type[Any]) -> bool:

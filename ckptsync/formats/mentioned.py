@@ -27,6 +27,12 @@ class Made:
     state: Any = None
 
 
+class Unknown(Made):
+    """The same of a class that nobody here knows: what is put into it afterwards, as into lists and dictionaries, is let go of."""
+
+    __slots__ = ()
+
+
 class Stated:
     """What a pickle would have made of a class whose instances are made without arguments and then given their attributes.
 

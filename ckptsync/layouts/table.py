@@ -11,7 +11,7 @@ from typing import Protocol
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.formats import safetensors, torch_legacy, torch_pickle, torch_zip
 from ckptsync.formats.joining import Within, join
-from ckptsync.layouts import dcp, dcp_safetensors, peft, per_rank, rank_files, refused, universal, whole, whole_bin, zero
+from ckptsync.layouts import dcp, dcp_safetensors, lightning, peft, per_rank, rank_files, refused, universal, whole, whole_bin, zero
 from ckptsync.layouts.rank_names import ranks
 from ckptsync.layouts.shapes_proof import Outside
 from ckptsync.model import Demands, Extent, Files, Tensor, expect, read, read_whole
@@ -51,6 +51,7 @@ LAYOUTS: dict[str, Layout] = {  # preferred first: whole weights win over shards
     "universal": universal,
     "zero": zero,
     "per_rank": per_rank,
+    "lightning": lightning,
     "refused": refused,
 }
 
@@ -129,6 +130,7 @@ def _rivals(files: Files, found: Sequence[Source]) -> list[Source]:
     if found[0].layout in _WHOLE:
         return [s for s in found if s.layout == found[0].layout]
     found = [s for s in found if not (s.layout == "dcp" and Source(dcp_safetensors.NAME, s.root) in found)]  # the optimizer's
+    found = [s for s in found if s.layout != lightning.NAME] or found  # beside shards such a file is the script's own
     tag = zero.preferred(files, tuple(s.root for s in found if s.layout == "zero"))
     return [s for s in found if s.layout not in _WHOLE and not (s.layout == "zero" and tag is not None and s.root != tag)]
 

@@ -70,12 +70,17 @@ def of_file(files: Files, name: str) -> tuple[Tensor, ...]:
     """The tensors that one ``torch.save`` of a state dict wrote; names that view the same elements are tied."""
     try:
         value, container = torch_pickle.load(files, Extent(name, 0, files.sizes()[name]), ALLOWED)
-        state = {key: held for key, held in _state(value).items() if isinstance(held, Stored)}
-        if not all(type(key) is str for key in state):
-            raise _no_names()
-        return tuple(_tied(_tensors(files, container, state), state))
+        return of_state(files, container, _state(value))
     except (Corrupt, Unsupported) as e:
         raise _named(e, name) from e
+
+
+def of_state(files: Files, container: torch_pickle.Container, value: Mapping[Any, Any]) -> tuple[Tensor, ...]:
+    """The tensors of a state dict that lies in ``container``."""
+    state = {key: held for key, held in value.items() if isinstance(held, Stored)}
+    if not all(type(key) is str for key in state):
+        raise _no_names()
+    return tuple(_tied(_tensors(files, container, state), state))
 
 
 def _state(value: Any) -> Mapping[Any, Any]:

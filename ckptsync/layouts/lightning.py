@@ -1,0 +1,103 @@
+"""Lightning's checkpoint of one file, ``epoch=0-step=10.ckpt``: by ``torch.save``, the model's state dict beside the training's states.
+
+A root is the file's name.  Sources: ``dump_checkpoint`` of ``lightning/pytorch/trainer/connectors/checkpoint_connector.py`` 2.6
+(``state_dict``), ``Fabric.save`` of ``lightning/fabric/fabric.py``, whose keys are the script's own.  Hyperparameters, callbacks and data
+modules may hold objects of any class: they are words here, as everything in a pickle is, and what is needed of them is nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from ckptsync.errors import Corrupt, Incomplete, Unsupported
+from ckptsync.formats import torch_legacy, torch_pickle, torch_zip
+from ckptsync.formats.inert import Anybodys, Made, brief
+from ckptsync.formats.joining import inside
+from ckptsync.formats.torch_pickle import Stored
+from ckptsync.layouts import whole_bin
+from ckptsync.model import Extent, Files, Tensor
+
+NAME = "lightning"
+_END = ".ckpt"
+_STATE = "state_dict"
+_OF_FABRIC = ("model", "module", "model_state_dict")
+_EXTRA = "_extra_state"  # what a module keeps beside its tensors, in a form of its own
+_ALLOWED = Anybodys(whole_bin.ALLOWED)
+
+
+def roots(names: Collection[str]) -> tuple[str, ...]:
+    """Every such file in the checkpoint's own directory: in a store there is one in each."""
+    return tuple(sorted(name for name in inside(names, "") if name.endswith(_END) and name != _END))
+
+
+def holds_weights(root: str) -> bool:
+    """Always."""
+    return root != ""
+
+
+def demands(files: Files, root: str) -> dict[str, int | None]:
+    """The file as it is, if it has the end that torch gives it; raises Incomplete where it has not, or was not written by torch."""
+    where = _where(files, root)
+    try:
+        if torch_legacy.is_legacy(files, where):
+            torch_pickle.load(files, where, _ALLOWED)
+        else:
+            torch_zip.open_archive(files, where)
+    except Corrupt as e:
+        raise Incomplete(
+            f"{root}: not as torch.save ends a file: {e}", hint="it is being written, was cut short, or is none of torch's"
+        ) from e
+    return {root: where.size}
+
+
+def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
+    """The model's tensors, under the names that the LightningModule gives them."""
+    value, container = _loaded(files, _where(files, root))
+    state = _state(value, root)
+    for key, held in state.items():
+        if isinstance(held, Made) and not str(key).endswith(_EXTRA):
+            raise Unsupported(f"{root}: {brief(key)} is a {held.name}, a tensor expected", hint="save whole, plain tensors")
+    try:
+        return whole_bin.of_state(files, container, state)
+    except (Corrupt, Unsupported) as e:
+        raise type(e)(f"{root}: {e}", hint=e.hint) from e
+
+
+def _where(files: Files, root: str) -> Extent:
+    if root not in files.sizes():
+        raise Incomplete(f"{root}: not there")
+    return Extent(root, 0, files.sizes()[root])
+
+
+def _loaded(files: Files, where: Extent) -> tuple[Any, torch_pickle.Container]:
+    """What is pickled, and where its tensors lie.  Scripts pickle what they like: what is odd, and has its CRC32, is no damage."""
+    try:
+        return torch_pickle.load(files, where, _ALLOWED)
+    except Corrupt as e:
+        if torch_legacy.is_legacy(files, where) or not _has_crc(files, where):
+            raise
+        raise Unsupported(f"{where.file}: {e}", hint="it is as it was written, and not what this program reads") from e
+
+
+def _has_crc(files: Files, where: Extent) -> bool:
+    """Whether the pickle is proven to be the one that was written.  Raises Corrupt where it is proven not to be."""
+    archive = torch_zip.open_archive(files, where)
+    torch_zip.pickle_of(files, archive)
+    return archive.summed
+
+
+def _state(value: Any, root: str) -> Mapping[Any, Any]:
+    """Lightning's own key, else the one that a script of Fabric's gave the model, else the file is a state dict itself."""
+    if isinstance(value, dict):
+        named = [key for key in (_STATE, *_OF_FABRIC) if isinstance(value.get(key), dict) and _has_tensors(value[key])]
+        if named[:1] == [_STATE] or len(named) == 1:
+            state: Mapping[Any, Any] = value[named[0]]
+            return state
+        if not named and _has_tensors(value):
+            return value
+    raise Unsupported(f"{root}: nothing in it says which tensors are the model", hint=f"Lightning's lie under {_STATE!r}")
+
+
+def _has_tensors(value: Mapping[Any, Any]) -> bool:
+    return any(isinstance(held, Stored) for held in value.values())
