@@ -58,13 +58,14 @@ def fill(store: Store, place: str, at: int = FIRST, *, run: str = "run", loss: f
     demands = Demands({"a.bin": None, "b.bin": 100}, {"trainer_state.json": None})
     name = put(store, Manifest(run, checkpoint, place, "n0", 0, files, (0,), at * 10**9, at * 10**9, demands, sources=("whole:.",)))
     if is_verified:
-        verify(store, place, name, run)
+        verify(store, place, (name,), run)
     return name
 
 
-def verify(store: Store, place: str, manifest: str, run: str = "run") -> None:
+def verify(store: Store, place: str, manifests: tuple[str, ...], run: str = "run") -> None:
+    """Consolidate it, and report that all is well."""
     checkpoint, model = place.partition("~")[0], f"model of {place}".encode()
     store.write(f"{run}/consolidated/{place}/model.safetensors", [model])
     sealed = SealedFile("model.safetensors", len(model), digest_stream([model], len(model)).digest)
-    seal = put(store, Seal(run, checkpoint, place, 0, (manifest,), {"dtype": "auto"}, (sealed,), ()))
-    put(store, Report(run, checkpoint, place, 1, "digest", "ok", (manifest,), seal, 1, (), 0.0))
+    seal = put(store, Seal(run, checkpoint, place, 0, manifests, {"dtype": "auto"}, (sealed,), ()))
+    put(store, Report(run, checkpoint, place, 1, "digest", "ok", manifests, seal, 1, (), 0.0))

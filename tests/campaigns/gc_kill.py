@@ -1,0 +1,256 @@
+"""Kill what lets go of checkpoints (`ckptsync gc`, the head's retention) at every call that changes something, and at any moment.
+
+    python -m tests.campaigns.gc_kill --stores posix s3 --moments 200 --seed 1
+
+At each death: what the rules keep is whole, and VERIFIED; so is whatever is not given up; another run is untouched.  Then gc comes again, at once and
+after the dead one's lease, and all is as if nobody had died.  At half of the moments another gc with other rules is at work beside the one that dies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import yaml
+
+from ckptsync.config.loading import load
+from ckptsync.daemon.orders import Brief, Order, encode
+from ckptsync.head.gc import tick
+from ckptsync.stores.contract import Store
+from ckptsync.stores.opening import create_store
+from tests.campaigns.cluster import CLEAN
+from tests.campaigns.gc_scenes import Scene, differences, harm, scenes, settled
+from tests.campaigns.trapping import CHANGING, Trap, after, can_trap
+from tests.weed import weed
+
+OLD = 9 * 86400.0  # seconds: a draft is litter after a week
+PATIENCE = 120.0
+WHO = ("gc", "head")
+OTHER = {"keep_last": 1, "shards": "drop-after:1"}  # rules of who is at work beside
+KEPT_BY_BOTH = frozenset({"checkpoint-4"})
+
+
+class Ground(Protocol):
+    """Where scenes are played, each on a fresh store."""
+
+    kind: str
+    url: str
+    options: Mapping[str, object]
+
+    def lay(self, scene: Scene) -> Store:
+        """A store with the scene's files, and nothing else."""
+        ...
+
+
+class Directory:
+    """A local directory."""
+
+    kind = "posix"
+    options: Mapping[str, object] = {}
+
+    def __init__(self, home: Path) -> None:
+        self.url = str(home / "store")
+
+    def lay(self, scene: Scene) -> Store:
+        """As `Ground` says; litter is old."""
+        shutil.rmtree(self.url, ignore_errors=True)
+        store = create_store(self.url)
+        for name, data in scene.files.items():
+            path = Path(self.url, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(data)
+            if name in scene.strays:
+                os.utime(path, (time.time() - OLD,) * 2)
+        return store
+
+    def empty(self) -> list[str]:
+        """Directories with nothing in them."""
+        return [str(p.relative_to(self.url)) for p in Path(self.url).rglob("*") if p.is_dir() and not any(p.iterdir())]
+
+
+class Bucket:
+    """SeaweedFS's S3: each store has a prefix of its own."""
+
+    kind = "s3"
+
+    def __init__(self) -> None:
+        self.options: Mapping[str, object] = weed().options()
+        self._bucket, self._count, self.url = weed().bucket(), 0, ""
+
+    def lay(self, scene: Scene) -> Store:
+        """As `Ground` says."""
+        self._count += 1
+        self.url = f"s3://{self._bucket}/{self._count}"
+        store = create_store(self.url, self.options)
+        for name, data in scene.files.items():
+            store.write(name, [data])
+        return store
+
+
+class Campaign:
+    """One scene on one ground, played by ``who``: the command, or the head's child process."""
+
+    def __init__(self, ground: Ground, scene: Scene, who: str, home: Path) -> None:
+        self._ground, self._scene, self._who, self._home = ground, scene, who, home
+        self.wrong: list[str] = []
+        self.tally: Counter[str] = Counter()
+        self.left: Counter[str] = Counter()
+
+    def __str__(self) -> str:
+        left = f", left {dict(self.left)}" if self.left else ""
+        return f"{self._who}, {self._scene.name}: {', '.join(f'{n} {what}' for what, n in self.tally.items())}{left}"
+
+    def calls(self, most: int, dice: random.Random) -> None:
+        """Die at each call that changes something; ``most``: of so many that are drawn, 0: of all."""
+        self._ground.lay(self._scene)
+        log = self._home / "trace"
+        words = ("strace", "-f", "-b", "execve", "-qq", "-s", "256", "-o", str(log), "-e", f"trace={','.join(CHANGING)}")
+        with self._started(words) as process:
+            assert process.wait(PATIENCE) == 0
+        traps = after(log.read_text(errors="replace").splitlines(), "")
+        for trap in dice.sample(traps, min(most, len(traps))) if most else traps:
+            self._die_at(trap)
+
+    def _die_at(self, trap: Trap) -> None:
+        store = self._ground.lay(self._scene)
+        with self._started(trap.before()) as process:
+            self._ended(process.wait(PATIENCE))
+        self._judge(store, str(trap))
+
+    def moments(self, count: int, dice: random.Random) -> None:
+        """Die at moments that are drawn from its whole life; every second time another is at work beside it."""
+        self._ground.lay(self._scene)
+        begun = time.monotonic()
+        with self._started() as process:
+            process.wait(PATIENCE)
+        lasts = time.monotonic() - begun
+        for n in range(count):
+            store, pause = self._ground.lay(self._scene), dice.uniform(0.3, 1.1) * lasts
+            with contextlib.ExitStack() as stack:
+                other = stack.enter_context(self._started(said=OTHER)) if n % 2 and not self._scene.strays else None
+                process = stack.enter_context(self._started())
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(pause)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                self._ended(process.wait(PATIENCE))
+                self._judge(store, f"{pause:.3f} s of {lasts:.3f}", other)
+
+    def _ended(self, status: int) -> None:
+        self.tally["deaths" if status == -signal.SIGKILL else "survivals"] += 1
+        if status not in (0, -signal.SIGKILL):
+            self.wrong.append(f"{self._who}, {self._scene.name}: ended by itself with {status}")
+
+    def _judge(self, store: Store, how: str, other: subprocess.Popen[bytes] | None = None) -> None:
+        """At once; when the one beside has ended, or another has come at once; and when all that is left to do was done."""
+        scene = self._scene if other is None else replace(self._scene, kept=KEPT_BY_BOTH)
+        wrong = [*harm(store, scene)]
+        if other is None:
+            tick(store, scene.asked)
+        elif status := other.wait(PATIENCE):
+            wrong.append(f"the one beside has ended with {status}")
+        wrong += [*harm(store, scene), *settled(store, scene), *harm(store, scene)]
+        wrong += differences(store, scene) if other is None else []
+        if isinstance(self._ground, Directory) and (left := self._ground.empty()):
+            self.tally["with empty directories that are left"] += 1
+            self.left.update(left)
+        self.wrong += [f"{self._ground.kind}, {self._who}, {scene.name}, killed at {how}: {line}" for line in wrong]
+
+    @contextlib.contextmanager
+    def _started(self, before: Sequence[str] = (), said: Mapping[str, object] | None = None) -> Iterator[subprocess.Popen[bytes]]:
+        config = self._configured(self._scene.said if said is None else said)
+        command = (
+            sys.executable,
+            "-m",
+            *(["ckptsync.daemon.child"] if self._who == "head" else ["ckptsync", "gc", "-c", str(config)]),
+        )
+        words = [*before, *command, *(["--litter"] if self._scene.strays else [])]
+        with (
+            (self._home / "log").open("ab") as log,
+            subprocess.Popen(
+                words, stdin=subprocess.PIPE, stdout=log, stderr=log, env=self._environment(), start_new_session=True
+            ) as process,
+        ):
+            assert process.stdin
+            try:
+                if self._who == "head":
+                    brief = Brief(Order("retain"), load(config, {}), process.pid if before else os.getpid())
+                    with contextlib.suppress(BrokenPipeError):  # it is dead already
+                        process.stdin.write(encode(brief))
+                        process.stdin.flush()
+                yield process
+            finally:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+
+    def _configured(self, said: Mapping[str, object]) -> Path:
+        path = self._home / f"{'-'.join(said) or 'nothing'}.yaml"
+        store = {"url": self._ground.url, "options": dict(self._ground.options)}
+        runs = {"run": dict(said)} if said else {}
+        path.write_text(
+            yaml.safe_dump({"node": "head", "roles": ["head"], "store": store, "retention": {"grace": "0s", "runs": runs}})
+        )
+        return path
+
+    def _environment(self) -> Mapping[str, str]:
+        return {**CLEAN, "XDG_CACHE_HOME": str(self._home / "cache")}
+
+
+def grounds(kinds: Sequence[str], home: Path) -> Iterator[Ground]:
+    """Of these kinds."""
+    yield from (Bucket() if kind == "s3" else Directory(home) for kind in kinds)
+
+
+def campaigns(ground: Ground, names: Sequence[str], home: Path) -> Iterator[Campaign]:
+    """Each scene, by the command and by the head, as far as there is such a thing: only the command sweeps litter, and no server makes a file old."""
+    for name, scene in scenes().items():
+        if name in names and not (scene.strays and ground.kind == "s3"):
+            yield from (Campaign(ground, scene, who, home) for who in (WHO[:1] if scene.strays else WHO))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 if every promise was kept, 1 if not."""
+    args = _arguments().parse_args(argv)
+    wrong: list[str] = []
+    dice = random.Random(args.seed)
+    with tempfile.TemporaryDirectory(prefix="ckptsync-gc-") as home:
+        for ground in grounds(args.stores, Path(home)):
+            for one in campaigns(ground, args.scenes, Path(home)):
+                begun = time.monotonic()
+                if can_trap() and args.calls >= 0:
+                    one.calls(args.calls, dice)
+                one.moments(args.moments, dice) if args.moments else None
+                print(f"{ground.kind}, {one}: {time.monotonic() - begun:.0f} s", flush=True)
+                wrong += one.wrong
+    for line in wrong:
+        print(f"VIOLATED {line}")
+    return 1 if wrong else 0
+
+
+def _arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stores", nargs="+", choices=("posix", "s3"), default=("posix", "s3"))
+    parser.add_argument("--scenes", nargs="+", choices=tuple(scenes()), default=tuple(scenes()))
+    parser.add_argument(
+        "--calls", type=int, default=0, help="at most so many system calls of each, drawn by chance; 0: every one, -1: none"
+    )
+    parser.add_argument("--moments", type=int, default=20, help="of each")
+    parser.add_argument("--seed", type=int, default=1)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""Stores of which something is to go, and what has to be true of them wherever somebody who removes it dies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from ckptsync.catalogue.fresh import fresh
+from ckptsync.head import litter
+from ckptsync.head.gc import Asked, Swept, tick
+from ckptsync.head.metrics import read_manifests
+from ckptsync.head.removing import LEASE
+from ckptsync.head.rules import Rules
+from ckptsync.head.tombs import store_now
+from ckptsync.records.manifest import Manifest
+from ckptsync.records.names import OURS, parse_record_name
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store, read_all
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.verify.place import verify_place
+from tests.retained import FIRST, entry, fill, put, verify
+
+MOST_LOOKS = 6  # of gc, until nothing is left to do
+DRAFT = ".ckptsync-0123456789abcdef.part"
+Files = Mapping[str, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A store before a gc under ``rules``, which are ``said`` in a configuration so.  ``kept``: places that stay VERIFIED, whoever dies; ``strays``: litter."""
+
+    name: str
+    files: Files
+    rules: Rules
+    said: Mapping[str, object]
+    kept: frozenset[str]
+    strays: frozenset[str] = frozenset()
+
+    @property
+    def asked(self) -> Asked:
+        """Of another run nothing is said, and no grace is given."""
+        return Asked(lambda run: self.rules if run == "run" else Rules(), 0.0)
+
+    def end(self) -> Files:
+        """What is left where nobody dies."""
+        store = remembered({name: data for name, data in self.files.items() if name not in self.strays})
+        for _ in range(MOST_LOOKS):
+            tick(store, self.asked)
+        return content(store)
+
+
+def scenes() -> dict[str, Scene]:
+    """Marking, removing, letting shards go, taking back, sweeping litter: each from a store of four checkpoints, and one of another run."""
+    plain, last, shards = filled(), Rules(keep_last=2), Rules(shards=1)
+    newest, every = frozenset({"checkpoint-3", "checkpoint-4"}), frozenset(f"checkpoint-{n}" for n in range(1, 5))
+    strays = {f"run/checkpoint-{n}/stray.bin": b"x" for n in range(1, 5)} | {f"run/checkpoint-2/{DRAFT}": b"y"}
+    found = (
+        Scene("mark", plain, last, {"keep_last": 2}, newest),
+        Scene("remove", marked(plain, last), last, {"keep_last": 2}, newest),
+        Scene("shards", marked(plain, shards), shards, {"shards": "drop-after:1"}, every),
+        Scene("back", marked(plain, last), Rules(keep_last=4), {"keep_last": 4}, newest),
+        Scene("litter", {**plain, **strays}, Rules(), {}, every, frozenset(strays)),
+    )
+    return {scene.name: scene for scene in found}
+
+
+def filled() -> Files:
+    """Of one checkpoint two nodes sent files, and one of them other bytes under a name of the other's; another has moved from where it was first."""
+    store = MemoryStore()
+    for n in (3, 4):
+        fill(store, f"checkpoint-{n}", FIRST + n)
+    own, (mine,) = b"a of another node", read_manifests(store, [fill(store, "checkpoint-1", FIRST + 1, is_verified=False)])
+    store.write(f"run/{OURS}/checkpoint-1/files/n1/a.bin", [own])
+    theirs = replace(mine, node="n1", save="one", files=(entry("a.bin", own, FIRST + 1),), ranks=(1,))
+    _said_again(store, replace(mine, save="one"), theirs)
+    (moved,) = read_manifests(store, [fill(store, "checkpoint-2", FIRST + 2, is_verified=False)])
+    before = put(store, replace(moved, place="checkpoint-2~0badcafe"))
+    _said_again(store, replace(moved, n=1, supersedes=(before,)))
+    fill(store, "checkpoint-1", run="other")
+    return content(store)
+
+
+def _said_again(store: Store, *manifests: Manifest) -> None:
+    place = manifests[0].place
+    for e in [*store.names(f"run/{OURS}/{place}/")]:
+        if parse_record_name(e.name):
+            store.delete(e.name)
+    verify(store, place, tuple(put(store, m) for m in manifests))
+
+
+def marked(files: Files, rules: Rules) -> Files:
+    """The same once a head has looked."""
+    store = remembered(files)
+    tick(store, Asked(lambda run: rules if run == "run" else Rules(), 1e9))
+    return content(store)
+
+
+def remembered(files: Files) -> MemoryStore:
+    """These files, in memory."""
+    store = MemoryStore()
+    for name, data in files.items():
+        store.write(name, [data])
+    return store
+
+
+def content(store: Store) -> Files:
+    """All of its runs, by name."""
+    return {e.name: read_all(store, e.name) for e in store.names("") if not e.name.startswith(f"{OURS}/")}
+
+
+def harm(store: Store, scene: Scene) -> Iterator[str]:
+    """What must not be true at any moment."""
+    found = fresh(store)
+    whole = set()
+    for seen in (s for s in found.places if s.word != "RETIRED"):
+        report = verify_place(store, seen, "digest", found.faults_of(seen.run, seen.place))
+        if (seen.word, report.verdict) != ("VERIFIED", "ok"):
+            yield f"{seen.run}/{seen.place} is {seen.word}, {report.verdict}: {[f.detail for f in report.findings]}"
+        elif seen.run == "run":
+            whole.add(seen.place)
+    yield from (f"{place}: was to be kept, and is not VERIFIED" for place in sorted(scene.kept - whole))
+    newest = found.of("run", "checkpoint-4")
+    if newest is None or not newest.facets.resume.holds:
+        yield "checkpoint-4: the newest, and nothing can be resumed from it"
+    there = content(store)
+    yield from (f"{name}: of another run" for name in _of_another(scene.files) if there.get(name) != scene.files[name])
+
+
+def _of_another(files: Files) -> Iterable[str]:
+    return (name for name in files if name.startswith("other/"))
+
+
+def settled(store: Store, scene: Scene) -> Iterator[str]:
+    """Let gc come again, after any lease, as often as it has something to do: it comes to an end."""
+    looks: list[Swept] = []
+    while not looks or looks[-1].done or looks[-1].failed:
+        if len(looks) == MOST_LOOKS:
+            yield f"it does not come to an end: {[(d.place, d.outcome, d.reason) for d in looks[-1].done]}, {looks[-1].failed}"
+            return
+        looks.append(tick(Later(store), scene.asked))
+    if scene.strays:
+        now = store_now(store)
+        list(litter.remove(store, list(litter.found(store, now)), now))
+
+
+def differences(store: Store, scene: Scene) -> Iterator[str]:
+    """What is not as if nobody had died."""
+    there, wanted = content(store), scene.end()
+    yield from (f"{name}: is left" for name in sorted(_plain(there) - _plain(wanted)))
+    yield from (f"{name}: is gone" for name in sorted(_plain(wanted) - _plain(there)))
+    yield from (f"{name}: has other bytes" for name in _plain(wanted) & _plain(there) if there[name] != wanted[name])
+    yield from (f"{place}: no tombstone says that it went" for place in sorted(_stones(wanted) - _stones(there)))
+
+
+def _plain(files: Files) -> set[str]:
+    return {name for name in files if "/tombstone-" not in name}
+
+
+def _stones(files: Files) -> set[str]:
+    return {name.rpartition("/")[0] for name in files if "/tombstone-" in name}
+
+
+class Later:
+    """The same store, a quarter of an hour and more later by its clock: what was said before is older by that."""
+
+    def __init__(self, store: Store) -> None:
+        self.url, self.late, self.is_exclusive = store.url, store.late, store.is_exclusive
+        self._store = store
+
+    def names(self, prefix: str) -> Iterator[Entry]:
+        for e in self._store.names(prefix):
+            yield Entry(e.name, e.size, e.mtime + LEASE + 1) if "/clocks/" in e.name else e
+
+    def dirs(self, prefix: str, start: str = "") -> list[str]:
+        return self._store.dirs(prefix, start)
+
+    def size(self, name: str) -> int:
+        return self._store.size(name)
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        self._store.read_into(name, start, out)
+
+    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        self._store.write(name, chunks, about)
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        self._store.create(name, chunks, about)
+
+    def delete(self, name: str) -> None:
+        self._store.delete(name)

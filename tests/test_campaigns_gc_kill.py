@@ -1,0 +1,62 @@
+"""The campaign that kills what lets go of checkpoints, in short: `make kill-gc` is the long one."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.campaigns.gc_kill import Bucket, Campaign, Directory
+from tests.campaigns.gc_scenes import Scene, differences, harm, remembered, scenes, settled
+from tests.campaigns.trapping import can_trap
+
+SCENES = scenes()
+NEEDS_STRACE = pytest.mark.skipif(not can_trap(), reason="strace is not installed, or may not trace")
+
+
+@pytest.mark.parametrize("scene", SCENES.values(), ids=lambda scene: scene.name)
+def test_where_nobody_dies_nothing_is_harmed_and_it_ends(scene: Scene) -> None:
+    store = remembered({name: data for name, data in scene.files.items() if name not in scene.strays})
+    assert [*harm(store, scene), *settled(store, scene), *harm(store, scene), *differences(store, scene)] == []
+
+
+@NEEDS_STRACE
+@pytest.mark.parametrize(("name", "who"), [("remove", "gc"), ("shards", "head"), ("litter", "gc")])
+def test_killed_at_a_system_call_it_harms_nothing_and_the_next_one_ends_it(tmp_path: Path, name: str, who: str) -> None:
+    one = Campaign(Directory(tmp_path), SCENES[name], who, tmp_path)
+    one.calls(4, random.Random(1))
+    assert one.wrong == []
+    assert one.tally["deaths"] >= 3
+
+
+@NEEDS_STRACE
+def test_killed_at_a_request_to_s3_too(tmp_path: Path) -> None:
+    one = Campaign(Bucket(), SCENES["remove"], "gc", tmp_path)
+    one.calls(4, random.Random(1))
+    assert one.wrong == []
+    assert one.tally["deaths"] >= 3
+
+
+def test_killed_at_any_moment_beside_another_with_other_rules(tmp_path: Path) -> None:
+    one = Campaign(Directory(tmp_path), SCENES["remove"], "gc", tmp_path)
+    one.moments(2, random.Random(1))
+    assert one.wrong == []
+
+
+def test_the_campaign_sees_what_is_harmed_half_there_and_left() -> None:
+    scene = SCENES["remove"]
+    for name, told in (
+        ("run/checkpoint-4/a.bin", "checkpoint-4: was to be kept, and is not VERIFIED"),
+        ("run/consolidated/checkpoint-3/model.safetensors", "checkpoint-3: was to be kept, and is not VERIFIED"),
+        ("other/checkpoint-1/b.bin", "other/checkpoint-1/b.bin: of another run"),
+    ):
+        store = remembered(scene.files)
+        store.delete(name)
+        assert told in list(harm(store, scene))
+    store = remembered(SCENES["mark"].files)
+    store.delete("run/checkpoint-2/a.bin")
+    assert next(harm(store, scene)).startswith("run/checkpoint-2 is ARRIVING")
+    assert list(settled(store, scene)) == []
+    store.write("run/checkpoint-1/left.bin", [b"x"])
+    assert "run/checkpoint-1/left.bin: is left" in list(differences(store, scene))
