@@ -73,3 +73,13 @@ def test_gpus_that_are_named_where_there_are_none_are_found() -> None:
 
 def test_nodes_without_gpus_train_on_their_cpus() -> None:
     assert kinds(*(n | {"gpus": [], "driver": "", "driver_cuda": ""} for n in pair())) == []
+
+
+@pytest.mark.parametrize("text", ["NoDevFiles", "-1", "none", ""])
+def test_a_node_that_is_told_of_no_gpus_is_sound(text: str) -> None:
+    nodes = [n | {"gpus": [], "driver_cuda": "", "variables": {**n["variables"], "CUDA_VISIBLE_DEVICES": text}} for n in pair()]
+    assert kinds(*nodes) == []
+
+
+def test_all_is_no_device() -> None:
+    assert ("fail", "gpus-not-there", "CUDA_VISIBLE_DEVICES") in planted(variables={"CUDA_VISIBLE_DEVICES": "all"})

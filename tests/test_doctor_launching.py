@@ -9,7 +9,7 @@ from tests.doctor_nodes import kinds, pair, planted
     [("NNODES", "3"), ("MASTER_ADDR", "10.0.0.9"), ("MASTER_PORT", "29501"), ("RDZV_ID", "job"), ("USE_RAY", "1")],
 )
 def test_what_must_be_equal_is_found_where_it_is_not(name: str, value: str) -> None:
-    assert ("fail", "launch-differs", name) in planted(variables={name: value})
+    assert ("fail", "launch-differs", name) in planted(variables={name: value}, master={"addresses": ["10.0.0.9"]})
 
 
 @pytest.mark.parametrize("name", ["NNODES", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT"])
@@ -50,7 +50,7 @@ def test_a_world_that_the_ranks_do_not_make_is_found() -> None:
     assert kinds(*nodes("2")) == [], "some clusters count nodes in it"
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1", "::1"])
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.1.1", "::1", "0.0.0.0"])
 def test_a_master_that_no_other_node_reaches_is_found(address: str) -> None:
     nodes = [n | {"master": {"addresses": [address], "is_here": True, "port": "free"}} for n in pair()]
     assert kinds(*nodes) == [("fail", "master-loopback", "MASTER_ADDR")] * 2
@@ -100,3 +100,45 @@ def test_rays_own_processes_are_not_launched_by_variables() -> None:
     ]
     nodes[1]["gpus"] = ["NVIDIA H200"] * 4
     assert kinds(*nodes) == []
+
+
+def named(*, host: str, rank: int = 0) -> dict[str, object]:
+    """n0, told of itself by its own name, which Debian takes for loopback."""
+    node = pair()[0]
+    node["variables"] |= {"MASTER_ADDR": "gpu0", "NODE_RANK": str(rank)}
+    return node | {"host": host, "master": {"addresses": ["127.0.1.1"], "is_here": True, "port": "free"}}
+
+
+def test_node_0_may_be_told_of_itself_by_its_own_name_whatever_that_is_there() -> None:
+    second = pair()[1]
+    second["variables"]["MASTER_ADDR"] = "gpu0"
+    assert kinds(named(host="gpu0.cluster"), second) == []
+    assert alone(named(host="gpu0")) == ()
+    for other in (named(host="gpu7"), named(host="gpu0", rank=1)):
+        assert [f.kind for f in alone(other)] == ["master-loopback"]
+
+
+def test_one_master_by_name_here_and_by_address_there_is_one() -> None:
+    assert planted(variables={"MASTER_ADDR": "gpu0"}) == []
+    assert ("fail", "launch-differs", "MASTER_ADDR") in planted(
+        variables={"MASTER_ADDR": "gpu1"}, master={"addresses": ["10.0.0.2"]}
+    )
+
+
+def test_a_switch_is_on_or_off_however_it_is_written() -> None:
+    nodes = [n | {"variables": {**n["variables"], "FORCE_TORCHRUN": text}} for n, text in zip(pair(), ("1", "true"), strict=True)]
+    assert kinds(*nodes) == []
+    nodes[1]["variables"]["FORCE_TORCHRUN"] = "0"
+    assert kinds(*nodes) == [("fail", "launch-differs", "FORCE_TORCHRUN")]
+
+
+def test_what_no_node_is_told_may_stand_on_a_command_line_but_llamafactory_has_none() -> None:
+    def without(*libraries: str) -> list[dict[str, object]]:
+        nodes = pair()
+        for node in nodes:
+            del node["variables"]["NODE_RANK"]
+            node["versions"] = {name: v for name, v in node["versions"].items() if name not in libraries}
+        return nodes
+
+    assert {f[:2] for f in kinds(*without())} == {("fail", "launch-missing")}
+    assert {f[:2] for f in kinds(*without("llamafactory"))} == {("warn", "launch-missing")}

@@ -67,3 +67,25 @@ def test_two_nodes_on_one_machine_reach_each_other_by_loopback() -> None:
     assert kinds(*nodes) == []
     nodes[1]["network"] = "4026532000"
     assert {kind for _, kind, _ in kinds(*nodes)} == {"host-loopback", "interface-loopback"}
+
+
+def test_gloo_needs_each_interface_that_is_named_and_nccl_any() -> None:
+    assert planted(variables={"GLOO_SOCKET_IFNAME": "eth0,ib9"}) == [("fail", "interface-missing", "GLOO_SOCKET_IFNAME")]
+    assert planted(variables={"NCCL_SOCKET_IFNAME": "eth0,ib9"}) == []
+
+
+def test_an_interface_whose_speed_nobody_knows_is_as_fast_as_any() -> None:
+    for speed in ("-1", ""):
+        assert planted(interfaces={"eth0": {"state": "up", "mtu": "9000", "speed": speed}}) == []
+
+
+def test_what_is_left_by_exclusion_may_be_unlike() -> None:
+    nodes = [n | {"variables": {**n["variables"], "NCCL_SOCKET_IFNAME": "^lo,docker"}} for n in pair()]
+    nodes[1]["interfaces"] = {"br-1": {"state": "up", "mtu": "1500", "speed": "10"}, **nodes[1]["interfaces"]}
+    assert kinds(*nodes) == []
+
+
+def test_who_a_host_is_differs_and_an_empty_variable_is_none() -> None:
+    nodes = [n | {"variables": {**n["variables"], "NCCL_HOSTID": n["host"]}} for n in pair()]
+    nodes[1]["variables"]["NCCL_IB_DISABLE"] = ""
+    assert kinds(*nodes) == []

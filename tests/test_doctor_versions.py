@@ -42,3 +42,16 @@ def test_another_driver_is_a_warning() -> None:
 
 def test_a_node_whose_python_is_not_known_is_not_compared() -> None:
     assert planted(versions=dict.fromkeys([*FAIL, *WARN]), builds={"cuda": None}, python="3.12.0") == []
+
+
+def test_one_nccl_at_two_places_is_one() -> None:
+    nodes = [n | {"overrides": [f"/home/{n['node']}/lib/libnccl.so.2.21.5"]} for n in pair()]
+    assert kinds(*nodes) == []
+    nodes[1]["overrides"] = ["/usr/lib/libnccl.so.2.18.3"]
+    assert kinds(*nodes) == [("fail", "versions-differ", "libnccl")]
+
+
+def test_one_torch_from_two_indexes_is_one_and_a_vendors_build_is_not() -> None:
+    assert planted(versions={"torch": "2.8.0+cu128"}) == []
+    assert planted(versions={"torch": "2.8.0+cpu"}, builds={"cuda": None}) == [("fail", "versions-differ", "the CUDA of torch")]
+    assert planted(versions={"torch": "2.8.0+nv25.06"}) == [("fail", "versions-differ", "torch")]

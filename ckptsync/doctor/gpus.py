@@ -10,6 +10,7 @@ from ckptsync.doctor.nodes import Node, grouped, told
 
 _HANG = "ranks without a GPU of their own fail or share one, and the others wait for them"
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+_NONE = ("-1", "nodevfiles", "none", "void")  # what CUDA_VISIBLE_DEVICES is where there are to be none; Slurm writes NoDevFiles
 _ANY = 1 << 30
 _NUMBER = re.compile(r"[0-9]{1,4}")
 
@@ -48,14 +49,14 @@ def alone(node: Node) -> Iterator[Finding]:
     seen, wanted, there = visible(node), node.variables.get("NPROC_PER_NODE", ""), len(node.gpus or ())
     if seen is None or node.within:
         return
-    is_told = any(node.variables.get(name) for name in _VISIBLE)
+    is_told = any(node.variables.get(name, "").strip().lower() not in ("", *_NONE) for name in _VISIBLE)
     if _NUMBER.fullmatch(wanted) and seen < int(wanted) and (there or is_told):
         what = f"{wanted} processes are to start, {seen} GPUs are visible, {there} are there"
         hint = "set NPROC_PER_NODE and CUDA_VISIBLE_DEVICES so that both count the same GPUs"
         yield Finding("fail", "gpus-too-few", (node.name,), "NPROC_PER_NODE", what, _HANG, hint)
     for name in _VISIBLE[:2]:
         listed = [part.strip() for part in node.variables.get(name, "").split(",") if part.strip()]
-        if listed != ["-1"] and len(_chosen(",".join(listed), there)) < len(listed):
+        if ",".join(listed).lower() not in _NONE and len(_chosen(",".join(listed), there)) < len(listed):
             what = f"{node.variables[name]}, where there are {there} GPUs"
             why = "what stands behind the first entry that is no device is ignored: the training sees fewer GPUs than it is told"
             yield Finding(

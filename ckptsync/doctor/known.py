@@ -22,7 +22,7 @@ def version(text: str) -> tuple[int, ...]:
 
 def is_true(text: str) -> bool:
     """As YAML, Python and the environment write it."""
-    return text.strip().lower() in ("true", "1", "yes", "on")
+    return text.strip().lower() in ("true", "1", "yes", "y", "on")
 
 
 def misbehaving(node: Node) -> Iterator[Finding]:
@@ -53,13 +53,12 @@ def misbehaving(node: Node) -> Iterator[Finding]:
         and node.gpus
         and node.cpus < _CPUS * len(node.gpus)
     ):
-        yield Finding(
-            "fail",
+        yield _warn(  # Ray may have been told of more than there are
             "ray-cpus",
-            (node.name,),
+            node,
             "CPUs",
             f"{node.cpus} CPUs for {len(node.gpus)} GPUs",
-            f"LLaMA-Factory 0.9.5 asks Ray for {_CPUS} CPUs with each GPU, and waits for ever where there are fewer",
+            f"LLaMA-Factory 0.9.5 asks Ray for {_CPUS} CPUs with each GPU, and waits for ever where Ray has fewer",
             f"start Ray with `--num-cpus={_CPUS * len(node.gpus)}`",
         )
     yield from _settings(node)

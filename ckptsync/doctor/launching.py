@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from ipaddress import ip_address
 
-from ckptsync.doctor.findings import Finding
+from ckptsync.doctor.findings import Finding, Level
+from ckptsync.doctor.known import is_true
 from ckptsync.doctor.nodes import Node, grouped, told
 
 _WAITS = "the ranks wait for each other until the rendezvous times out"
@@ -18,25 +19,23 @@ _EQUAL = (
     "RDZV_ID",
     "MIN_NNODES",
     "MAX_NNODES",
-    "USE_RAY",
-    "USE_V1",
-    "FORCE_TORCHRUN",
 )
+_SWITCHES = ("USE_RAY", "USE_V1", "FORCE_TORCHRUN")  # on or off, however that is written
 
 
 def misled(nodes: Sequence[Node]) -> Iterator[Finding]:
     """What the variables of several nodes say of each other; where no variable says anything, or Ray launches, there is nothing to judge."""
     if not nodes or any(node.within for node in nodes):
         return
-    for name in _EQUAL:
+    for name in (*_EQUAL, *_SWITCHES):
         groups = grouped(nodes, lambda node, name=name: node.variables.get(name, ""))  # type: ignore[misc]
-        if len(groups) > 1:
+        if len(groups) > 1 and not _mean_the_same(name, nodes):
             yield _finding("launch-differs", _all(nodes), name, told(groups), _WAITS, f"export the same {name} on all nodes")
     yield from _missing(nodes)
     yield from _ranks(nodes)
     if len(nodes) > 1:
         for node in nodes:
-            yield from _of_several(node)
+            yield from _of_several(node, nodes)
     else:
         yield from misled_alone(nodes[0])
 
@@ -44,12 +43,19 @@ def misled(nodes: Sequence[Node]) -> Iterator[Finding]:
 def misled_alone(node: Node) -> Iterator[Finding]:
     """What one node's variables say wrongly of others, whoever they are."""
     if _count(node) > 1:
-        yield from _of_several(node)
+        yield from _of_several(node, [node])
 
 
-def _of_several(node: Node) -> Iterator[Finding]:
+def _mean_the_same(name: str, nodes: Sequence[Node]) -> bool:
+    """A switch that is written in two ways; a host's name here, and its address there."""
+    if name in _SWITCHES:
+        return len({is_true(node.variables.get(name, "")) for node in nodes}) == 1
+    return name == "MASTER_ADDR" and bool(set.intersection(*(set(node.master) for node in nodes)))
+
+
+def _of_several(node: Node, all_known: Sequence[Node]) -> Iterator[Finding]:
     if _is_told(node) and not _is_elastic(node):
-        yield from _lacking(node)
+        yield from _lacking(node, all_known)
     yield from _master(node)
 
 
@@ -92,8 +98,8 @@ def _missing(nodes: Sequence[Node]) -> Iterator[Finding]:
         )
 
 
-def _lacking(node: Node) -> Iterator[Finding]:
-    """What a node is not told, or told wrongly."""
+def _lacking(node: Node, all_known: Sequence[Node]) -> Iterator[Finding]:
+    """What a node is not told, or told wrongly.  What no node is told may stand on torchrun's command line; LLaMA-Factory knows variables alone."""
     for name, why in (
         ("NNODES", "it starts a training of its own"),
         ("NODE_RANK", "it takes itself for node 0, as others do"),
@@ -101,7 +107,10 @@ def _lacking(node: Node) -> Iterator[Finding]:
         ("MASTER_PORT", "LLaMA-Factory takes another free port on each node"),
     ):
         if not node.variables.get(name):
-            yield _finding("launch-missing", (node.name,), name, "not set", f"{why}: {_WAITS}", f"export {name} before the launch")
+            is_read = "llamafactory" in node.versions or any(other.variables.get(name) for other in all_known)
+            level: Level = "fail" if is_read else "warn"
+            hint = f"export {name} before the launch" + ("" if is_read else ", unless a command line says it")
+            yield Finding(level, "launch-missing", (node.name,), name, "not set", f"{why}: {_WAITS}", hint)
     rank = node.variables.get("NODE_RANK", "")
     if rank and (not rank.isdigit() or 0 < _count(node) <= int(rank)):
         what = f"{rank}, wanted 0 to {_count(node) - 1}"
@@ -131,7 +140,7 @@ def _master(node: Node) -> Iterator[Finding]:
         what = f"{address} is not known here"
         hint = "use an address, or put the name into /etc/hosts of all nodes"
         yield _finding("master-unknown", (node.name,), "MASTER_ADDR", what, _WAITS, hint)
-    elif all(map(is_loopback, node.master)):
+    elif all(map(is_loopback, node.master)) and not _is_own_name(address, node):
         what = f"{address} is {', '.join(node.master)} here, which no other node reaches"
         hint = "use the address of node 0 in the network that the nodes share; /etc/hosts may name the host 127.0.1.1"
         yield _finding("master-loopback", (node.name,), "MASTER_ADDR", what, _WAITS, hint)
@@ -169,12 +178,19 @@ def _own(node: Node, address: str) -> Iterator[Finding]:
         )
 
 
+def _is_own_name(address: str, node: Node) -> bool:
+    """Debian calls its own name 127.0.1.1: rank 0 listens on all addresses there, and every other node asks where the name leads from there."""
+    own, said = (name.partition(".")[0].lower() for name in (node.host, address))
+    return own == said and own not in ("", "localhost") and node.variables.get("NODE_RANK", "0") == "0"
+
+
 def is_loopback(address: str) -> bool:
-    """Whether an address is of the machine itself alone."""
+    """Whether an address is of the machine itself alone; 0.0.0.0 leads there, too."""
     try:
-        return ip_address(address.partition("%")[0]).is_loopback
+        found = ip_address(address.partition("%")[0])
     except ValueError:
         return False
+    return found.is_loopback or found.is_unspecified
 
 
 def _all(nodes: Sequence[Node]) -> tuple[str, ...]:

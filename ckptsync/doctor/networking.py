@@ -22,22 +22,23 @@ _AGREED = (
     "NCCL_MIN_NCHANNELS",
 )
 _OWN = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_CONF_FILE", "NCCL_TOPO_FILE")  # each node's own
+_UNLIKE = ("NCCL_HOSTID",)  # must differ
 _TALK = ("NCCL_DEBUG", "GLOO_LOG", "TORCH_NCCL_DEBUG", "TORCH_NCCL_TRACE", "TORCH_NCCL_DUMP")  # what is logged, and where
 _SOCKETS = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME")
 _HANG = "the nodes do not reach each other in the first collective"
 
 
 def alone(node: Node) -> Iterator[Finding]:
-    """Interfaces that are named and not there, or down; and on several nodes those that no other node reaches."""
+    """Interfaces that are named and not there, or down."""
     if not node.interfaces:
         return
     for name in _SOCKETS:
         text = node.variables.get(name, "")
         if not text:
             continue
-        chosen = _chosen(name, text, node)
-        if not chosen:
-            what = f"{text}: there is none; {', '.join(sorted(node.interfaces))} are there"
+        chosen, lacking = _chosen(name, text, node), _lacking(name, text, node)
+        if not chosen or lacking:
+            what = f"{', '.join(lacking) or text}: there is none; {', '.join(sorted(node.interfaces))} are there"
             yield Finding(
                 "fail",
                 "interface-missing",
@@ -79,8 +80,8 @@ def differing(nodes: Sequence[Node]) -> Iterator[Finding]:
         {name for node in nodes for name in node.variables if name.startswith(("NCCL_", "RCCL_", "GLOO_", "TORCH_NCCL_", "OMP_"))}
     )
     for name in names:
-        groups = grouped(nodes, lambda node, name=name: node.variables.get(name, "not set"))  # type: ignore[misc]
-        if len(groups) == 1 or name.startswith(_TALK) or (name in _OWN and "not set" not in groups):
+        groups = grouped(nodes, lambda node, name=name: node.variables.get(name) or "not set")  # type: ignore[misc]
+        if len(groups) == 1 or name.startswith((*_TALK, *_UNLIKE)) or (name in _OWN and "not set" not in groups):
             continue
         level, why = (
             ("fail", "two ends that talk in different ways hang")
@@ -94,18 +95,27 @@ def differing(nodes: Sequence[Node]) -> Iterator[Finding]:
 
 def _links(nodes: Sequence[Node]) -> Iterator[Finding]:
     for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
-        using = [node for node in nodes if node.variables.get(name) and _chosen(name, node.variables[name], node)]
         for what, why in (("mtu", "large messages are lost on the way to the smaller one"), ("speed", "the slowest sets the pace")):
-            groups = grouped(using, lambda node, name=name, what=what: _first(name, node).get(what, ""))  # type: ignore[misc]
-            if len(groups) > 1 and "" not in groups:
+            using = [node for node in nodes if _link(name, what, node)]
+            groups = grouped(using, lambda node, name=name, what=what: _link(name, what, node))  # type: ignore[misc]
+            if len(groups) > 1:
                 who = tuple(n for group in groups.values() for n in group)
                 yield Finding(
                     "warn", "links-differ", who, f"{name}: {what}", told(groups), why, "use like interfaces, with one MTU"
                 )
 
 
-def _first(name: str, node: Node) -> dict[str, str]:
-    return dict(node.interfaces[_chosen(name, node.variables[name], node)[0]])
+def _link(variable: str, what: str, node: Node) -> str:
+    """Of the interfaces that are named, as far as they are up and the system knows it; which of those that are left by ``^`` carries anything nobody knows."""
+    text = node.variables.get(variable, "")
+    chosen = _chosen(variable, text, node) if text and not text.startswith("^") else []
+    told = {node.interfaces[one].get(what, "") for one in chosen if node.interfaces[one].get("state") != "down"}
+    return ", ".join(sorted(told - {"", "-1", "0", "4294967295"}))
+
+
+def _lacking(variable: str, text: str, node: Node) -> list[str]:
+    """Of several names those that are not there: Gloo and TensorPipe need each, NCCL any."""
+    return [] if variable.startswith("NCCL_") else [name for name in text.split(",") if name and name not in node.interfaces]
 
 
 def _chosen(variable: str, text: str, node: Node) -> list[str]:
