@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 
 import pytest
 
@@ -10,7 +12,8 @@ from ckptsync.errors import ConfigError, Corrupt, Incomplete
 from ckptsync.model import read_whole
 from ckptsync.stores.listed import ListedFiles
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.stores.tree import MERGING
+from ckptsync.stores.tree import MERGING, LocalFiles
+from tests.sftp_stores import over_ssh
 
 
 def holding(**files: bytes) -> MemoryStore:
@@ -75,3 +78,30 @@ def test_where_a_merge_has_not_ended_there_is_nothing_to_read() -> None:
         ListedFiles(store)
     store.write(MERGING, [json.dumps({"plan": "x", "ended": True}).encode()])
     assert ListedFiles(store).sizes() == {"model": 1}
+
+
+def test_behind_ssh_what_is_passed_over_is_told_as_on_a_path(tmp_path: Path) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/model.bin").write_bytes(b"x")
+    (tmp_path / "sub/link").symlink_to("model.bin")
+    (tmp_path / "away").symlink_to(tmp_path / "sub")
+    os.mkfifo(tmp_path / "pipe")
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/no\xfftf8")).mkdir()
+    (tmp_path / "two\nlines").write_bytes(b"x")
+    (tmp_path / ".tmp123456").symlink_to("unfinished")
+    (tmp_path / "_ckptsync").mkdir()
+    (tmp_path / "_ckptsync/spool").symlink_to("elsewhere")
+    files = ListedFiles(over_ssh(tmp_path))
+    assert [*files.sizes()] == ["sub/model.bin"]
+    assert files.passed_over() == LocalFiles(str(tmp_path)).passed_over()
+    assert len(files.passed_over()) == 3
+    assert ListedFiles(holding(a=b"1")).passed_over() == ()
+
+
+def test_behind_ssh_a_directory_of_links_alone_is_refused_as_on_a_path(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").symlink_to("../blobs/ab12")
+    with pytest.raises(ConfigError, match="holds links alone") as there:
+        ListedFiles(over_ssh(tmp_path))
+    with pytest.raises(ConfigError) as here:
+        LocalFiles(str(tmp_path))
+    assert there.value.hint == here.value.hint

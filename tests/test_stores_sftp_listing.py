@@ -40,6 +40,15 @@ def test_names_that_reach_elsewhere_are_left_out(tmp_path: Path) -> None:
     assert [e.name for e in walk(files_of(tmp_path), "")] == ["good"]
 
 
+def test_names_that_reach_elsewhere_are_told_of_and_a_directory_s_own_are_not(tmp_path: Path) -> None:
+    (tmp_path / "good").write_bytes(b"x")
+    told: list[tuple[str, str]] = []
+    list(walk(files_of(tmp_path, "names"), "", passed=lambda name, odd: told.append((name, odd))))
+    assert {odd for _, odd in told} == {"name"}
+    assert {name for name, _ in told} >= {"../x", "/etc/passwd", "a\nb", "nul\0"}
+    assert not {name for name, _ in told} & {".", "..", ""}
+
+
 def test_a_directory_without_end_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sftp_listing, "MOST", 10_000)
     with pytest.raises(StoreError, match="more than 10000 files in one directory"):

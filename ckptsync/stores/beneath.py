@@ -124,11 +124,11 @@ Odd = Literal["link", "special file", "name"]
 Passed = Callable[[str, Odd], object]
 
 
-def _nobody(_name: str, _odd: Odd) -> None:
+def nobody(_name: str, _odd: Odd) -> None:
     """Is told, and nobody wants to know."""
 
 
-def walk(root: str, prefix: str, skips: Callable[[str], bool], passed: Passed = _nobody) -> Iterator[tuple[str, os.stat_result]]:
+def walk(root: str, prefix: str, skips: Callable[[str], bool], passed: Passed = nobody) -> Iterator[tuple[str, os.stat_result]]:
     """Every regular file below ``prefix`` ("" or ending in "/"), sorted by whole name.
 
     ``skips`` is asked about the last part of every file's and directory's name.  Names that `checked_path` refuses are no
@@ -147,7 +147,7 @@ def directories(root: str, prefix: str, skips: Callable[[str], bool]) -> list[st
 
 
 def _listing(
-    root: str, prefix: str, skips: Callable[[str], bool], passed: Passed = _nobody
+    root: str, prefix: str, skips: Callable[[str], bool], passed: Passed = nobody
 ) -> Iterator[tuple[str, os.stat_result | None]]:
     """One directory: files with what stat says, directories with a slash and ``None``.
 

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Protocol, runtime_checkable
 
 from ckptsync.errors import ConfigError, Incomplete, NotFound
-from ckptsync.stores.contract import Store, read_all
+from ckptsync.stores.beneath import Passed
+from ckptsync.stores.contract import Entry, Store, read_all
 from ckptsync.stores.opening import has_root
-from ckptsync.stores.tree import MERGING, check_ended, is_no_content, state
+from ckptsync.stores.tree import MERGING, PassedOver, check_ended, is_no_content, state
+
+
+@runtime_checkable
+class Telling(Protocol):
+    """A store that meets what is no file as it lists."""
+
+    def telling(self, passed: Passed) -> Iterator[Entry]:
+        """All `names`; ``passed`` is told of what is left out."""
+        ...
 
 
 class ListedFiles:
@@ -22,10 +33,14 @@ class ListedFiles:
         self.root = store.url
         if not has_root(store):
             raise ConfigError(f"{self.root}: no such directory, a checkpoint's directory wanted", hint="is the path right?")
-        self._all = {entry.name: entry for entry in store.names("")}
+        self._odd = PassedOver()
+        listed = store.telling(self._odd.add) if isinstance(store, Telling) else store.names("")
+        self._all = {entry.name: entry for entry in listed}
         self._seen = {name: entry for name, entry in self._all.items() if not any(map(is_no_content, name.split("/")))}
         if MERGING in self._all:
             check_ended(self.root, lambda: read_all(store, MERGING))
+        if not self._seen:
+            self._odd.check_not_links(self.root)
         if not self._all:
             raise ConfigError(f"{self.root}: nothing is there, a checkpoint's directory wanted", hint="is the URL right?")
         self._sizes = {name: entry.size for name, entry in self._seen.items()}
@@ -61,5 +76,5 @@ class ListedFiles:
         return name in self._all
 
     def passed_over(self) -> tuple[str, ...]:
-        """As `Tree` says: a store lists files alone."""
-        return ()
+        """As `Tree` says: an object store has files alone."""
+        return self._odd.lines()

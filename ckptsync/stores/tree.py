@@ -75,6 +75,41 @@ def state(files: Iterable[tuple[object, ...]]) -> str:
     return digest("\n".join(sorted(map(repr, files))).encode())
 
 
+_COPY = "links may lead anywhere: give a copy with the files themselves (`cp -rL`; of a Hugging Face repository: `hf download … --local-dir DIR`)"
+_ODD: Mapping[beneath.Odd, str] = {
+    "link": "links are not followed",
+    "special file": "pipes, sockets and devices are no files",
+    "name": "no checkpoint has such names (control characters, or not UTF-8)",
+}
+
+
+class PassedOver:
+    """What was met in a listing and is none of the files, by kind."""
+
+    def __init__(self) -> None:
+        self._names: dict[beneath.Odd, list[str]] = {}
+
+    def add(self, name: str, odd: beneath.Odd) -> None:
+        """One more; nothing of what is no content anyway."""
+        if not any(map(is_no_content, name.split("/"))):
+            self._names.setdefault(odd, []).append(name)
+
+    def check_not_links(self, root: str) -> None:
+        """Of a place without a file; raises ConfigError if there are links."""
+        if "link" in self._names:
+            raise ConfigError(f"{root}: holds links alone, which are not followed", hint=_COPY)
+
+    def lines(self) -> tuple[str, ...]:
+        """A line for each kind."""
+        return tuple(_told(odd, names) for odd, names in sorted(self._names.items()))
+
+
+def _told(odd: beneath.Odd, names: Sequence[str]) -> str:
+    first = "".join(c if c.isprintable() else repr(c)[1:-1] for c in min(names))
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"{first}{more}: not looked at, since {_ODD[odd]}"
+
+
 @dataclass(frozen=True, slots=True)
 class _Sighting:
     size: int
@@ -87,10 +122,10 @@ class LocalFiles:
 
     def __init__(self, root: str) -> None:
         self.root = str(Path(root).absolute())
-        self._odd: dict[beneath.Odd, list[str]] = {}
+        self._odd = PassedOver()
         self._seen = {name: _sighting(found) for name, found in _walk(self.root, self._odd)}
-        if not self._seen and "link" in self._odd:
-            raise ConfigError(f"{self.root}: holds links alone, which are not followed", hint=_COPY)
+        if not self._seen:
+            self._odd.check_not_links(self.root)
         if self.holds(MERGING):
             check_ended(self.root, Path(self.root, MERGING).read_bytes)
         self._sizes = {name: seen.size for name, seen in self._seen.items()}
@@ -133,7 +168,7 @@ class LocalFiles:
 
     def passed_over(self) -> tuple[str, ...]:
         """As `Tree` says."""
-        return tuple(_told(odd, names) for odd, names in sorted(self._odd.items()))
+        return self._odd.lines()
 
     def _now(self, name: str) -> _Sighting | None:
         try:
@@ -194,23 +229,9 @@ class StoreFiles:
             raise Incomplete(f"{name}: not in the store as {self._where[name][0]}") from e
 
 
-_COPY = "links may lead anywhere: give a copy with the files themselves (`cp -rL`; of a Hugging Face repository: `hf download … --local-dir DIR`)"
-_ODD: Mapping[beneath.Odd, str] = {
-    "link": "links are not followed",
-    "special file": "pipes, sockets and devices are no files",
-    "name": "no checkpoint has such names (control characters, or not UTF-8)",
-}
-
-
-def _told(odd: beneath.Odd, names: Sequence[str]) -> str:
-    first = "".join(c if c.isprintable() else repr(c)[1:-1] for c in min(names))
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return f"{first}{more}: not looked at, since {_ODD[odd]}"
-
-
-def _walk(root: str, odd: dict[beneath.Odd, list[str]]) -> list[tuple[str, os.stat_result]]:
+def _walk(root: str, odd: PassedOver) -> list[tuple[str, os.stat_result]]:
     try:
-        return list(beneath.walk(root, "", is_no_content, lambda name, what: odd.setdefault(what, []).append(name)))
+        return list(beneath.walk(root, "", is_no_content, odd.add))
     except OSError as e:
         if beneath.is_absence(e):
             fault = "not a directory" if os.path.lexists(root) else "no such directory"

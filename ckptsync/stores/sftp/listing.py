@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ckptsync.errors import Corrupt, StoreError
 from ckptsync.paths import checked_path
+from ckptsync.stores.beneath import Odd, Passed, nobody
 from ckptsync.stores.contract import Entry
 from ckptsync.stores.posix.draft import is_unfinished
 from ckptsync.stores.sftp.failures import refused
@@ -19,14 +20,17 @@ MOST = 1_000_000  # files of one directory
 DEEPEST = 200  # a server could make them up for ever
 _REMAINS = re.compile(r"\.nfs[0-9a-f]{8,}")  # a deleted file that some NFS client still has open
 
-_Found = tuple[str, Attributes | None]  # directories with a slash and None: the slash makes them sort as whole paths do
+_Found = tuple[str, Attributes | Odd | None]  # directories with a slash and None: the slash makes them sort as whole paths do
 Listing = list[_Found]
 
 
-def walk(files: ServerFiles, prefix: str, skips: Callable[[str], bool] = is_unfinished) -> Iterator[Entry]:
-    """Every regular file below ``prefix`` ("" or ending in "/").  Unfinished writes, links and names that no checkpoint's file has are left out."""
+def walk(files: ServerFiles, prefix: str, skips: Callable[[str], bool] = is_unfinished, passed: Passed = nobody) -> Iterator[Entry]:
+    """Every regular file below ``prefix`` ("" or ending in "/"), without unfinished writes.
+
+    ``passed`` is told of links, and of all else that is no checkpoint's file, as `beneath.walk` tells of it.
+    """
     if files.is_directory(prefix):
-        yield from _walk(files, prefix, listings(files, [prefix])[0], skips)
+        yield from _walk(files, prefix, listings(files, [prefix])[0], skips, passed)
 
 
 def directories(files: ServerFiles, prefix: str) -> list[str]:
@@ -41,13 +45,15 @@ def listings(files: ServerFiles, prefixes: Sequence[str]) -> list[Listing]:
     return files.sessions.on(lambda session: _Directories(session, files, prefixes).read())
 
 
-def _walk(files: ServerFiles, prefix: str, listing: Listing, skips: Callable[[str], bool]) -> Iterator[Entry]:
+def _walk(files: ServerFiles, prefix: str, listing: Listing, skips: Callable[[str], bool], passed: Passed) -> Iterator[Entry]:
     listing.sort(key=lambda found: found[0])
     below = [key for key, found in listing if found is None]
     known: dict[str, Listing] = {}
     for key, found in listing:
         if found is not None:
-            if not skips(key):
+            if isinstance(found, str):
+                passed(prefix + key, found)
+            elif not skips(key):
                 yield Entry(prefix + key, found.size, float(found.mtime))
             continue
         if prefix.count("/") >= DEEPEST:
@@ -56,7 +62,7 @@ def _walk(files: ServerFiles, prefix: str, listing: Listing, skips: Callable[[st
             several = below[:AT_ONCE]
             known = dict(zip(several, listings(files, [prefix + k for k in several]), strict=True))
         below.remove(key)
-        yield from _walk(files, prefix + key, known.pop(key), skips)
+        yield from _walk(files, prefix + key, known.pop(key), skips, passed)
 
 
 class _Directories:
@@ -108,22 +114,24 @@ class _Directories:
 
 
 def _entries(fields: Fields) -> Iterator[_Found | None]:
-    """Directories and regular files of an answer to READDIR, None for what is left out; what a server calls them is anything."""
+    """What an answer to READDIR names, None for what is nothing of the directory's; what a server calls them is anything."""
     for _ in range(fields.u32()):
-        name = _plain(fields.text())
+        name = fields.text().decode("utf-8", "surrogateescape")
         fields.text()  # as `ls -l` would print it
         found = fields.attributes()
-        if name and found.is_directory:
-            yield name + "/", None
-        elif name and found.is_file and not _REMAINS.fullmatch(name):
-            yield name, found
-        else:
-            yield None
+        yield None if name in ("", ".", "..") or _REMAINS.fullmatch(name) else _entry(name, found)
 
 
-def _plain(name: bytes) -> str:
-    """The name, or "" for one that no checkpoint's file has; ``.`` and ``..`` are such."""
+def _entry(name: str, found: Attributes) -> _Found:
+    if not _is_plain(name):
+        return name, "name"
+    if found.is_directory:
+        return name + "/", None
+    return name, found if found.is_file else "link" if found.is_link else "special file"
+
+
+def _is_plain(name: str) -> bool:
     try:
-        return "" if b"/" in name else checked_path(name.decode())
-    except (Corrupt, UnicodeDecodeError):
-        return ""  # left out, as in every store
+        return "/" not in name and bool(checked_path(name))
+    except Corrupt:
+        return False  # left out, as in every store

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ckptsync.errors import Corrupt, Exists
 from ckptsync.paths import checked_path
+from ckptsync.stores.beneath import Passed
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, checked_prefix
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.parts import PART, SMALL, Parts
@@ -66,6 +67,11 @@ class SftpStore:
         checked_prefix(prefix)
         self._files.look()
         yield from walk(self._files, prefix)
+
+    def telling(self, passed: Passed) -> Iterator[Entry]:
+        """As `stores.listed` says."""
+        self._files.look()
+        yield from walk(self._files, "", passed=passed)
 
     def dirs(self, prefix: str, start: str = "") -> list[str]:
         """As the contract says."""

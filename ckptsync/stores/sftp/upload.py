@@ -25,7 +25,7 @@ from ckptsync.stores.sftp.listing import listings
 from ckptsync.stores.sftp.session import Session
 from ckptsync.stores.sftp.space import why
 from ckptsync.stores.sftp.ways import Ways
-from ckptsync.stores.sftp.wire import Code, Flag, Kind, Refused, cut_to, opening, text
+from ckptsync.stores.sftp.wire import Attributes, Code, Flag, Kind, Refused, cut_to, opening, text
 
 _T = TypeVar("_T")
 NEW = Flag.WRITE | Flag.CREATE | Flag.TRUNCATE
@@ -212,7 +212,7 @@ def left_behind(files: ServerFiles, name: str, about: About) -> list[tuple[str, 
     found = [
         (f"{way}{slash}{key}", seen.size)
         for key, seen in listings(files, [way + slash])[0]
-        if seen is not None and key.startswith(begins) and key.endswith(".part")
+        if isinstance(seen, Attributes) and key.startswith(begins) and key.endswith(".part")
     ]
     return sorted(found, key=lambda at: -at[1])
 

@@ -98,6 +98,11 @@ class Attributes:
         """And no link to one."""
         return stat.S_ISDIR(self.mode)
 
+    @property
+    def is_link(self) -> bool:
+        """A symbolic one."""
+        return stat.S_ISLNK(self.mode)
+
 
 class Fields:
     """The body of a packet, read from front to back; raises Malformed where it ends before a field does."""
