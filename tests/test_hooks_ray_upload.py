@@ -6,14 +6,13 @@ from pathlib import Path
 import pytest
 
 from ckptsync.catalogue.fresh import fresh
-from ckptsync.errors import ConfigError, Corrupt, Incomplete
-from ckptsync.hooks import ray_note
-from ckptsync.hooks.ray import as_directory, upload_fn
+from ckptsync.errors import ConfigError, Incomplete
+from ckptsync.hooks.ray import upload_fn
+from ckptsync.hooks.ray_bring import bring
 from ckptsync.hooks.ray_note import Note
-from ckptsync.hooks.ray_upload import Part, bring, send
+from ckptsync.hooks.ray_upload import Part, send
 from ckptsync.records.state import Snapshot
 from ckptsync.stores.opening import open_store
-from tests.ray_checkpoints import Checkpoint, Disk
 
 NAME = "checkpoint_2026-11-21_20-00-00.123456"
 
@@ -28,12 +27,19 @@ def local(folder: Path, **files: str) -> Path:
 def sent(tmp_path: Path, *parts: Path) -> Note:
     notes = {send(part, str(tmp_path / "store"), Part("sft", NAME, rank, 30)) for rank, part in enumerate(parts)}
     (note,) = notes
+    assert note is not None
     return note
 
 
 def stored(tmp_path: Path) -> Snapshot:
     (found,) = fresh(open_store(str(tmp_path / "store")), "sft").readable
     return found
+
+
+def sent_by(tmp_path: Path, life: str, ranks: int) -> list[Note | None]:
+    """What the ranks of one worker group report as ``NAME``; each life of the training comes to other numbers."""
+    parts = [local(tmp_path / f"{life}-{rank}", **{f"shard{rank}": f"{life} {rank}", "common": life}) for rank in range(ranks)]
+    return [send(part, str(tmp_path / "store"), Part("sft", NAME, rank, 5, attempt=life)) for rank, part in enumerate(parts)]
 
 
 def content(folder: Path) -> dict[str, str]:
@@ -61,7 +67,7 @@ def test_nothing_is_written_into_what_ray_gave(tmp_path: Path) -> None:
 
 def test_ranks_that_send_the_same_files_at_once_wait_for_each_other(tmp_path: Path) -> None:
     parts = [local(tmp_path / f"tmp{rank}", model="m" * 100_000, **{f"rank{rank}": str(rank)}) for rank in range(4)]
-    notes: list[Note] = []
+    notes: list[Note | None] = []
     ranks = [
         threading.Thread(
             target=lambda part=part, rank=rank: notes.append(send(part, str(tmp_path / "store"), Part("sft", NAME, rank, 60)))
@@ -83,21 +89,56 @@ def test_other_bytes_under_one_name_are_both_kept(tmp_path: Path) -> None:
     assert kept == {"0", "1"}
 
 
-def test_rays_checkpoint_is_as_a_directory_what_was_sent(tmp_path: Path) -> None:
-    note = sent(tmp_path, local(tmp_path / "tmp0", zero="0"))
-    ray_note.write(Disk(), str(tmp_path / "experiment" / NAME), note)
-    with as_directory(Checkpoint(str(tmp_path / "experiment" / NAME))) as brought:
-        assert content(Path(brought)) == {"zero": "0"}
-    assert not Path(brought).exists()
-    with as_directory(Checkpoint(str(tmp_path / "tmp0"))) as own:
-        assert own == str(tmp_path / "tmp0")
+@pytest.mark.parametrize("left", [1, 3], ids=["not all ranks had reported", "more ranks had reported"])
+def test_a_step_that_is_reported_again_after_a_crash_is_what_was_reported_last(tmp_path: Path, left: int) -> None:
+    before = sent_by(tmp_path, "first", left)
+    first, second = sent_by(tmp_path, "second", 2)
+    assert first is not None
+    assert first == second
+    assert first not in before
+    (tmp_path / "back").mkdir()
+    assert content(bring(first, tmp_path / "back")) == {"common": "second", "shard0": "second 0", "shard1": "second 1"}
 
 
-def test_what_is_damaged_in_the_store_is_not_given(tmp_path: Path) -> None:
-    note = sent(tmp_path, local(tmp_path / "tmp0", zero="0" * 100))
-    (tmp_path / "store" / "sft" / NAME / "zero").write_text("1" * 100)
-    with pytest.raises((Incomplete, Corrupt), match="zero"):
-        bring(note, tmp_path / "back")
+def test_a_newer_save_of_the_same_name_is_not_given_for_the_one_that_was_reported(tmp_path: Path) -> None:
+    reported, _ = sent_by(tmp_path, "first", 2)
+    sent_by(tmp_path, "second", 1)
+    assert reported is not None
+    (tmp_path / "back").mkdir()
+    assert content(bring(reported, tmp_path / "back"))["common"] == "first"
+
+
+def test_two_reports_under_one_name_are_refused_and_the_first_stays_whole(tmp_path: Path) -> None:
+    (note,) = sent_by(tmp_path, "first", 1)
+    with pytest.raises(ConfigError, match="reported before, with other files"):
+        send(local(tmp_path / "again", shard0="other"), str(tmp_path / "store"), Part("sft", NAME, 0, 5, attempt="first"))
+    assert note is not None
+    assert send(tmp_path / "first-0", str(tmp_path / "store"), Part("sft", NAME, 0, 5, attempt="first")) == note
+    (tmp_path / "back").mkdir()
+    assert content(bring(note, tmp_path / "back"))["shard0"] == "first 0"
+
+
+def test_a_rank_that_has_written_nothing_holds_nobody_up(tmp_path: Path) -> None:
+    (tmp_path / "tmp1").mkdir()
+    assert send(tmp_path / "tmp1", str(tmp_path / "store"), Part("sft", NAME, 1)) is None
+
+
+def test_a_directory_that_was_deleted_before_it_was_sent_is_no_empty_one(tmp_path: Path) -> None:
+    with pytest.raises(Incomplete, match="gone before it was sent") as told:
+        send(tmp_path / "tmp0", str(tmp_path / "store"), Part("sft", NAME, 0))
+    assert "ASYNC" in told.value.hint
+
+
+def test_what_is_not_sent_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    part = local(tmp_path / "tmp0", zero="0", **{"one.part": "1"})
+    (part / "weights").symlink_to(tmp_path)
+    sent(tmp_path, part)
+    assert "one.part is not sent" in caplog.text
+    assert "links or special files are not sent: weights" in caplog.text
+    (tmp_path / "links").mkdir()
+    (tmp_path / "links" / "weights").symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match="weights is a link"):
+        send(tmp_path / "links", str(tmp_path / "store"), Part("sft", NAME, 1))
 
 
 @pytest.mark.parametrize("name", ["epoch=1", "final", "checkpoints", "a/b", ".hidden"])
@@ -111,6 +152,7 @@ def test_a_name_that_no_store_could_keep_is_refused_before_anything_is_made(tmp_
 def test_a_relative_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="store: a relative path"):
         send(local(tmp_path / "tmp0", zero="0"), "store", Part("sft", NAME, 0))
+    assert send(tmp_path / "tmp0", f"{tmp_path}/store/", Part("sft", NAME, 0)) is not None
 
 
 def test_what_is_finished_a_little_later_is_waited_for(tmp_path: Path) -> None:
@@ -119,6 +161,7 @@ def test_what_is_finished_a_little_later_is_waited_for(tmp_path: Path) -> None:
     later = threading.Timer(0.3, lambda: (half / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}"))
     later.start()
     note = send(half, str(tmp_path / "store"), Part("sft", NAME, 0, patience=30))
+    assert note is not None
     assert (tmp_path / "store" / "sft" / note.place / "model.safetensors").stat().st_size == 10
 
 

@@ -21,6 +21,7 @@ def stored(tmp_path: Path) -> Checkpoint:
     part.mkdir()
     (part / "state").write_bytes(b"0" * 1000)
     note = send(part, str(tmp_path / "store"), Part("sft", NAME, 0))
+    assert note is not None
     ray_note.write(Disk(), str(tmp_path / "experiment" / NAME), note)
     return Checkpoint(str(tmp_path / "experiment" / NAME))
 

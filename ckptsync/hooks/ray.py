@@ -47,6 +47,6 @@ def validate(checkpoint: Any, level: str = "") -> dict[str, Any]:
 
 def as_directory(checkpoint: Any) -> contextlib.AbstractContextManager[str]:
     """The files of ``ray.train.get_checkpoint()`` in a directory of this node: out of the store, where `upload_fn` sent them there."""
-    from ckptsync.hooks.ray_upload import as_directory as brought  # noqa: PLC0415
+    from ckptsync.hooks.ray_bring import as_directory as brought  # noqa: PLC0415
 
     return brought(checkpoint)

@@ -10,35 +10,33 @@ before, it is no checkpoint to Ray, and nothing half sent counts in the store.
 from __future__ import annotations
 
 import contextlib
-import tempfile
+import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ckptsync import scan
-from ckptsync.config import reach
-from ckptsync.config.loading import from_environment
 from ckptsync.errors import ConfigError, Incomplete
 from ckptsync.hooks import ray_note
+from ckptsync.hooks.ray_bring import reached
 from ckptsync.hooks.ray_note import Note
-from ckptsync.pull.bringing import carry_out
-from ckptsync.pull.landing import Landing
-from ckptsync.pull.ordering import Asked, ordered
 from ckptsync.records.names import CONSOLIDATED, checked_node
 from ckptsync.spool.marks import save_id
 from ckptsync.stores.contract import Store
-from ckptsync.stores.opening import create_store, open_store
-from ckptsync.stores.trees import Access
+from ckptsync.stores.opening import create_store
 from ckptsync.stores.urls import Remote, located
+from ckptsync.walk import Listing, Stat, walk
 from ckptsync.worker.node import node_id
 from ckptsync.worker.offering import Offer
 from ckptsync.worker.options import checked_run
-from ckptsync.worker.push import push_offer
+from ckptsync.worker.push import ASSUMED, push_offer
 from ckptsync.worker.result import Progress
 
+_log = logging.getLogger("ckptsync.hook")
 _AGAIN = 1.0  # seconds
+_reported: dict[tuple[str, ...], int] = {}  # of what this process has sent, by name: a hash of names, sizes and times
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,26 +56,41 @@ class UploadFn:
 
         context = train.get_context()
         storage = context.get_storage()
-        part = Part(self.run or context.get_experiment_name(), name, context.get_world_rank(), self.patience)
+        run = self.run or context.get_experiment_name()
+        part = Part(run, name, context.get_world_rank(), self.patience, _attempt())
         with checkpoint.as_directory() as local:
-            note = send(Path(local), self.store, part)
+            note = send(Path(local).resolve(), self.store, part)  # a link to the directory is the user's own word
         folder = storage.build_checkpoint_path_from_name(name)
-        ray_note.write(storage.storage_filesystem, folder, note)
+        if note is not None:
+            ray_note.write(storage.storage_filesystem, folder, note)
         return train.Checkpoint(folder, storage.storage_filesystem)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One rank's part of the checkpoint ``name`` of ``run``."""
+    """One rank's part of the checkpoint ``name`` of ``run``.
+
+    ``attempt``: the same on all ranks, another each time that they are begun again.  A rank that is killed leaves parts of the others in the store, and the
+    next attempt may write other bytes under the same name: without it the two were one save, of which nobody could say what belongs to it.
+    """
 
     run: str
     name: str
     rank: int
     patience: float = 600.0
+    attempt: str = ""
 
 
-def send(directory: Path, url: str, part: Part) -> Note:
-    """Send what lies in it, and say where it is.
+def _attempt() -> str:
+    """Ray makes a placement group for each worker group (``worker_group.py``, ``_create_placement_group``)."""
+    from ray.util import get_current_placement_group  # noqa: PLC0415
+
+    group = get_current_placement_group()
+    return str(group.id.hex()) if group is not None else ""
+
+
+def send(directory: Path, url: str, part: Part) -> Note | None:
+    """Send what lies in it, and say where it is; ``None`` for a rank that has written nothing.
 
     Ranks of one node are nodes of their own to the store: each has a directory of its own, and where two have other bytes under one name none is lost.
     All ranks' parts have one id of the save, so they belong together for certain.  Raises ConfigError, Incomplete, StoreError.
@@ -85,14 +98,21 @@ def send(directory: Path, url: str, part: Part) -> Note:
     run = checked_run(part.run)
     _check_name(part.name)
     access, place = reached(), located(url)
-    if isinstance(place, Path) and str(place) != url.removeprefix("file://"):
+    if isinstance(place, Path) and not Path(url.removeprefix("file://")).is_absolute():
         raise ConfigError(
             f"{url}: a relative path, and Ray's workers have directories of their own", hint="give the store's full path"
         )
+    listing = _looked_at(directory)
+    if not (listing.files or listing.partial):
+        return None
+    _check_is_new((url, run, part.name, str(part.rank), part.attempt), listing.files)
     store = create_store(url, access.options_of(place) if isinstance(place, Remote) else {}, access.limits)
     spot = scan.Spot(part.name, scan.family_of(part.name), directory)
-    offer = Offer(run, directory, (spot,), save=save_id(run, part.name, 0))
+    offer = Offer(run, directory, (spot,), save=save_id(f"{run}\0{part.attempt}", part.name, 0))
     sent = _sent(offer, store, part, access.limits.threads)
+    for text in (*(f"{f.path} is not sent: it has a name of unfinished files" for f in listing.partial), *sent.notes):
+        if not text.startswith(ASSUMED):  # a report is that word
+            _log.warning("ckptsync: %s: %s", directory, text)
     return Note(str(place) if not isinstance(place, Remote) else place.url, run, part.name, sent.place or part.name)
 
 
@@ -102,47 +122,31 @@ def _check_name(name: str) -> None:
         raise ConfigError(f"{name!r}: no name that a store can keep a checkpoint under", hint=hint)
 
 
+def _looked_at(directory: Path) -> Listing:
+    """What is there; a directory with nothing in it is a rank's that has written nothing."""
+    if not directory.is_dir():
+        hint = "with checkpoint_upload_mode=ASYNC it must stay until then: delete_local_checkpoint_after_upload=True deletes it in time"
+        raise Incomplete(f"{directory}: gone before it was sent", hint=hint)
+    listing = walk(directory)
+    if listing.others and not listing.files:
+        raise ConfigError(f"{directory}: {listing.others[0]} is a link, which is not followed, and nothing else is there")
+    return listing
+
+
+def _check_is_new(what: tuple[str, ...], files: Sequence[Stat]) -> None:
+    """The same may be sent again, as Ray does after some errors of its storage; other files of the same name would make one save of two."""
+    told = hash(tuple((s.path, s.size, s.mtime) for s in files))
+    if _reported.setdefault(what, told) != told:
+        hint = "give checkpoint_dir_name= another one for each report, as Ray demands: with the step in it"
+        raise ConfigError(f"{what[2]!r}: reported before, with other files", hint=hint)
+
+
 def _sent(offer: Offer, store: Store, part: Part, threads: int) -> Progress:
     """Again while another rank writes a file of the same name, or this rank's own writing has not ended."""
     node = checked_node(f"{node_id()[:80]}.rank-{part.rank}")
     until = time.monotonic() + part.patience
     while True:
+        _looked_at(offer.root)
         with contextlib.suppress(Incomplete) if time.monotonic() < until else contextlib.nullcontext():
             return push_offer(offer, store, node, threads=threads)[0]
         time.sleep(_AGAIN)
-
-
-@contextlib.contextmanager
-def as_directory(checkpoint: Any) -> Iterator[str]:
-    """As Ray's own ``Checkpoint.as_directory``, also of one that is in a store: all ranks' parts, every byte proven on its way, gone afterwards.
-
-    Raises Incomplete if not all of it can be had, and what `ckptsync.pull` raises.
-    """
-    note = ray_note.read(checkpoint)
-    if note is None:
-        with checkpoint.as_directory() as local:
-            yield local
-        return
-    with tempfile.TemporaryDirectory(prefix="ckptsync-ray-") as home:
-        yield str(bring(note, Path(home)))
-
-
-def bring(note: Note, home: Path) -> Path:
-    """All of it, in a directory below ``home``."""
-    access = reached()
-    place = located(note.store)
-    store = open_store(note.store, access.options_of(place) if isinstance(place, Remote) else {}, access.limits)
-    found = ordered(store, Asked(f"{note.run}/{note.place}", "any"))
-    pulled = carry_out(store, Landing(home, found.order), threads=access.limits.threads)
-    lacking = [*found.order.lacking, *(f"{path}: {error}" for path, error in sorted(pulled.failed.items()))]
-    if lacking:
-        raise Incomplete(
-            f"{note.url}: not all of it can be had: {'; '.join(lacking[:3])}", hint="`ckptsync verify` says what is damaged"
-        )
-    return pulled.where
-
-
-def reached() -> Access:
-    """How stores are reached, as this process's environment says (docs/cli.md); raises ConfigError."""
-    options, asked = from_environment()
-    return Access(options, reach.limits(asked))

@@ -8,11 +8,9 @@ from typing import Any, get_args
 
 from ckptsync.errors import ConfigError
 from ckptsync.hooks import ray_note
+from ckptsync.hooks.ray_bring import opened, reached
 from ckptsync.hooks.ray_note import Note
-from ckptsync.hooks.ray_upload import reached
 from ckptsync.records.report import Level, Report
-from ckptsync.stores.opening import open_store
-from ckptsync.stores.urls import Remote, located
 from ckptsync.verify.findings import DAMAGE
 from ckptsync.verify.target import Asked, InStore, Plain, target, verify
 
@@ -41,9 +39,7 @@ def _asked(level: str) -> Asked:
 
 
 def _stored(note: Note) -> InStore:
-    access, place = reached(), located(note.store)
-    store = open_store(note.store, access.options_of(place) if isinstance(place, Remote) else {}, access.limits)
-    return InStore(store, note.run, note.place)
+    return InStore(opened(note, reached()), note.run, note.place)
 
 
 def _plain(local: str) -> InStore | Plain:
