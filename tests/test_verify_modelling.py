@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from ckptsync.errors import Unsupported
+from ckptsync.records.report import LEVELS
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.tree import LocalFiles
 from ckptsync.verify import modelling
-from ckptsync.verify.modelling import models, require
+from ckptsync.verify.modelling import climb, models, require
 from ckptsync.verify.reading import Counted
 from ckptsync.verify.structure import UNMODELLED, reached
 from tests.plain_files import safetensors_file
@@ -31,6 +33,13 @@ def store(files: Mapping[str, bytes] = FILES) -> tuple[MemoryStore, dict[str, tu
 
 def name(path: str) -> str:
     return f"c/{path}".rstrip("/")
+
+
+def test_a_level_is_climbed_to_by_all_below_it_and_no_further() -> None:
+    for level, wanted in (("stat", ["stat"]), ("parse", ["stat", "digest", "parse"])):
+        taken: list[str] = []
+        climb(level, [partial(taken.append, name) for name in LEVELS])  # type: ignore[arg-type]
+        assert taken == wanted
 
 
 @pytest.mark.parametrize("lacking", ["config.json", "model.safetensors"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
@@ -98,21 +98,15 @@ class VerifyConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class RetentionConfig:
-    """What is kept of every run, ``runs`` (or globs of their names) with what is said of them instead, and how long a tombstone stands before."""
+class RetentionConfig(Rules):
+    """What is kept of every run; ``runs`` (or globs of their names) with what is said of them instead; how long a tombstone stands before."""
 
-    keep_last: int = 0
-    keep_every: int = 0
-    keep_best: Best | None = None
-    max_age: float = 0.0
-    max_size: int = 0
-    shards: int | None = None
     grace: float = 86400.0
     runs: Mapping[str, Mapping[str, int | float | Best | None]] = field(default_factory=dict)
 
     def of(self, run: str) -> Rules:
         """What holds for one run: its own name counts, or else the first glob that it matches."""
-        rules = Rules(self.keep_last, self.keep_every, self.keep_best, self.max_age, self.max_size, self.shards)
+        rules = Rules(**{rule.name: getattr(self, rule.name) for rule in fields(Rules)})
         names = (run, *(name for name in self.runs if fnmatchcase(run, name)))
         said: Mapping[str, Any] = next((self.runs[name] for name in names if name in self.runs), {})
         return replace(rules, **said)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from ckptsync.errors import Corrupt, Incomplete, NotFound, StoreError
 from ckptsync.model import Extent
-from ckptsync.records.report import Finding, Level, Reading
+from ckptsync.records.report import LEVELS, Finding, Level, Reading
 from ckptsync.stores.opening import directory_of
 from ckptsync.stores.tree import LocalFiles
 from ckptsync.verify.loading import loading
@@ -73,6 +73,13 @@ def require(level: Level) -> None:
     for made in needed:
         with made() as child:
             child.start()
+
+
+def climb(level: Level, steps: Iterable[Callable[[], object]]) -> None:
+    """Take one step for each of `LEVELS`, in their order, as far as ``level``.  Raises as `require` does, before the first."""
+    require(level)
+    for _, step in zip(LEVELS[: LEVELS.index(level) + 1], steps, strict=False):
+        step()
 
 
 def _findings(answer: Mapping[str, object], name: Name, loader: str, *, forward: bool) -> Iterator[Finding]:

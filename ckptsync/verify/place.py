@@ -11,7 +11,7 @@ from ckptsync.catalogue.fresh import fresh_place
 from ckptsync.catalogue.summary import Fault
 from ckptsync.errors import Incomplete
 from ckptsync.records.names import consolidated_prefix
-from ckptsync.records.report import LEVELS, Finding, Level, Reading, Report
+from ckptsync.records.report import Finding, Level, Reading, Report
 from ckptsync.records.state import Snapshot
 from ckptsync.stores.contract import Store
 from ckptsync.stores.pieces import fetched
@@ -22,7 +22,7 @@ from ckptsync.verify.contents import contents, narrowed
 from ckptsync.verify.expected import Expected, expected, missing_parts, sealless, stat, unnamed
 from ckptsync.verify.findings import verdict, worst_first
 from ckptsync.verify.loads import Part, loads
-from ckptsync.verify.modelling import models, require
+from ckptsync.verify.modelling import climb, models
 from ckptsync.verify.reading import Counted, Told, Watched
 from ckptsync.verify.sampling import Sample, said
 from ckptsync.verify.sweep import suspects
@@ -54,27 +54,12 @@ def verify_place(
         if store.late:
             wait(store.late)
         _check_unchanged(store, seen, gone)
-    found = worst_first((*(f.finding for f in faults), *looking.found, *_standing(seen)))
-    if gone and seen.facets.retired:
-        found = worst_first(map(_let_go, found))
-    is_arriving = bool(seen.facets.ambiguous) or not (seen.facets.model.holds or seen.facets.retired)
-    manifests = tuple(k.name for k in seen.manifests)
-    verdict_ = verdict(found, is_arriving=is_arriving)
-    reached = "stat" if sample and verdict_ != "damaged" else structure.reached(level, found)
-    return Report(
-        seen.run,
-        seen.checkpoint,
-        seen.place,
-        0,
-        reached,
-        verdict_,
-        manifests,
-        seen.seal_name,
-        looking.read,
-        found,
-        when,
-        tuple(looking.readings),
-    )
+    every = (*(f.finding for f in faults), *looking.found, *_standing(seen))
+    found = worst_first(map(_let_go, every) if gone and seen.facets.retired else every)
+    judged = verdict(found, is_arriving=bool(seen.facets.ambiguous) or not (seen.facets.model.holds or seen.facets.retired))
+    reached = "stat" if sample and judged != "damaged" else structure.reached(level, found)
+    manifests, read, readings = tuple(k.name for k in seen.manifests), looking.read, tuple(looking.readings)
+    return Report(seen.run, seen.checkpoint, seen.place, 0, reached, judged, manifests, seen.seal_name, read, found, when, readings)
 
 
 def _standing(seen: Snapshot) -> Iterator[Finding]:
@@ -109,11 +94,7 @@ class _Looking:
 
     def look(self, level: Level, sample: Sample | None) -> None:
         """At all of it, level by level."""
-        require(level)
-        self._stat()
-        steps: tuple[Callable[[], None], ...] = (lambda: self._digest(sample), self._parse, self._load, self._model)
-        for step in steps[: LEVELS.index(level)]:
-            step()
+        climb(level, (self._stat, lambda: self._digest(sample), self._parse, self._load, self._model))
 
     def _stat(self) -> None:
         self.found += [*stat(self._files, self._seen.sizes), *sealless(self._seen), *unnamed(self._seen, self._files)]

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import table
-from ckptsync.records.report import LEVELS, Finding, Level, Reading, Report
+from ckptsync.records.report import Finding, Level, Reading, Report
 from ckptsync.stores.pieces import fetched
 from ckptsync.stores.tree import Tree
 from ckptsync.verify import structure
@@ -18,7 +18,7 @@ from ckptsync.verify.contents import contents, narrowed
 from ckptsync.verify.expected import Expected, stat
 from ckptsync.verify.findings import verdict, worst_first
 from ckptsync.verify.loads import Part, loads
-from ckptsync.verify.modelling import models, require
+from ckptsync.verify.modelling import climb, models
 from ckptsync.verify.reading import Counted, Told, Watched, blocks_of
 from ckptsync.verify.sampling import Sample, said
 from ckptsync.verify.sweep import suspects
@@ -95,11 +95,7 @@ class _Looking:
 
     def look(self, level: Level, sample: Sample | None) -> None:
         """At all of it, level by level."""
-        require(level)
-        self._stat()
-        steps: tuple[Callable[[], None], ...] = (lambda: self._digest(sample), self._parse, self._load, self._model)
-        for step in steps[: LEVELS.index(level)]:
-            step()
+        climb(level, (self._stat, lambda: self._digest(sample), self._parse, self._load, self._model))
 
     def _stat(self) -> None:
         self.found += [Finding("note", self._name, line) for line in self._files.passed_over()]
