@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Iterator
 
@@ -7,7 +8,7 @@ import pytest
 
 from ckptsync.catalogue.fresh import fresh
 from ckptsync.catalogue.reading import Cache, read
-from ckptsync.errors import NotFound, StoreError
+from ckptsync.errors import NotFound, StoreError, Transient
 from ckptsync.records.report import Finding, Report
 from ckptsync.records.seal import Seal
 from ckptsync.records.tombstone import Tombstone
@@ -210,3 +211,20 @@ def test_what_was_read_before_an_error_is_not_read_again() -> None:
             continue
         break
     assert 5 <= tries < 20
+
+
+def test_garbage_is_looked_for_as_before_also_after_an_error() -> None:
+    class Fails(MemoryStore):
+        def dirs(self, prefix: str, start: str = "") -> list[str]:
+            return ["run"]
+
+        def names(self, prefix: str) -> Iterator[Entry]:
+            seen.append(gc.get_threshold())
+            raise Transient(prefix)
+
+    usual = gc.get_threshold()
+    seen: list[tuple[int, int, int]] = []
+    with pytest.raises(Transient):
+        read(Fails())
+    assert gc.get_threshold() == usual
+    assert seen[0][0] > usual[0]

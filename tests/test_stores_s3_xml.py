@@ -12,9 +12,14 @@ def test_a_listing_is_read_with_its_encoding() -> None:
     page = f"""<?xml version="1.0"?><ListBucketResult {NS}><EncodingType>url</EncodingType><IsTruncated>true</IsTruncated>
       <Contents><Key>a+b/%C3%BC%2B</Key><Size>7</Size><LastModified>2026-11-21T10:48:36.123Z</LastModified></Contents></ListBucketResult>"""
     root = tree(page.encode(), "s3://b")
-    assert list(objects(root)) == [Object("a b/ü+", 7, 1795258116.0)]
+    assert list(objects(root, "s3://b")) == [Object("a b/ü+", 7, 1795258116.0)]
     assert text(root, "IsTruncated") == "true"
     assert text(root, "Nothing") == ""
+
+
+def test_a_size_that_is_no_number_is_no_answer_of_s3() -> None:
+    with pytest.raises(Transient, match="a size of 'many'"):
+        list(objects(tree(b"<R><Contents><Key>k</Key><Size>many</Size></Contents></R>", ""), "s3://b"))
 
 
 def test_uploads_and_parts_are_read() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -15,7 +16,7 @@ import msgspec
 from ckptsync import __version__
 from ckptsync.catalogue.reading import Cache
 from ckptsync.catalogue.summary import Gap, Proven, Summary
-from ckptsync.catalogue.units import Unit
+from ckptsync.catalogue.units import Name, Unit
 from ckptsync.digest import digest
 
 _SHAPE = repr([(kind.__name__, f.name, str(f.type)) for kind in (Unit, Summary, Proven, Gap) for f in fields(kind)])
@@ -25,11 +26,12 @@ _HEAD = f"ckptsync catalogue {__version__} {digest(_SHAPE.encode())[:16]}\n".enc
 @dataclass(frozen=True, slots=True)
 class _Kept:
     url: str
-    units: tuple[tuple[str, str, Unit], ...]
     cuts: dict[str, tuple[str, ...]]
+    units: msgspec.Raw
 
 
 _DECODER = msgspec.msgpack.Decoder(_Kept)
+_UNITS = msgspec.msgpack.Decoder(tuple[tuple[str, str, Unit], ...])
 
 
 def load(url: str) -> Cache:
@@ -45,7 +47,14 @@ def load(url: str) -> Cache:
         kept = _DECODER.decode(body)
     except (msgspec.DecodeError, msgspec.ValidationError):
         return Cache()  # of a program that called itself by the same version
-    return Cache({(run, base): unit for run, base, unit in kept.units}, dict(kept.cuts)) if kept.url == url else Cache()
+    return Cache(cuts=kept.cuts, packed=partial(_unpacked, kept.units)) if kept.url == url else Cache()
+
+
+def _unpacked(units: msgspec.Raw) -> dict[Name, Unit]:
+    try:
+        return {(run, base): unit for run, base, unit in _UNITS.decode(units)}
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return {}  # as above
 
 
 def save(url: str, cache: Cache) -> None:
@@ -56,7 +65,9 @@ def save(url: str, cache: Cache) -> None:
         target = path(url)
     except RuntimeError:
         return  # nobody's home: there is nowhere to keep it
-    body = msgspec.msgpack.encode(_Kept(url, tuple((*name, unit) for name, unit in cache.units.items()), cache.cuts))
+    cache.unpack()
+    units = msgspec.msgpack.encode(tuple((*name, unit) for name, unit in cache.units.items()))
+    body = msgspec.msgpack.encode(_Kept(url, cache.cuts, msgspec.Raw(units)))
     draft = target.with_name(f"{target.name}.{os.getpid()}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -6,7 +6,8 @@ prove, who looks at them (`fresh`); so nothing that deletes or overwrites may re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,18 +21,27 @@ from ckptsync.stores.contract import Entry, Store
 from ckptsync.stores.slices import cuts_of, joined, pieces
 
 AT_ONCE = 8  # requests: a distant server is waited for
+SELDOM = 100_000  # objects, after which garbage is looked for
 
 
 @dataclass(slots=True)
 class Cache:
     """What was read before, of one store.  Records never change under a name, so nothing here is out of date; losing it costs reading again.
 
-    ``is_new``: something in it was not there before.
+    ``is_new``: something in it was not there before.  ``packed`` gives units that are not among ``units`` yet: unpacking them takes as long as a server needs to
+    list, and is done meanwhile.
     """
 
     units: dict[Name, Unit] = field(default_factory=dict)
     cuts: dict[str, tuple[str, ...]] = field(default_factory=dict)
     is_new: bool = field(default=False, compare=False)
+    packed: Callable[[], Mapping[Name, Unit]] | None = field(default=None, compare=False)
+
+    def unpack(self) -> None:
+        """Have all of it in ``units``."""
+        if self.packed:
+            self.units = {**self.packed(), **self.units}
+            self.packed = None
 
     def remember(self, name: Name, unit: Unit) -> None:
         """It is as it was read."""
@@ -49,13 +59,32 @@ def read(store: Store, cache: Cache | None = None, run: str = "") -> Catalogue:
     """
     cache = cache or Cache()
     runs = [run] if run else [found for found in store.dirs("") if found != OURS]
-    with _pool() as pool:
-        listed = _listed(store, runs, cache, pool)
-        units = {name: entries for run, entries in listed.items() for name, entries in grouped(run, entries).items()}
-        for name in [name for name in cache.units if name not in units and run in ("", name[0])]:
+    found: dict[Name, Found] = {}
+    rest: dict[Name, list[Entry]] = {}
+    newest = 0.0
+    with _seldom_collected(), _pool() as pool:
+        for each, entries in _listed(store, runs, cache, pool):
+            newest = max(newest, max((e.mtime for e in entries), default=0.0))
+            for name, its in grouped(each, entries).items():
+                if same := _same(cache.units.get(name), its):
+                    found[name] = same
+                else:
+                    rest[name] = its
+        for name in [name for name in cache.units if name not in found and name not in rest and run in ("", name[0])]:
             cache.forget(name)
-        found = dict(_renewed(store, units, cache, pool))
-    return _catalogue(found.values(), (e.mtime for entries in listed.values() for e in entries))
+        found.update(_renewed(store, rest, cache, pool))
+    return _catalogue(found.values(), newest)
+
+
+@contextmanager
+def _seldom_collected() -> Iterator[None]:
+    """What is made meanwhile stays: to look through all of it for garbage again and again takes a third of the time."""
+    usual = gc.get_threshold()
+    gc.set_threshold(max(usual[0], SELDOM), *usual[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*usual)
 
 
 @contextmanager
@@ -68,20 +97,25 @@ def _pool() -> Iterator[Executor]:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _listed(store: Store, runs: Sequence[str], cache: Cache, pool: Executor) -> dict[str, list[Entry]]:
-    """Run → what lies below its records; a long run in pieces, all runs at once."""
+def _listed(store: Store, runs: Sequence[str], cache: Cache, pool: Executor) -> Iterator[tuple[str, list[Entry]]]:
+    """Each run, and what lies below its records; all are asked for at once, a long run in pieces, and each is given out as it comes."""
     asked = {run: [pool.submit(p) for p in pieces(store, f"{run}/{OURS}/", cache.cuts.get(run, ()))] for run in runs}
-    found = {run: joined(part.result() for part in parts) for run, parts in asked.items()}
-    cache.cuts = {**cache.cuts, **{run: cuts_of(entries) for run, entries in found.items() if entries}}
-    return found
+    cache.unpack()
+    for run, parts in asked.items():
+        entries = joined(part.result() for part in parts)
+        if entries:
+            cache.cuts[run] = cuts_of(entries)
+        yield run, entries
+
+
+def _same(old: Unit | None, entries: Sequence[Entry]) -> Found | None:
+    """What was read before, if that it is the same shows without another request."""
+    return Found(old) if old and is_settled(old) and old.key == key(entries) else None
 
 
 def _renewed(store: Store, units: Mapping[Name, list[Entry]], cache: Cache, pool: Executor) -> Iterator[tuple[Name, Found]]:
-    old = {name: unit for name in units if (unit := cache.units.get(name))}
-    same = {name for name, unit in old.items() if is_settled(unit) and unit.key == key(units[name])}
-    yield from ((name, Found(old[name])) for name in same)
-    rest = [name for name in units if name not in same]
-    for name, found in zip(rest, pool.map(lambda name: renewed(store, units[name], old.get(name)), rest), strict=True):
+    old = cache.units
+    for name, found in zip(units, pool.map(lambda name: renewed(store, units[name], old.get(name)), units), strict=True):
         if found.is_passing:
             cache.forget(name)
         elif found.unit is not old.get(name):
@@ -89,9 +123,9 @@ def _renewed(store: Store, units: Mapping[Name, list[Entry]], cache: Cache, pool
         yield name, found
 
 
-def _catalogue(found: Iterable[Found], mtimes: Iterable[float]) -> Catalogue:
+def _catalogue(found: Iterable[Found], newest: float) -> Catalogue:
     units = list(found)
     summaries = [summary for f in units for summary in f.unit.summaries]
     faults = sorted((fault for f in units for fault in f.faults), key=lambda fault: fault.name)
-    clock = max((*mtimes, *(f.unit.newest for f in units)), default=0.0)
+    clock = max((newest, *(f.unit.newest for f in units)))
     return Catalogue(explained(sorted(summaries, key=lambda s: reading_order(s.run, s.place))), tuple(faults), clock)

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
-from xml.etree.ElementTree import Element
 
 from ckptsync.errors import Corrupt, Exists, NotFound, StoreError, Transient
 from ckptsync.model import Extent
@@ -23,12 +22,13 @@ from ckptsync.stores.retry import Persistence
 from ckptsync.stores.s3.access import Access
 from ckptsync.stores.s3.bucket import Ask, Bucket
 from ckptsync.stores.s3.errors import Denied, NoSuchRange
+from ckptsync.stores.s3.listing import Page, page
 from ckptsync.stores.s3.orphans import sweep
 from ckptsync.stores.s3.put import Sender
 from ckptsync.stores.s3.sinks import Into, Refused, Sink, Through
 from ckptsync.stores.s3.targets import Conditions, Creating, Goal, Writing
 from ckptsync.stores.s3.wire import Answer
-from ckptsync.stores.s3.xml import directories, next_page, objects
+from ckptsync.stores.s3.xml import directories, next_page
 from ckptsync.stores.urls import Remote
 
 PAGE = 1000  # keys of a listing, at most: S3's own limit
@@ -63,7 +63,9 @@ class S3Store:
     def dirs(self, prefix: str, start: str = "") -> list[str]:
         """As the contract says."""
         at = self._prefix + checked_prefix(prefix)
-        below = (found.removeprefix(at)[:-1] for page in self._pages(at + start, {"delimiter": "/"}) for found in directories(page))
+        below = (
+            found.removeprefix(at)[:-1] for each in self._pages(at + start, {"delimiter": "/"}) for found in directories(each.rest)
+        )
         return sorted({name for name in below if _is_name(name)})
 
     def size(self, name: str) -> int:
@@ -160,19 +162,19 @@ class S3Store:
         yield from self._listed(self._prefix + checked_prefix(prefix), start)
 
     def _listed(self, prefix: str, more: Mapping[str, str] = MappingProxyType({})) -> Iterator[Entry]:
-        for page in self._pages(prefix, more):
-            for each in objects(page):
+        for found in self._pages(prefix, more):
+            for each in found.objects:
                 name = each.key.removeprefix(self._prefix)
                 if each.key.startswith(prefix) and _is_name(name):
                     yield Entry(name, each.size, each.mtime)
 
-    def _pages(self, prefix: str, more: Mapping[str, str]) -> Iterator[Element]:
+    def _pages(self, prefix: str, more: Mapping[str, str]) -> Iterator[Page]:
         query = {"list-type": "2", "prefix": prefix, "max-keys": str(PAGE), "encoding-type": "url", **more}
         while True:
-            asked = Ask("ListObjectsV2", query=tuple(query.items()))
-            root = self._bucket.tree(asked, self._sender.ask(asked), "ListBucketResult")
-            yield root
-            token = next_page(root, "NextContinuationToken", query.get("continuation-token", ""), self.url)
+            answer = self._sender.ask(Ask("ListObjectsV2", query=tuple(query.items())))
+            found = page(answer.body, self._bucket.url(""))
+            yield found
+            token = next_page(found.rest, "NextContinuationToken", query.get("continuation-token", ""), self.url)
             if not token:
                 return
             query["continuation-token"] = token

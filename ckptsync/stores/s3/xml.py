@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
+from typing import NamedTuple
 from urllib.parse import unquote_plus
 from xml.etree.ElementTree import Element, ParseError, fromstring
 from xml.sax.saxutils import escape
@@ -28,8 +30,7 @@ class Fault:
     region: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Object:
+class Object(NamedTuple):  # there are many
     """A listed object."""
 
     key: str
@@ -100,26 +101,38 @@ def text(element: Element, name: str) -> str:
     return (found.text or "") if found is not None else ""
 
 
-def objects(root: Element) -> Iterator[Object]:
-    """Of ListObjectsV2."""
-    is_encoded = text(root, "EncodingType") == "url"
+def objects(root: Element, what: str) -> Iterator[Object]:
+    """Of ListObjectsV2; raises Transient."""
+    encoding = text(root, "EncodingType")
     for each in root.iterfind("Contents"):
         told = {child.tag: child.text or "" for child in each}
-        key = told.get("Key", "")
-        key = unquote_plus(key) if is_encoded and ("%" in key or "+" in key) else key
-        yield Object(key, int(told.get("Size") or 0), seconds(told.get("LastModified", "")))
+        yield Object(
+            unescaped(told.get("Key", ""), encoding), size(told.get("Size", ""), what), seconds(told.get("LastModified", ""))
+        )
+
+
+def unescaped(key: str, encoding: str) -> str:
+    """A key as it is; ``encoding`` as the answer says (they are asked for URL-encoded, since XML cannot hold every character; not every server does it)."""
+    return unquote_plus(key) if encoding == "url" and ("%" in key or "+" in key) else key
+
+
+def size(told: str, what: str) -> int:
+    """Bytes; raises Transient for what is no number."""
+    if told and not told.isdecimal():
+        raise _no_xml(what, f"a size of {told[:40]!r}")
+    return int(told or 0)
 
 
 def directories(root: Element) -> Iterator[str]:
     """Of ListObjectsV2 that was asked with a delimiter: keys up to it, and with it."""
     for each in root.iterfind("CommonPrefixes"):
-        yield _name(root, text(each, "Prefix"))
+        yield unescaped(text(each, "Prefix"), text(root, "EncodingType"))
 
 
 def uploads(root: Element) -> Iterator[Begun]:
     """Of ListMultipartUploads."""
     for each in root.iterfind("Upload"):
-        key, since = _name(root, text(each, "Key")), seconds(text(each, "Initiated"))
+        key, since = unescaped(text(each, "Key"), text(root, "EncodingType")), seconds(text(each, "Initiated"))
         yield Begun(key, text(each, "UploadId"), since, text(each, "ChecksumAlgorithm"), text(each, "ChecksumType"))
 
 
@@ -150,14 +163,10 @@ def completion(parts: Iterable[tuple[int, str]]) -> bytes:
     return f'<CompleteMultipartUpload xmlns="http://s3.amazonaws.com/doc/2006-03-01/">{inner}</CompleteMultipartUpload>'.encode()
 
 
+@lru_cache(1024)  # many files are of the same second
 def seconds(moment: str) -> float:
     """Since 1970, in whole seconds (servers differ in the digits of fractions); 0 for what is no time."""
     try:
         return datetime.fromisoformat(moment[:19] + "+00:00").timestamp()
     except ValueError:
         return 0.0
-
-
-def _name(root: Element, key: str) -> str:
-    """Keys are asked for URL-encoded, since XML cannot hold every character."""
-    return unquote_plus(key) if text(root, "EncodingType") == "url" else key
