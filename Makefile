@@ -20,6 +20,8 @@
 #               hour (strace is needed for the first): HEADS="--calls 10 --moments 40 --seed 7", HEADS="--store s3"
 # make kill-gc      kill `ckptsync gc` and the head's retention at every system call with which they change something, and at any moment, half an hour
 #               (strace is needed for the first): GC="--stores s3 --scenes remove --calls 20 --moments 40 --seed 7"
+# make kill-pull    kill `ckptsync pull` at every system call with which it changes something, from a directory and from S3, a quarter of an hour (strace is
+#               needed): PULL="--stores posix --calls 40 --seed 7"
 # make crash-states   cut the power at every moment of a store's work, in a simulation (strace is needed): CRASH="--states 5000 --random 100"
 # make damage   damage every vector in every way, and see that nothing goes unseen: DAMAGE="--flips 400 --only zero3"
 # make flips   ten thousand single bits turned over in a store, a thousand pages zeroed, files cut, swapped, stale, missing, extra, and ten thousand clean
@@ -70,6 +72,7 @@ CRASH ?=
 KILL ?=
 HEADS ?=
 GC ?=
+PULL ?=
 TRAINERS ?=
 HOSTILE ?=
 RESUME ?=
@@ -86,7 +89,7 @@ IDLE ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint format flips guides models bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle campaign campaign-trainers campaign-resume campaign-killed campaign-ray campaign-ray-train campaign-llamafactory campaign-hostile damage crash-states kill-stores kill-heads kill-gc nspawn clean
+.PHONY: demo test lint format flips guides models bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle campaign campaign-trainers campaign-resume campaign-killed campaign-ray campaign-ray-train campaign-llamafactory campaign-hostile damage crash-states kill-stores kill-heads kill-gc kill-pull nspawn clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -178,6 +181,9 @@ kill-heads: $(VENV)/.installed-test
 
 kill-gc: $(VENV)/.installed-test
 	$(BIN)/python -m tests.campaigns.gc_kill $(GC)
+
+kill-pull: $(VENV)/.installed-test
+	$(BIN)/python -m tests.campaigns.pull_kill $(PULL)
 
 crash-states: $(VENV)/.installed-test
 	$(BIN)/python -m tests.campaigns.crash_states $(CRASH)

@@ -1,0 +1,122 @@
+"""Kill `ckptsync pull` at every system call with which it changes something, and see that nothing half appears and the same command goes on.
+
+    python -m tests.campaigns.pull_kill --stores posix s3 --calls 40 --seed 1
+
+After each death the checkpoint is not there, or whole with its times, and what names the newest is not there, or right.  After the second try it is there,
+and nothing else: no hidden directory, and no part of a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from ckptsync.stores.opening import create_store
+from ckptsync.worker.push import push_now
+from tests.campaigns.cluster import CLEAN
+from tests.campaigns.trapping import CHANGING, after, can_trap
+from tests.vector import vector
+from tests.weed import weed
+
+RUN, CHECKPOINT = "ds", "global_step2"
+LARGE = 700_000  # bytes of a file of which the next try finds blocks again
+PATIENCE = 120.0
+BASE = 1_700_000_000 * 10**9  # ns
+
+
+class Campaign:
+    """A checkpoint of DeepSpeed's in a store of a kind, pulled again and again."""
+
+    def __init__(self, kind: str, home: Path, dice: random.Random) -> None:
+        self._home, self._kind = home, kind
+        self.url = f"s3://{weed().bucket()}/store" if kind == "s3" else str(home / "store")
+        self._options = weed().options() if kind == "s3" else {}
+        source = home / "out" / CHECKPOINT
+        shutil.copytree(vector("raw-ds-zero3-tied").sources[0], source.parent)
+        (source / "ballast.bin").write_bytes(dice.randbytes(LARGE))
+        for n, path in enumerate(sorted(p for p in source.rglob("*") if p.is_file())):
+            os.utime(path, ns=(BASE + n * 10**9,) * 2)
+        self.truth = seen(source)
+        push_now(source.parent, create_store(self.url, self._options), "node0", RUN)
+        self.wrong: list[str] = []
+        self.deaths = 0
+
+    def run(self, most: int, dice: random.Random) -> None:
+        """``most``: of so many calls that are drawn; 0: of all."""
+        log = self._home / "trace"
+        words = ("strace", "-f", "-b", "execve", "-qq", "-s", "256", "-o", str(log), "-e", f"trace={','.join(CHANGING)}")
+        assert self._pull(self._home / "first", words) == 0
+        traps = after(log.read_text(errors="replace").splitlines(), "")
+        for number, trap in enumerate(dice.sample(traps, min(most, len(traps))) if most else traps):
+            destination = self._home / f"dst{number}"
+            status = self._pull(destination, trap.before())
+            self.deaths += status == -signal.SIGKILL
+            wrong = [*self.harm(destination)]
+            wrong += [f"the second try ended with {again}"] if (again := self._pull(destination)) else [*self.left(destination)]
+            wrong += [] if status in (0, -signal.SIGKILL) else [f"ended by itself with {status}"]
+            self.wrong += [f"{self._kind}, killed at {trap}: {line}" for line in wrong]
+            shutil.rmtree(destination)
+
+    def harm(self, destination: Path) -> Iterator[str]:
+        """What must not be true at any moment."""
+        there, pointer = destination / CHECKPOINT, destination / "latest"
+        if there.exists() and seen(there) != self.truth:
+            yield f"{CHECKPOINT} is there, and is not what it was"
+        if there.exists() and there.stat().st_mtime_ns != max(time for _, time in self.truth.values()):
+            yield f"{CHECKPOINT} is there without its time"
+        if pointer.exists() and not (there.exists() and pointer.read_text() == CHECKPOINT):
+            yield f"latest says {pointer.read_text()!r}"
+
+    def left(self, destination: Path) -> Iterator[str]:
+        """What is wrong once it is done."""
+        yield from self.harm(destination)
+        found = sorted(path.name for path in destination.iterdir())
+        if found != [CHECKPOINT, "latest"]:
+            yield f"there are {found}"
+
+    def _pull(self, destination: Path, before: Sequence[str] = ()) -> int:
+        words = [*before, sys.executable, "-m", "ckptsync", "pull", f"{RUN}/{CHECKPOINT}", str(destination), "--store", self.url]
+        env = {**CLEAN, "CKPTSYNC_STORAGE_OPTIONS": json.dumps(self._options), "XDG_CACHE_HOME": str(self._home / "cache")}
+        with (self._home / "log").open("ab") as log:
+            done = subprocess.run(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=env, timeout=PATIENCE, check=False)
+        return done.returncode
+
+
+def seen(directory: Path) -> Mapping[str, tuple[bytes, int]]:
+    """Every file below, hidden ones too, and its time."""
+    files = [path for path in directory.rglob("*") if path.is_file()]
+    return {str(path.relative_to(directory)): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 if every promise was kept, 1 if not."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stores", nargs="+", choices=("posix", "s3"), default=("posix", "s3"))
+    parser.add_argument("--calls", type=int, default=0, help="at most so many, drawn by chance; 0: every one")
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args(argv)
+    assert can_trap(), "strace is wanted, and the right to trace"
+    dice, wrong = random.Random(args.seed), list[str]()
+    for kind in args.stores:
+        with tempfile.TemporaryDirectory(prefix="ckptsync-pull-") as home:
+            begun, one = time.monotonic(), Campaign(kind, Path(home), dice)
+            one.run(args.calls, dice)
+            print(f"{kind}: {one.deaths} deaths in {time.monotonic() - begun:.0f} s", flush=True)
+            wrong += one.wrong
+    for line in wrong:
+        print(f"VIOLATED {line}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
