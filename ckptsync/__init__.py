@@ -20,7 +20,7 @@ def mark_saved(path: str | os.PathLike[str], *, part: Literal["mine", "all"] = "
     part is written: after a barrier, or where that rank alone writes.
 
     Ranks are found by torch's process group, which must be there where there are several (for ``part="mine"``), else in the environment
-    (``RANK``, ``WORLD_SIZE``, Open MPI's, PMI's, Slurm's).  On several nodes the first save of a training may be taken by its files.
+    (``RANK``, ``WORLD_SIZE``, Open MPI's, PMI's, Slurm's).  On several nodes the first save of a training is pinned in the call for the second.
 
     ``path``: the checkpoint's own directory, or Lightning's file, under a name that a worker finds (docs/trainers.md): ``checkpoint-N``,
     ``checkpoints/checkpoint_K``, ``global_stepN``, ``step-N``, ``NAME.ckpt``; or the output directory with the final model in it.

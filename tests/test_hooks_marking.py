@@ -20,12 +20,14 @@ from ckptsync.catalogue.shortened import summary
 from ckptsync.errors import CkptsyncError, ConfigError, Incomplete, StoreError
 from ckptsync.hooks import marking
 from ckptsync.hooks.marking import located
+from ckptsync.hooks.seat import Rank
 from ckptsync.spool import marks
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.tick import Worker
-from tests.hooking import commits
+from tests.hooking import commits, other_disk
 
+__all__ = ["other_disk"]  # a fixture
 ROOT = Path(__file__).parent.parent
 
 
@@ -176,6 +178,29 @@ def test_where_a_worker_has_its_spool_its_run_begins(tmp_path: Path) -> None:
     found = located(path)
     assert found is not None
     assert found[0] == tmp_path / "checkpoints"
+
+
+def test_a_run_begins_where_links_can_be_made(tmp_path: Path, other_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``checkpoints/`` may be a volume of its own, or lie where this user may not write."""
+    path = saved(tmp_path / "checkpoints", "checkpoint_3")
+    for is_allowed, home in ((True, tmp_path), (False, tmp_path / "checkpoints")):
+        monkeypatch.setattr(os, "access", lambda *_, allowed=is_allowed: allowed)
+        found = located(path)
+        assert found is not None
+        assert found[0] == home
+    monkeypatch.undo()
+    (other_disk / "checkpoints").mkdir()
+    assert marking._is_near(other_disk, other_disk / "checkpoints")
+    assert not marking._is_near(tmp_path, other_disk / "checkpoints")
+    assert not marking._is_near(Path("/"), Path("/"))
+
+
+def test_one_rank_speaks_for_all_where_the_process_group_has_no_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(marking, "this_rank", lambda: Rank(0, 2, is_met=True))
+    path = saved(tmp_path)
+    assert ckptsync.mark_saved(path, part="all", strict=True) is True
+    with pytest.raises(CkptsyncError):
+        ckptsync.mark_saved(path, strict=True)
 
 
 def test_a_link_to_a_checkpoint_is_that_checkpoint(tmp_path: Path) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import itertools
 import shutil
 import sys
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from ckptsync.errors import ConfigError
 from ckptsync.hooks.seat import Rank, Seat, this_rank
 from ckptsync.scan import Spot, homes
 from ckptsync.spool import marks
@@ -18,9 +20,16 @@ from ckptsync.walk import walk
 from tests.hooking import Said, Table, commits
 
 
+class Tables(defaultdict[int, Table]):
+    """One for the ranks of each level."""
+
+    def meet(self, rank: int, world: int, word: str, level: int) -> Callable[[], tuple[str, ...] | None]:
+        return self[level].meet(rank, world, word)
+
+
 def seats(world: int, train: str = "train") -> list[Seat]:
-    table = Table()
-    return [Seat(Rank(r, world, is_met=True), train, partial(table.meet, r, world)) for r in range(world)]
+    tables = Tables(Table)
+    return [Seat(Rank(r, world, is_met=True), train, partial(tables.meet, r, world)) for r in range(world)]
 
 
 def wrote(home: Path, rank: int, name: str = "checkpoint-5", text: str = "") -> Spot:
@@ -47,12 +56,12 @@ def test_the_last_rank_to_mark_a_save_pins_it_from_the_first_one_on(tmp_path: Pa
 
 @pytest.mark.parametrize("moment", ["before its word", "after its word", "after its look"])
 def test_a_first_save_is_pinned_whenever_the_other_rank_comes_between(tmp_path: Path, moment: str) -> None:
-    table, done = Table(), list[bool]()
-    other = Seat(Rank(1, 2, is_met=True), "train", partial(table.meet, 1, 2))
+    tables, done = Tables(Table), list[bool]()
+    other = Seat(Rank(1, 2, is_met=True), "train", partial(tables.meet, 1, 2))
 
-    def meet(word: str) -> Callable[[], tuple[str, ...] | None]:
+    def meet(word: str, level: int) -> Callable[[], tuple[str, ...] | None]:
         come("before its word")
-        asked = table.meet(0, 2, word)
+        asked = tables.meet(0, 2, word, level)
         come("after its word")
 
         def ask() -> tuple[str, ...] | None:
@@ -81,15 +90,69 @@ def test_a_save_that_one_rank_never_marks_is_never_pinned(tmp_path: Path) -> Non
     assert {m.rank for m in marks.marks(tmp_path / "_ckptsync", "checkpoint-6")} == {0}
 
 
-def test_ranks_that_write_elsewhere_are_not_waited_for_once_they_have_spoken(tmp_path: Path) -> None:
-    """Two nodes without a shared disk: the first save of the quicker one is marked when the slower one has spoken, and not pinned."""
+def hidden(home: Path) -> list[str]:
+    """Links that are nobody's pin."""
+    return sorted(p.name for p in (home / "_ckptsync" / "pins").glob(".*"))
+
+
+@pytest.mark.parametrize("is_first_again", [True, False])
+def test_a_first_save_is_kept_on_every_node_until_all_have_spoken_whatever_rotation_does(
+    is_first_again: bool,  # noqa: FBT001
+    tmp_path: Path,
+) -> None:
+    """Two nodes without a shared disk: the quicker one does not know yet who writes into its directory."""
     a, b, other = seats(3)
     assert [mark(a, tmp_path / "a"), mark(b, tmp_path / "a"), mark(other, tmp_path / "b")] == [False, False, True]
     assert commits(tmp_path / "a") == {}
-    assert [mark(b, tmp_path / "a", "checkpoint-6"), mark(a, tmp_path / "a", "checkpoint-6")] == [False, True]
-    assert commits(tmp_path / "a")["checkpoint-6.0"].ranks == (0, 1)
+    shutil.rmtree(tmp_path / "a" / "checkpoint-5")
+    assert [mark(seat, tmp_path / "a", "checkpoint-6") for seat in ((a, b) if is_first_again else (b, a))] == [False, True]
+    found = commits(tmp_path / "a")
+    assert {name: set(commit.files) for name, commit in found.items()} == {
+        f"checkpoint-{n}.0": {"__0_0.distcp", "__1_0.distcp"} for n in (5, 6)
+    }
+    assert {commit.ranks for commit in found.values()} == {(0, 1)}
+    assert found["checkpoint-5.0"].save == commits(tmp_path / "b")["checkpoint-5.0"].save
+    assert hidden(tmp_path / "a") == []
     early = marks.marks(tmp_path / "a" / "_ckptsync", "checkpoint-5")
     assert {(m.rank, m.local_world) for m in early} == {(0, 2), (1, 2)}
+
+
+def test_a_rank_that_never_speaks_costs_no_disk(tmp_path: Path) -> None:
+    first, _ = seats(2)
+    mark(first, tmp_path)
+    assert len(hidden(tmp_path)) == 1
+    mark(first, tmp_path, "checkpoint-6")
+    assert hidden(tmp_path) == []
+    first.leave(has_failed=False)
+
+
+def test_what_a_killed_process_kept_is_let_go_of_when_the_next_one_begins(tmp_path: Path) -> None:
+    first, _ = seats(2)
+    mark(first, tmp_path)
+    (left,) = hidden(tmp_path)
+    for introduction in (tmp_path / "_ckptsync" / "trains").iterdir():
+        introduction.unlink()
+    other, _ = seats(2)
+    mark(other, tmp_path, "checkpoint-6")
+    assert left not in hidden(tmp_path)
+
+
+def test_ranks_that_go_over_to_another_spool_one_by_one_wait_for_each_other_there(tmp_path: Path) -> None:
+    """A worker that is started during the training makes a spool where it looks, nearer to the checkpoints than the ranks' own."""
+    first, second = seats(2)
+    above, near = tmp_path, tmp_path / "checkpoints"
+
+    def save(seat: Seat, home: Path, n: int) -> bool:
+        wrote(near, seat.rank, f"checkpoint_{n}")
+        return seat.save_mine(home, Spot(f"checkpoint_{n}", "accelerate", near / f"checkpoint_{n}"), Said())
+
+    assert [save(first, above, 1), save(second, above, 1)] == [False, True]
+    assert [save(first, above, 2), save(second, near, 2)] == [False, False]
+    assert not save(second, near, 3), "the first rank has not written it, and has said nothing there"
+    assert save(first, near, 3)
+    assert {name: set(commit.files) for name, commit in commits(near).items()} == {
+        "checkpoint_3.0": {"__0_0.distcp", "__1_0.distcp"}
+    }
 
 
 def test_nodes_give_one_save_one_id(tmp_path: Path) -> None:
@@ -204,6 +267,8 @@ def test_what_started_this_process_says_its_rank(
 ) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     assert this_rank(environment) == expected
+    with pytest.raises(ConfigError, match="RANK=x"):
+        this_rank({"RANK": "x", "WORLD_SIZE": "2"})
 
 
 def test_marks_of_saves_that_are_gone_do_not_pile_up(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
@@ -50,11 +51,18 @@ def mark_saved(path: str | os.PathLike[str], *, part: Part = "mine", strict: boo
 def located(path: Path) -> tuple[Path, Spot] | None:
     """The output directory of a checkpoint, and what a worker calls it; ``None`` if none would find it.
 
-    Where several would do (``checkpoints/checkpoint_3``), the one that has a spool, since a worker looks there; else the uppermost.
+    Where several would do (``checkpoints/checkpoint_3``), the one that has a spool, since a worker looks there; else the uppermost in
+    which links can be made.
     """
     found = list(homes(path)) or list(homes(path.resolve()))
     of_steps = [each for each in found if each[1].family != FINAL] or found
-    return next((each for each in of_steps if (each[0] / OURS).is_dir()), of_steps[-1] if of_steps else None)
+    with_spool = next((each for each in of_steps if (each[0] / OURS).is_dir()), None)
+    return with_spool or next((each for each in reversed(of_steps) if _is_near(each[0], path)), of_steps[0] if of_steps else None)
+
+
+def _is_near(home: Path, path: Path) -> bool:
+    """Whether names in ``home`` can be given to files at ``path``.  Nobody trains into the root of a system, which a container's user may write."""
+    return home != home.parent and os.access(home, os.W_OK) and home.stat().st_dev == path.stat().st_dev
 
 
 def _marked(given: str, part: Part) -> bool:
@@ -98,16 +106,25 @@ def _seat(folder: Path, rank: Rank) -> Seat:
     key = (os.getpid(), folder)
     if key not in _seats:
         token = secrets.token_hex(8)
-        train = token if rank.world == 1 else agreed.first_word(token) if rank.is_met else ""
+        train = token if rank.world == 1 else _agreed(token) if rank.is_met else ""
         if not any(pid == os.getpid() for pid, _ in _seats):
             atexit.register(_leave, os.getpid())
         _seats[key] = Seat(rank, train, _meeting(rank, folder.name))
     return _seats[key]
 
 
+def _agreed(token: str) -> str:
+    """What names the training on every rank; empty where the process group has no store, and files' times tell what belongs together."""
+    try:
+        return agreed.first_word(token)
+    except Exception:  # noqa: BLE001  # whatever torch's backends raise; one rank may speak for all without it
+        return ""
+
+
 def _meeting(rank: Rank, name: str) -> Meet:
     """Ranks meet where they call a directory by one name: where they do not, or in another order, they never do, and files decide."""
-    return lambda word: agreed.agree(rank.rank, rank.world, word, f"marked-{next(_meetings)}-{quote(name)}")
+    number = cache(lambda: next(_meetings))
+    return lambda word, level: agreed.agree(rank.rank, rank.world, word, f"marked-{number()}-{level}-{quote(name)}")
 
 
 def _leave(pid: int) -> None:

@@ -55,8 +55,13 @@ def pin(here: Here, source: Source, commit: Commit, say: Say) -> None:
     if staged.copies:
         threading.Thread(target=_copied, args=(here, source, staged, say), name="ckptsync-copy").start()  # the exit waits for it
         return
-    newest = pins.publish(here.output_dir, source.checkpoint, fresh)
-    given = room.make_room(here.output_dir, newest, staged.size)
+    publish(here, source.checkpoint, fresh, staged.size, say)
+
+
+def publish(here: Here, checkpoint: str, fresh: Path, size: int, say: Say) -> None:
+    """Let what was made whole in ``fresh``, of ``size`` bytes, be the newest pin; raises as `pin` does."""
+    newest = pins.publish(here.output_dir, checkpoint, fresh)
+    given = room.make_room(here.output_dir, newest, size)
     if given:
         _tell(given, say)
         threading.Thread(target=room.remove, args=(given,), name="ckptsync-remove").start()
