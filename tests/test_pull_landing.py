@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,33 @@ def test_an_output_directory_may_be_a_link_and_an_empty_checkpoint_is_none(tmp_p
     (tmp_path / "out").symlink_to(tmp_path / "disk")
     pull(store_of_two(), tmp_path / "out")
     assert lying(tmp_path / "disk/checkpoint-4") == ALL
+
+
+def test_a_part_that_no_pull_has_brought_is_named_and_left_alone(tmp_path: Path) -> None:
+    there = tmp_path / "checkpoint-4"
+    there.mkdir()
+    (there / "rng_state_0.pth").write_bytes(b"half a save")
+    (there / "rng_state_1.pth").write_bytes(b"r1")
+    with pytest.raises(
+        ConfigError, match=r"there already, but 6 of 7 files are not as wanted: \S+ is missing, and 5 more"
+    ) as caught:
+        pull(store_of_two(), tmp_path)
+    assert "move it away" in caught.value.hint
+    assert sorted(lying(tmp_path)) == ["checkpoint-4/rng_state_0.pth", "checkpoint-4/rng_state_1.pth"]
+
+
+def test_a_name_is_durable_before_a_pointer_says_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that a pull has given which was killed then: a power cut must not leave `latest` without what it names."""
+    pull(store_of_two(), tmp_path)
+    done: list[str] = []
+
+    def noted(fd: int, real: Callable[[int], None] = os.fsync) -> None:
+        done.append(str(Path(f"/proc/self/fd/{fd}").readlink()))
+        real(fd)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    landing(tmp_path, pointers={"latest": b"checkpoint-4"}).point()
+    assert done[0] == str(tmp_path)
 
 
 def test_one_pull_at_a_time_is_at_work_on_one(tmp_path: Path) -> None:

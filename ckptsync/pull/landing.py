@@ -12,7 +12,7 @@ import fcntl
 import glob
 import os
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from blake3 import blake3
@@ -27,6 +27,7 @@ from ckptsync.stores.posix.store import PosixStore
 from ckptsync.units import show_size
 
 PIECE = 1 << 20
+_WHOLE = "a pull overwrites nothing, and completes only what a pull has begun: move it away, or name another directory"
 _NEVER = "nothing is ever overwritten: name another directory, or take it away yourself"
 
 
@@ -49,12 +50,18 @@ class Landing:
             if self.final.is_mount():  # nothing is ever renamed onto one
                 raise ConfigError(f"{self.final}: a mount point, which no directory can become", hint="name a directory below it")
             return False
-        wrong = next((f for f in self.order.files if sizes.get(f.under) != f.size), None)
+        wrong = [f for f in self.order.files if sizes.get(f.under) != f.size]
         if wrong:
-            have = sizes.get(wrong.under)
-            found = f"{wrong.under} has {have} bytes, {wrong.size} wanted" if have is not None else f"without {wrong.under}"
-            raise ConfigError(f"{self.final}: there already, {found}", hint=_NEVER)
+            raise self._partial(wrong, sizes.get(wrong[0].under))
         return True
+
+    def _partial(self, wrong: Sequence[Wanted], have: int | None) -> ConfigError:
+        """Left by a trainer that was killed, another tool's copy, or a pull of less; ``have``: bytes of the first that is wrong."""
+        first = wrong[0]
+        found = f"{first.under} has {have} bytes, {first.size} wanted" if have is not None else f"{first.under} is missing"
+        more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        count = f"{len(wrong)} of {len(self.order.files)} files"
+        return ConfigError(f"{self.final}: there already, but {count} are not as wanted: {found}{more}", hint=_WHOLE)
 
     def differs(self, wanted: Wanted) -> ConfigError:
         """What lies there has other bytes."""
@@ -94,15 +101,19 @@ class Landing:
             )
 
     def become(self) -> None:
-        """Every file is there: let it have its times and its name, durably."""
+        """Every file is there: let it have its times and its name."""
         with _told(self.final):
             self._clear()
             _date(self.work, self.order.times)
             self.work.rename(self.final)
-            _sync(self.destination)
 
     def point(self) -> tuple[str, ...]:
-        """Write what names the newest checkpoint, where that says something else; the names."""
+        """Let its name be durable, also one that a pull which was killed has given; then write what names the newest checkpoint, where that says something else.
+
+        The names of what was written.
+        """
+        with _told(self.final):
+            _sync(self.destination)
         store, written = PosixStore(str(self.destination)), []
         for name, content in self.order.pointers.items():
             path = self.destination / name
