@@ -122,8 +122,9 @@ def test_a_path_that_is_no_directory_is_said_plainly(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nowhere: no such directory") as caught:
         LocalFiles(str(tmp_path / "nowhere"))
     assert caught.value.hint
-    with pytest.raises(ConfigError, match="file: not a directory"):
+    with pytest.raises(ConfigError, match="file: not a directory") as of_file:
         LocalFiles(str(tmp_path / "file"))
+    assert "--source" in of_file.value.hint
 
 
 def test_an_overlay_is_the_union_and_the_first_tree_wins(tmp_path: Path) -> None:

@@ -229,13 +229,17 @@ class StoreFiles:
             raise Incomplete(f"{name}: not in the store as {self._where[name][0]}") from e
 
 
+_OF_FILE = "name the directory that the file lies in; --source says which of several is meant"
+
+
 def _walk(root: str, odd: PassedOver) -> list[tuple[str, os.stat_result]]:
     try:
         return list(beneath.walk(root, "", is_no_content, odd.add))
     except OSError as e:
         if beneath.is_absence(e):
             fault = "not a directory" if os.path.lexists(root) else "no such directory"
-            raise ConfigError(f"{root}: {fault}, a checkpoint's directory wanted", hint="is the path right?") from e
+            hint = _OF_FILE if Path(root).is_file() else "is the path right?"
+            raise ConfigError(f"{root}: {fault}, a checkpoint's directory wanted", hint=hint) from e
         raise _refused(str(Path(root, str(e.filename or ""))), e) from e
 
 
