@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import ConfigError, Corrupt
-from ckptsync.worker.options import RunDir, WorkerOptions, checked_options, local_root
+from ckptsync.worker.options import RunDir, WorkerOptions, checked_options, checked_run, local_root
 
 
 def options(*paths: Path, node: str = "n0") -> WorkerOptions:
@@ -48,9 +48,15 @@ def test_two_runs_of_one_name_and_bad_names_are_refused(tmp_path: Path) -> None:
         checked_options(twice, "s3://b")
     with pytest.raises(Corrupt):
         checked_options(options(tmp_path, node="a/b"), "s3://b")
-    for name in ("../x", "", "a//b", ".ckptsync"):
+    for name in ("../x", "", "a//b", ".ckptsync", "_x", "consolidated"):
         with pytest.raises(ConfigError):
             checked_options(WorkerOptions("n0", (RunDir(name, tmp_path / "a"),)), "s3://b")
+
+
+def test_a_run_within_another_is_refused_since_nobody_would_look_for_it_there() -> None:
+    with pytest.raises(ConfigError, match="run 'team/exp': not one directory's name") as caught:
+        checked_run("team/exp")
+    assert "team-exp" in caught.value.hint
 
 
 def test_only_some_urls_are_directories_here() -> None:

@@ -56,7 +56,7 @@ class UploadFn:
 
         context = train.get_context()
         storage = context.get_storage()
-        run = self.run or context.get_experiment_name()
+        run = self.run or context.get_experiment_name().replace("/", "-")  # in a store a run is one directory
         part = Part(run, name, context.get_world_rank(), self.patience, _attempt())
         with checkpoint.as_directory() as local:
             note = send(Path(local).resolve(), self.store, part)  # a link to the directory is the user's own word

@@ -8,7 +8,7 @@ from typing import Literal
 
 from ckptsync.errors import ConfigError, Corrupt, Unsupported
 from ckptsync.paths import checked_path
-from ckptsync.records.names import checked_node
+from ckptsync.records.names import CONSOLIDATED, checked_node
 from ckptsync.scan import spot_at
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.urls import path_of
@@ -75,13 +75,14 @@ def checked_options(options: WorkerOptions, store_url: str) -> WorkerOptions:
 
 
 def checked_run(name: str) -> str:
-    """``name`` itself, if a store can keep a run under it; raises ConfigError."""
+    """``name`` itself, if a store can keep a run under it; raises ConfigError.  Runs are looked for at the top of a store, and nowhere below."""
     try:
         checked_path(name)
     except Corrupt as e:
-        raise ConfigError(f"run {e}", hint="a run's name is a relative path, such as llama-sft") from e
-    if any(part.startswith((".", "_")) for part in name.split("/")):
-        raise ConfigError(f"run {name!r}: no part of a run's name may begin with '.' or '_'")
+        raise ConfigError(f"run {e}", hint="a run's name is one directory's, such as llama-sft") from e
+    if "/" in name or name.startswith((".", "_")) or name == CONSOLIDATED:
+        hint = f"give it another, such as {name.strip('./_').replace('/', '-')}" if "/" in name else ""
+        raise ConfigError(f"run {name!r}: not one directory's name that begins with neither '.' nor '_'", hint=hint)
     return name
 
 
