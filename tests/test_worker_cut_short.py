@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.scan import Spot
+from ckptsync.scan import Family, Spot
 from ckptsync.spool.marks import Begun
 from ckptsync.walk import Stat
-from ckptsync.worker.cut_short import awaits_its_end, half_written, two_saves
+from ckptsync.worker.cut_short import TRAINER_STATE, awaits_its_end, half_written, is_of_a_rank, two_saves
 from ckptsync.worker.hold import Held, Hold
 from ckptsync.worker.hooked import NOBODY, Hooked
 from ckptsync.worker.looking import Seen
 from ckptsync.worker.order_of_writing import is_awaited
 from ckptsync.worker.resting import at_rest
-from ckptsync.worker.settle import TRAINER_STATE, Evidence, Rule, Sighting, TrainerState, judge
-from tests.replays import Stage, trainers
+from ckptsync.worker.settle import Evidence, Rule, Sighting, TrainerState, judge
+from tests.replays import Stage, others, trainers, unproven
 from tests.test_worker_replays import played
 
 RULE = Rule(quiet=10, unmarked=60, doubtful=600)
@@ -54,16 +54,46 @@ def over(*names: str) -> dict[str, float]:
 NAMES = [name for name in trainers() if name != "only the model"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", trainers())
 def test_what_a_kill_leaves_of_a_first_save_is_never_taken(tmp_path: Path, name: str) -> None:
+    """Also where nothing but these files tells who trains."""
     *before, (_, last) = played(tmp_path, trainers()[name])
-    begun = [
-        (done, replace(one, awaited=True)) for done, one in before if one.state is None and awaits_its_end(one.files, awaited=True)
-    ]
-    taken = [done for done, one in begun if is_ever_settled(one)]
+    begun = [(done, one) for done, one in before if one.state is None and awaits_its_end(one.files, awaited=True)]
+    taken = [done for done, one in begun for awaited in (True, False) if is_ever_settled(replace(one, awaited=awaited))]
     assert begun
     assert taken == []
     assert is_ever_settled(last)
+
+
+@pytest.mark.parametrize("name", ["llama-factory v1", "accelerate"])
+def test_what_a_kill_leaves_of_other_trainers_first_saves_is_never_taken(tmp_path: Path, name: str) -> None:
+    *before, (_, last) = played(tmp_path, (others() | unproven())[name])
+    assert [done for done, one in before if is_ever_settled(one) and not all(is_of_a_rank(f.path) for f in one.files)] == []
+    assert is_ever_settled(last)
+
+
+ACCELERATE = ("model.safetensors", "optimizer.bin", "scheduler.bin", "random_states_0.pkl")
+
+
+@pytest.mark.parametrize("family", ["accelerate", "trainer"])
+def test_accelerate_s_first_rank_writes_its_random_state_last(family: Family) -> None:
+    """In checkpoint_K as ``save_state`` names it, in checkpoint-N as diffusers does."""
+    told = {name: 1.0 + n for n, name in enumerate(ACCELERATE)} | {"random_states_1.pkl": 0.5}
+    found = Evidence(family, 4, of(told))
+    assert is_ever_settled(found)
+    for n in range(1, len(ACCELERATE)):
+        torn = Evidence(family, 4, of(dict.fromkeys((*ACCELERATE[:n], "random_states_1.pkl"), 1.0)))
+        assert not is_ever_settled(torn), n
+        assert is_ever_settled(replace(torn, alike=True)), n
+    assert is_ever_settled(Evidence(family, 4, of({"random_states_1.pkl": 1.0})))  # a node without rank 0
+    assert not is_ever_settled(Evidence(family, 4, of({"optimizer.bin": 1.0})))
+
+
+def test_accelerate_s_shards_want_the_random_states_of_their_ranks() -> None:
+    shards = {"pytorch_model_fsdp_0/__2_0.distcp": 1.0, "optimizer_0/__2_0.distcp": 1.0}
+    assert not is_ever_settled(Evidence("accelerate", 4, of(shards)))
+    assert is_ever_settled(Evidence("accelerate", 4, of(shards | {"random_states_2.pkl": 1.0})))
+    assert is_ever_settled(Evidence("accelerate", 4, of({"model.pt": 1.0, "optimizer.pt": 1.0})))  # of a Ray Train script
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -152,11 +182,14 @@ def test_a_wait_for_other_nodes_is_no_gap() -> None:
     assert two_saves(of(late | {"trainer_state.json": 1900.3}), 1900_300_000_000, 60.0) == ""
 
 
-def test_weights_alone_are_waited_for_only_where_the_trainer_writes() -> None:
+def test_weights_alone_are_taken_where_another_checkpoint_is_like_them_and_no_trainer_writes() -> None:
     model = {"config.json": 1.0, "model.safetensors": 1.1}
-    assert is_ever_settled(trainer(model))
-    assert not is_ever_settled(trainer(model, awaited=True))
-    assert not is_ever_settled(trainer(model | {"training_args.bin": 1.2}))
+    assert is_ever_settled(trainer(model, alike=True))
+    assert is_ever_settled(trainer(model, hook="marked"))
+    assert not is_ever_settled(trainer(model))
+    assert not is_ever_settled(trainer(model, alike=True, awaited=True))
+    assert not is_ever_settled(trainer({"README.md": 1.0}, alike=True, awaited=True))
+    assert not is_ever_settled(trainer(model | {"training_args.bin": 1.2}, alike=True))
     assert judge(trainer(model, awaited=True), Sighting(of(model), 0.0), 1.0, Rule(0, 0, 0)).settled  # somebody pushes it by hand
 
 

@@ -75,6 +75,13 @@ def test_where_nothing_proves_it_every_rank_s_last_file_does_in_time() -> None:
     assert rest(Evidence("accelerate", 4, files(saved | {"custom_checkpoint_0.pkl": 3.0})), 2.0) > 0
 
 
+def test_what_might_be_cut_short_is_at_rest_when_nobody_can_be_writing_it_any_more() -> None:
+    bare = trainer({"config.json": 1.0, "model.safetensors": 2.0})
+    assert (rest(bare, 599.9), rest(bare, 600.0)) == (0, mark(bare.files))
+    assert rest(replace(bare, awaited=True), 600.0) == 0
+    assert rest(replace(bare, partial=files({".tmpAb3xYz": 1.0})), 600.0) == 0
+
+
 def test_it_holds_until_something_is_added_taken_or_written_again() -> None:
     assert was_at_rest(MARK, files(DONE))
     assert was_at_rest(MARK, (replace(f, inode=9, device=9) for f in files(DONE)))  # a reflink of each

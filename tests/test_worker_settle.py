@@ -51,7 +51,7 @@ def test_no_clock_is_compared_with_another() -> None:
 
 def test_zero_3_between_its_two_writes_waits_for_the_trainer_state() -> None:
     shards = {"global_step4/zero_pp_rank_0_mp_rank_00_optim_states.pt": 100.0, "latest": 100.1, "config.json": 99.0}
-    assert wait(trainer(shards)) == 600
+    assert wait(trainer(shards)) is None
     assert wait(trainer(shards | {"trainer_state.json": 102.0})) == 10
 
 
@@ -126,6 +126,13 @@ def test_what_rotation_took_is_settled_at_once_if_it_was_at_rest_before_and_else
         assert is_hopeless(trainer(DONE, gone=True, **more))
 
 
+def test_what_is_gone_and_was_at_rest_is_hopeless_all_the_same_once_its_end_is_known_to_be_missing() -> None:
+    kept = trainer({"config.json": 1.0, "model.safetensors": 2.0}, gone=True, stable=True)
+    assert (is_hopeless(kept), wait(kept), wait(replace(kept, alike=True))) == (False, None, 0)
+    assert is_hopeless(replace(kept, awaited=True))
+    assert not any(is_hopeless(replace(kept, awaited=True, hook=word)) for word in ("committed", "marked"))
+
+
 def test_only_what_is_gone_can_be_hopeless() -> None:
     half = trainer({"config.json": 1.0, "model.safetensors": 2.0})
     assert not is_hopeless(half)
@@ -160,7 +167,8 @@ def test_a_rank_whose_random_state_is_not_here_yet_is_waited_for() -> None:
 
 
 def test_that_training_goes_on_proves_nothing_of_a_save_that_a_crash_cut_short() -> None:
-    assert wait(trainer({"model.safetensors": 1.0, "config.json": 1.0}, later=True)) == 600
+    assert wait(trainer({"model.safetensors": 1.0, "config.json": 1.0}, later=True)) is None
+    assert wait(trainer({"model.safetensors": 1.0, "config.json": 1.0}, later=True, alike=True)) == 600
     assert wait(trainer(DONE | {"model.safetensors": 103.0}, later=True)) == 10
 
 
@@ -185,7 +193,9 @@ V1 = {
 
 
 def test_llama_factory_s_marker_is_the_newest_but_for_random_states() -> None:
-    assert wait(trainer(V1)) == 600
+    assert wait(trainer(V1)) is None
+    of_a_script = trainer({name: at for name, at in V1.items() if name.startswith("model/")})
+    assert (wait(of_a_script), wait(replace(of_a_script, alike=True))) == (None, 600)
     assert wait(trainer(V1 | {"CHECKPOINT_COMPLETE": 3.0})) == 10
     assert wait(trainer(V1 | {"CHECKPOINT_COMPLETE": 0.5})) == 600  # the save before it, which this one writes over
     assert wait(trainer({"model/__2_0.distcp": 1.0, "dataloader/rank_2.pt": 3.0, "rng_state/rank_2.pt": 4.0})) == 60

@@ -24,11 +24,11 @@ from ckptsync.scan import Spot
 from ckptsync.spool import pins as spool
 from ckptsync.walk import OURS, Stat, walk
 from ckptsync.worker import deciding
+from ckptsync.worker.cut_short import TRAINER_STATE
 from ckptsync.worker.hold import Held, Hold, each_open
 from ckptsync.worker.knowledge import Knowledge, is_safe
 from ckptsync.worker.lookout import Lookout, Watched
 from ckptsync.worker.options import RunDir
-from ckptsync.worker.settle import TRAINER_STATE
 
 _GONE = ".gone-cleaned-"
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 
 from ckptsync.merge.dated import AT_ONCE, SLOW
+from ckptsync.scan import Family
 from ckptsync.walk import Stat
 from ckptsync.worker.evenness import is_random_state
 
+TRAINER_STATE = "trainer_state.json"
 _S = 10**9
 _DCP_SHARD = re.compile(r"__\d+_\d+\.distcp")
 _SHARD = re.compile(r"(.+/)?(__\d+_\d+\.distcp|[a-z0-9_]+_optim_states\.pt|zero_pp_rank_\d+_[a-z0-9_]+_states\.pt)")
@@ -26,6 +28,14 @@ _TEXT = re.compile(
     r"(config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|adapter_config|(pre)?processor_config|.+\.index)\.json"
 )
 _CONFIGS = ("config.json", "adapter_config.json")
+_OF_A_RANK = re.compile(
+    r"__\d+_\d+\.distcp|(bf16_|fp16_)?zero_pp_rank_\d+_.*|rng_state_\d+\.pth|random_states_\d+\.pkl|mp_rank_\d+_.*|rank_\d+\.pt"
+)
+_OF_V1 = re.compile(r"(model|optimizer)/\.metadata|(dataloader|rng_state)/rank_0\.pt")  # LLaMA-Factory v1's rank 0
+BY_ACCELERATE = re.compile(r"random_states_\d+\.pkl")
+_FIRST_OF_ACCELERATE = "random_states_0.pkl"
+_OF_ACCELERATE = re.compile(r"(optimizer|scheduler|sampler)(_\d+)?\.bin")  # its main process alone
+_SHARDED_BY_ACCELERATE = re.compile(r"(pytorch_model(_fsdp)?|optimizer)(_\d+)?/.+")
 _NEVER_EMPTY = ("chat_template.jinja", "latest", "README.md", "zero_to_fp32.py", "zero_to_torch.py")
 
 
@@ -42,10 +52,52 @@ def awaits_its_end(files: Sequence[Stat], *, awaited: bool) -> bool:
     ``awaited``: that it is at work in this output directory.  Else what looks as ``save_pretrained`` leaves it may be just that, and a node
     without rank 0 holds its ranks' files alone.
     """
-    if any(_OF_FIRST.fullmatch(f.path) for f in files):
+    if any(_OF_FIRST.fullmatch(f.path) for f in files) or (awaited and not any(is_of_a_rank(f.path) for f in files)):
         return True
     is_its = awaited or any(is_random_state(f.path) for f in files)
-    return is_its and any(f.path in _CONFIGS or _WEIGHTS.fullmatch(f.path) for f in files)
+    return is_its and any(_is_of_first(f.path) for f in files)
+
+
+def may_be_cut_short(files: Sequence[Stat], family: Family) -> str:
+    """The last file of a trainer that has perhaps been killed before it wrote that, and perhaps never writes it.
+
+    What Trainer leaves in its first save is what ``save_pretrained`` leaves at its end: only another checkpoint like it tells.
+    """
+    names = [f.path for f in files]
+    if family == "trainer" and is_of_rank_0(names) and (any(map(_is_of_first, names)) or not any(map(is_of_a_rank, names))):
+        return TRAINER_STATE
+    if (
+        family == "accelerate"
+        and any(map(_SHARDED_BY_ACCELERATE.fullmatch, names))
+        and not any(map(BY_ACCELERATE.fullmatch, names))
+    ):
+        return "random_states_*.pkl"
+    return _random_state(names) if family in ("trainer", "accelerate") else ""
+
+
+def _is_of_first(name: str) -> bool:
+    """Whether it is hardly of a node without rank 0."""
+    return name in _CONFIGS or bool(_WEIGHTS.fullmatch(name) or _OF_V1.fullmatch(name))
+
+
+def _random_state(names: Sequence[str]) -> str:
+    """Of accelerate's: its ranks write them last, and the main process nothing afterwards but what scripts add.
+
+    That of another node has another number (``save_on_each_node``): then, too, a checkpoint like it tells.
+    """
+    is_shared = any(map(BY_ACCELERATE.fullmatch, names)) and not all(map(is_of_a_rank, names))
+    is_begun = is_shared or any(map(_OF_ACCELERATE.fullmatch, names))
+    return _FIRST_OF_ACCELERATE if is_begun and _FIRST_OF_ACCELERATE not in names else ""
+
+
+def is_of_rank_0(names: Collection[str]) -> bool:
+    """Whether, of all trainers that name a directory as Hugging Face's does, it or LLaMA-Factory's writes here with rank 0."""
+    return (TRAINER_STATE in names or not any(map(BY_ACCELERATE.fullmatch, names))) and not all(map(is_of_a_rank, names))
+
+
+def is_of_a_rank(path: str) -> bool:
+    """Whether a rank wrote it for itself: a node without global rank 0 holds nothing else (and of rank 0 itself, nobody can say)."""
+    return _OF_A_RANK.fullmatch(path.rpartition("/")[2]) is not None
 
 
 def two_saves(files: Sequence[Stat], ended: int | None, apart: float) -> str:

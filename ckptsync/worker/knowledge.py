@@ -15,6 +15,7 @@ from ckptsync.stores.contract import Store
 from ckptsync.walk import Stat
 from ckptsync.worker import deciding
 from ckptsync.worker.known import Known, read_known
+from ckptsync.worker.likeness import is_like_stored
 from ckptsync.worker.looking import Seen
 from ckptsync.worker.saving import own, standing
 from ckptsync.worker.selecting import Selection
@@ -72,6 +73,11 @@ class Knowledge:
         if not any(m.node != self.node for m in live):
             return False
         return deciding.has_mate(seen.hold.stats, self.node, self.offset(), live)
+
+    def is_like_stored(self, seen: Seen) -> bool:
+        """Whether somebody has stored another checkpoint of this run that holds files of the same names."""
+        records = self.of(seen.run).records.values()
+        return is_like_stored(seen, (r for r in records if isinstance(r, Manifest)), self.selection)
 
     def is_begun(self, seen: Seen) -> bool:
         """Whether part of it is in the store already: this node said that it was sending it, or another has sent its part."""

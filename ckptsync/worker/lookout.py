@@ -13,17 +13,19 @@ from dataclasses import dataclass, replace
 
 from ckptsync.errors import CkptsyncError, Incomplete, StoreError
 from ckptsync.spool import pins as spool
-from ckptsync.spool.marks import Took, is_running, took_of
+from ckptsync.spool.marks import Took, took_of
 from ckptsync.walk import Stat
+from ckptsync.worker import order_of_writing
 from ckptsync.worker.aside import Aside
-from ckptsync.worker.evidence import gather
-from ckptsync.worker.hooked import Hooked, read_hooked, word
+from ckptsync.worker.facts import Facts, gathered, renewed
+from ckptsync.worker.hooked import Hooked, read_hooked
+from ckptsync.worker.likeness import is_like_another
 from ckptsync.worker.looking import Look, Seat, Seen, look, look_at
 from ckptsync.worker.options import RunDir
-from ckptsync.worker.order_of_writing import Span, is_awaited, is_later, spans_of
-from ckptsync.worker.resting import at_rest, was_at_rest
+from ckptsync.worker.order_of_writing import Beside, is_later
+from ckptsync.worker.resting import at_rest
 from ckptsync.worker.result import Failure, failure
-from ckptsync.worker.settle import Evidence, Rule, Sighting, Verdict, judge, observe
+from ckptsync.worker.settle import Evidence, Rule, Sighting, Verdict, alone, judge, observe
 
 DEAD_AFTER = 600.0  # seconds without a pulse, on our clock, after which another node's pin on a shared disk is taken over
 
@@ -58,21 +60,11 @@ class Watched:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the look asks of those who send: is a save stored or given up, has another node stored its part?  Neither may ask the store."""
+    """What the look asks of those who send, and who may not ask the store: is a save stored or given up, is another node's part, is one like it?"""
 
     is_done: Callable[[Seen], bool]
     has_mate: Callable[[Seen], bool]
-
-
-@dataclass(frozen=True, slots=True)
-class _Facts:
-    """What the files of a save do not say themselves: see `Evidence`."""
-
-    later: bool
-    mates: bool
-    fresh: bool
-    awaited: bool
-    hooked: Hooked
+    is_like_stored: Callable[[Seen], bool] = lambda _: False
 
 
 class Lookout:
@@ -131,15 +123,9 @@ class Lookout:
         """Whether it is still settled, by its files as they are now.  Raises Incomplete if they vanish meanwhile."""
         run = next(run for run in self._runs if run.name == one.seen.run)
         hooked = read_hooked(run.path, (one.seen.spot.name,))
-        before = one.evidence
-        facts = _Facts(
-            before is not None and before.later,
-            self._asked.has_mate(one.seen),
-            before is not None and before.fresh,
-            before is not None and before.awaited,
-            hooked,
-        )
-        evidence = _gathered(one.seen, facts)
+        before = one.evidence or Evidence(one.seen.spot.family, None, ())
+        facts = Facts(before.later, self._asked.has_mate(one.seen), before.fresh, before.awaited, hooked)
+        evidence = replace(gathered(one.seen, facts), alike=before.alike)
         return judge(evidence, one.sighting, max(now, self._looked), self._rule)
 
     def _left(self, watched: Watched, now: float) -> float | None:
@@ -186,30 +172,29 @@ class Lookout:
         wrong: list[Failure] = []
         pins = [one.pin for one in seen if one.pin is not None]
         hooked = read_hooked(run.path, {p.checkpoint for p in pins if not (p.stored or p.is_committed)})  # of the rest nobody asks
-        spans, awaited = spans_of((*seen, *others)), is_awaited((*seen, *others), hooked)
+        together = order_of_writing.beside((*seen, *others), hooked)
         for one in seen:
             try:
-                watched.append(self._watch(self._claimed(one, now), (spans, awaited), hooked, now, wrong))
+                watched.append(self._watch(self._claimed(one, now), together, now, wrong))
             except CkptsyncError as e:  # noqa: PERF203 - one checkpoint's failure never keeps another back
                 wrong.append(failure(run.name, one.spot.name, e))
         return watched, wrong
 
-    def _watch(self, one: Seen, beside: tuple[Sequence[Span], bool], hooked: Hooked, now: float, wrong: list[Failure]) -> Watched:
+    def _watch(self, one: Seen, beside: Beside, now: float, wrong: list[Failure]) -> Watched:
         before = self._watched.get(key_of(one))
         first = before.first if before else now
         sighting = observe(before.sighting if before else None, _shown(one), now)
         if self._asked.is_done(one):
             return Watched(one, first, sighting, None, Verdict(settled=False, reason="stored, or another's", left=None))
-        facts = _Facts(
-            is_later(one, beside[0]), self._asked.has_mate(one), self._is_fresh(one, before, sighting), beside[1], hooked
-        )
+        fresh = self._is_fresh(one, before, sighting)
+        facts = Facts(is_later(one, beside.spans), self._asked.has_mate(one), fresh, beside.awaited, beside.hooked)
         try:
-            evidence, found, asked = self._judged(one, before, sighting, facts, now)
+            evidence, found, asked = self._judged(one, before, sighting, (facts, beside.seen), now)
         except Incomplete as e:  # it changes under our hands
             return Watched(one, first, sighting, None, Verdict(settled=False, reason=str(e), left=None))
         stable = at_rest(evidence, sighting, now, self._rule)
         return Watched(
-            self._noted(one, stable, found, wrong), first, sighting, evidence, found, _marked(evidence, hooked, one), asked
+            self._noted(one, stable, found, wrong), first, sighting, evidence, found, _marked(evidence, beside.hooked, one), asked
         )
 
     def _is_fresh(self, one: Seen, before: Watched | None, sighting: Sighting) -> bool:
@@ -220,24 +205,23 @@ class Lookout:
         return before.evidence is not None and before.evidence.fresh and (before.sighting == sighting or not is_old)
 
     def _judged(
-        self, one: Seen, before: Watched | None, sighting: Sighting, facts: _Facts, now: float
+        self, one: Seen, before: Watched | None, sighting: Sighting, told: tuple[Facts, Sequence[Seen]], now: float
     ) -> tuple[Evidence, Verdict, float]:
         """Files are asked anew until they have been seen at rest, ever more seldom while they stay the same, and before they are called settled."""
+        facts, beside = told
         if before and before.evidence and before.sighting == sighting and _needs_no_asking(before, now):
-            evidence = replace(
-                before.evidence,
-                later=facts.later,
-                mates=facts.mates,
-                awaited=facts.awaited,
-                gone=one.hold.gone,
-                hook=word(facts.hooked, one.pin, one.spot.name, is_running),
-                stable=one.pin is not None and was_at_rest(one.pin.took.stable, one.hold.stats),
-            )
+            evidence = self._compared(renewed(before.evidence, one, facts), one, beside)
             found = judge(evidence, sighting, now, self._rule)
             if before.found.settled or not found.settled:
                 return evidence, found, before.asked
-        evidence = _gathered(one, facts)
+        evidence = self._compared(gathered(one, facts), one, beside)
         return evidence, judge(evidence, sighting, now, self._rule), now
+
+    def _compared(self, evidence: Evidence, one: Seen, others: Sequence[Seen]) -> Evidence:
+        """With the checkpoints beside it, where that counts."""
+        if not alone(evidence, self._rule):
+            return evidence
+        return replace(evidence, alike=is_like_another(one, others) or self._asked.is_like_stored(one))
 
     def _noted(self, one: Seen, stable: int, found: Verdict, wrong: list[Failure]) -> Seen:
         """What was seen is kept beside the pin: for when rotation has taken the rest, and since the manifest says when it was settled."""
@@ -258,11 +242,6 @@ class Lookout:
         since = self._pulses.setdefault(_pulse(one), now)
         mine = spool.claim(one.pin, self._seat.node) if now - since > DEAD_AFTER else None
         return one if mine is None else Seen(one.run, one.spot, one.hold, mine)
-
-
-def _gathered(one: Seen, facts: _Facts) -> Evidence:
-    told = {"later": facts.later, "mates": facts.mates, "fresh": facts.fresh, "awaited": facts.awaited}
-    return gather(one.hold, one.spot, **told, pin=one.pin, hooked=facts.hooked)
 
 
 def key_of(seen: Seen) -> Key:

@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
+from ckptsync.worker.cut_short import TRAINER_STATE
 from ckptsync.worker.hooked import Hooked
 from ckptsync.worker.looking import Seen
-from ckptsync.worker.settle import TRAINER_STATE
 
 Span = tuple[str, int, int]
 """Of a checkpoint: its kind, its step, and the mtime of its first file (ns)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """All that lies in an output directory at one look; ``awaited``: see `is_awaited`."""
+
+    seen: Sequence[Seen]
+    hooked: Hooked
+    spans: Sequence[Span]
+    awaited: bool
+
+
+def beside(seen: Sequence[Seen], hooked: Hooked) -> Beside:
+    """As the checkpoints and the hook tell it."""
+    return Beside(seen, hooked, spans_of(seen), is_awaited(seen, hooked))
 
 
 def spans_of(seen: Iterable[Seen]) -> list[Span]:

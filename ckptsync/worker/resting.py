@@ -10,8 +10,9 @@ import re
 from collections.abc import Iterable
 
 from ckptsync.walk import Stat
+from ckptsync.worker.cut_short import BY_ACCELERATE
 from ckptsync.worker.evenness import has_every_random_state, rank
-from ckptsync.worker.settle import BY_ACCELERATE, Evidence, Rule, Sighting, behind, cut_short, doubt, judge, names, proof, refusal
+from ckptsync.worker.settle import Evidence, Rule, Sighting, alone, behind, cut_short, doubt, judge, names, proof, refusal
 
 AT_REST = 0.4  # seconds between two looks that see the same, what proves that it is whole among it
 AT_REST_UNPROVEN = 2.0  # the same where only the files of all ranks speak for it, or the times of directories against it
@@ -29,6 +30,10 @@ def at_rest(evidence: Evidence, sighting: Sighting, now: float, rule: Rule) -> i
         return mark(evidence.files)
     if evidence.gone or refusal(evidence) or cut_short(evidence, rule) or doubt(evidence, rule) or behind(evidence):
         return 0
+    if alone(
+        evidence, rule
+    ):  # whole or not, nobody writes to it any more: it is kept for whoever knows, and tells of others like it
+        return mark(evidence.files) if now - sighting.since >= rule.doubtful else 0
     newest = max(f.mtime for f in evidence.files)
     is_emptied = (
         evidence.folders - newest > AGE * 1e9

@@ -9,25 +9,29 @@ What the trainer has removed holds still for ever, whole or not: it counts only 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
 from ckptsync.scan import Family
 from ckptsync.walk import Stat
-from ckptsync.worker.cut_short import awaits_its_end, half_written, is_metadata, stale_metadata, two_saves
+from ckptsync.worker.cut_short import (
+    TRAINER_STATE,
+    awaits_its_end,
+    half_written,
+    is_metadata,
+    is_of_rank_0,
+    may_be_cut_short,
+    stale_metadata,
+    two_saves,
+)
 from ckptsync.worker.evenness import current, is_random_state, lacking
 
-TRAINER_STATE = "trainer_state.json"
 SENTINEL = "checkpoint-is-incomplete.txt"
 MARKED = 1.0  # seconds, where every rank here has said that it is done but nobody pinned what there is
 _V1 = "CHECKPOINT_COMPLETE"  # LLaMA-Factory v1, on the node of rank 0
 _LIGHTNING_LAST = "meta.pt"
-BY_ACCELERATE = re.compile(r"random_states_\d+\.pkl")
-_OF_A_RANK = re.compile(
-    r"__\d+_\d+\.distcp|(bf16_|fp16_)?zero_pp_rank_\d+_.*|rng_state_\d+\.pth|random_states_\d+\.pkl|mp_rank_\d+_.*|rank_\d+\.pt"
-)
+_SAY_SO = "if your script writes no more than this, push it (ckptsync push)"
 Word = Literal["", "committed", "marked", "training"]
 """What the hook says of a save: nothing; its pin is whole; every rank here is done with it; a training that lives has it in hand."""
 
@@ -72,6 +76,7 @@ class Evidence:
 
     ``fresh``: all of it appeared while we looked on, so that nothing in it is of an older save.  Then what a trainer writes last tells by
     being there, whatever a clock that was set meanwhile made of the files' times.  ``awaited``: Hugging Face's Trainer writes in this output directory.
+    ``alike``: another checkpoint of this run, at rest for long or in the store, holds files of the same names.
     """
 
     family: Family
@@ -92,6 +97,7 @@ class Evidence:
     missing: str | None = None
     fresh: bool = False
     awaited: bool = False
+    alike: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +119,7 @@ def observe(last: Sighting | None, stats: Iterable[Stat], now: float) -> Sightin
 
 def judge(evidence: Evidence, sighting: Sighting, now: float, rule: Rule) -> Verdict:
     """Whether this is all of one save, for ever."""
-    refused = refusal(evidence) or cut_short(evidence, rule)
+    refused = refusal(evidence) or cut_short(evidence, rule) or alone(evidence, rule)
     if refused:
         return Verdict(settled=False, reason=refused, left=None)
     wait, reason = _wait(evidence, rule)
@@ -125,7 +131,7 @@ def judge(evidence: Evidence, sighting: Sighting, now: float, rule: Rule) -> Ver
 
 def is_hopeless(evidence: Evidence) -> bool:
     """Whether what is left of a removed checkpoint can never be known to be a whole one: nobody saw that it was, while it was there."""
-    return evidence.gone and not evidence.stable and evidence.hook != "committed"
+    return evidence.gone and evidence.hook != "committed" and (not evidence.stable or _awaits_its_end(evidence))
 
 
 def refusal(evidence: Evidence) -> str:
@@ -152,12 +158,28 @@ def cut_short(evidence: Evidence, rule: Rule) -> str:
         return ""
     if evidence.family == "trainer" and (torn := half_written(evidence.files, evidence.unclosed)):
         return f"{torn} is only half written"
-    is_ended = evidence.state is not None or any(f.path == _V1 for f in evidence.files)
-    if not is_ended and _is_of_trainer(evidence) and awaits_its_end(evidence.files, awaited=evidence.awaited):
+    if _awaits_its_end(evidence):
         return f"no {TRAINER_STATE}, which the trainer writes last"
     if evidence.fresh or evidence.stable:
         return ""
     return two_saves(evidence.files, evidence.state.mtime if evidence.state is not None else None, rule.unmarked)
+
+
+def alone(evidence: Evidence, rule: Rule) -> str:
+    """What a crash may have left or a script have written so: a second checkpoint of the same kind tells, or whoever knows the script."""
+    if not rule.doubtful or evidence.alike or _is_ended(evidence):
+        return ""
+    lacking = may_be_cut_short(evidence.files, evidence.family)
+    return f"no {lacking}, which comes last, and no other checkpoint like it: {_SAY_SO}" if lacking else ""
+
+
+def _awaits_its_end(evidence: Evidence) -> bool:
+    return not _is_ended(evidence) and _is_of_trainer(evidence) and awaits_its_end(evidence.files, awaited=evidence.awaited)
+
+
+def _is_ended(evidence: Evidence) -> bool:
+    """Whether the trainer's last word is here, or the hook's."""
+    return evidence.hook in ("committed", "marked") or evidence.state is not None or any(f.path == _V1 for f in evidence.files)
 
 
 def _wait(evidence: Evidence, rule: Rule) -> tuple[float, str]:
@@ -272,12 +294,4 @@ def names(evidence: Evidence) -> list[str]:
 
 def _is_of_trainer(evidence: Evidence) -> bool:
     """Whether rank 0 of Hugging Face's Trainer, or LLaMA-Factory's, writes here: accelerate's scripts use the same names."""
-    by_accelerate = any(BY_ACCELERATE.fullmatch(f.path) for f in evidence.files)
-    return (
-        evidence.family == "trainer" and not _is_of_ranks_only(evidence.files) and (evidence.state is not None or not by_accelerate)
-    )
-
-
-def _is_of_ranks_only(files: Iterable[Stat]) -> bool:
-    """A node without global rank 0 holds nothing else (and of rank 0 itself, nobody can say)."""
-    return all(_OF_A_RANK.fullmatch(f.path.rpartition("/")[2]) for f in files)
+    return evidence.family == "trainer" and is_of_rank_0([f.path for f in evidence.files])

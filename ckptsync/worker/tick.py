@@ -59,7 +59,9 @@ class Worker:
         room = SpoolRule(options.spool_budget, options.spool_full)
         seat = Seat(node, self._taken, self._knowledge.is_proven, room)
         rule = Rule(options.quiet, options.unmarked, DOUBTFUL * options.unmarked)
-        self._lookout = Lookout(options.runs, seat, rule, Asked(self._knowledge.is_done, self._knowledge.has_mate))
+        self._lookout = Lookout(
+            options.runs, seat, rule, Asked(self._knowledge.is_done, self._knowledge.has_mate, self._knowledge.is_like_stored)
+        )
         sender = carrier or AtOnce(options.threads)
         self._sending = Sending(options, self._knowledge, self._lookout, self._clock, self._memory, carrier=sender)
         self._letting = Letting(options, self._knowledge, self._lookout)
