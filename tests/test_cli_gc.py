@@ -72,6 +72,15 @@ def age(records: Path, seconds: float) -> None:
         os.utime(path, (time.time() - seconds,) * 2)
 
 
+def test_without_a_grace_the_next_one_removes_what_was_marked(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As a configuration may say, too: a full disk waits for nobody."""
+    for wanted in ("2 marked", "2 removed"):
+        assert main(["gc", str(store), "--keep-last", "1", "--grace", "0s"]) == 0
+        assert wanted in capsys.readouterr().out
+    assert not (store / "run/checkpoint-1").exists()
+    assert (store / "run/checkpoint-3").exists()
+
+
 def test_what_is_kept_by_hand_stays_and_says_so(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for line, told in (
         ("", "kept from now on"),

@@ -12,7 +12,7 @@ from ckptsync.cli import output
 from ckptsync.cli.arguments_keeping import RULES
 from ckptsync.cli.places import asked_store, checked_name
 from ckptsync.config.loading import load
-from ckptsync.config.readers import period
+from ckptsync.config.readers import duration
 from ckptsync.config.readers_head import RULES as READ
 from ckptsync.errors import ConfigError
 from ckptsync.head import litter
@@ -66,7 +66,7 @@ def asked_for(args: argparse.Namespace) -> Asked:
 
 def _read(key: str, value: str) -> Any:
     try:
-        return period(value) if key == "grace" else READ[key](int(value) if value.isdigit() else value)
+        return duration(value) if key == "grace" else READ[key](int(value) if value.isdigit() else value)
     except ValueError as e:
         raise ConfigError(f"--{key.replace('_', '-')}: {e}") from e
 
