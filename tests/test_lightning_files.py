@@ -1,0 +1,79 @@
+"""Lightning's checkpoint of one file, from the trainer's disk to a verified model and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from ckptsync.catalogue.fresh import fresh
+from ckptsync.catalogue.shortened import summary
+from ckptsync.head.consolidate import HeadOptions, tick
+from ckptsync.records.names import file_name
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.verify.due import Schedule
+from ckptsync.verify.tick import tick as verify
+from ckptsync.worker.options import RunDir, WorkerOptions
+from ckptsync.worker.tick import Worker
+from tests.filled import flip, read
+from tests.torch_files import raw, saved
+
+NAME, PLACE = "epoch=0-step=10.ckpt", "epoch-0-step-10.ckpt"
+WEIGHT = torch.arange(6.0)
+DATA = saved({"epoch": 0, "global_step": 10, "state_dict": {"layer.weight": WEIGHT}, "hyper_parameters": {"data": Path("/data")}})
+
+
+def place(store: MemoryStore) -> tuple[str, str]:
+    """Its word, and the reason."""
+    found = fresh(store)
+    told = [(s.word, "; ".join(s.evidence)) for s in (summary(seen, found.mtimes) for seen in found.places)]
+    return told[0] if told else ("", "")
+
+
+def worker(out: Path, store: MemoryStore) -> Worker:
+    return Worker(WorkerOptions("n0", (RunDir("run", out),)), store)
+
+
+@pytest.mark.parametrize("size", [0, 2, len(DATA) // 2, len(DATA) - 1])
+def test_what_has_not_its_end_is_never_sent_and_what_has_is_complete(size: int, tmp_path: Path) -> None:
+    store = MemoryStore()
+    ours = worker(tmp_path, store)
+    (tmp_path / NAME).write_bytes(DATA[:size])
+    for now in (0.0, 11.0, 100.0, 10_000.0):
+        ours.tick(now)
+    assert place(store) == ("", "")
+    (tmp_path / NAME).write_bytes(DATA)
+    for now in (10_001.0, 10_012.0):
+        ours.tick(now)
+    assert place(store)[0] == "COMPLETE"
+
+
+def test_its_state_dict_becomes_a_model_and_all_of_it_is_proven(tmp_path: Path) -> None:
+    store = MemoryStore()
+    (tmp_path / NAME).write_bytes(DATA)
+    ours = worker(tmp_path, store)
+    for now in (0.0, 11.0):
+        ours.tick(now)
+    tick(store, HeadOptions(), 0.0)
+    report = verify(store, Schedule("parse", 1e-9), 0.0).report
+    assert (place(store)[0], report and report.level, report and report.findings) == ("VERIFIED", "parse", ())
+    assert read(store, f"run/consolidated/{PLACE}/model.safetensors").endswith(raw(WEIGHT))
+    assert read(store, file_name("run", PLACE, NAME)) == DATA
+    flip(store, file_name("run", PLACE, NAME), DATA.index(raw(WEIGHT)))
+    found = verify(store, Schedule("digest", 1e-9), 1e6).report
+    assert found is not None
+    assert (found.verdict, found.findings[0].name) == ("damaged", f"{PLACE}/{NAME}")
+
+
+def test_one_of_which_nobody_knows_the_model_is_kept_and_said_to_be_no_damage(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_bytes(saved({"generator": {"w": WEIGHT}, "critic": {"w": WEIGHT}}))
+    store = MemoryStore()
+    ours = worker(tmp_path, store)
+    for now in (0.0, 11.0):
+        ours.tick(now)
+    failed = tick(store, HeadOptions(), 0.0).failed
+    assert [f.error.exit_code for f in failed] == [5]
+    report = verify(store, Schedule("parse", 1e-9), 0.0).report
+    assert report is not None
+    assert (place(store)[0], report.verdict, report.level) == ("COMPLETE", "ok", "digest")
