@@ -36,11 +36,11 @@ def test_a_first_save_of_weights_alone_is_never_taken_and_it_is_said_why(tmp_pat
     w = worker(tmp_path, store)
     saved(tmp_path, "checkpoint-1")
     for now in (0.0, 600.0, 1e6):
-        one = progress(w.tick(now))["checkpoint-1.0"]
-        assert (one.phase, one.detail) == (
-            "waiting",
-            "no trainer_state.json, which comes last, and no other checkpoint like it: if your script writes no more than this, push it (ckptsync push)",
-        )
+        assert progress(w.tick(now))["checkpoint-1.0"].phase == "waiting"
+    assert w.look(1e6).notes == (
+        "run/checkpoint-1: not taken: no trainer_state.json, which comes last, and no other checkpoint like it: "
+        "if your script writes no more than this, push it (ckptsync push), or let it call ckptsync.mark_saved",
+    )
     assert kept(store) == {}
 
 

@@ -67,6 +67,17 @@ def test_what_may_never_be_whole_is_due_ever_more_seldom(tmp_path: Path) -> None
     assert [its.look(now).due for now in (0.0, 50.0, 1000.0)] == [10.0, 10.0, 100.0]
 
 
+def test_what_is_refused_and_does_not_change_is_said_and_what_is_on_its_way_is_not(tmp_path: Path) -> None:
+    lay(tmp_path, {"model.safetensors": b"torn"})
+    its = lookout(tmp_path)
+    told = ("run/checkpoint-4: not taken: model.safetensors does not end as its format does: torn, or still being written",)
+    assert [its.look(now).notes for now in (0.0, 59.0, 60.0, 1e6)] == [(), (), told, told]
+    lay(tmp_path, {"model.safetensors": b"more"}, 1.0)
+    assert its.look(1e6 + 1).notes == ()
+    lay(tmp_path, ONE, 2.0)
+    assert [its.look(1e6 + after).notes for after in (2, 61, 63, 1000)] == [(), (), told, told]
+
+
 def test_what_is_known_to_be_done_is_not_judged_and_never_due(tmp_path: Path) -> None:
     lay(tmp_path, ONE)
     its = lookout(tmp_path, done=True)

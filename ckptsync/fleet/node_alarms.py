@@ -93,7 +93,7 @@ def _waiting(scene: Scene) -> Iterator[Alarm]:
         if node.queue and node.oldest > scene.patience.slow:
             error = f"; {first(node.errors)}" if node.errors else ""
             text = f"{node.name}: {len(node.queue)} on the way, the first for {show_duration(node.oldest)}{error}"
-            todo = "see its errors, its rate and limits.bandwidth"
+            todo = "see its errors and notes, its rate and limits.bandwidth"
             yield Alarm("waiting", node.name, "warning", node.beat - node.oldest, text, todo)
 
 

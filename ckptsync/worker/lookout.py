@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ckptsync.errors import CkptsyncError, Incomplete, StoreError
@@ -25,7 +25,7 @@ from ckptsync.worker.options import RunDir
 from ckptsync.worker.order_of_writing import Beside, is_later
 from ckptsync.worker.resting import at_rest
 from ckptsync.worker.result import Failure, failure
-from ckptsync.worker.settle import Evidence, Rule, Sighting, Verdict, alone, judge, observe
+from ckptsync.worker.settle import Evidence, Rule, Sighting, Verdict, alone, is_hopeless, judge, observe
 
 DEAD_AFTER = 600.0  # seconds without a pulse, on our clock, after which another node's pin on a shared disk is taken over
 
@@ -94,7 +94,7 @@ class Lookout:
             self._pulses = {key: since for key, since in self._pulses.items() if key in pulses}
         seen = tuple(w.seen for w in self._watched.values())
         failures = tuple(f for _, found in looks for f in found.failures)
-        return Look(seen, failures, self.due(now), tuple(note for _, found in looks for note in found.notes))
+        return Look(seen, failures, self.due(now), (*(note for _, found in looks for note in found.notes), *self._refused(now)))
 
     def watched(self) -> tuple[Watched, ...]:
         """Of every run, oldest first."""
@@ -127,6 +127,13 @@ class Lookout:
         facts = Facts(before.later, self._asked.has_mate(one.seen), before.fresh, before.awaited, hooked)
         evidence = replace(gathered(one.seen, facts), alike=before.alike)
         return judge(evidence, one.sighting, max(now, self._looked), self._rule)
+
+    def _refused(self, now: float) -> Iterator[str]:
+        """What no waiting makes good, and nobody writes to: the trainer was killed, or somebody has to say that this is all."""
+        for one in self.watched():
+            is_still = now - one.sighting.since >= self._rule.unmarked
+            if is_still and one.evidence and one.evidence.files and one.found.left is None and not is_hopeless(one.evidence):
+                yield f"{one.seen.run}/{one.seen.spot.name}: not taken: {one.found.reason}"
 
     def _left(self, watched: Watched, now: float) -> float | None:
         if watched.found.settled:

@@ -31,7 +31,7 @@ SENTINEL = "checkpoint-is-incomplete.txt"
 MARKED = 1.0  # seconds, where every rank here has said that it is done but nobody pinned what there is
 _V1 = "CHECKPOINT_COMPLETE"  # LLaMA-Factory v1, on the node of rank 0
 _LIGHTNING_LAST = "meta.pt"
-_SAY_SO = "if your script writes no more than this, push it (ckptsync push)"
+_SAY_SO = "if your script writes no more than this, push it (ckptsync push), or let it call ckptsync.mark_saved"
 Word = Literal["", "committed", "marked", "training"]
 """What the hook says of a save: nothing; its pin is whole; every rank here is done with it; a training that lives has it in hand."""
 
