@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckptsync.catalogue.fresh import fresh
+from ckptsync.scan import FINAL
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
 from ckptsync.worker.push import push_now
@@ -75,13 +76,31 @@ def test_a_rank_that_was_killed_when_all_was_written_leaves_a_save_and_one_file_
     assert wrong(store, whole, unsaid) == ["run/checkpoint-4: COMPLETE, and TORN: run/checkpoint-4 of segment 1 was never finished"]
 
 
-def test_whole_weights_alone_are_excused_where_nothing_else_was_ever_saved(tmp_path: Path) -> None:
+def test_whole_weights_alone_are_torn_also_where_nothing_else_was_ever_saved(tmp_path: Path) -> None:
     bare = saved(tmp_path, 0, {n: d for n, d in of("hf-ddp").items() if n in ("config.json", "model.safetensors")}, finished=False)
-    store = sent(tmp_path, bare)
-    found = judged(store, fresh(store).readable, [bare])
-    assert (found.wrong, found.bare) == ([], 1)
-    whole = replace(saved(tmp_path, 1, of("hf-ddp"), finished=True), ended=101.0)
-    assert wrong(store, bare, whole) == ["run/checkpoint-4: COMPLETE, and TORN: run/checkpoint-4 of segment 0 was never finished"]
+    assert wrong(sent(tmp_path, bare), bare) == [
+        "run/checkpoint-4: COMPLETE, and TORN: run/checkpoint-4 of segment 0 was never finished"
+    ]
+
+
+def test_one_finished_save_that_lacks_a_file_excuses_no_torn_one_that_lacks_it_too(tmp_path: Path) -> None:
+    files = of("hf-ddp")
+    short = {n: d for n, d in files.items() if n != "optimizer.pt"}
+    some = [replace(saved(tmp_path, n, f, finished=True), ended=101.0) for n, f in enumerate((short, files))]
+    torn = saved(tmp_path, 2, short | {"scheduler.pt": b"other"}, finished=False)
+    assert len(wrong(sent(tmp_path, torn), *some, torn)) == 1
+
+
+def test_a_place_that_nobody_saved_is_wrong_but_for_the_model_at_the_end(tmp_path: Path) -> None:
+    save = saved(tmp_path, 0, of("hf-ddp"), finished=True)
+    store = sent(tmp_path, save)
+    assert wrong(store, replace(save, checkpoint="checkpoint-5", ended=101.0)) == [
+        "run/checkpoint-4: COMPLETE, and nobody began to save that"
+    ]
+    (seen,) = fresh(store).readable
+    ends = [replace(seen, checkpoint=FINAL), replace(seen, run="zero3-hook-1", checkpoint="global_step4")]
+    assert judged(store, ends, []).wrong == []
+    assert len(judged(store, [replace(seen, run="raw-zero3-none-1", checkpoint="global_step4")], []).wrong) == 1
 
 
 def test_a_mixture_of_two_saves_is_of_no_save(tmp_path: Path) -> None:

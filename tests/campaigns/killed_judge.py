@@ -11,6 +11,7 @@ from ckptsync.layouts import table
 from ckptsync.merge.output import is_beside
 from ckptsync.records.names import consolidated_prefix
 from ckptsync.records.state import Snapshot
+from ckptsync.scan import FINAL
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.tree import LocalFiles
 from ckptsync.worker.evenness import is_random_state
@@ -27,8 +28,7 @@ class Found:
     """``words``: how many places have which.  ``wanted``: saves that had to be in the store, ``whole``: claimed places that are what was written.
 
     ``short``: of those, places that lack nothing but random states of ranks that were killed before they wrote them, and say so.  ``unsaid``: of
-    those, places of saves of which all was written when a rank was killed, though it had not come so far as to say it.  ``bare``: places of whole weights
-    with their configuration, from the very first save of a training: no file can tell them from what ``save_pretrained`` leaves (docs/trainers.md).
+    those, places of saves of which all was written when a rank was killed, though it had not come so far as to say it.
     """
 
     words: Counter[str] = field(default_factory=Counter)
@@ -38,14 +38,13 @@ class Found:
     whole: int = 0
     short: int = 0
     unsaid: int = 0
-    bare: int = 0
     wrong: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         places = ", ".join(f"{n} {word}" for word, n in sorted(self.words.items()))
         return (
             f"{self.finished} saves finished, {self.torn} torn; {self.wanted} had to be in the store; places: {places}; {self.whole} of those"
-            f" claimed to be whole are, {self.short} of them without a killed rank's random state, {self.unsaid} whose last rank was killed when all was written; {self.bare} of whole weights alone; {len(self.wrong)} wrong"
+            f" claimed to be whole are, {self.short} of them without a killed rank's random state, {self.unsaid} whose last rank was killed when all was written; {len(self.wrong)} wrong"
         )
 
 
@@ -56,8 +55,10 @@ def judged(store: Store, snapshots: Iterable[Snapshot], saves: Sequence[Written]
     names = {(w.run, w.checkpoint) for w in saves}
     for seen in sorted(snapshots, key=lambda s: (s.run, s.place)):
         found.words[seen.word] += 1
-        if seen.word in CLAIMS and (seen.run, seen.checkpoint) in names:  # ZeRO-3's final model is no save of a step
+        if seen.word in CLAIMS and (seen.run, seen.checkpoint) in names:
             _judge_place(store, seen, saves, found, matched)
+        elif seen.word in CLAIMS and not _is_final(seen):
+            found.wrong.append(f"{seen.run}/{seen.place}: {seen.word}, and nobody began to save that")
     wanted = [w for w in saves if w.finished and (w.marked or w.lived > LIVED)]
     found.wanted = len(wanted)
     found.wrong += [f"{_named(w)}: MISSED" for w in wanted if (w.run, w.segment, w.checkpoint) not in matched]
@@ -78,8 +79,6 @@ def _judge_place(store: Store, seen: Snapshot, saves: Sequence[Written], found: 
         found.whole += 1
         found.short += bool(lacking)
         found.unsaid += not lacking
-    elif same and _is_bare(seen, same[0], saves):
-        found.bare += 1
     elif same:
         found.wrong.append(f"{seen.run}/{seen.place}: {seen.word}, and TORN: {_named(same[0])} was never finished")
     else:
@@ -114,19 +113,19 @@ def _is_excused(seen: Snapshot, torn: Written, lacking: set[str]) -> bool:
     return all(map(is_random_state, lacking)) and not here & lacking and not seen.facets.resume.holds
 
 
-def _is_bare(seen: Snapshot, torn: Written, saves: Iterable[Written]) -> bool:
-    is_first = not any(w.finished for w in saves if w.run == torn.run)
-    return is_first and all(is_beside(path) or path.endswith(".safetensors") for path in seen.files)
+def _is_final(seen: Snapshot) -> bool:
+    """The model at a training's end is no save of a step; ZeRO-3's has a tag for its name."""
+    is_zero = seen.checkpoint.startswith("global_step") and not seen.run.startswith("raw-")
+    return seen.checkpoint == FINAL or is_zero
 
 
 def _lacking(torn: Written, saves: Iterable[Written]) -> set[str] | None:
-    """What a finished save of the same kind of training has, and this one has not written to its end; ``None`` where there is none."""
+    """What any finished save of the same kind of training has, and this one has not written to its end; ``None`` where there is none."""
     kind = torn.run.rpartition("-")[0]
-    example = next((w for w in saves if w.run.rpartition("-")[0] == kind and w.finished), None)
-    if example is None:
-        return None
+    examples = [w for w in saves if w.run.rpartition("-")[0] == kind and w.finished]
     ended = {_plain(path, torn) for part in torn.parts.values() for path in _ended(part, torn.begun - TICK)}
-    return {_plain(path, example) for part in example.parts.values() for path in files(part)} - ended
+    wanted = {_plain(path, w) for w in examples for part in w.parts.values() for path in files(part)}
+    return wanted - ended if examples else None
 
 
 def _ended(part: Path, begun: float) -> Iterator[str]:
