@@ -180,6 +180,19 @@ def test_where_a_worker_has_its_spool_its_run_begins(tmp_path: Path) -> None:
     assert found[0] == tmp_path / "checkpoints"
 
 
+def test_a_file_that_lightning_still_writes_is_not_marked(tmp_path: Path) -> None:
+    path = tmp_path / "epoch=0-step=4.ckpt"
+    whole = b"PK\x03\x04" + bytes(40) + b"PK\x05\x06" + bytes(18)
+    for size in (0, 2, 40, len(whole) - 1):
+        path.write_bytes(whole[:size])
+        with pytest.raises(Incomplete, match="still being written"):
+            ckptsync.mark_saved(path, strict=True)
+    assert commits(tmp_path) == {}
+    path.write_bytes(whole)
+    assert ckptsync.mark_saved(path, strict=True)
+    assert set(commits(tmp_path)) == {"epoch-0-step-4.ckpt.0"}
+
+
 def test_a_run_begins_where_links_can_be_made(tmp_path: Path, other_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``checkpoints/`` may be a volume of its own, or lie where this user may not write."""
     path = saved(tmp_path / "checkpoints", "checkpoint_3")

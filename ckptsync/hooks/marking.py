@@ -80,6 +80,8 @@ def _marked(given: str, part: Part) -> bool:
         return _nothing(path, seat, is_asked=is_asked)
     if is_asked and found[1].family == FINAL:
         raise ConfigError(f"{path}: a final model is whole when all ranks are done", hint=_ONE_FOR_ALL)
+    if found[1].only and found[1].family == "lightning":
+        _check_end(path)
     done = (seat.save_mine if part == "mine" else seat.save_all)(*found, _saying(seat))
     if seat.waiting > 1:
         _say(seat, f"{path}: other ranks have never said that they saved beside it; {_ONE_FOR_ALL}")
@@ -87,6 +89,18 @@ def _marked(given: str, part: Part) -> bool:
 
 
 _ONE_FOR_ALL = 'call it on every rank, or on one that knows that all are done, with part="all"'
+
+
+def _check_end(file: Path) -> None:
+    """Lightning may write its file in a thread (``AsyncCheckpointIO``), and has then not ended it: its directory is a zip's last."""
+    with file.open("rb") as opened:
+        begins, size = opened.read(2), opened.seek(0, os.SEEK_END)
+        opened.seek(max(0, size - 22))
+        is_ended = size >= 22 and (begins != b"PK" or opened.read(4) == b"PK\x05\x06")
+    if not is_ended:
+        raise Incomplete(
+            f"{file}: it is still being written", hint="mark it when it is saved; with AsyncCheckpointIO leave it to the worker"
+        )
 
 
 def _nothing(path: Path, seat: Seat, *, is_asked: bool) -> bool:
