@@ -85,7 +85,11 @@ def test_accelerate_s_first_rank_writes_its_random_state_last(family: Family) ->
         torn = Evidence(family, 4, of(dict.fromkeys((*ACCELERATE[:n], "random_states_1.pkl"), 1.0)))
         assert not is_ever_settled(torn), n
         assert is_ever_settled(replace(torn, alike=True)), n
-    assert is_ever_settled(Evidence(family, 4, of({"random_states_1.pkl": 1.0})))  # a node without rank 0
+    of_node_1 = dict.fromkeys(("random_states_1.pkl", "scaler.pt", "dl_state_dict.bin"), 1.0)  # all that every rank writes
+    assert is_ever_settled(Evidence(family, 4, of(of_node_1)))
+    assert not is_ever_settled(
+        Evidence(family, 4, of({"unet/diffusion_pytorch_model.safetensors": 1.0, "random_states_1.pkl": 1.0}))
+    )
     assert not is_ever_settled(Evidence(family, 4, of({"optimizer.bin": 1.0})))
 
 

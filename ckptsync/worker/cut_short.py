@@ -34,7 +34,7 @@ _OF_A_RANK = re.compile(
 _OF_V1 = re.compile(r"(model|optimizer)/\.metadata|(dataloader|rng_state)/rank_0\.pt")  # LLaMA-Factory v1's rank 0
 BY_ACCELERATE = re.compile(r"random_states_\d+\.pkl")
 _FIRST_OF_ACCELERATE = "random_states_0.pkl"
-_OF_ACCELERATE = re.compile(r"(optimizer|scheduler|sampler)(_\d+)?\.bin")  # its main process alone
+_OF_ACCELERATE = re.compile(r"(optimizer|scheduler|sampler)(_\d+)?\.bin")  # its main process alone; every rank writes a scaler.pt
 _SHARDED_BY_ACCELERATE = re.compile(r"(pytorch_model(_fsdp)?|optimizer)(_\d+)?/.+")
 _NEVER_EMPTY = ("chat_template.jinja", "latest", "README.md", "zero_to_fp32.py", "zero_to_torch.py")
 
@@ -85,9 +85,9 @@ def _random_state(names: Sequence[str]) -> str:
 
     That of another node has another number (``save_on_each_node``): then, too, a checkpoint like it tells.
     """
-    is_shared = any(map(BY_ACCELERATE.fullmatch, names)) and not all(map(is_of_a_rank, names))
-    is_begun = is_shared or any(map(_OF_ACCELERATE.fullmatch, names))
-    return _FIRST_OF_ACCELERATE if is_begun and _FIRST_OF_ACCELERATE not in names else ""
+    is_begun = any(map(_OF_ACCELERATE.fullmatch, names))
+    is_shared = any(map(BY_ACCELERATE.fullmatch, names)) and any(n.endswith(".safetensors") or _WEIGHTS.fullmatch(n) for n in names)
+    return _FIRST_OF_ACCELERATE if (is_begun or is_shared) and _FIRST_OF_ACCELERATE not in names else ""
 
 
 def is_of_rank_0(names: Collection[str]) -> bool:
