@@ -94,8 +94,30 @@ def test_an_option_that_cannot_be_is_said_and_every_step_is_kept_all_the_same(tm
     assert "CKPTSYNC_WAIT: 'soon' is not a duration" in done.stderr
 
 
-def test_the_environment_can_ask_for_a_worker_and_for_time_to_send(tmp_path: Path) -> None:
-    trained(tmp_path / "out", "one = Trainer(str(out))", TRAIN, CKPTSYNC_STORE=str(tmp_path / "store"), CKPTSYNC_WAIT="60s")
-    stored = {path.parent.name: path.read_text() for path in (tmp_path / "store" / "out").glob("*/model.safetensors")}
+def test_where_nothing_can_be_kept_nobody_says_that_it_is(tmp_path: Path) -> None:
+    (tmp_path / "_ckptsync").write_text("a file where the spool would be")
+    done = trained(tmp_path, "one = Trainer(str(out))", TRAIN)
+    assert "ckptsync: could not begin: FileExistsError" in done.stderr
+    assert ON not in done.stderr
+
+
+@pytest.mark.parametrize("run", ["", "qwen"])
+def test_the_environment_can_ask_for_a_worker_and_for_time_to_send(tmp_path: Path, run: str) -> None:
+    told = {"CKPTSYNC_STORE": "../store", "CKPTSYNC_WAIT": "60s", "CKPTSYNC_RUN": run}
+    trained(tmp_path / "out", "import os; out.mkdir(); os.chdir(out)", "one = Trainer(str(out))", TRAIN, **told)
+    stored = {path.parent.name: path.read_text() for path in (tmp_path / "store" / (run or "out")).glob("*/model.safetensors")}
     wanted = {f"checkpoint-{step}": f"model.safetensors {step}" for step in range(1, STEPS + 1)}
     assert stored == {**wanted, "final": "final model.safetensors"}
+
+
+def test_why_a_worker_could_not_begin_is_said_where_the_training_speaks(tmp_path: Path) -> None:
+    done = trained(tmp_path, "one = Trainer(str(out))", TRAIN, CKPTSYNC_STORE=str(tmp_path / "store"), CKPTSYNC_WAIT="1s")
+    assert f"the embedded worker ended with exit code 2: {tmp_path}: the store {tmp_path}/store lies inside" in done.stderr
+
+
+def test_a_callback_that_several_trainers_share_brings_a_worker_for_each_directory(tmp_path: Path) -> None:
+    shared = f"shared = CkptSyncCallback(store={str(tmp_path / 'store')!r}, wait=60)"
+    made = [f"one = Trainer(str(out / {name!r}), callbacks=[shared])\n{TRAIN}" for name in "ab"]
+    trained(tmp_path, OWN, shared, *made)
+    for name in "ab":
+        assert len(list((tmp_path / "store" / name).glob("*/model.safetensors"))) == len(PINS), name

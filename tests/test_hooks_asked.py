@@ -15,6 +15,10 @@ def test_a_wait_is_seconds_or_a_duration(text: str, seconds: float) -> None:
     assert asked({"CKPTSYNC_STORE": "s3://bucket", "CKPTSYNC_WAIT": text}) == Asked("s3://bucket", seconds)
 
 
+def test_a_run_is_named() -> None:
+    assert asked({"CKPTSYNC_STORE": "/store", "CKPTSYNC_RUN": " qwen-sft "}) == Asked("/store", run="qwen-sft")
+
+
 @pytest.mark.parametrize("text", ["soon", "-5", "1e9", "nan", ".", "²", "9" * 400])
 def test_any_other_wait_is_refused_by_name(text: str) -> None:
     with pytest.raises(ConfigError, match="CKPTSYNC_WAIT: ") as caught:

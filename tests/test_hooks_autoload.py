@@ -129,6 +129,14 @@ def test_a_trainer_is_imported_as_without_us(tmp_path: Path, source: str, then: 
     assert said in with_us.stderr
 
 
+def test_a_loader_that_cannot_be_followed_loads_as_without_us(tmp_path: Path) -> None:
+    (tmp_path / "transformers" / "trainer").mkdir(parents=True)
+    (tmp_path / "transformers" / "__init__.py").touch()
+    done = ran("-c", f"{INSTALL}; import transformers.trainer as t; print(t.__name__)", path=(tmp_path, ROOT))
+    assert (done.returncode, done.stdout) == (0, "transformers.trainer\n"), done.stderr
+    assert "trainers cannot be given the hook: NoneType loads it" in done.stderr
+
+
 def test_transformers_that_are_not_there_are_not_there_with_us_either() -> None:
     done = ran("-I", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {INSTALL}; import transformers.trainer", path=())
     if "No module named 'transformers'" not in done.stderr:

@@ -31,7 +31,7 @@ class Appended(CkptSyncCallback):
             _log.warning("ckptsync: %s; every save is kept for a worker all the same", e)
             super().__init__()
         else:
-            super().__init__(store=options.store, wait=options.wait)
+            super().__init__(store=options.store, wait=options.wait, run=options.run)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Others may hear of it after this one."""
@@ -46,7 +46,7 @@ class Appended(CkptSyncCallback):
             self.stand_aside()
             return
         super().on_train_begin(args, state, control, **kwargs)
-        if not Appended._has_said and getattr(args, "process_index", 0) == 0:
+        if self._saver is not None and self._saver.here.rank == 0 and not Appended._has_said:
             Appended._has_said = True
             _log.warning("ckptsync: on: every save of %s is kept until it is stored", args.output_dir)
 
@@ -55,7 +55,8 @@ def _late(name: str) -> Callable[..., None]:
     event = getattr(CkptSyncCallback, name)
 
     def heard(self: Appended, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        self._begin_late(args, state, control, kwargs)
+        with self._unharmed("begin"):
+            self._begin_late(args, state, control, kwargs)
         event(self, args, state, control, **kwargs)
 
     heard.__name__, heard.__doc__ = name, event.__doc__

@@ -1,4 +1,4 @@
-"""What the hook shall do beside keeping every save, where no script says it: ``CKPTSYNC_STORE`` and ``CKPTSYNC_WAIT``."""
+"""What the hook shall do beside keeping every save, where no script says it: ``CKPTSYNC_STORE``, ``CKPTSYNC_RUN`` and ``CKPTSYNC_WAIT``."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from ckptsync.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Options of `CkptSyncCallback`: ``store`` for a worker that the training brings along, ``wait`` in seconds."""
+    """Options of `CkptSyncCallback`: ``store`` for a worker that the training brings along, and ``run``, its name there; ``wait`` in seconds."""
 
     store: str = ""
     wait: float = 0.0
+    run: str = ""
 
 
 def asked(environment: Mapping[str, str]) -> Asked:
     """As the environment says; raises ConfigError."""
-    return Asked(environment.get("CKPTSYNC_STORE", "").strip(), _seconds(environment.get("CKPTSYNC_WAIT", "").strip()))
+    store, wait, run = (environment.get(f"CKPTSYNC_{name}", "").strip() for name in ("STORE", "WAIT", "RUN"))
+    return Asked(store, _seconds(wait), run)
 
 
 def _seconds(text: str) -> float:

@@ -62,8 +62,6 @@ class _Awaiting:
         return spec
 
     def _follow(self, loader: Any) -> None:
-        run = loader.exec_module
-
         def exec_module(module: Any) -> None:
             run(module)
             if module.__name__ == _TRAINER:  # a loader may have several modules
@@ -72,6 +70,7 @@ class _Awaiting:
                     sys.meta_path.remove(self)
 
         try:
+            run = loader.exec_module
             loader.exec_module = exec_module
         except AttributeError as e:  # not a loader of Python's own, and one that cannot be told anything
             _say(f"{type(loader).__name__} loads it: {e}")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import os
+import site
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,10 +17,15 @@ import ckptsync
 from ckptsync.hooks.here import Here
 from ckptsync.spool import marks
 
+LOG = "embedded.log"
+_ERROR, _HINT = "ckptsync: error: ", "ckptsync: hint: "
+_TAIL = 16384  # bytes
 _NICE = 10
+_NOWHERE = Path("/")  # ``-m`` takes modules from where it stands: beside a model there may be code, and names such as ``queue.py``
 _LAUNCH = """import os, subprocess, sys
 os.nice(int(sys.argv[1]))
 print(subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True).pid)"""
+_CONFIGURED = ("CKPTSYNC_STORE", "CKPTSYNC_ROLES")
 _COVERED: set[Path] = set()
 
 
@@ -47,31 +54,31 @@ class Apart:
         return self.returncode
 
 
-def begin(here: Here, store: str, pid: int) -> Worker:
+def begin(here: Here, store: str, run: str, pid: int) -> Worker:
     """`start`, and apart from this process where that is one of Ray's, which kill their children as they end.
 
     ray.io, "Lifetimes of a User-Spawn Process": RAY_kill_child_processes_on_worker_exit is true by default, and not recursive.  Raises OSError.
     """
     if "ray" in sys.modules:
-        return start_apart(_command(here, store, pid), here.spool / "embedded.log", here.output_dir)
-    return start(here, store, pid)
+        return start_apart(_command(here, store, run, pid), here.spool / LOG, _NOWHERE)
+    return start(here, store, run, pid)
 
 
-def start(here: Here, store: str, pid: int) -> subprocess.Popen[bytes]:
-    """Begin to send the run in this output directory to ``store``; it ends when process ``pid`` is gone and all is stored.
+def start(here: Here, store: str, run: str, pid: int) -> subprocess.Popen[bytes]:
+    """Begin to send this output directory to ``store``, as ``run`` (default: its own name); it ends when process ``pid`` is gone and all is stored.
 
     It has a session of its own, so that a signal to the training's group does not end it, and none of the training's open files.
     What it has to say is in ``_ckptsync/embedded.log``.  Raises OSError.
     """
-    command = _command(here, store, pid)
-    with (here.spool / "embedded.log").open("ab") as log:
+    command = _command(here, store, run, pid)
+    with (here.spool / LOG).open("ab") as log:
         child = subprocess.Popen(  # noqa: S603  # our own program
             command,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             env=_environment(),
-            cwd=here.output_dir,
+            cwd=_NOWHERE,
             start_new_session=True,
         )
     os.setpriority(os.PRIO_PROCESS, child.pid, _NICE)
@@ -91,6 +98,15 @@ def start_apart(command: Sequence[str], log: Path, folder: Path) -> Apart:
     return Apart(pid, marks.began(pid))
 
 
+def last_error(spool: Path) -> str:
+    """What a worker that has ended gave as its reason; empty if it gave none.  Raises OSError."""
+    with (spool / LOG).open("rb") as log:
+        log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL))
+        said = log.read().decode("utf-8", "replace").splitlines()
+    last = next((line for line in reversed(said) if not line.startswith((" ", _HINT))), "")
+    return last.removeprefix(_ERROR) if last.startswith(_ERROR) else ""
+
+
 def cover(folders: set[Path]) -> None:
     """Say that a worker of this node sends what is in these output directories."""
     _COVERED.update(folders)
@@ -108,15 +124,22 @@ def write_config(path: Path, store: str, runs: Sequence[Mapping[str, str]]) -> N
     )
 
 
-def _command(here: Here, store: str, pid: int) -> list[str]:
+def _command(here: Here, store: str, run: str, pid: int) -> list[str]:
     config = here.spool / f"embedded-{here.rank}.yaml"
-    write_config(config, store, [{"path": str(here.output_dir)}])
-    return [sys.executable, "-m", "ckptsync", "run", "-c", str(config), "--until-gone", str(pid)]
+    write_config(config, store, [{"path": glob.escape(str(here.output_dir)), **({"name": run} if run else {})}])
+    return [sys.executable, "-m", "ckptsync.hooks.turn", str(config), str(here.spool), str(pid)]
 
 
 def _environment() -> dict[str, str]:
+    """The training's own, but for what the configuration says, which it would override, and with the directory that ckptsync is in.
+
+    Not if that is the Python's own for packages: in PYTHONPATH they would come before the standard library, whose old backports are still installed.
+    """
+    kept = {name: value for name, value in os.environ.items() if name not in _CONFIGURED}
     above = str(Path(ckptsync.__file__).parent.parent)
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (above, os.environ.get("PYTHONPATH", ""))))}
+    if above in (*site.getsitepackages(), site.getusersitepackages()):
+        return kept
+    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, (above, kept.get("PYTHONPATH", ""))))}
 
 
 def _absolute(store: str) -> str:

@@ -39,12 +39,13 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
 
     ``wait``: how many seconds the process may stay, when all else is done, until the store has everything; for machines that are
     torn down at the end of a job.  ``store``: a directory or URL to send to, from a child process; where no worker can be installed.
+    ``run``: its name in that store, if not the output directory's own.
     """
 
-    def __init__(self, *, store: str = "", wait: float = 0.0) -> None:
-        self._store = store
+    def __init__(self, *, store: str = "", wait: float = 0.0, run: str = "") -> None:
+        self._store, self._run = store, run
         self._wait = wait
-        self._worker: Any = None
+        self._workers: dict[Path, embedded.Worker | None] = {}
         self._saver: Saver | None = None
         self._before: Weights = frozenset()
         self._step = 0
@@ -145,15 +146,19 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
                 self._watch_worker(self._saver)
 
     def _watch_worker(self, saver: Saver) -> None:
-        """Start the embedded worker as soon as it is known who is first here, and say if it ended."""
-        if self._store and self._worker is None and saver.is_first and not embedded.is_covered(saver.here.output_dir):
-            self._worker = embedded.begin(saver.here, self._store, saver.begun.pid)
-        if self._worker is not None and self._worker.poll():
-            self._say(
-                saver.here,
-                f"the embedded worker ended with exit code {self._worker.returncode}; see embedded.log in {saver.here.spool}",
-            )
-            self._store, self._worker = "", None
+        """Start the embedded worker of this directory as soon as it is known who is first here, and say if it ended."""
+        folder = saver.here.output_dir
+        if self._store and saver.is_first and folder not in self._workers and not embedded.is_covered(folder):
+            self._workers[folder] = embedded.begin(saver.here, self._store, self._run, saver.begun.pid)
+        self._hear_worker(saver)
+
+    def _hear_worker(self, saver: Saver) -> None:
+        folder = saver.here.output_dir
+        worker = self._workers.get(folder)
+        if worker is not None and worker.poll():
+            self._workers[folder] = None  # it is not begun again
+            why = embedded.last_error(saver.here.spool) or f"see {embedded.LOG} in {saver.here.spool}"
+            self._say(saver.here, f"the embedded worker ended with exit code {worker.returncode}: {why}")
 
     def _begin(self, args: Any, model: Any, processing: Any) -> None:
         folder = Path(args.output_dir).absolute()
@@ -195,12 +200,15 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
                 self._wait_for_store(saver)
 
     def _wait_for_store(self, saver: Saver) -> None:
-        def served(spool: Path) -> bool:
-            return leaving.is_served(spool) or (self._worker is not None and self._worker.poll() is None)
-
         folder = saver.here.output_dir
+        worker = self._workers.get(folder)
+
+        def served(spool: Path) -> bool:
+            return leaving.is_served(spool) or (worker is not None and worker.poll() is None)
+
         trains = {saver.begun.train, *(train for where, train in self._former if where == folder and train)}
         leaving.wait(folder, trains, self._wait, lambda text: self._say(saver.here, text), served=served)
+        self._hear_worker(saver)
 
     def _pin_last(self, saver: Saver) -> None:
         saver.commit(None)

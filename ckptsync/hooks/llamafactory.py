@@ -97,7 +97,7 @@ def _train(options: Asked) -> None:
         )
     from ckptsync.hooks.hf import CkptSyncCallback  # noqa: PLC0415  # it needs transformers
 
-    run_exp(callbacks=[CkptSyncCallback(store=options.store, wait=options.wait)])
+    run_exp(callbacks=[CkptSyncCallback(store=options.store, wait=options.wait, run=options.run)])
 
 
 @contextlib.contextmanager

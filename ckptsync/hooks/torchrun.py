@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ckptsync.errors import ConfigError
 
@@ -19,8 +19,8 @@ def is_on(environment: Mapping[str, str], variable: str, default: str = "0") -> 
 
 
 def is_within(environment: Mapping[str, str]) -> bool:
-    """Whether this process is one that torchrun has started."""
-    return {"TORCHELASTIC_RUN_ID", "LOCAL_RANK"} <= environment.keys()
+    """Whether this process is one of several that a launcher has started: torchrun, accelerate's or DeepSpeed's, which all say that of each."""
+    return all(environment.get(variable) for variable in ("LOCAL_RANK", "RANK", "WORLD_SIZE"))
 
 
 def is_wanted(environment: Mapping[str, str], devices: int) -> bool:
@@ -30,18 +30,21 @@ def is_wanted(environment: Mapping[str, str], devices: int) -> bool:
 
 
 def where(environment: Mapping[str, str], devices: int) -> list[str]:
-    """torchrun's options; raises ConfigError where the nodes could never meet."""
-    nodes, node = environment.get("NNODES", "1"), environment.get("NODE_RANK", "0")
-    if node != "0":
-        _check_meeting(environment, f"NODE_RANK={node}")
-    address, port = environment.get("MASTER_ADDR", "127.0.0.1"), environment.get("MASTER_PORT") or _free_port()
-    processes = ["--nproc-per-node", environment.get("NPROC_PER_NODE", str(max(1, devices)))]
-    if "RDZV_ID" not in environment:
+    """torchrun's options; an empty variable is none.  Raises ConfigError where the nodes could never meet."""
+
+    def told(variable: str, default: str = "") -> str:
+        return environment.get(variable, "").strip() or default
+
+    nodes, node, name = told("NNODES", "1"), told("NODE_RANK", "0"), told("RDZV_ID")
+    if name and told("MIN_NNODES") and told("MAX_NNODES"):
+        nodes = f"{told('MIN_NNODES')}:{told('MAX_NNODES')}"
+    _check_meeting([variable for variable in ("MASTER_ADDR", "MASTER_PORT") if not told(variable)], nodes, node, name)
+    address, port = told("MASTER_ADDR", "127.0.0.1"), told("MASTER_PORT") or _free_port()
+    processes = ["--nproc-per-node", told("NPROC_PER_NODE", str(max(1, devices)))]
+    if not name:
         return ["--nnodes", nodes, "--node-rank", node, *processes, "--master-addr", address, "--master-port", port]
-    if {"MIN_NNODES", "MAX_NNODES"} <= environment.keys():
-        nodes = f"{environment['MIN_NNODES']}:{environment['MAX_NNODES']}"
-    meeting = ["--rdzv-id", environment["RDZV_ID"], "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{address}:{port}"]
-    return ["--nnodes", nodes, *processes, *meeting, "--max-restarts", environment.get("MAX_RESTARTS", "0")]
+    meeting = ["--rdzv-id", name, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{address}:{port}"]
+    return ["--nnodes", nodes, *processes, *meeting, "--max-restarts", told("MAX_RESTARTS", "0")]
 
 
 def environment_of(environment: Mapping[str, str]) -> dict[str, str]:
@@ -49,9 +52,12 @@ def environment_of(environment: Mapping[str, str]) -> dict[str, str]:
     return {**environment, **(_OPTIMISED if is_on(environment, "OPTIM_TORCH", "1") else {})}
 
 
-def _check_meeting(environment: Mapping[str, str], why: str) -> None:
-    lacking = [variable for variable in ("MASTER_ADDR", "MASTER_PORT") if not environment.get(variable)]
-    if lacking:
+def _check_meeting(lacking: Sequence[str], nodes: str, node: str, name: str) -> None:
+    """The first node may wait at any address of its own, but nobody guesses its port; where nodes meet by name, each may be the first."""
+    if node == "0" and not name:
+        lacking = [variable for variable in lacking if variable != "MASTER_ADDR"]
+    if lacking and (node != "0" or nodes.partition(":")[0] not in ("0", "1")):
+        why = f"NODE_RANK={node}" if node != "0" else f"NNODES={nodes}"
         raise ConfigError(
             f"{' and '.join(lacking)}: not set, and {why}: the nodes would wait for each other for ever",
             hint="give every node the same MASTER_ADDR and MASTER_PORT: the first node's address, and a free port there",
