@@ -326,3 +326,44 @@ def test_what_cannot_be_read_of_a_node_is_found(store: Path, python: str, capsys
     (store / ".ckptsync/launches/n5.json").write_text("[1]")
     told = asked(capsys, store)
     assert ("unreadable-facts" in kinds(told), told["exit_code"]) == (True, 2)
+
+
+def test_a_node_that_trains_alone_misses_nobody(
+    store: Path, python: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NNODES", "1")
+    asked(capsys, "--publish", store, "--python", python)
+    assert "one-node" not in kinds(asked(capsys, store))
+
+
+@pytest.mark.skipif(not shutil.which("cc"), reason="no compiler")
+def test_nodes_are_compared_also_by_one_whose_own_clock_is_hours_off(beside: Path, tmp_path: Path, python: str) -> None:
+    library, ahead = tmp_path / "shifted.so", tmp_path / "seconds"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(SHIFTED)], check=True)
+    sound(beside, 1, python)
+    ahead.write_bytes((7200).to_bytes(8, sys.byteorder))
+    assert doctor([beside / "store"], LD_PRELOAD=str(library), SHIFTED_CLOCK=str(ahead))["nodes"] == ["n0", "n1"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes directories of others")
+@pytest.mark.parametrize("what", ["store", "out", "model"])
+def test_what_this_user_cannot_reach_is_found_and_said_in_our_words(what: str, tmp_path: Path, python: str) -> None:
+    for name in ("store", "out", "model"):
+        (tmp_path / name).mkdir()
+    os.chown(tmp_path / what, 12345, 12345)
+    (tmp_path / what).chmod(0o700)
+    (tmp_path / "worker.yaml").write_text(
+        f"store: {{url: {tmp_path}/store/x}}\nworker: {{runs: [{{path: {tmp_path}/out/x}}, {{path: {tmp_path}/out/y/*}}]}}\n"
+    )
+    words = ["-c", tmp_path / "worker.yaml", "--publish", "--python", python, "--model", tmp_path / "model/x"]
+    told = doctor(words, within=["setpriv", "--bounding-set=-dac_override,-dac_read_search"])
+    wanted = {"store": ["not-published", "store-unreachable"], "out": ["configuration"], "model": []}[what]
+    assert [f["kind"] for f in told["findings"] if f["level"] == "fail"] == wanted
+    assert bool(told["published"]) == (not wanted)
+
+
+def test_a_password_in_a_stores_url_is_not_told(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in ([], ["--publish"], ["--nodes"]):
+        assert main(["doctor", "--json", *words, "s3://me:s3cret@bucket"]) == 2
+        told = capsys.readouterr()
+        assert "s3cret" not in told.out + told.err

@@ -9,7 +9,7 @@ from ckptsync.doctor.permissions import WHY
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs/doctor.md").read_text()
-_AT = {"Finding": 1, "refusal": 1, "_fail": 0, "_warn": 0, "_finding": 0}  # which argument is the kind
+_AT = {"Finding": 1, "refusal": 1, "fail": 0, "warn": 0, "say": 0, "_warn": 0, "_finding": 0}  # which argument is the kind
 
 
 def kinds_of_the_code() -> set[str]:

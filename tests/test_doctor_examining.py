@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from ckptsync.config.loading import read
 from ckptsync.doctor import examining
+from ckptsync.doctor.asking import Asked
 from ckptsync.doctor.examining import Place
-from ckptsync.doctor.places import Asked
 from ckptsync.stores.limits import Limits
+from ckptsync.stores.posix.store import PosixStore
 from tests.doctor_real import doctor, kinds, needs_namespaces
 
 QWEN = '{"hidden_size": 8, "num_hidden_layers": 1, "vocab_size": 10, "num_attention_heads": 2, "intermediate_size": 16, "tie_word_embeddings": true}'
@@ -106,3 +108,21 @@ def test_how_a_stores_own_file_system_is_mounted_is_looked_at(tmp_path: Path, mo
 def test_inotifys_limits_are_looked_at(tmp_path: Path) -> None:
     setup = "echo 0 > /proc/sys/user/max_inotify_instances"
     assert "inotify" in kinds(doctor(["--output-dir", tmp_path, "--python", sys.executable], setup))
+
+
+def test_a_clock_that_is_days_off_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = time.time
+    monkeypatch.setattr("ckptsync.worker.clock.time.time", lambda: real() - 2 * 86400)
+    assert examining.clock(PosixStore(str(tmp_path)), "n0") == pytest.approx(-2 * 86400, abs=2)
+
+
+def test_of_a_url_with_a_password_no_more_than_the_scheme_is_shown(tmp_path: Path) -> None:
+    (one,) = examining.store(place("s3://user:s3cret@b"), "n0", []).findings
+    assert "s3cret" not in repr(one)
+    assert one.subject == "s3://…"
+    assert examining.shown(str(tmp_path)) == str(tmp_path)
+    assert examining.shown("sftp://me@host/dir") == "sftp://me@host/dir"
+
+
+def test_a_store_that_says_nothing_is_not_waited_for_as_long_as_an_upload_is() -> None:
+    assert examining._hasty(place("x")).stall < Limits().stall

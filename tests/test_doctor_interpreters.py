@@ -39,3 +39,10 @@ def test_a_python_that_cannot_be_asked_is_named(tmp_path: Path) -> None:
     for python, words in ((str(old), "SyntaxError"), ("/nowhere/python", "no such file"), ("/bin/true", "cannot tell of itself")):
         with pytest.raises(ConfigError, match=f"(?i){words}"):
             ask(python)
+
+
+def test_what_an_environment_prints_when_it_starts_is_no_answer(tmp_path: Path) -> None:
+    python = environment(tmp_path / "venv", {"torch": "2.8.0"})
+    (packages,) = (tmp_path / "venv/lib").glob("python*/site-packages")
+    (packages / "banner.pth").write_text("import sys; print('welcome'); print('{}')\n")
+    assert ask(python)["versions"] == {"torch": "2.8.0"}

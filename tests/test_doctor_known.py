@@ -54,6 +54,7 @@ def test_a_relative_output_directory_is_found_with_ray_alone() -> None:
 
 def test_what_the_system_gives_too_little_of_is_found() -> None:
     assert kinds(limits={"nofile": 256}) == [("warn", "few-files")]
+    assert kinds(limits={"nofile": -1}) == [], "no limit"
     assert kinds(limits={"shm": 64 << 20}) == [("warn", "small-shm")]
     assert kinds(limits={"memlock": 64 << 10}) == [("warn", "memlock")]
     assert kinds(limits={"memlock": 64 << 10, "hcas": 0}) == []

@@ -61,3 +61,11 @@ def test_a_shared_disk_is_sound_but_with_save_on_each_node() -> None:
 def test_another_base_model_is_found() -> None:
     assert planted(model={"digest": "fedcba9876543210"}) == [("warn", "model-differs", "the base model")]
     assert planted(model={"digest": ""}) == [("warn", "model-differs", "the base model")]
+
+
+def test_a_path_that_is_a_servers_for_one_node_and_a_local_disk_for_the_other_is_found() -> None:
+    assert planted(places={"/data/out": {"nonce": "nonce1", "seen": ["nonce1"], "server": "nfs4"}}) == [
+        ("fail", "disk-differs", "/data/out")
+    ]
+    shared = {"/data/out": {"nonce": "nonce1", "seen": ["nonce0", "nonce1"], "server": "fuse.bindfs"}}
+    assert planted(places=shared) == [], "it was tried"

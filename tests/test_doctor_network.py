@@ -12,7 +12,7 @@ from tests.campaigns.nodes import TRAIN, Network, can_isolate
 from tests.doctor_real import doctor, environment
 
 pytestmark = pytest.mark.skipif(not can_isolate(), reason="only root may make network namespaces")
-SYSFS = ("unshare", "--mount", "sh", "-e", "-c", 'mount -t sysfs sysfs /sys; exec "$@"', "sh")
+SYSFS = ("unshare", "--mount", "sh", "-e", "-c", 'mount -t sysfs sysfs /sys; mount --bind $1 /etc/hosts; shift; exec "$@"', "sh")
 
 
 class Pair:
@@ -24,7 +24,7 @@ class Pair:
         self._python = environment(home / "venv", {"torch": "2.8.0"})
         assert self.found(0) == []
 
-    def found(self, rank: int, **planted: str) -> list[tuple[str, str]]:
+    def found(self, rank: int, hosts: Path = Path("/etc/hosts"), **planted: str) -> list[tuple[str, str]]:
         """What is found of the network when a node has said what it is, and was compared."""
         told = {
             "NNODES": "2",
@@ -34,7 +34,7 @@ class Pair:
             "MASTER_PORT": "29500",
         }
         named = {"GLOO_SOCKET_IFNAME": TRAIN, "NCCL_SOCKET_IFNAME": TRAIN, **planted}
-        within = (*self.network.nodes[rank].within(), *SYSFS)
+        within = (*self.network.nodes[rank].within(), *SYSFS, str(hosts))
         words = ["--publish", self._store, "--node", f"n{rank}", "--python", self._python, *(["--nodes"] if rank else [])]
         answer = doctor(words, within=within, **{**told, **named})
         return [(f["kind"], f["subject"]) for f in answer["findings"] if f["kind"] not in ("small-shm", "few-files")]
@@ -89,3 +89,11 @@ def test_a_port_that_an_earlier_training_has_is_found(pair: Pair) -> None:
         port = str(listener.getsockname()[1])
         assert ("port-taken", "MASTER_PORT") in pair.found(0, MASTER_PORT=port)
     assert pair.found(0) == []
+
+
+def test_a_master_whose_name_has_an_address_of_no_network_here_is_reached_by_the_other(pair: Pair, tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text(f"0100::1 master\n{pair.network.trainer(0)} master\n")
+    assert pair.found(1, hosts=hosts, MASTER_ADDR="master") == []
+    hosts.write_text("0100::1 master\n")
+    assert ("master-unreachable", "MASTER_ADDR") in pair.found(1, hosts=hosts, MASTER_ADDR="master")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.doctor.places import Asked, last_two, mounted, space, wrong
+from ckptsync.doctor.asking import Asked
+from ckptsync.doctor.places import last_two, space, wrong
 from tests.doctor_real import PROJECT, doctor, kinds, needs_namespaces
 
 HERE = Asked("n0", os.geteuid())
@@ -64,10 +65,6 @@ def test_a_model_that_would_not_fit_twice_is_a_warning_as_long_as_nothing_was_sa
     assert "room for two" in one.what
 
 
-def test_a_directory_of_another_user_is_found(tmp_path: Path) -> None:
-    assert [f.kind for f in wrong(tmp_path, Asked("n0", os.geteuid() + 1))][:1] == ["other-user"]
-
-
 @as_root
 def test_root_is_told_that_it_is_not_the_worker(tmp_path: Path) -> None:
     os.chown(tmp_path, 65534, 65534)
@@ -76,7 +73,8 @@ def test_root_is_told_that_it_is_not_the_worker(tmp_path: Path) -> None:
 
 ASK = """import os, sys
 from pathlib import Path
-from ckptsync.doctor.places import Asked, wrong
+from ckptsync.doctor.asking import Asked
+from ckptsync.doctor.places import wrong
 print(*[f.kind for f in wrong(Path(sys.argv[1]), Asked("n0", os.geteuid()))])"""
 
 
@@ -146,14 +144,6 @@ def test_a_read_only_disk_is_found(tmp_path: Path) -> None:
     assert "output-not-writable" in planted(tmp_path, f"mount -t tmpfs -o ro tmpfs {tmp_path}")
 
 
-def test_how_nfs_is_mounted_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    table = tmp_path / "mountinfo"
-    monkeypatch.setattr("ckptsync.stores.mounts.TABLE", str(table))
-    for options, wanted in (("vers=4.2,hard", []), ("vers=4.2,soft", ["nfs-soft"]), ("hard,actimeo=600", ["late-names"])):
-        table.write_text(f"40 22 0:40 / / rw - nfs4 head:/srv rw,{options}\n")
-        assert [f.kind for f in mounted(tmp_path, HERE)] == wanted
-
-
 @pytest.mark.skipif(not shutil.which("cc"), reason="no compiler")
 def test_a_file_system_without_links_is_found(tmp_path: Path) -> None:
     """As vfat, and FUSE where its program knows no links."""
@@ -164,3 +154,34 @@ def test_a_file_system_without_links_is_found(tmp_path: Path) -> None:
     subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
     out.mkdir()
     assert "no-links" in kinds(doctor(["--output-dir", out, "--python", sys.executable], LD_PRELOAD=str(library)))
+
+
+@as_root
+@pytest.mark.parametrize(("owner", "mode", "kinds"), [(0, 0o1777, []), (12345, 0o777, ["other-user"]), (65534, 0o755, [])])
+def test_before_the_first_save_a_directory_of_another_user_is_found_but_for_one_that_root_made_for_all(
+    owner: int, mode: int, kinds: list[str], tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    os.chown(out, owner, owner)
+    out.chmod(mode)
+    assert found_by_nobody(out) == kinds
+
+
+@as_root
+def test_what_root_makes_where_pins_will_be_is_the_trainers(tmp_path: Path) -> None:
+    os.chown(tmp_path, 65534, 65534)
+    found(tmp_path)
+    assert (tmp_path / "_ckptsync").stat().st_uid == 65534
+
+
+def test_a_file_system_that_tells_no_size_has_room() -> None:
+    assert os.statvfs("/proc").f_blocks == 0
+    assert list(space(Path("/proc"), None, HERE)) == []
+
+
+def test_a_small_disk_of_which_nothing_is_known_may_do_and_a_full_one_does_not(tmp_path: Path) -> None:
+    words = ["--output-dir", tmp_path, "--python", sys.executable]
+    for size, level in (("100m", "warn"), ("512k", "fail")):
+        told = doctor(words, f"mount -t tmpfs -o size={size} tmpfs {tmp_path}")
+        assert [f["level"] for f in told["findings"] if f["kind"] == "disk-full"] == [level]

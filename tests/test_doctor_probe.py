@@ -5,6 +5,7 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -155,3 +156,25 @@ def test_it_is_written_in_words_that_python_3_8_knows() -> None:
         for word in ("removeprefix", "removesuffix", "parents[", "is_relative_to", "strict=True", "slots=True")
         if word in source
     ]
+
+
+def test_a_name_that_nobody_answers_for_in_time_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered = threading.Event()
+    monkeypatch.setattr(probe, "_LOOKUP", 0.1)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_args, **_kinds: answered.wait(60) and [])
+    assert probe._addresses("slow") == []
+    answered.set()
+
+
+def test_a_model_with_a_link_to_nothing_has_a_digest(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors").symlink_to(tmp_path / "gone")
+    assert probe.gather(model=str(tmp_path))["model"]["digest"]
+
+
+def test_no_limit_is_minus_one() -> None:
+    ask = "import resource as r; r.setrlimit(r.RLIMIT_MEMLOCK, (r.RLIM_INFINITY,) * 2); from ckptsync.doctor.probe import gather; print(gather()['limits']['memlock'])"
+    done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=False)
+    if "not allowed" in done.stderr:
+        pytest.skip("only root may raise it")
+    assert done.stdout == "-1\n", done.stderr

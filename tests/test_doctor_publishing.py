@@ -1,4 +1,7 @@
+import os
+import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +14,7 @@ from ckptsync.fleet import heartbeat
 from ckptsync.fleet.facts import Facts, Train
 from ckptsync.fleet.heartbeat import Heartbeat
 from ckptsync.stores.memory import MemoryStore
+from ckptsync.stores.posix.store import PosixStore
 from tests.doctor_nodes import pair
 
 HOOK = {
@@ -52,12 +56,21 @@ def test_a_node_cannot_speak_for_another_and_what_is_odd_is_told() -> None:
         launch_name("../x")
 
 
-def test_two_machines_under_one_id_are_found_and_one_that_was_booted_again_is_not() -> None:
-    store, node = MemoryStore(), pair()[0]
-    publish(store, {**node, "at": 1000.0, "booted": 500.0})
-    publish(store, {**node, "at": 3000.0, "booted": 2000.0, "boot": "again"})
-    with pytest.raises(ConfigError, match="another machine"):
-        publish(store, {**node, "at": 3100.0, "booted": 100.0, "boot": "clone"})
+def test_two_machines_under_one_id_are_found_by_the_stores_clock_and_one_that_was_booted_again_is_not(tmp_path: Path) -> None:
+    store, node, now = PosixStore(str(tmp_path)), pair()[0], time.time()
+    publish(store, {**node, "at": now, "booted": now - 500})
+    publish(store, {**node, "at": now, "booted": now - 30, "boot": "again"})
+    for ahead in (0.0, 7200.0, -7200.0):
+        with pytest.raises(ConfigError, match="another machine"):
+            publish(store, {**node, "at": now + ahead, "booted": now + ahead - 1000, "boot": "clone", "clock": ahead})
+
+
+def test_a_node_that_another_machine_took_over_an_hour_ago_is_that_machine(tmp_path: Path) -> None:
+    store, node, now = PosixStore(str(tmp_path)), pair()[0], time.time()
+    publish(store, {**node, "at": now, "booted": now - 500})
+    os.utime(tmp_path / launch_name("n0"), (now - 4000, now - 4000))
+    publish(store, {**node, "at": now, "booted": now - 10**6, "boot": "rescheduled"})
+    assert [one["boot"] for one in published(store, now)[0]] == ["rescheduled"]
 
 
 def test_nodes_of_a_run_that_trains_are_compared_by_what_their_hooks_say() -> None:

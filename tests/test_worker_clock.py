@@ -120,3 +120,9 @@ def test_threads_that_ask_at_once_or_late_have_one_measurement() -> None:
     with ThreadPoolExecutor(4) as pool:
         assert len(set(pool.map(clock.offset, (5000.0, 4000.0, 10.0, 0.0)))) == 1
     assert store.written == 1
+
+
+def test_who_asks_what_is_wrong_is_told_of_years_too() -> None:
+    ahead = 3 * 365 * 86400.0
+    assert offset(ahead, ahead + 0.01, 0.5) == 0
+    assert offset(ahead, ahead + 0.01, 0.5, farthest=10 * ahead) == pytest.approx(ahead * 1e9, abs=1e9)

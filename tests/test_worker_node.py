@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from ckptsync.records.names import checked_node
-from ckptsync.worker.node import node_id
+from ckptsync.worker.node import node_id, umask
 
 
 def test_the_id_is_the_host_and_a_hash_of_the_machine(tmp_path: Path) -> None:
@@ -30,3 +31,11 @@ def test_without_a_machine_id_it_is_still_the_same_at_every_start(tmp_path: Path
 @pytest.mark.parametrize("host", ["", "..", "a b/c", "ünï", "x" * 300, "-"])
 def test_any_host_name_makes_a_valid_id(tmp_path: Path, host: str) -> None:
     assert checked_node(node_id(host, tmp_path / "none"))
+
+
+def test_the_umask_is_as_the_process_has_it() -> None:
+    before = os.umask(0o027)
+    try:
+        assert umask() == "0027"
+    finally:
+        os.umask(before)

@@ -19,14 +19,16 @@ from ckptsync.config.loading import load
 from ckptsync.config.readers import period
 from ckptsync.config.runs import output_directories
 from ckptsync.config.values import Config
-from ckptsync.doctor import examining, interpreters, pacing, publishing, training
+from ckptsync.doctor import examining, interpreters, mounting, pacing, publishing, training
+from ckptsync.doctor.asking import Asked, is_directory
 from ckptsync.doctor.compare import alone, compare
 from ckptsync.doctor.examining import Place, refusal
 from ckptsync.doctor.findings import Finding, exit_code, in_order
-from ckptsync.doctor.places import Asked
 from ckptsync.errors import CkptsyncError, ConfigError, StoreError
 from ckptsync.head.rules import Rules
 from ckptsync.stores.contract import Store
+from ckptsync.stores.mounts import mount_of
+from ckptsync.stores.urls import located
 from ckptsync.worker.node import node_id
 
 WARNED = 1
@@ -74,6 +76,9 @@ def _examined(args: argparse.Namespace) -> Report:
         if not args.config:
             raise
         return Report("", (), (refusal(e, "configuration", args.node or node_id(), args.config, "the service does not start"),))
+    except StoreError as e:
+        why = "whoever touches it waits for ever: trainers, the worker, and this command, which has looked at nothing else"
+        return Report("", (), (refusal(e, "no-answer", args.node or node_id(), "", why),))
     found = list(examining.runs(here.config, here.node)) if here.config else []
     rate = pacing.mean(here.config.limits.bandwidth) if here.config else None
     asked = Asked(here.node, os.geteuid(), examining.expected(here.model, here.training), rate)
@@ -114,36 +119,46 @@ def _published(args: argparse.Namespace, report: Report, store: Store | None) ->
     except CkptsyncError as e:
         why = "other nodes cannot be compared with this one"
         return replace(report, findings=in_order([*found, refusal(e, "not-published", node, report.store, why)]))
-    nodes, more = _nodes(store, args) if args.nodes else (report.nodes, [])
+    nodes, more = _nodes(store, args, report.asked["clock"] or 0.0) if args.nodes else (report.nodes, [])
     return replace(report, nodes=nodes, findings=in_order([*found, *more]), published=publishing.launch_name(node))
 
 
 def _compared(args: argparse.Namespace) -> Report:
-    place = _here(args).place
+    here = _here(args)
+    place = here.place
     store = examining.there(place) if place else None
     if place is None or store is None:
         what = f"{place.url}: not there" if place else "no store is named"
         raise ConfigError(what, hint="give its URL, a configuration with -c, or set CKPTSYNC_STORE; is the file system mounted?")
-    nodes, found = _nodes(store, args)
+    clock = 0.0
+    with contextlib.suppress(StoreError):  # who may only read cannot ask what time it is there
+        clock = examining.clock(store, here.node)
+    nodes, found = _nodes(store, args, clock)
     if not nodes:
         hint = "run `ckptsync doctor --publish` on each node; a training that runs is compared by what its hook says"
         raise ConfigError(f"{store.url}: no node has said what it is within {args.fresh}", hint=hint)
     return Report(store.url, nodes, in_order(found))
 
 
-def _nodes(store: Store, args: argparse.Namespace) -> tuple[tuple[str, ...], list[Finding]]:
-    """Those that said what they are a short while ago, and those of each run that trains now."""
-    said, odd = publishing.published(store, time.time(), _fresh(args.fresh))
+def _nodes(store: Store, args: argparse.Namespace, clock: float) -> tuple[tuple[str, ...], list[Finding]]:
+    """Those that said what they are a short while ago, and those of each run that trains now.  ``clock``: how far this node's is ahead of the store's."""
+    now, fresh = time.time() - clock, _fresh(args.fresh)
+    said, odd = publishing.published(store, now, fresh)
     asked = [one for one in said if not args.job or one.get("job") == args.job]
-    groups = [*publishing.jobs(asked), *publishing.trainings(publishing.living(store, time.time(), _fresh(args.fresh))).values()]
+    groups = [*publishing.jobs(asked), *publishing.trainings(publishing.living(store, now, fresh)).values()]
     found = [finding for group in groups for finding in compare(group)]
-    if len(groups) == 1 and len(groups[0]) == 1 and not found:
+    if len(groups) == 1 and len(groups[0]) == 1 and not _is_known_to_be_one(groups[0][0], found):
         (one,) = groups[0]
         why = "what differs is found between nodes; one under whose path for the store another disk lies is never seen here"
         hint = "run `ckptsync doctor --publish` on each node, then compare again"
         found.append(Finding("warn", "one-node", (str(one["node"]),), store.url, "no other node has said what it is", why, hint))
     found += [refusal(e, "unreadable-facts", "", store.url, "that node is not compared") for e in odd]
     return tuple(sorted({str(facts["node"]) for group in groups for facts in group})), found
+
+
+def _is_known_to_be_one(facts: Mapping[str, Any], found: list[Finding]) -> bool:
+    """Whether it was said that there is no other, or already that one is missing."""
+    return publishing.is_alone(facts) or any(finding.kind == "nodes-missing" for finding in found)
 
 
 def _fresh(text: str) -> float:
@@ -154,24 +169,34 @@ def _fresh(text: str) -> float:
 
 
 def _here(args: argparse.Namespace) -> _Here:
-    """Raises ConfigError."""
+    """Raises ConfigError; StoreError where the file system of a path that is named does not answer."""
     if args.config and args.url:
         raise ConfigError(f"{args.url}: a store and a configuration are given", hint="give one of them")
     said = training.read(Path(args.training)) if args.training else {}
     given = [*args.output_dir, *([said["output_dir"]] if said.get("output_dir") else [])]
     model = args.model or said.get("model_name_or_path", "")
+    _answer(*given, *([model] if model.startswith("/") else []))
     if not args.config:
         url = args.url or os.environ.get("CKPTSYNC_STORE", "")
         access = reached(args)
+        _answer(located(url) if url else None)
         place = Place(url, access.options, access.limits) if url else None
         return _Here(args.node or node_id(), place, None, tuple(dict.fromkeys(Path(p).absolute() for p in given)), said, model)
     source = Path(args.config)
     os.environ.update(variables(source))  # as the service: systemd gives it these, and not this shell's
     config = load(source)
+    _answer(located(config.store.url), *(run.path for run in config.worker.runs if "worker" in config.roles))
     served = _served(config) if "worker" in config.roles else []
     place = Place(config.store.url, config.store.options, reach.limits(config.limits), deletes=_lets_go(config))
     outputs = tuple(dict.fromkeys(Path(p).absolute() for p in (*served, *given)))
     return _Here(args.node or config.node or node_id(), place, config, outputs, said, model)
+
+
+def _answer(*paths: object) -> None:
+    """Raises StoreError where one of them, up to its first wildcard, is on a file system that does not answer; what is no path is somebody else's question."""
+    for path in mounting.silent(mounting.fixed(Path(p).absolute()) for p in paths if isinstance(p, (str, Path))):
+        hint = "see whether its server is up; `umount -f -l` lets go of a mount whose server has gone"
+        raise StoreError(f"{path}: its file system does not answer within {mounting.PATIENCE:g} s", hint=hint)
 
 
 def _served(config: Config) -> list[str]:
@@ -189,9 +214,12 @@ def _lets_go(config: Config) -> bool:
 
 def _facts(args: argparse.Namespace, here: _Here, clock: float | None) -> dict[str, Any]:
     pythons = [args.python] if args.python else interpreters.candidates()
-    model = str(Path(here.model).absolute()) if here.model and Path(here.model).is_dir() else ""
+    model = str(Path(here.model).absolute()) if here.model and is_directory(Path(here.model)) else ""
     shared = [str(path) for path in here.outputs] if args.publish else []
     told = interpreters.ask_one(pythons, places=shared, node=here.node, model=model)
+    for path, about in told.get("places", {}).items():
+        mount = mount_of(path)
+        about["server"] = mount.kind if mount.is_remote else ""
     return {**told, "training": dict(here.training), "clock": clock, "job": args.job}
 
 

@@ -17,6 +17,7 @@ from ckptsync.spool import marks
 from ckptsync.spool.marks import Begun
 from ckptsync.walk import OURS
 from ckptsync.watch import file_system_type
+from ckptsync.worker.node import umask
 
 _INOTIFY = Path("/proc/sys/fs/inotify")
 _GPUS = Path("/proc/driver/nvidia")
@@ -30,7 +31,7 @@ def survey(node: str, runs: Mapping[str, Path], clock_offset: int | None = None)
         host=socket.gethostname(),
         machine=machine(),
         user=_user(),
-        umask=_umask(),
+        umask=umask(),
         ckptsync=__version__,
         python=platform.python_version(),
         kernel=platform.release(),
@@ -84,11 +85,6 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # a number without a name, as in containers
         return str(os.getuid())
-
-
-def _umask() -> str:
-    lines = _text(Path("/proc/self/status")).splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("Umask:")), "")
 
 
 def _text(path: Path) -> str:

@@ -13,20 +13,22 @@ from pathlib import Path
 from ckptsync.config.reach import options_for
 from ckptsync.config.runs import output_directories
 from ckptsync.config.values import Config
-from ckptsync.doctor import permissions, places, room, watching
+from ckptsync.doctor import mounting, permissions, places, room, watching
+from ckptsync.doctor.asking import Asked, is_directory, words
 from ckptsync.doctor.findings import SETUP, STORAGE, Finding
-from ckptsync.doctor.places import Asked
-from ckptsync.errors import CkptsyncError, StoreError
+from ckptsync.errors import CkptsyncError, ConfigError, StoreError
 from ckptsync.records.names import clock_name
 from ckptsync.stores.contract import Store
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.opening import bare, create_store, has_root
 from ckptsync.stores.urls import Remote, located
 from ckptsync.walk import OURS
-from ckptsync.worker.clock import measure
+from ckptsync.worker.clock import DAY, measure
+from ckptsync.worker.node import umask
 
-_MAGIC = frozenset("*?[")
 _NOTHING = "nothing is found, and nothing sent"
+_STALL = 20.0  # seconds without a byte: nobody who asks what is wrong waits as long as an upload does
+_EVER = 40 * 365 * DAY  # a node may come up in the year of its firmware; a store that is farther off tells no time
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,15 +66,16 @@ def runs(config: Config, node: str) -> Iterator[Finding]:
         )
     for run in config.worker.runs:
         above = _above(Path(run.path))
-        if not above.is_dir():
+        if not is_directory(above):
+            what = f"{above} is not there, or not to be reached by this user"
             hint = "is the file system mounted, and the path right?"
-            yield Finding("warn", "output-absent", (node,), run.path, f"{above} is not there", _NOTHING, hint, STORAGE)
+            yield Finding("warn", "output-absent", (node,), run.path, what, _NOTHING, hint, STORAGE)
 
 
 def _above(path: Path) -> Path:
     """Where the first thing would appear that a training makes: what stands before a wildcard, or the parent."""
-    fixed = next((n for n, part in enumerate(path.parts) if _MAGIC & set(part)), len(path.parts) - 1)
-    return Path(*path.parts[:fixed])
+    fixed = mounting.fixed(path)
+    return path.parent if fixed == path else fixed
 
 
 def store(place: Place, node: str, outputs: Iterable[Path]) -> Answer:
@@ -83,18 +86,25 @@ def store(place: Place, node: str, outputs: Iterable[Path]) -> Answer:
             return Answer(tuple(_absent(place.url, node, outputs)))
         refused = tuple(permissions.refused(found, node, deletes=place.deletes))
         here = tuple(_here(place.url, node, outputs))
-        return Answer((*refused, *here)) if refused else Answer(here, found, _clock(found, node))
+        return Answer((*refused, *here)) if refused else Answer(here, found, clock(found, node))
     except CkptsyncError as e:
-        return Answer((refusal(e, "store-unreachable", node, place.url, _NOTHING),))
-    except OSError as e:
-        error = StoreError(f"{e.filename or place.url}: {(e.strerror or str(e)).lower()}", hint="look at the directories above it")
-        return Answer((refusal(error, "store-unreachable", node, place.url, _NOTHING),))
+        return Answer((refusal(e, "store-unreachable", node, shown(place.url), _NOTHING),))
 
 
-def _clock(store: Store, node: str) -> float:
+def shown(url: str) -> str:
+    """A store's URL as it may be told; of one that is refused, as for a password in it, no more than its scheme."""
+    try:
+        located(url)
+    except ConfigError:
+        return f"{url.partition('://')[0]}://…" if "://" in url else url
+    return url
+
+
+def clock(store: Store, node: str) -> float:
+    """How far a node's is ahead of the store's, in seconds.  Raises StoreError."""
     name = f"{node}~doctor"  # not the worker's own, which it may be using now
     try:
-        return measure(store, name) / 1e9
+        return measure(store, name, _EVER) / 1e9
     finally:
         with contextlib.suppress(StoreError):  # a worker may not be allowed to delete: then it stays, and is written over
             store.delete(clock_name(name))
@@ -104,7 +114,12 @@ def begin(place: Place, outputs: Iterable[Path]) -> None:
     """Make a store that is not there yet, as the first worker would; one that was there before is waited for.  Raises CkptsyncError."""
     where = located(place.url)
     if there(place) is None and not _served(where, outputs):
-        create_store(place.url, _options(place), replace(place.limits, patience=0.0))
+        create_store(place.url, _options(place), _hasty(place))
+
+
+def _hasty(place: Place) -> Limits:
+    """Nothing is tried twice."""
+    return replace(place.limits, patience=0.0, stall=min(place.limits.stall, _STALL))
 
 
 def _options(place: Place) -> Mapping[str, object]:
@@ -119,11 +134,14 @@ def _served(where: Path | Remote, outputs: Iterable[Path]) -> list[Path]:
 
 
 def there(place: Place) -> Store | None:
-    """What is there, without asking whether it is one of ours yet; nothing is tried twice."""
+    """What is there, without asking whether it is one of ours yet; nothing is tried twice.  Raises CkptsyncError."""
     where = located(place.url)
-    if isinstance(where, Path) and not where.is_dir():
-        return None
-    found = bare(place.url, _options(place), replace(place.limits, patience=0.0))
+    try:
+        if isinstance(where, Path) and not where.is_dir():
+            return None
+    except OSError as e:
+        raise StoreError(f"{where}: {words(e)}", hint="look at the directories above it") from e
+    found = bare(place.url, _options(place), _hasty(place))
     return found if has_root(found) else None
 
 
@@ -134,7 +152,7 @@ def _absent(url: str, node: str, outputs: Iterable[Path]) -> Iterator[Finding]:
     if served:
         what = f"not there, and was when {served[0]} was last served"
         yield Finding("fail", "store-absent", (node,), url, what, "the worker waits for it to come back", hint, STORAGE)
-    elif isinstance(where, Remote) or not where.parent.is_dir():
+    elif isinstance(where, Remote) or not is_directory(where.parent):
         why = "the first worker makes it, and what is missing above it: where a file system should be mounted, that is this machine's own disk"
         yield Finding("warn", "store-absent", (node,), url, "not there", why, f"{hint}  `mkdir` it where it belongs", STORAGE)
 
@@ -145,16 +163,14 @@ def _here(url: str, node: str, outputs: Iterable[Path]) -> Iterator[Finding]:
     if isinstance(where, Remote):
         return
     asked = Asked(node, os.geteuid())
-    yield from places.unmounted(where, asked)
-    yield from places.mounted(where, asked)
+    yield from mounting.unmounted(where, asked)
+    yield from mounting.mounted(where, asked)
     newest = [found for path in outputs if places.is_there(path) and (found := places.last_two(path)[0])]
     yield from places.space(where, max(newest, key=places.size, default=None), asked)
-    umask = int(
-        next((line.split()[1] for line in _text(Path("/proc/self/status")).splitlines() if line.startswith("Umask:")), "0"), 8
-    )
-    if where.stat().st_mode & stat.S_ISGID and umask & 0o040:
+    mask = int(umask() or "0", 8)
+    if where.stat().st_mode & stat.S_ISGID and mask & 0o040:
         why = "the store is a group's: the head and other users could not read what is sent"
-        yield Finding("warn", "umask", (node,), url, f"umask {umask:04o}", why, "umask 0002 (UMask= of a unit)")
+        yield Finding("warn", "umask", (node,), url, f"umask {mask:04o}", why, "umask 0002 (UMask= of a unit)")
 
 
 def outputs(paths: Iterable[Path], asked: Asked) -> Iterator[Finding]:
@@ -163,8 +179,8 @@ def outputs(paths: Iterable[Path], asked: Asked) -> Iterator[Finding]:
     for path in present:
         yield from places.wrong(path, asked)
     for path in paths:
-        if path not in present and (above := next((p for p in path.parents if p.is_dir()), None)):
-            yield from places.unmounted(path, asked)
+        if path not in present and (above := next((p for p in path.parents if is_directory(p)), None)):
+            yield from mounting.unmounted(path, asked)
             yield from places.space(above, None, asked)
     yield from watching.short(asked.node, present)
 

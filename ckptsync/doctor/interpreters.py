@@ -40,7 +40,7 @@ def ask(python: str, **wanted: Any) -> dict[str, Any]:
     command = [python, os.fspath(probe.__file__), json.dumps(wanted)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=True)  # noqa: S603 - the operator names it
-        told = json.loads(done.stdout)
+        told = json.loads((done.stdout.splitlines() or [""])[-1])  # what an environment's own start-up prints stands before it
     except subprocess.CalledProcessError as e:
         last = (e.stderr.strip().splitlines() or ["nothing"])[-1]
         raise ConfigError(
@@ -48,7 +48,8 @@ def ask(python: str, **wanted: Any) -> dict[str, Any]:
             hint="--python names the Python that trains, 3.8 or newer",
         ) from e
     except (OSError, subprocess.TimeoutExpired, ValueError) as e:
-        reason = e.strerror if isinstance(e, OSError) else str(e)
+        late = f"no answer within {_PATIENCE:g} s" if isinstance(e, subprocess.TimeoutExpired) else str(e)
+        reason = e.strerror if isinstance(e, OSError) else late
         raise ConfigError(
             f"{python}: cannot tell of itself: {reason}", hint="--python names the Python that trains, 3.8 or newer"
         ) from e

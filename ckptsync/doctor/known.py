@@ -94,7 +94,7 @@ def _settings(node: Node) -> Iterator[Finding]:
 def scarce(node: Node) -> Iterator[Finding]:
     """Limits of the system that trainings run into."""
     limits = node.limits
-    if limits.get("nofile", _NOFILE) < _NOFILE:
+    if 0 <= limits.get("nofile", _NOFILE) < _NOFILE:  # below 0: no limit
         why = "each rank, data loader and connection of NCCL needs some; a save fails with `Too many open files`"
         yield _warn(
             "few-files",

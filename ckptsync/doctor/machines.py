@@ -86,6 +86,12 @@ def _disks(path: str, nodes: Sequence[Node]) -> Iterator[Finding]:
         yield Finding(
             "fail", "disk-differs", names, path, what, why, "mount the same file system on all nodes, or on none", STORAGE
         )
+    elif apart and len({bool(node.places[path].server) for node in nodes}) > 1:
+        what = told(grouped(nodes, lambda node: node.places[path].server or "a disk of the node's own"))
+        why = "a mount is missing: what the nodes mean to share lies on one machine's own disk"
+        yield Finding(
+            "fail", "disk-differs", names, path, what, why, "mount the same file system on all nodes, or on none", STORAGE
+        )
     elif shared and any(is_true(node.training.get("save_on_each_node", "")) for node in nodes):
         why = "every node writes the same names into one directory: a shard may be lost in silence"
         hint = "set save_on_each_node: false, or give each node a disk of its own"

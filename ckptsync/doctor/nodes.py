@@ -9,10 +9,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """An output directory: our own word of chance beside it, and those that were seen there, ours among them."""
+    """An output directory: our own word of chance beside it, and those that were seen there, ours among them; ``server``: nfs4 or the like, where it is one's."""
 
     nonce: str = ""
     seen: tuple[str, ...] = ()
+    server: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ def _some(names: tuple[str, ...]) -> str:
 
 def _place(raw: object) -> Place:
     about = _mapping(raw)
-    return Place(_text(about.get("nonce")), _texts(about.get("seen")))
+    return Place(_text(about.get("nonce")), _texts(about.get("seen")), _text(about.get("server")))
 
 
 def _mapping(raw: object) -> dict[str, Any]:

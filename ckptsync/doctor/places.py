@@ -5,72 +5,71 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import pwd
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from ckptsync.doctor import pacing
-from ckptsync.doctor.findings import SETUP, STORAGE, Finding
+from ckptsync.doctor import mounting, pacing
+from ckptsync.doctor.asking import Asked, fail, user, warn, words
+from ckptsync.doctor.findings import STORAGE, Finding
 from ckptsync.errors import CkptsyncError
 from ckptsync.scan import Found, found, spots
-from ckptsync.stores.mounts import mount_of
-from ckptsync.units import show_duration, show_size
+from ckptsync.units import show_size
 from ckptsync.walk import OURS
-from ckptsync.watch import is_blind
 
 _PINS = "a pin is a hard link: without it rotation takes the checkpoint before it is sent"
 _AS_TRAINER = "run the worker as the user who trains (docs/service.md)"
-FSTAB = Path("/etc/fstab")
-_LATEST = 60.0  # seconds that NFS may hide what is new by its own defaults
 _LEAST = 256 << 20  # bytes that any checkpoint takes, where nothing is known
+_NOTHING = 1 << 20  # bytes that are as good as none
 _LOOKED_AT = 2000  # files of a checkpoint
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Who asks: the node, and the user whose rights count.  ``expected``: bytes of a checkpoint, where none is there yet; ``rate``: bytes a second that may be sent."""
-
-    node: str
-    uid: int
-    expected: int = 0
-    rate: float | None = None
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_TRIAL = ".ckptsync-doctor-"  # begins the name of a file that is tried
 
 
 def wrong(path: Path, asked: Asked) -> Iterator[Finding]:
     """What is wrong with an output directory that is there."""
     try:
-        owner = path.stat().st_uid
+        path.stat()
     except OSError as e:
-        yield _fail(
-            "output-unreadable",
-            asked,
-            path,
-            _words(e),
-            "the worker sees nothing of this run",
-            "look at the directories above it",
-            code=STORAGE,
-        )
+        why = "the worker sees nothing of this run"
+        yield fail("output-unreadable", asked, path, words(e), why, "look at the directories above it", code=STORAGE)
         return
-    if asked.uid not in (0, owner):
-        what = f"is {_name(owner)}'s, the worker is {_name(asked.uid)}"
-        why = "safetensors 0.8 and newer write files that only their owner reads (0600), and fs.protected_hardlinks refuses links to them"
-        yield _fail("other-user", asked, path, what, why, _AS_TRAINER)
-    elif asked.uid == 0 and owner:
-        why = "root may read and link everything: what the worker itself may, is not tried by this"
-        yield _warn(
-            "asked-as-root", asked, path, f"is {_name(owner)}'s, asked by root", why, f"sudo -u {_name(owner)} ckptsync doctor …"
-        )
-    yield from unmounted(path, asked)
-    yield from mounted(path, asked)
-    yield from unheard(path, asked)
-    yield from _links(path, asked)
     newest, before = last_two(path)
+    yield from _of_another(path, newest, asked)
+    yield from mounting.unmounted(path, asked)
+    yield from mounting.mounted(path, asked)
+    yield from mounting.unheard(path, asked)
+    yield from _links(path, asked)
     yield from _files(path, newest, asked)
     yield from space(path, newest, asked)
     if newest and before:
         yield from pacing.slow(newest, before, asked.rate, (asked.node,), str(path))
+
+
+def _of_another(path: Path, newest: Found | None, asked: Asked) -> Iterator[Finding]:
+    """Whose training it is: who wrote the newest checkpoint, whose files are tried then; before the first, whose the directory is, unless it is root's and for all."""
+    made = _made(path)
+    try:
+        owner = (newest.path / newest.files[0].path if newest else path).lstat().st_uid
+    except OSError:
+        return  # rotated meanwhile
+    if owner in (asked.uid, made):
+        return
+    what = f"is {user(owner)}'s, "
+    if asked.uid == 0:
+        why = "root may read and link everything: what the worker itself may, is not tried by this"
+        yield warn("asked-as-root", asked, path, f"{what}asked by root", why, f"sudo -u {user(owner)} ckptsync doctor …")
+    elif not newest and (owner or made is None):
+        why = "safetensors 0.8 and newer write files that only their owner reads (0600), and fs.protected_hardlinks refuses links to them"
+        yield fail("other-user", asked, path, f"{what}the worker is {user(asked.uid)}", why, _AS_TRAINER)
+
+
+def _made(path: Path) -> int | None:
+    """Whose a file is that is made there, which servers and mounts may decide; ``None`` where none can be made."""
+    with contextlib.suppress(OSError), tempfile.NamedTemporaryFile(dir=path, prefix=_TRIAL) as one:
+        return os.fstat(one.fileno()).st_uid
+    return None
 
 
 def is_there(path: Path) -> bool:
@@ -81,107 +80,45 @@ def is_there(path: Path) -> bool:
         return True
 
 
-def unmounted(path: Path, asked: Asked) -> Iterator[Finding]:
-    """A file system that fstab(5) puts above it, and that is not there."""
-    try:
-        lines = FSTAB.read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return  # nothing is said of mounts
-    fields = [line.split() for line in lines if line.strip() and not line.lstrip().startswith("#")]
-    points = {Path(field[1]) for field in fields if len(field) > 2 and field[1].startswith("/") and field[1] != "/"}
-    for point in sorted(points & {path, *path.parents}):
-        if not point.is_mount():
-            why = "what is written goes to this machine's own disk: no other node sees it, and the mount will hide it"
-            yield _fail(
-                "not-mounted",
-                asked,
-                path,
-                f"{point} is in {FSTAB}, and nothing is mounted there",
-                why,
-                f"mount {point}",
-                code=STORAGE,
-            )
-
-
-def mounted(path: Path, asked: Asked) -> Iterator[Finding]:
-    """What kind of file system it is on; a store's directory may be asked, too."""
-    mount = mount_of(str(path))
-    for option in ("soft", "softerr"):
-        if option in mount.options:
-            why = "when the server does not answer in time, writes are given up: a file that was closed without an error may lack bytes (nfs(5))"
-            yield _warn("nfs-soft", asked, path, f"{mount.kind}, mounted {option}", why, "mount it hard", code=STORAGE)
-    if mount.late > _LATEST:
-        what = f"{mount.kind}: what other machines write may be seen {show_duration(mount.late)} later"
-        yield _warn(
-            "late-names",
-            asked,
-            path,
-            what,
-            "so long nothing is said to be missing, and all that waits for it waits",
-            "mount it with actimeo=60 or less",
-            code=STORAGE,
-        )
-
-
-def unheard(path: Path, asked: Asked) -> Iterator[Finding]:
-    """An output directory of which the kernel tells no events."""
-    mount = mount_of(str(path))
-    if is_blind(mount.kind):
-        why = "the worker looks every few seconds instead of at once: a checkpoint that rotates sooner is lost without the hook"
-        yield _warn(
-            "no-events",
-            asked,
-            path,
-            f"on {mount.kind}, which tells no events",
-            why,
-            "use the hook (docs/hook.md), or a local disk",
-            code=STORAGE,
-        )
-
-
 def _links(path: Path, asked: Asked) -> Iterator[Finding]:
     """From the directory itself into its spool, as a pin would be made."""
     spool = path / OURS
     try:
-        spool.mkdir(exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path, prefix=".ckptsync-doctor-") as source:
-            target = spool / Path(source.name).name
-            os.link(source.name, target)
-            target.unlink()
+        _make(spool)
+        with tempfile.NamedTemporaryFile(dir=path, prefix=_TRIAL) as source:
+            yield from _linked(Path(source.name), spool, asked)
+    except OSError as e:
+        if e.errno in (errno.ENOSPC, errno.EDQUOT):
+            yield _full(asked, path, words(e))
+            return
+        what, why = f"nothing can be written: {words(e)}", "there is no place for pins and marks"
+        yield fail("output-not-writable", asked, path, what, why, "mount it for writing" if e.errno == errno.EROFS else _AS_TRAINER)
+
+
+def _linked(source: Path, spool: Path, asked: Asked) -> Iterator[Finding]:
+    try:
+        os.link(source, spool / source.name)
+        (spool / source.name).unlink()
     except OSError as e:
         if e.errno == errno.EXDEV:
             what = f"{OURS} is another file system, or another mount of it"
-            yield _fail(
-                "links-cross",
-                asked,
-                path,
-                what,
-                _PINS,
-                f"remove the mount or link {spool}; of a service's view: ReadWritePaths above both",
-                code=STORAGE,
-            )
-        elif e.errno in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
-            yield _fail(
-                "no-links",
-                asked,
-                path,
-                f"hard links are refused: {_words(e)}",
-                _PINS,
-                "use a file system that has them (ext4, xfs, btrfs, NFS)",
-                code=STORAGE,
-            )
-        elif e.errno in (errno.ENOSPC, errno.EDQUOT):
-            yield _full(asked, path, _words(e))
+            hint = f"remove the mount or link {spool}; of a service's view: ReadWritePaths above both"
+            yield fail("links-cross", asked, spool.parent, what, _PINS, hint, code=STORAGE)
+        elif e.errno in _NO_LINKS:
+            hint = "use a file system that has them (ext4, xfs, btrfs, NFS)"
+            yield fail("no-links", asked, spool.parent, f"hard links are refused: {words(e)}", _PINS, hint, code=STORAGE)
         else:
-            hint = "mount it for writing" if e.errno == errno.EROFS else _AS_TRAINER
-            yield _fail(
-                "output-not-writable",
-                asked,
-                path,
-                f"nothing can be written: {_words(e)}",
-                "there is no place for pins and marks",
-                hint,
-            )
+            raise
+
+
+def _make(spool: Path) -> None:
+    """By root as its output directory's owner would, who must be able to write there."""
+    with contextlib.suppress(FileExistsError):
+        spool.mkdir()
+        above = spool.parent.stat()
+        if os.geteuid() == 0:
+            with contextlib.suppress(OSError):  # where root is nobody, as on NFS, nobody has made it
+                os.chown(spool, above.st_uid, above.st_gid)
 
 
 def last_two(path: Path) -> tuple[Found | None, Found | None]:
@@ -200,7 +137,7 @@ def _files(path: Path, newest: Found | None, asked: Asked) -> Iterator[Finding]:
         with contextlib.suppress(OSError):
             list(path.iterdir())
             return
-        yield _fail("output-unreadable", asked, path, "cannot be listed", "the worker sees nothing of this run", _AS_TRAINER)
+        yield fail("output-unreadable", asked, path, "cannot be listed", "the worker sees nothing of this run", _AS_TRAINER)
         return
     for file in newest.files[:_LOOKED_AT]:
         one = newest.path / file.path
@@ -209,11 +146,11 @@ def _files(path: Path, newest: Found | None, asked: Asked) -> Iterator[Finding]:
         except FileNotFoundError:
             continue  # rotated meanwhile
         except OSError as e:
-            yield _fail(
+            yield fail(
                 "unreadable",
                 asked,
                 one,
-                f"{_words(e)}: mode {one.lstat().st_mode & 0o777:04o}, of {_name(one.lstat().st_uid)}",
+                f"{words(e)}: mode {one.lstat().st_mode & 0o777:04o}, of {user(one.lstat().st_uid)}",
                 "it cannot be sent",
                 _AS_TRAINER,
             )
@@ -229,7 +166,7 @@ def _linkable(path: Path, newest: Found, asked: Asked) -> Iterator[Finding]:
         target.unlink()
     except PermissionError as e:
         why = "fs.protected_hardlinks refuses links to files of others that one may not write"
-        yield _fail("unlinkable", asked, one, f"may not be linked: {_words(e)}", f"{_PINS}; {why}", _AS_TRAINER)
+        yield fail("unlinkable", asked, one, f"may not be linked: {words(e)}", f"{_PINS}; {why}", _AS_TRAINER)
     except OSError:
         return  # `_links` has said what is wrong, or it was rotated meanwhile
 
@@ -247,8 +184,11 @@ def space(path: Path, newest: Found | None, asked: Asked) -> Iterator[Finding]:
         return  # said by who reads it
     wanted = size(newest) if newest else asked.expected
     free, inodes = there.f_bavail * there.f_frsize, there.f_favail
+    if not there.f_blocks:
+        return  # programs behind FUSE may not tell
     if not wanted and free < _LEAST:
-        yield _full(asked, path, f"{show_size(free)} free")
+        finding = _full(asked, path, f"{show_size(free)} free")
+        yield finding if free < _NOTHING else replace(finding, level="warn")
     elif free < 2 * wanted:
         of = f"as {newest.name}" if newest else "as its configuration lets expect, if all of the model is trained"
         what = f"{show_size(free)} free, a checkpoint takes {show_size(wanted)} ({of}), room for two is wanted"
@@ -257,7 +197,7 @@ def space(path: Path, newest: Found | None, asked: Asked) -> Iterator[Finding]:
     files = len(newest.files) if newest else 0
     if there.f_files and inodes < 2 * files + 100:
         why = "the trainer fails in the middle of a save with `No space left on device`, while there are bytes left"
-        yield _fail(
+        yield fail(
             "inodes",
             asked,
             path,
@@ -270,24 +210,4 @@ def space(path: Path, newest: Found | None, asked: Asked) -> Iterator[Finding]:
 
 def _full(asked: Asked, path: Path, what: str) -> Finding:
     why = "a save that does not fit is torn, and the trainer ends with it; rotation removes the old one only afterwards"
-    return _fail("disk-full", asked, path, what, why, "make room, lower save_total_limit, or save elsewhere", code=STORAGE)
-
-
-def _words(e: OSError) -> str:
-    return (e.strerror or str(e)).lower()
-
-
-def _name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"uid {uid}"
-
-
-def _fail(kind: str, asked: Asked, path: Path, *told: str, code: int = SETUP) -> Finding:
-    what, why, hint = told
-    return Finding("fail", kind, (asked.node,), str(path), what, why, hint, code)
-
-
-def _warn(kind: str, asked: Asked, path: Path, *told: str, code: int = SETUP) -> Finding:
-    return replace(_fail(kind, asked, path, *told, code=code), level="warn")
+    return fail("disk-full", asked, path, what, why, "make room, lower save_total_limit, or save elsewhere", code=STORAGE)

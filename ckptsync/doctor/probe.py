@@ -17,10 +17,10 @@ import platform
 import re
 import resource
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
@@ -36,7 +36,8 @@ PREFIXES = ("NCCL_", "RCCL_", "GLOO_", "TORCH_NCCL_")
 NVIDIA, _NETWORK = Path("/proc/driver/nvidia"), Path("/proc/self/ns/net")
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CRED|AUTH", re.IGNORECASE)
 _LONGEST = 200  # characters of a value
-_PATIENCE = 3.0  # seconds for an answer of MASTER_ADDR
+_BEST = ("answers", "refused", "silent", "unreachable")  # of a name's addresses any will do: not all need be of networks here
+_PATIENCE, _LOOKUP = 3.0, 15.0  # seconds for an answer of MASTER_ADDR, and for one of who knows names
 _BESIDE = ".ckptsync-doctor"  # where nothing of ours is yet: the output directory itself is made by the training
 _BUILD = re.compile(r"^(cuda|hip)\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
 
@@ -110,10 +111,9 @@ def _beside(place: str) -> Path:
 
 
 def _seen(place: str) -> list[str]:
-    try:
+    with contextlib.suppress(OSError):  # nothing of anybody is there
         return sorted(path.read_text("ascii", "replace")[:64] for path in _beside(place).iterdir() if not path.name.startswith("."))
-    except OSError:
-        return []  # nothing of anybody is there
+    return []
 
 
 def _machine() -> dict[str, Any]:
@@ -136,10 +136,9 @@ def _booted() -> float:
 
 
 def _user() -> str:
-    try:
+    with contextlib.suppress(KeyError, OSError):  # a number without a name, as in containers
         return getpass.getuser()
-    except (KeyError, OSError):  # a number without a name, as in containers
-        return str(os.getuid())
+    return str(os.getuid())
 
 
 def _python() -> dict[str, Any]:
@@ -154,27 +153,24 @@ def _python() -> dict[str, Any]:
 
 
 def _version(library: str) -> str:
-    try:
+    with contextlib.suppress(metadata.PackageNotFoundError):
         return metadata.version(library) or ""
-    except metadata.PackageNotFoundError:
-        return ""
+    return ""
 
 
 def _builds() -> dict[str, str]:
     """The CUDA, or HIP, that torch is built for: as torch/version.py says, read and not run."""
-    try:
-        where = metadata.distribution("torch").locate_file("torch/version.py")
-    except metadata.PackageNotFoundError:
-        return {}
-    return dict(_BUILD.findall(_text(str(where))))
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        return dict(_BUILD.findall(_text(str(metadata.distribution("torch").locate_file("torch/version.py")))))
+    return {}
 
 
 def _gpus() -> list[str]:
     """A name for each that the driver shows here: NVIDIA's, else AMD's."""
     told = [_text(str(path)) for path in sorted(NVIDIA.glob("gpus/*/information"))]
     models = [line.partition(":")[2].strip() for text in told for line in text.splitlines() if line.startswith("Model:")]
-    if models or shutil.which("nvidia-smi"):
-        return models or _asked("name")
+    if models := models or _asked("name"):
+        return models
     nodes = sorted(Path("/sys/class/kfd/kfd/topology/nodes").glob("*"))
     found = [(_text(f"{node}/properties"), _text(f"{node}/name")) for node in nodes]
     return [name.strip() or "AMD" for properties, name in found if re.search(r"^simd_count [1-9]", properties, re.MULTILINE)]
@@ -182,8 +178,7 @@ def _gpus() -> list[str]:
 
 def _driver() -> str:
     found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", _text(str(NVIDIA / "version")).partition("\n")[0])
-    told = found[0] if found else next(iter(_asked("driver_version")), "") if shutil.which("nvidia-smi") else ""
-    return told or _text("/sys/module/amdgpu/version").strip()
+    return (found[0] if found else next(iter(_asked("driver_version")), "")) or _text("/sys/module/amdgpu/version").strip()
 
 
 def _asked(field: str) -> list[str]:
@@ -215,10 +210,17 @@ def _interfaces() -> dict[str, dict[str, str]]:
 
 
 def _addresses(host: str) -> list[str]:
-    try:
-        return sorted({str(found[4][0]) for found in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)})
-    except OSError:
-        return []
+    """Nothing where nobody knows it, or says so in time: a resolver may take minutes to find out that its servers are dead."""
+    found: list[str] = []
+
+    def ask() -> None:
+        with contextlib.suppress(OSError, UnicodeError):  # a name that is none
+            found.extend(sorted({str(one[4][0]) for one in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}))
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(_LOOKUP)
+    return list(found)
 
 
 def _master(address: str, port: str) -> dict[str, Any]:
@@ -226,17 +228,16 @@ def _master(address: str, port: str) -> dict[str, Any]:
     if not address:
         return {}
     found = _addresses(address)
-    told: dict[str, Any] = {"addresses": found, "is_here": bool(found) and _binds(found[0], 0) == "free", "port": ""}
+    ours = [one for one in found if _binds(one, 0) == "free"]
+    told: dict[str, Any] = {"addresses": found, "is_here": bool(ours), "port": ""}
     if found and port.isdigit() and 0 < int(port) < 65536:
-        told["port"] = _binds(found[0], int(port)) if told["is_here"] else _answers(found[0], int(port))
+        told["port"] = _binds(ours[0], int(port)) if ours else min((_answers(one, int(port)) for one in found), key=_BEST.index)
     return told
 
 
 def _binds(address: str, port: int) -> str:
     with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as trial:
-        trial.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # as torch's own store does: what lingers of an ended training is no hindrance
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as torch's own store does, over what lingers of a training
         try:
             trial.bind((address, port))
             if port:
@@ -260,12 +261,10 @@ def _answers(address: str, port: int) -> str:
 
 
 def _limits() -> dict[str, int]:
-    """``memlock`` -1 where there is none; ``shm``: bytes that are free in /dev/shm; ``hcas``: adapters for RDMA."""
-    memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    found = {
-        "nofile": resource.getrlimit(resource.RLIMIT_NOFILE)[0],
-        "memlock": -1 if memlock == resource.RLIM_INFINITY else memlock,
-    }
+    """-1 where there is none; ``shm``: bytes that are free in /dev/shm; ``hcas``: adapters for RDMA."""
+    asked = {"nofile": resource.RLIMIT_NOFILE, "memlock": resource.RLIMIT_MEMLOCK}
+    soft = {name: resource.getrlimit(which)[0] for name, which in asked.items()}
+    found = {name: -1 if limit == resource.RLIM_INFINITY else limit for name, limit in soft.items()}
     with contextlib.suppress(OSError):  # containers without it: nothing is told
         shm = os.statvfs("/dev/shm")  # noqa: S108 - looked at, and never written
         found["shm"] = shm.f_bavail * shm.f_frsize
@@ -276,7 +275,7 @@ def _digest(model: str) -> str:
     """Of its configuration and of the names and sizes of its weights; empty for what is no directory here."""
     folder = Path(model)
     texts = [_text(str(folder / "config.json")), *(_text(str(path)) for path in sorted(folder.glob("*.index.json")))]
-    sizes = [f"{path.name} {path.stat().st_size}" for path in sorted(folder.glob("*.safetensors"))]
+    sizes = [f"{path.name} {path.stat().st_size}" for path in sorted(folder.glob("*.safetensors")) if path.is_file()]
     return hashlib.sha256("\0".join([*texts, *sizes]).encode()).hexdigest()[:16] if texts[0] else ""
 
 
@@ -289,10 +288,9 @@ def _nccl_files(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _text(path: str) -> str:
-    try:
+    with contextlib.suppress(OSError):  # the system does not tell
         return Path(path).read_text("utf-8", "replace")
-    except OSError:
-        return ""  # the system does not tell
+    return ""
 
 
 if __name__ == "__main__":

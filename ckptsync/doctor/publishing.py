@@ -29,13 +29,15 @@ def launch_name(node: str) -> str:
 
 
 def publish(store: Store, said: Mapping[str, Any]) -> None:
-    """Replace what this node said before; raises StoreError, and ConfigError if another machine has this id: it spoke of another boot, after this one's."""
-    name = launch_name(str(said["node"]))
-    before = next((told for entry, told in _read(store) if entry.name == name and isinstance(told, dict)), {})
-    if (
-        before.get("boot") not in ("", None, said.get("boot"))
-        and _number(before.get("at")) > _number(said.get("booted")) + _SKEW > _SKEW
-    ):
+    """Replace what this node said before; raises StoreError, and ConfigError if another machine has this id.
+
+    That one spoke of another boot, a short while ago, and after this one's, all by the store's clock.
+    """
+    name, ahead = launch_name(str(said["node"])), _number(said.get("clock"))
+    booted, now = _number(said.get("booted")) - ahead, _number(said.get("at")) - ahead
+    last = [entry for entry in store.names(FOLDER) if entry.name == name and now - entry.mtime <= FRESH]
+    before = next((told for _, told in _read(store, last) if isinstance(told, dict)), {})
+    if last and before.get("boot") not in ("", None, said.get("boot")) and last[0].mtime > booted + _SKEW > _SKEW:
         raise ConfigError(
             f"node {said['node']}: another machine ({before.get('host')}) has said what it is under this id since this one was booted",
             hint="give each node its own: `node` in its configuration, or --node",
@@ -46,10 +48,10 @@ def publish(store: Store, said: Mapping[str, Any]) -> None:
 def published(store: Store, now: float, fresh: float = FRESH) -> tuple[list[dict[str, Any]], list[Corrupt]]:
     """What was said within ``fresh`` seconds of ``now`` (the store's clock), and what cannot be read."""
     found, odd = [], []
-    for entry, told in _read(store):
+    for entry, told in _read(store, [entry for entry in store.names(FOLDER) if now - entry.mtime <= fresh]):
         if isinstance(told, Corrupt):
             odd.append(told)
-        elif now - entry.mtime <= fresh:
+        else:
             found.append(told | {"node": entry.name.removeprefix(FOLDER).removesuffix(".json")})
     return found, odd
 
@@ -58,14 +60,18 @@ def jobs(said: Iterable[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     """Those that train together: of one job, where that was said; who trains alone is alone."""
     found: dict[str, list[dict[str, Any]]] = {}
     for one in said:
-        variables = one.get("variables")
-        is_alone = isinstance(variables, dict) and variables.get("NNODES") == "1"
-        found.setdefault(f"/{one['node']}" if is_alone else f"{one.get('job', '')}", []).append(one)
+        found.setdefault(f"/{one['node']}" if is_alone(one) else f"{one.get('job', '')}", []).append(one)
     return list(found.values())
 
 
-def _read(store: Store) -> Iterator[tuple[Entry, dict[str, Any] | Corrupt]]:
-    for entry in store.names(FOLDER):
+def is_alone(said: Mapping[str, Any]) -> bool:
+    """Whether a node trains with no other."""
+    variables = said.get("variables")
+    return isinstance(variables, dict) and variables.get("NNODES") == "1"
+
+
+def _read(store: Store, entries: Iterable[Entry]) -> Iterator[tuple[Entry, dict[str, Any] | Corrupt]]:
+    for entry in entries:
         with contextlib.suppress(NotFound):  # gone since it was listed
             yield entry, _decoded(entry.name, read_all(store, entry.name, LIMIT))
 

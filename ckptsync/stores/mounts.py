@@ -40,6 +40,14 @@ def mount_of(path: str) -> Mount:
     return Mount("")
 
 
+def is_mounted(point: str) -> bool:
+    """Whether something is mounted on this very directory; a directory bound over another of the same disk is (os.path.ismount does not see it)."""
+    with contextlib.suppress(OSError), Path(TABLE).open(encoding="utf-8", errors="surrogateescape") as lines:
+        points = {_ESCAPED.sub(lambda m: chr(int(m[1], 8)), line.split(" ")[4]) for line in lines if line.count(" ") > 4}
+        return os.path.realpath(point) in points
+    return os.path.ismount(point)
+
+
 def chosen(lines: Iterable[str], path: str) -> Mount:
     """The mount of an absolute ``path`` without links, by the lines of a mountinfo: the last one of the longest directory that it is in."""
     best, found = "", Mount("")

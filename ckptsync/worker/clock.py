@@ -70,7 +70,7 @@ def jumped(before: float, after: float) -> float:
     return after - before if abs(after - before) > JUMP else 0.0
 
 
-def measure(store: Store, node: str) -> int:
+def measure(store: Store, node: str, farthest: float = DAY) -> int:
     """Node clock minus store clock in ns, 0 where it is within the error of measuring it, or cannot be told now.  Raises StoreError.
 
     One name a node, written over each time: nothing needs to be deleted.  Where a listing still shows the time of the last measurement, it is
@@ -82,18 +82,18 @@ def measure(store: Store, node: str) -> int:
     store.write(name, [b"?"], About(1))
     after = time.time()
     told = _time_of(store, name)
-    return 0 if told is None or told == last else offset(before, after, told)
+    return 0 if told is None or told == last else offset(before, after, told, farthest)
 
 
-def offset(before: float, after: float, told: float) -> int:
+def offset(before: float, after: float, told: float, farthest: float = DAY) -> int:
     """From when a file was written (between two readings of our clock, seconds) and the time the store gave it.
 
-    A time without a fraction was cut to the second.  A store that is a day off has no clock.
+    A time without a fraction was cut to the second.  A store that is ``farthest`` off has no clock.
     """
     grain = 1.0 if told == int(told) else 0.0
     found = (before + after) / 2 - (told + grain / 2)
     error = (after - before) / 2 + grain / 2 + 0.02  # file systems tick by 4 ms, some by 10
-    return 0 if abs(found) <= error or abs(found) > DAY else int(found * 100) * 10**7
+    return 0 if abs(found) <= error or abs(found) > farthest else int(found * 100) * 10**7
 
 
 def _time_of(store: Store, name: str) -> float | None:

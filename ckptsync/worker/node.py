@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import uuid
@@ -21,6 +22,14 @@ def node_id(hostname: str = "", machine_id: Path = MACHINE_ID) -> str:
     """
     host = re.sub(r"[^A-Za-z0-9_.-]", "-", hostname or socket.gethostname())[:80].strip(".-") or "node"
     return checked_node(f"{host}-{digest(_machine(machine_id).encode())[:8]}")
+
+
+def umask() -> str:
+    """The mask of file modes of this process, such as ``0022``; empty where the system does not tell.  (os.umask tells it only by setting it, for all threads.)"""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/self/status").read_text("ascii", "replace").splitlines()
+        return next((line.partition(":")[2].strip() for line in lines if line.startswith("Umask:")), "")
+    return ""
 
 
 def _machine(path: Path) -> str:
