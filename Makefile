@@ -8,7 +8,7 @@
 # make campaign-resume     lose a training on two nodes with all its disks, pull it onto two fresh ones, and go on as if nothing had happened: FSDP2 and ZeRO-3,
 #               five minutes.  RESUME="--modes zero3 --store sftp --ranks 2"
 # make campaign-killed     kill trainers in the middle of a save, sixty times, let them be or go on over the same directory: whatever the store calls whole is
-#               byte for byte one save that was finished, half an hour.  KILLED="--modes raw-zero2 raw-zero3 raw-dcp --chains 2", KILLED="--store s3 --seed 7"
+#               byte for byte one save that was finished, half an hour.  KILLED="--modes raw-zero2 raw-zero3 raw-accelerate raw-dcp --chains 2", KILLED="--store s3 --seed 7"
 # make campaign-ray-train  Ray Train on two nodes that share nothing, as it is, killed, and ended with an error, beside the same without us: RAY_TRAIN="--modes ddp fsdp2" (installs Ray)
 # make campaign-llamafactory   LLaMA-Factory as it was released, in one process, under torchrun, on two nodes and under Ray, with the hook in every way it can get there: each step in the
 #               store, each file as without us: half an hour, LLAMAFACTORY="--ways torchrun --hooks autoload" (installs LLaMA-Factory and Ray)

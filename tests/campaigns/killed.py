@@ -5,7 +5,8 @@
 Real trainings (Hugging Face's Trainer) across two nodes without a shared disk, a worker on each, with the hook and without.  One rank, one node's
 ranks or all are killed at a random moment of a save, which is slowed down to be hit (`tests.campaigns.slow_saving`).  Then the training is let be, or goes on
 over the same directory: from its last whole checkpoint, so that the torn one is written over, or from one before, so that whole ones are.  A training that goes
-on sees other lines, so that its saves of the same name have other weights.  ``--raw``: DeepSpeed and torch's distributed checkpoint without any Trainer.
+on sees other lines, so that its saves of the same name have other weights.  ``--modes raw-...``: DeepSpeed, accelerate and torch's
+distributed checkpoint without any Trainer.
 
 In the end, when all that waits has waited long enough, every place that the store calls COMPLETE, or consolidates and verifies, must be byte for byte one save
 that had ended on every rank; of a save that the hook marked, or that lived long enough, there must be such a place.
@@ -44,7 +45,7 @@ DOUBTFUL = 50.0  # seconds: ten times unmarked
 SCOPES = ("rank", "rank", "node", "all")
 IMPORTS = ("torch.distributed.checkpoint", "transformers.trainer", "transformers.models.llama.modeling_llama", "ckptsync.hooks.hf")
 RAW = Path(__file__).with_name("raw_training.py")
-STEMS = {"raw-zero2": "global_step", "raw-zero3": "global_step", "raw-dcp": "step-"}
+STEMS = {"raw-zero2": "global_step", "raw-zero3": "global_step", "raw-accelerate": "checkpoint_", "raw-dcp": "step-"}
 RAW_MODES = tuple(STEMS)
 LEFT = 6.0  # seconds for those whose peer was killed to end by themselves, as torchrun would have them killed
 

@@ -1,6 +1,6 @@
-"""Training without any Trainer: DeepSpeed's own loop, and one with torch's FSDP2 and its distributed checkpoint; the same words as `hf_training`.
+"""Training without any Trainer: DeepSpeed's own loop, accelerate's, and one with torch's FSDP2 and its distributed checkpoint; the same words as `hf_training`.
 
-It has no hook.  Each step is saved: ``global_step<N>/`` by DeepSpeed (and ``latest`` beside it), ``step-<N>/`` by torch.
+It has no hook.  Each step is saved: ``global_step<N>/`` by DeepSpeed (and ``latest`` beside it), ``checkpoint_<N>/`` by accelerate, ``step-<N>/`` by torch.
 """
 
 import argparse
@@ -20,7 +20,7 @@ RANK, LOCAL, WORLD = (int(os.environ[name]) for name in ("RANK", "LOCAL_RANK", "
 def options() -> argparse.Namespace:
     """Those of `hf_training`, as far as they have a meaning here."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("mode", choices=("zero2", "zero3", "dcp"))
+    parser.add_argument("mode", choices=("zero2", "zero3", "accelerate", "dcp"))
     for name in ("--out", "--truth", "--base", "--resume"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--steps", type=int, default=4)
@@ -63,6 +63,26 @@ def deepspeed_loop(model: Any, stage: int) -> tuple[Callable[[Any], None], Save]
     return train, lambda step: engine.save_checkpoint(str(OPTIONS.out), tag=f"global_step{step}")
 
 
+def accelerate_loop(model: Any) -> tuple[Callable[[Any], None], Save]:
+    """The same with accelerate and DDP."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
+    if OPTIONS.resume:
+        accelerator.load_state(str(OPTIONS.resume))
+
+    def train(ids: Any) -> None:
+        accelerator.backward(model(input_ids=ids, labels=ids).loss)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+
+    return train, lambda step: accelerator.save_state(str(OPTIONS.out / f"checkpoint_{step}"))
+
+
 def dcp_loop(model: Any) -> tuple[Callable[[Any], None], Save]:
     """The same with FSDP2."""
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -95,13 +115,22 @@ def dcp_loop(model: Any) -> tuple[Callable[[Any], None], Save]:
     return train, lambda step: save(states(), checkpoint_id=OPTIONS.out / f"step-{step}")
 
 
+LOOPS: dict[str, Callable[[Any], tuple[Callable[[Any], None], Save]]] = {
+    "zero2": partial(deepspeed_loop, stage=2),
+    "zero3": partial(deepspeed_loop, stage=3),
+    "accelerate": accelerate_loop,
+    "dcp": dcp_loop,
+}
+STEMS = {"dcp": "step-", "accelerate": "checkpoint_", "zero2": "global_step", "zero3": "global_step"}
+
+
 def trained() -> None:
     """From start to end."""
     OPTIONS.truth.mkdir(parents=True, exist_ok=True)
     OPTIONS.out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_pretrained(OPTIONS.base, dtype=torch.float32)
-    train, save = dcp_loop(model) if OPTIONS.mode == "dcp" else deepspeed_loop(model, int(OPTIONS.mode[-1]))
+    train, save = LOOPS[OPTIONS.mode](model)
     begin = int("".join(c for c in OPTIONS.resume.name if c.isdigit())) if OPTIONS.resume else 0
     slow = Slow(OPTIONS.slow)
     torch.save = slow.torch_save(torch.save)
@@ -123,7 +152,7 @@ def say(event: str, step: int) -> None:
 
 def keep(step: int) -> None:
     """Copy a save that all ranks have written, since they took part in a gradient after it."""
-    there = OPTIONS.out / (f"step-{step}" if OPTIONS.mode == "dcp" else f"global_step{step}")
+    there = OPTIONS.out / f"{STEMS[OPTIONS.mode]}{step}"
     if LOCAL == 0 and there.is_dir():
         shutil.copytree(there, OPTIONS.truth / f"unfinished-{step}").rename(OPTIONS.truth / there.name)
     say("gone", step)
