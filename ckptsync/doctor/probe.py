@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 LIBRARIES = ("torch", "transformers", "accelerate", "deepspeed", "peft", "safetensors", "ray", "llamafactory", "trl")
+NCCL = tuple(f"nvidia-nccl-cu{cuda}" for cuda in (13, 12, 11))  # as wheels call it
 LAUNCH = ("NNODES", "NODE_RANK", "NPROC_PER_NODE", "WORLD_SIZE", "RDZV_ID", "MIN_NNODES", "MAX_NNODES")
 MASTER = ("MASTER_ADDR", "MASTER_PORT")
 DEVICES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
@@ -143,7 +144,7 @@ def _user() -> str:
 
 def _python() -> dict[str, Any]:
     versions = {name: version for name in LIBRARIES if (version := _version(name))}
-    nccl = next((v for cuda in ("13", "12", "11") if (v := _version(f"nvidia-nccl-cu{cuda}"))), "")
+    nccl = next(filter(None, map(_version, NCCL)), "")
     return {
         "python": platform.python_version(),
         "prefix": sys.prefix,

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from ckptsync.doctor.probe import LIBRARIES, NCCL
 from ckptsync.errors import ConfigError, Corrupt, NotFound
 from ckptsync.fleet import facts, heartbeat
 from ckptsync.fleet.facts import Facts, Train
@@ -19,8 +20,7 @@ FOLDER = f"{OURS}/launches/"
 FRESH = 3600.0  # seconds
 _SKEW = 60.0  # seconds by which two clocks may differ without two machines being taken for one that was booted in between
 _PASSED_ON = ("NCCL_", "GLOO_", "TORCH_NCCL_", "OMP_")  # the ranks have met: how they were told of each other is past
-_LIBRARIES = {name: name for name in ("torch", "transformers", "accelerate", "deepspeed", "peft", "safetensors", "ray")}
-_LIBRARIES |= {"nvidia-nccl-cu12": "nccl", "nvidia-nccl-cu13": "nccl"}
+_LIBRARIES = {**{name: name for name in LIBRARIES}, **dict.fromkeys(NCCL, "nccl")}  # by the names that the hook tells
 
 
 def launch_name(node: str) -> str:

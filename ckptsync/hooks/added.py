@@ -15,17 +15,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-_LIBRARIES = (
-    "torch",
-    "transformers",
-    "accelerate",
-    "deepspeed",
-    "peft",
-    "safetensors",
-    "ray",
-    "nvidia-nccl-cu12",
-    "nvidia-nccl-cu13",
-)
+from ckptsync.doctor.probe import LIBRARIES, NCCL
+
 _VARIABLES = (  # how the nodes were told of each other; none of them holds a secret
     "NNODES",
     "NPROC_PER_NODE",
@@ -95,7 +86,7 @@ def about_model(model: Any) -> dict[str, str]:
 def about_process() -> dict[str, str]:
     """Versions of what trains here, and how this process was told of the others."""
     torch = sys.modules.get("torch")
-    told = {"python": platform.python_version(), **{name: version for name in _LIBRARIES if (version := version_of(name))}}
+    told = {"python": platform.python_version(), **{name: version for name in (*LIBRARIES, *NCCL) if (version := version_of(name))}}
     if torch is not None:
         told["cuda"] = str(getattr(torch.version, "cuda", None) or "")
     return told | {name: os.environ[name][:200] for name in _VARIABLES if name in os.environ}
