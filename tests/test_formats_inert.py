@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.formats.inert import Anybodys, Made, Name, Unknown, brief, loads, made
+from ckptsync.formats.inert import Anybodys, Made, Name, Unknown, brief, has_unknown, loads, made
 from tests.plain_files import Call, Global, torch_pickle
 
 
@@ -47,6 +47,15 @@ def test_where_anybodys_names_are_words_nothing_is_run_either(tmp_path: Path, pr
     assert isinstance(found["weights"], Unknown)
     assert (found["weights"].name.name, found["weights"].args) == ("system", (f"touch {canary}",))
     assert [one.name.name for one in found["odd"]] == ["deque", "defaultdict", "Counter", "PosixPath"]
+
+
+def test_an_object_of_nobodys_class_is_found_however_deep_it_lies() -> None:
+    odd, known = Unknown(Name("own", "Class"), ()), Name("a", "b")
+    for value in (odd, [1, (odd,)], {"a": {2: odd}}, {odd: 1}, Made(known, (odd,)), Made(known, (), {"x": odd}), {odd}):
+        assert has_unknown(value)
+    endless: list[object] = [Made(known, (), {"x": {1}}), "text"]
+    endless.append(endless)
+    assert not has_unknown(endless)
 
 
 def test_a_name_that_is_known_is_never_anybodys() -> None:

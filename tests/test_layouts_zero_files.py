@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+import io
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
+from ckptsync.layouts import table
 from ckptsync.layouts.zero_files import MODEL, MODEL_OF_RANK, OPTIM, Setup, is_ours, load, of_rank, optimizer_state, setup
 from tests.plain_files import Call, Global, MemoryFiles, torch_pickle, torch_zip_file, tree
 from tests.torch_files import saved
@@ -139,3 +145,50 @@ def test_a_pickle_in_a_state_file_runs_nothing() -> None:
     data = torch_zip_file({"data.pkl": torch_pickle({"x": Call(Global("os", "system"), "true")})})
     with pytest.raises(Unsupported, match=r"os\.system"):
         load(MemoryFiles({"a": data}), "a")
+
+
+class Mine:
+    """A class of a training script's."""
+
+
+def with_client_state(more: object) -> tuple[MemoryFiles, str]:
+    """A real checkpoint whose script has given more to ``save_checkpoint(client_state=…)``, which DeepSpeed puts beside its own entries."""
+    files = tree(*vector("raw-ds-zero2-odd").sources)
+    (name,) = (n for n in files.sizes() if MODEL.fullmatch(n.rpartition("/")[2]))
+    state = torch.load(io.BytesIO(files.content[name]), weights_only=False)
+    files.content[name] = saved({**state, **(more if isinstance(more, dict) else {})})
+    return files, name
+
+
+def test_what_a_script_keeps_in_its_client_state_hinders_nothing() -> None:
+    odd = {
+        "args": argparse.Namespace(lr=1.0),
+        "rng": np.random.default_rng(0),
+        "own": [{"x": (Mine(),)}],
+        "epoch": 3,
+        "path": Path("/"),
+    }
+    files, name = with_client_state(odd)
+    assert load(files, name).content.keys() & odd.keys() == {"epoch"}
+    plain = tree(*vector("raw-ds-zero2-odd").sources)
+    assert named(files) == named(plain)
+
+
+def named(files: MemoryFiles) -> list[tuple[str, str, tuple[int, ...]]]:
+    found = table.tensors(files, table.choose(files, None))
+    assert table.demands(files).model
+    return sorted((t.name, t.dtype, t.shape) for t in found)
+
+
+@pytest.mark.parametrize("key", ["module", "param_shapes", "optimizer", "ds_config"])
+def test_where_deepspeeds_own_entries_hold_what_nobody_knows_it_is_refused(key: str) -> None:
+    files, name = with_client_state({key: {"w": Mine()}})
+    with pytest.raises(Unsupported, match="Mine"):
+        load(files, name)
+
+
+def test_only_a_models_file_has_a_client_state() -> None:
+    with pytest.raises(Unsupported, match="Mine"):
+        load(MemoryFiles({OPTIM_0: saved({"optimizer_state_dict": {}, "more": Mine()})}), OPTIM_0)
+    with pytest.raises(Unsupported, match="Mine"):
+        load(MemoryFiles({"layer_01-model_states.pt": saved({"w": torch.zeros(1), "v": Mine()})}), "layer_01-model_states.pt")

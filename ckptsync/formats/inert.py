@@ -73,8 +73,21 @@ class Anybodys(dict[Name, Build]):
         return super().get(name) or _unknown
 
 
+def has_unknown(value: Any) -> bool:
+    """Whether an object of nobody's class is in it, at any depth; each value is looked at once."""
+    waiting, seen = [value], set[int]()
+    while waiting:
+        at = waiting.pop()
+        if isinstance(at, Unknown):
+            return True
+        if isinstance(at, (dict, list, tuple, set, frozenset, Made)) and id(at) not in seen:
+            seen.add(id(at))
+            waiting += [at.args, at.state] if isinstance(at, Made) else [*at, *at.values()] if isinstance(at, dict) else [*at]
+    return False
+
+
 def _unknown(name: Name, args: tuple[Any, ...]) -> Unknown:
     return Unknown(name, args)
 
 
-__all__ = ["MAX_BYTES", "Anybodys", "Build", "Made", "Name", "Stated", "Unknown", "brief", "loads", "made"]
+__all__ = ["MAX_BYTES", "Anybodys", "Build", "Made", "Name", "Stated", "Unknown", "brief", "has_unknown", "loads", "made"]

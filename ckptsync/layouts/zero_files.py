@@ -13,7 +13,7 @@ from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import torch_pickle
-from ckptsync.formats.inert import Build, Made, Name, brief, made
+from ckptsync.formats.inert import Anybodys, Build, Made, Name, brief, has_unknown, made
 from ckptsync.formats.joining import inside, join
 from ckptsync.formats.torch_pickle import Stored
 from ckptsync.model import Extent, Files, Part
@@ -35,6 +35,14 @@ _ALLOWED: Mapping[Name, Build] = {
     Name("deepspeed.runtime.zero.config", "ZeroStageEnum"): made,
     Name("deepspeed.utils.tensor_fragment", "fragment_address"): made,
 }
+_ANYBODYS = Anybodys(_ALLOWED)
+_OF_DEEPSPEED = frozenset(  # `_common_checkpoint_state` of ``deepspeed/runtime/engine.py``, and what its parallel kinds add
+    (
+        *("module", "buffer_names", "optimizer", "param_shapes", "frozen_param_shapes", "frozen_param_fragments", "shared_params"),
+        *("dp_world_size", "mp_world_size", "ds_config", "ds_version", "num_experts", "universal_checkpoint_info"),
+        *("ds_autoep_layers", "autoep_layers", "checkpoint_parallel_dims"),
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +98,28 @@ def _load(files: Files, name: str) -> StateFile:
         raise Incomplete(
             f"{name}: not there", hint="each node writes its own ranks' files: add the directory of the node that ran this rank"
         )
-    value, archive = torch_pickle.load(files, Extent(name, 0, files.sizes()[name]), _ALLOWED)
+    value, archive = _read(files, Extent(name, 0, files.sizes()[name]))
     if not isinstance(value, dict):
         raise Corrupt(f"{name}: a {type(value).__name__}, a dictionary expected")
     return StateFile(name, archive, value)
+
+
+def _read(files: Files, where: Extent) -> tuple[Any, torch_pickle.Container]:
+    """What is pickled.  A script's ``client_state`` lies among DeepSpeed's own entries, with classes of its own: such entries are left out."""
+    try:
+        return torch_pickle.load(files, where, _ALLOWED)
+    except Unsupported as refused:
+        base = where.file.rpartition("/")[2]
+        if not (MODEL.fullmatch(base) or MODEL_OF_RANK.fullmatch(base)):
+            raise
+        try:
+            value, archive = torch_pickle.load(files, where, _ANYBODYS)
+        except Corrupt:  # it was refused before it was odd
+            raise refused from None
+        odd = {key for key, inner in value.items() if has_unknown(inner)} if isinstance(value, dict) else _OF_DEEPSPEED
+        if odd & _OF_DEEPSPEED:
+            raise
+        return {key: inner for key, inner in value.items() if key not in odd}, archive
 
 
 def is_ours(base: str) -> bool:
