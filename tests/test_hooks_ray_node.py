@@ -1,19 +1,19 @@
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ckptsync.config.runs import output_directories
 from ckptsync.config.values import RunConfig
-from ckptsync.hooks import embedded, ray_node
+from ckptsync.hooks import embedded, leaving, ray_node
 from ckptsync.spool import marks
 
 
@@ -32,6 +32,12 @@ def gone(pid: int, began: str, patience: float = 60) -> bool:
     return False
 
 
+def until(is_so: Callable[[], bool]) -> bool:
+    """Whether it becomes so."""
+    over = threading.Event()
+    return any(is_so() or over.wait(0.05) for _ in range(1200))
+
+
 def write(checkpoint: Path) -> None:
     checkpoint.mkdir(parents=True)
     (checkpoint / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
@@ -47,6 +53,18 @@ def test_the_runs_own_checkpoints_and_those_of_directories_in_it_have_names_of_t
     found = output_directories(told, str(tmp_path / "store"))
     assert found.problems == ()
     assert {run.name: run.path for run in found.runs} == {"sft": str(ray), "sft-out": str(ray / "out")}
+
+
+@pytest.mark.parametrize(
+    ("name", "out"), [("_x", "artifacts-_x-out"), ("[1]", "artifacts-[1]-out"), ("!a*", "artifacts-!a*-out"), ("a b", "a b-out")]
+)
+def test_outputs_of_a_run_with_an_odd_name_are_found_too(tmp_path: Path, name: str, out: str) -> None:
+    for run in (name, "x", "1", "ab"):
+        write(tmp_path / "artifacts" / run / "out" / "checkpoint-1")
+    told = [RunConfig(run["path"], run.get("name", "")) for run in ray_node.runs(tmp_path / "artifacts" / name, name)]
+    found = output_directories(told, str(tmp_path / "store"))
+    assert found.problems == ()
+    assert {run.name for run in found.runs} == {ray_node.plain(name), out}
 
 
 def test_a_ray_runs_name_becomes_one_that_a_store_can_keep() -> None:
@@ -73,6 +91,20 @@ def test_the_nodes_worker_sends_what_anybody_writes_there_and_ends_when_the_ray_
     assert worker.poll() == 1
 
 
+def test_what_keeps_a_worker_from_its_work_is_heard_while_the_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "nosuch")  # as where only the driver has keys
+    directory, trains = tmp_path / "artifacts" / "sft", training()
+    for _ in range(2):
+        since = ray_node.log_size(directory)
+        worker = ray_node.start("s3://bucket/x", directory, "sft", trains.pid)
+        said = ray_node.last_words(worker, directory, since)
+        assert said.count("error: s3://bucket/x: The config profile (nosuch) could not be found; hint: ") == 1
+    assert trains.poll() is None
+    trains.communicate()
+
+
 def test_it_is_no_child_of_the_process_that_starts_it(tmp_path: Path) -> None:
     worker = embedded.start_apart(
         [sys.executable, "-c", "import sys; sys.stdin.read(); import time; time.sleep(60)"], tmp_path / "log", tmp_path
@@ -92,23 +124,24 @@ def test_a_process_that_cannot_be_started_is_an_error(tmp_path: Path) -> None:
         embedded.start_apart([str(tmp_path / "none")], tmp_path / "log", tmp_path)
 
 
-@pytest.mark.parametrize("ends_first", ["worker", "training"])
-def test_one_that_is_at_work_is_waited_for_and_trusted_with_what_is_left(tmp_path: Path, ends_first: str) -> None:
-    trains = training()
-    began, answers = marks.began(trains.pid), list[bool]()
-    with (tmp_path / "worker-node.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        waiting = threading.Thread(target=lambda: answers.append(ray_node.await_turn(tmp_path, trains.pid, began)))
-        waiting.start()
-        if ends_first == "training":
-            trains.communicate()
-            waiting.join(30)
-    waiting.join(30)
-    trains.communicate()
-    assert answers == [ends_first == "worker"]
+def test_of_several_that_begin_at_once_one_works_and_the_next_comes_after_it(tmp_path: Path) -> None:
+    """As where Ray replaces single workers: each of them is the first of its own, on one node."""
+    directory, train = tmp_path / "artifacts" / "sft", [training(), training()]
+    workers = [ray_node.start(str(tmp_path / "store"), directory, "sft", one.pid) for one in train]
+    try:
+        assert until(lambda: leaving.is_served(directory / "_ckptsync"))
+        first = 0 if is_at_work(workers[0]) else 1
+        train[first].communicate()
+        assert gone(workers[first].pid, workers[first].began), (directory / "_ckptsync" / "embedded.log").read_text()
+        assert until(lambda: is_at_work(workers[1 - first]))
+    finally:
+        for one, worker in zip(train, workers, strict=True):
+            one.communicate()
+            if marks.began(worker.pid) == worker.began:
+                os.kill(worker.pid, signal.SIGKILL)
 
 
-def test_outputs_that_the_nodes_worker_sees_need_none_of_their_own(tmp_path: Path) -> None:
-    embedded.cover({tmp_path / "sft"})
-    inside = [tmp_path / "sft", tmp_path / "sft" / "out", tmp_path / "sft" / "a" / "b", tmp_path / "other"]
-    assert [embedded.is_covered(path) for path in inside] == [True, True, False, False]
+def is_at_work(worker: embedded.Apart) -> bool:
+    """Whether it is a service by now."""
+    told = Path(f"/proc/{worker.pid}/cmdline").read_bytes() if marks.began(worker.pid) == worker.began else b""
+    return b"--until-gone" in told.split(b"\0")

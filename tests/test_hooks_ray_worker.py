@@ -45,6 +45,15 @@ def test_a_worker_tells_of_its_machine() -> None:
     assert facts["python"].startswith(f"{sys.version_info.major}.{sys.version_info.minor}")
 
 
+def test_who_cannot_tell_of_himself_in_time_says_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A driver that does not answer must not keep a training from its beginning."""
+    hangs = tmp_path / "nvidia-smi"
+    hangs.write_text("#!/bin/sh\nexec sleep 5\n")
+    hangs.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert "no answer within 0.2 s" in ray_worker.tell_facts(0.2)["error"]
+
+
 def test_copies_are_finished_before_a_worker_is_killed() -> None:
     finished, free = list[bool](), threading.Event()
     copying = threading.Thread(target=lambda: finished.append(free.wait(30)), name="ckptsync-copy")

@@ -60,3 +60,9 @@ def test_of_two_trainings_of_a_machine_the_first_has_the_nodes_own_id_in_one_sto
     assert checked_node(claimed("n" * 100, str(tmp_path), Path("/b/_ckptsync")))
     holder.communicate()
     assert claimed("node", str(tmp_path), Path("/b/_ckptsync")) == "node"
+
+
+def test_of_several_that_begin_at_once_one_does_and_the_others_wait(tmp_path: Path) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    assert [await_turn(tmp_path, gone.pid, 0.1) for _ in range(3)] == [True, False, False]

@@ -3,27 +3,22 @@
 It sees Ray's working directory of the run (``<session>/artifacts/<run>``, where relative outputs of Ray Train 2 land) and output directories in it, whoever writes
 there.  Other outputs are sent by the hook's own embedded worker.
 
-It is no child of the Ray worker that starts it: Ray kills those.  When a Ray worker dies, and another begins in its place, the one that is at work is waited for:
-it stays until all that the dead one left is stored.
-
-    python -m ckptsync.hooks.ray_node CONFIG SPOOL PID      waits for its turn, and is the worker then
+It is no child of the Ray worker that starts it: Ray kills those.  When a Ray worker dies, and another begins in its place, the one that is at work is waited for
+(`ckptsync.hooks.turn`): it stays until all that the dead one left is stored.
 """
 
 from __future__ import annotations
 
 import glob
-import os
 import re
 import sys
 import time
 from pathlib import Path
 
-from ckptsync.hooks import embedded, leaving
-from ckptsync.hooks.embedded import Apart
-from ckptsync.spool import marks
+from ckptsync.hooks import embedded
+from ckptsync.hooks.embedded import LOG, Apart
 from ckptsync.walk import OURS
 
-LOG = "embedded.log"
 _POLL = 1.0  # seconds
 
 
@@ -36,41 +31,44 @@ def start(store: str, directory: Path, run: str, pid: int) -> Apart:
     spool.mkdir(parents=True, exist_ok=True)
     config = spool / f"ray-{pid}.yaml"
     embedded.write_config(config, store, runs(directory, run))
-    embedded.cover({directory})
-    command = [sys.executable, "-m", "ckptsync.hooks.ray_node", str(config), str(spool), str(pid)]
-    return embedded.start_apart(command, spool / LOG, directory)
+    command = [sys.executable, "-m", "ckptsync.hooks.turn", str(config), str(spool), str(pid)]
+    return embedded.start_apart(command, spool / LOG, Path("/"))  # where no module of the user's lies
+
+
+def log_size(directory: Path) -> int:
+    """Of what workers have said there until now, in bytes."""
+    log = directory / OURS / LOG
+    return log.stat().st_size if log.exists() else 0
+
+
+def last_words(worker: Apart, directory: Path, since: int) -> str:
+    """Wait until it ends; why it did, if it could not do its work: a store that is named wrongly, keys that only the driver has.  Raises OSError."""
+    while worker.poll() is None:
+        time.sleep(_POLL)
+    with (directory / OURS / LOG).open("rb") as log:
+        log.seek(since)
+        said = log.read().decode("utf-8", "replace").splitlines()
+    return "; ".join(line.removeprefix("ckptsync: ") for line in said if line.startswith(("ckptsync: error: ", "ckptsync: hint: ")))
 
 
 def runs(directory: Path, run: str) -> list[dict[str, str]]:
     """What a worker is told of it.
 
-    Directories that a wildcard matches are named after what the wildcards matched, so the run's own is one that matches nothing else.
+    Directories that a wildcard matches are named after what the wildcards matched, so the run's own is one that matches nothing else.  No run of a store
+    begins with a sign: where a Ray run does, Ray's directory stands before it.
     """
-    first, rest = directory.name[:1], glob.escape(directory.name[1:])
-    inside = f"{glob.escape(str(directory.parent))}/[{first}]{rest}/*"
-    return [{"path": glob.escape(str(directory)), "name": plain(run)}, {"path": inside}]
+    name, above = directory.name, glob.escape(str(directory.parent))
+    if not name[:1].isalnum():
+        above = f"{glob.escape(str(directory.parent.parent))}/{_alone(directory.parent.name)}"
+    return [{"path": glob.escape(str(directory)), "name": plain(run)}, {"path": f"{above}/{_alone(name)}/*"}]
+
+
+def _alone(name: str) -> str:
+    """A wildcard that matches this name and no other."""
+    at = next((n for n, sign in enumerate(name) if sign.isalnum()), 0)
+    return f"{glob.escape(name[:at])}[{name[at]}]{glob.escape(name[at + 1 :])}"
 
 
 def plain(run: str) -> str:
     """A Ray run's name as a store can keep it."""
     return re.sub(r"[^A-Za-z0-9_.-]", "-", run).lstrip("._-")[:100] or "ray"
-
-
-def await_turn(spool: Path, pid: int, began: str) -> bool:
-    """Until no worker is at work here; whether there is still anything to do then: who is at work when the process ends sends what that left."""
-    while leaving.is_served(spool):
-        if marks.began(pid) != began:
-            return False
-        time.sleep(_POLL)
-    return True
-
-
-def main(words: list[str]) -> None:
-    """Become the worker, if there is anything to do."""
-    config, spool, pid = words
-    if await_turn(Path(spool), int(pid), marks.began(int(pid))):
-        os.execv(sys.executable, [sys.executable, "-m", "ckptsync", "run", "-c", config, "--until-gone", pid])  # noqa: S606
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

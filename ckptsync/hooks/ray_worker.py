@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
+import socket
 import sys
 import threading
 from collections.abc import Mapping
@@ -10,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from ckptsync.hooks import embedded, ray_node
+from ckptsync.hooks.embedded import Apart
 from ckptsync.hooks.ray_setup import setup_worker
 
+_log = logging.getLogger("ckptsync.hook")
 _COPIES = "ckptsync-copy"  # the thread that copies where there are no links: `ckptsync.hooks.pinning`
 _PATIENCE = 300.0  # seconds that copies may take
+TELLING = 60.0  # seconds to tell of oneself: a driver, a name service or a mount may hang, and a training would with it
 
 
 def prepare(told: Mapping[str, str]) -> None:
@@ -30,23 +36,41 @@ def serve(store: str) -> str:
         context = train.get_context()
         if _is_in_working_directory():
             directory = Path(context.get_storage().local_working_directory)
+            embedded.cover(
+                {directory, directory.resolve()}
+            )  # the process stands in the latter where Ray's own directory is behind a link
             if context.get_local_rank() == 0:
-                ray_node.start(store, directory, context.get_experiment_name(), os.getpid())
-            else:
-                embedded.cover({directory})
+                since = ray_node.log_size(directory)
+                worker = ray_node.start(store, directory, context.get_experiment_name(), os.getpid())
+                threading.Thread(target=_hear, args=(worker, directory, since), name="ckptsync-hear", daemon=True).start()
     except Exception as e:  # noqa: BLE001  # training comes first; the caller says it
-        return f"{type(e).__name__}: {e}"
+        return f"{socket.gethostname()}: {type(e).__name__}: {e}"
     return ""
 
 
-def tell_facts() -> dict[str, Any]:
-    """What `ckptsync.doctor` wants to know of this worker's process and its machine; ``error`` where that cannot be told."""
+def _hear(worker: Apart, directory: Path, since: int) -> None:
+    """Nobody else would see it before the end of the training."""
+    with contextlib.suppress(OSError):  # somebody deleted the log
+        if said := ray_node.last_words(worker, directory, since):
+            _log.warning("ckptsync: nothing is sent from %s, %s: %s", socket.gethostname(), directory, said)
+
+
+def tell_facts(patience: float = TELLING) -> dict[str, Any]:
+    """What `ckptsync.doctor` wants to know of this worker's process and its machine; ``error`` where that cannot be told, or not in time."""
+    told: list[dict[str, Any]] = []
+    telling = threading.Thread(target=lambda: told.append(_facts()), name="ckptsync-doctor", daemon=True)
+    telling.start()
+    telling.join(patience)
+    return told[0] if told else {"error": f"{socket.gethostname()}: no answer within {patience:g} s"}
+
+
+def _facts() -> dict[str, Any]:
     try:
         from ckptsync.doctor import probe  # noqa: PLC0415
 
         return probe.gather()
     except Exception as e:  # noqa: BLE001  # the same
-        return {"error": f"{type(e).__name__}: {e}"}
+        return {"error": f"{socket.gethostname()}: {type(e).__name__}: {e}"}
 
 
 def leave() -> None:

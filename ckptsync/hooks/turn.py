@@ -8,6 +8,7 @@ Two trainings of one machine may send to one store at the same time, and a node'
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import socket
@@ -26,12 +27,24 @@ _POLL = 0.5  # seconds
 def await_turn(spool: Path, pid: int, patience: float = PATIENCE) -> bool:
     """Until no worker is at work here.  False where one still is, so long after process ``pid`` has gone: it stays, and sends what that left."""
     began, until = marks.began(pid), time.monotonic() + patience
-    while leaving.is_served(spool):
+    while leaving.is_served(spool) or not _is_next(spool):
         if began and marks.began(pid) == began:
             until = time.monotonic() + patience
         elif time.monotonic() >= until:
             return False
         time.sleep(_POLL)
+    return True
+
+
+def _is_next(spool: Path) -> bool:
+    """Of several that begin at once only one does, and the others come after it.  It keeps this lock until it ends, whatever it becomes."""
+    descriptor = os.open(spool / "turn.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return False
+    os.set_inheritable(descriptor, True)  # noqa: FBT003  # the standard library's own
     return True
 
 
@@ -47,10 +60,12 @@ def main(words: list[str]) -> None:
     from ckptsync.worker.node import node_id  # noqa: PLC0415  # it needs what a trainer's environment may not have; a worker does, too
 
     config, spool, pid = words
+    began = marks.began(int(pid))
     if await_turn(Path(spool), int(pid)):
         store = json.loads(Path(config).read_text("utf-8"))["store"]["url"]
         node = claimed(os.environ.get("CKPTSYNC_NODE") or node_id(), store, Path(spool))
-        command = [sys.executable, "-m", "ckptsync", "run", "-c", config, "--until-gone", pid]
+        is_alive = marks.began(int(pid)) == began != ""  # another process may have its number by now
+        command = [sys.executable, "-m", "ckptsync", "run", "-c", config, "--until-gone", pid if is_alive else "0"]
         os.execve(sys.executable, command, {**os.environ, "CKPTSYNC_NODE": node})  # noqa: S606  # no shell is wanted
 
 
