@@ -204,6 +204,17 @@ def test_a_node_without_rank_0_has_no_end_of_its_own() -> None:
     assert not is_ever_settled(trainer(part | {"model.safetensors": 1.0}))
 
 
+def test_a_final_model_whose_training_was_killed_ends_with_the_trainer_s_arguments() -> None:
+    told = {"config.json": 1.0, "model.safetensors": 1.1, "tokenizer.json": 1.2, "training_args.bin": 1.3, "README.md": 1.4}
+    model = Evidence("final", None, of(told), hook="killed")
+    assert is_ever_settled(model)
+    assert not is_ever_settled(replace(model, files=of(told | {"model.safetensors": 1.5})))
+    short = replace(model, files=of({name: at for name, at in told.items() if name != "training_args.bin"}))
+    assert judge(short, Sighting(short.files, 0.0), 1e9, RULE).reason.startswith("no training_args.bin")
+    assert is_ever_settled(replace(short, hook="marked"))
+    assert is_ever_settled(replace(short, hook=""))
+
+
 def test_a_text_of_the_trainer_s_own_that_was_emptied_is_half_written() -> None:
     assert half_written(of({"config.json": 1.0}), ("config.json", "metrics.json")) == "config.json"
     assert half_written(of({"chat_template.jinja": 1.0}, size=0), ()) == "chat_template.jinja"

@@ -14,6 +14,7 @@ from ckptsync.worker.hooked import Hooked, read_hooked, word
 
 S = 10**9
 BEGUN = Begun("t", 0, 2, 2, "h", 1, "1", "b", 100.0)
+TRAINER = replace(BEGUN, trainer="transformers 5.23.0")
 MARK = RankMark("t", "s0", "checkpoint-4", 4, 0, 2, 2, "h", 1, 130.0)
 BOTH = (MARK, replace(MARK, rank=1, at=131.0))
 PIN = Pin("checkpoint-4", 0, "", 0, Path("pin"), (Stat("a", 3, 110 * S, 1, 1), Stat("b", 4, 120 * S, 2, 1)))
@@ -72,8 +73,16 @@ def test_marks_of_an_older_save_say_nothing_of_one_that_is_being_written() -> No
 
 
 @pytest.mark.parametrize(
-    ("alive", "ended", "expected"), [(True, 0, "training"), (True, 140.0, "training"), (False, 140.0, "marked")]
+    ("alive", "left", "expected"),
+    [(True, 0, "training"), (True, 140.0, "training"), (False, 140.0, "marked"), (False, 0, "killed")],
 )
-def test_the_final_model_is_there_when_the_processes_have_left(*, alive: bool, ended: float, expected: str) -> None:
-    assert said(begun=replace(BEGUN, ended=ended), name="final", alive=alive) == expected
-    assert said(begun=replace(BEGUN, at=125.0), name="final", alive=alive) == ""  # it was there before
+def test_the_final_model_is_there_when_the_processes_have_left(*, alive: bool, left: float, expected: str) -> None:
+    assert said(begun=replace(TRAINER, ended=105.0, left=left), name="final", alive=alive) == expected
+    assert said(begun=replace(BEGUN, at=125.0, left=left), name="final", alive=alive) == ""  # it was there before
+
+
+def test_of_a_training_that_was_killed_and_begun_again_the_last_processes_tell_of_the_final_model() -> None:
+    assert said(begun=BEGUN, name="final", alive=False) == ""  # of a script with `mark_saved`
+    again = [replace(TRAINER, train="t2", rank=rank, at=105.0 + rank, left=140.0) for rank in (0, 1)]
+    assert word(Hooked((BEGUN, *again), {}), PIN, "final", lambda _: False) == "marked"
+    assert word(Hooked((BEGUN, again[0], replace(again[1], left=0.0)), {}), PIN, "final", lambda _: False) == "killed"

@@ -36,6 +36,7 @@ BY_ACCELERATE = re.compile(r"random_states_\d+\.pkl")
 _FIRST_OF_ACCELERATE = "random_states_0.pkl"
 _OF_ACCELERATE = re.compile(r"(optimizer|scheduler|sampler)(_\d+)?\.bin")  # its main process alone; every rank writes a scaler.pt
 _SHARDED_BY_ACCELERATE = re.compile(r"(pytorch_model(_fsdp)?|optimizer)(_\d+)?/.+")
+_ARGUMENTS = "training_args.bin"
 _NEVER_EMPTY = ("chat_template.jinja", "latest", "README.md", "zero_to_fp32.py", "zero_to_torch.py")
 
 
@@ -88,6 +89,16 @@ def _random_state(names: Sequence[str]) -> str:
     is_begun = any(map(_OF_ACCELERATE.fullmatch, names))
     is_shared = any(map(BY_ACCELERATE.fullmatch, names)) and any(n.endswith(".safetensors") or _WEIGHTS.fullmatch(n) for n in names)
     return _FIRST_OF_ACCELERATE if (is_begun or is_shared) and _FIRST_OF_ACCELERATE not in names else ""
+
+
+def without_arguments(files: Iterable[Stat]) -> str:
+    """Why a model in the root is not all that ``Trainer.save_model`` writes; empty if it is.  Its last file is ``training_args.bin``."""
+    there = list(files)
+    ended = next((f.mtime for f in there if f.path == _ARGUMENTS), None)
+    newer = next((f.path for f in there if ended is not None and f.mtime > ended and _WEIGHTS.fullmatch(f.path)), "")
+    if ended is None:
+        return f"no {_ARGUMENTS}, which the trainer writes last, and it was killed"
+    return f"{newer} was written over, and the trainer was killed before it wrote {_ARGUMENTS}" if newer else ""
 
 
 def is_of_rank_0(names: Collection[str]) -> bool:

@@ -6,7 +6,7 @@ than it might, and the files are judged as they are without a hook.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,10 +46,18 @@ def word(hooked: Hooked, pin: Pin | None, checkpoint: str, now_running: Callable
     writers = [b for b in hooked.begun if b.at <= newest]  # who began later did not write it
     living = [b for b in writers if now_running(b) is not False]
     if checkpoint == FINAL:
-        return "training" if living else "marked" if writers else ""
+        return "training" if living else _of_final(writers)
     if newest <= _done(hooked.marks.get(checkpoint, ())):
         return "marked"
     return "training" if any(not b.ended and b.marks == "all" for b in living) else ""
+
+
+def _of_final(writers: Sequence[Begun]) -> Word:
+    """What those that are gone say of the model in the root: whether they were done with it, or killed.  They came in the order in which they began."""
+    last = [b for b in writers if b.train == writers[-1].train]  # who was killed and begun again says nothing
+    if last and all(b.left for b in last):
+        return "marked"
+    return "killed" if last and last[0].trainer.startswith("transformers") else ""
 
 
 def _done(marks: Iterable[RankMark]) -> float:

@@ -24,6 +24,7 @@ from ckptsync.worker.cut_short import (
     may_be_cut_short,
     stale_metadata,
     two_saves,
+    without_arguments,
 )
 from ckptsync.worker.evenness import current, is_random_state, lacking
 
@@ -32,8 +33,8 @@ MARKED = 1.0  # seconds, where every rank here has said that it is done but nobo
 _V1 = "CHECKPOINT_COMPLETE"  # LLaMA-Factory v1, on the node of rank 0
 _LIGHTNING_LAST = "meta.pt"
 _SAY_SO = "if your script writes no more than this, push it (ckptsync push), or let it call ckptsync.mark_saved"
-Word = Literal["", "committed", "marked", "training"]
-"""What the hook says of a save: nothing; its pin is whole; every rank here is done with it; a training that lives has it in hand."""
+Word = Literal["", "committed", "marked", "training", "killed"]
+"""What the hook says of a save: nothing; its pin is whole; every rank here is done with it; a training that lives has it in hand, or had it when it died."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +161,8 @@ def cut_short(evidence: Evidence, rule: Rule) -> str:
         return f"{torn} is only half written"
     if _awaits_its_end(evidence):
         return f"no {TRAINER_STATE}, which the trainer writes last"
+    if evidence.hook == "killed" and (lacking := without_arguments(evidence.files)):
+        return lacking
     if evidence.fresh or evidence.stable:
         return ""
     return two_saves(evidence.files, evidence.state.mtime if evidence.state is not None else None, rule.unmarked)
@@ -193,8 +196,8 @@ def _wait(evidence: Evidence, rule: Rule) -> tuple[float, str]:
     doubted = doubt(evidence, rule)
     if doubted:
         return rule.doubtful, doubted
-    if evidence.hook == "marked":
-        return min(MARKED, rule.quiet), "every rank that writes here has said that it is done"
+    if evidence.hook in ("marked", "killed"):
+        return min(MARKED, rule.quiet), "every rank that writes here has said that it is done, or is gone"
     if evidence.unclosed:  # somebody's own format under that name, or a crash
         return rule.unmarked, f"{evidence.unclosed[0]} is no whole JSON"
     proven, missing = proof(evidence), behind(evidence)
