@@ -66,14 +66,15 @@ def test_what_it_cannot_do_is_in_its_log(tmp_path: Path) -> None:
 SAID = {
     "ckptsync: error: no such store\nckptsync: hint: make it\n": "no such store",
     "ckptsync: error: two problems\n  this\n  that\n": "two problems",
-    "ckptsync: error: of the one before\nTraceback (most recent call last):\n  File\nTypeError: 1\n": "",
+    "ckptsync: error: of the one before\nTraceback (most recent call last):\n  File\nTypeError: 1\n": "TypeError: 1",
+    'ckptsync: error: of the one before\n{"message": "sent"}\n': "",
     "": "",
 }
 
 
 @pytest.mark.parametrize(("log", "reason"), SAID.items())
 def test_the_reason_is_the_last_thing_it_said(tmp_path: Path, log: str, reason: str) -> None:
-    (tmp_path / "embedded.log").write_text("x" * 99999 + "\n" + log)
+    (tmp_path / "embedded.log").write_text("x" * 99999 + "\n" + log if log else "")
     assert embedded.last_error(tmp_path) == reason
 
 
@@ -123,7 +124,7 @@ def test_packages_that_are_installed_do_not_come_before_the_standard_library(tmp
     (site / "ckptsync").symlink_to(ROOT / "ckptsync")
     child = "subprocess.run([sys.executable, '-c', 'import ckptsync.hooks.turn'], env=_environment(), cwd='/')"
     program = f"import subprocess, sys; from ckptsync.hooks.embedded import _environment; print({child}.returncode)"
-    assert ran("-c", program, python=str(tmp_path / "bin" / "python"), path=()).stdout == "0\n"
+    assert ran("-c", program, python=str(tmp_path / "bin" / "python"), path=(), cwd=tmp_path).stdout == "0\n"
 
 
 def test_another_worker_that_is_still_at_work_is_waited_for(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def last_error(spool: Path) -> str:
         log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL))
         said = log.read().decode("utf-8", "replace").splitlines()
     last = next((line for line in reversed(said) if not line.startswith((" ", _HINT))), "")
-    return last.removeprefix(_ERROR) if last.startswith(_ERROR) else ""
+    return "" if last.startswith("{") else last.removeprefix(_ERROR)  # else it was killed in the middle of its work
 
 
 def cover(folders: set[Path]) -> None:
