@@ -135,6 +135,7 @@ def test_another_worker_that_is_still_at_work_is_waited_for(tmp_path: Path) -> N
         with pytest.raises(subprocess.TimeoutExpired):
             worker.wait(2)
         assert not (tmp_path / "store").exists()
+        assert "another worker is at work" in (saver.here.spool / "embedded.log").read_text()
     try:
         assert leaving.wait(tmp_path / "out", {saver.begun.train}, 60, said, served=lambda _: worker.poll() is None) == ()
     finally:

@@ -27,6 +27,8 @@ _POLL = 0.5  # seconds
 def await_turn(spool: Path, pid: int, patience: float = PATIENCE) -> bool:
     """Until no worker is at work here.  False where one still is, so long after process ``pid`` has gone: it stays, and sends what that left."""
     began, until = marks.began(pid), time.monotonic() + patience
+    if leaving.is_served(spool):
+        sys.stderr.write(f"ckptsync: waiting: another worker is at work in {spool}\n")
     while leaving.is_served(spool) or not _is_next(spool):
         if began and marks.began(pid) == began:
             until = time.monotonic() + patience
