@@ -84,6 +84,12 @@ def test_no_more_is_in_flight_than_the_budget_allows(jobs: int) -> None:
         assert len(seen.made) <= count + max(jobs, 1)
 
 
+def test_a_smaller_budget_holds_as_well() -> None:
+    seen = Seen(weight=pipeline.BUDGET)
+    for count, _ in enumerate(pipelined(iter(range(1, 50)), seen.steps(), 4, pipeline.BUDGET // 2)):
+        assert len(seen.made) <= count + 2
+
+
 def test_what_is_heavier_than_the_budget_goes_alone() -> None:
     seen = Seen(weight=100 * pipeline.BUDGET)
     for count, _ in enumerate(pipelined(iter(range(1, 50)), seen.steps(), 3)):

@@ -9,6 +9,7 @@ import pytest
 
 from ckptsync.errors import Corrupt, StoreError
 from ckptsync.stores.contract import Store, read_all
+from ckptsync.stores.limits import Limits
 from ckptsync.stores.s3.store import S3Store
 from ckptsync.stores.urls import Remote
 from tests.s3_script import Say, scripted
@@ -33,6 +34,11 @@ def again(place: Remote) -> Store:
 
 class TestS3(StoreContract):
     pass
+
+
+@pytest.mark.parametrize(("memory", "part"), [(96, 16), (48, 12), (19, 8), (1, 8)])
+def test_of_little_memory_parts_are_smaller(place: Remote, memory: int, part: int) -> None:
+    assert S3Store(place, weed().options(), Limits(memory=memory << 20)).least == part << 20
 
 
 def test_a_file_that_became_shorter_is_corrupt_whatever_of_it_comes(store: Store) -> None:

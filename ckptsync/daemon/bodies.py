@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 At = Callable[[int, int], None]
 BUDGET = 600.0  # seconds after which retention begins with no other place: it is killed after 900, and what it has done counts
 LEAST_MEMORY = 16 << 20  # bytes: two parts of an upload
+WINDOW = (
+    6 << 20
+)  # bytes that a merge has in flight for each of its threads: of several at work beside the daemon, each is to be small
 
 
 def carry_out(order: Order, config: Config, at: At) -> Done:
@@ -42,7 +45,7 @@ def shared(config: Config) -> LimitsConfig:
     told, jobs = config.limits, config.head.jobs
     table = told.bandwidth
     rates = tuple(rate and rate / jobs for rate in table.rates) if table else ()
-    memory = max(min(told.memory, LEAST_MEMORY), told.memory // (jobs + 2))
+    memory = max(min(told.memory, LEAST_MEMORY), told.memory // (jobs + 4))
     return replace(told, bandwidth=replace(table, rates=rates) if table else None, memory=memory)
 
 
@@ -53,7 +56,7 @@ def _consolidate(store: Store, order: Order, config: Config, at: At) -> Done:
 
     engine = _cluster(config) if config.head.engine == "ray" else None
     options = HeadOptions(Options(config.head.dtype, config.head.max_shard_size), config.head.config_from, engine)
-    made = one(store, order.run, order.place, options, progress=at, work=Work(config.head.threads))
+    made = one(store, order.run, order.place, options, progress=at, work=Work(config.head.threads, window=WINDOW))
     return Done(tuple(map(told_head.made, made)), changed=bool(made))
 
 

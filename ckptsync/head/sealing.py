@@ -36,7 +36,7 @@ _TIES = "ties_by"  # in a seal's options: the configuration that said which tens
 _DECIDING = ("config.json", "adapter_config.json")  # which names are tied; what is saved with an adapter
 
 
-PIECES = 16 << 20
+PIECES = 8 << 20
 """Bytes of what a merge fetches beforehand: less than a merge by hand takes, since several of a head's work side by side, beside its daemon."""
 
 

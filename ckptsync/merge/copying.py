@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from blake3 import blake3
 
 from ckptsync.merge.making import Made, Making, placed, weight
-from ckptsync.merge.pipeline import Steps, pipelined
+from ckptsync.merge.pipeline import BUDGET, Steps, pipelined
 from ckptsync.merge.plan import FilePlan
 from ckptsync.merge.tally import CopiedTensor, Tally
 from ckptsync.model import Files
@@ -22,13 +22,14 @@ from ckptsync.model import Files
 class Work:
     """How a merge is done; what it writes does not depend on it.
 
-    ``jobs``: how many threads work (1: none but the caller's).  Each tensor's digest and statistics cost a look at every byte, and are there if
+    ``jobs``: how many threads work (1: none but the caller's), with ``window`` bytes in flight for each.  Each tensor's digest and statistics cost a look at every byte, and are there if
     asked for.
     """
 
     jobs: int = 1
     tensor_digests: bool = True
     statistics: bool = False
+    window: int = BUDGET
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ class Copying:
         """The header, then every tensor.  Close it if it is not used to its end: threads may be at work."""
         steps = Steps(self._making.make, (self._digest, self._tally.add), self._making.release, weight)
         left = b""
-        with contextlib.closing(pipelined(placed(self._plan), steps, self._work.jobs)) as made:
+        with contextlib.closing(pipelined(placed(self._plan), steps, self._work.jobs, self._work.window)) as made:
             for one in made:
                 chunk, rest = one.chunk(left)
                 left = bytes(rest)

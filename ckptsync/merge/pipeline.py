@@ -35,14 +35,14 @@ class Steps(Generic[T, R]):
     weigh: Callable[[T], int]
 
 
-def pipelined(items: Iterator[T], steps: Steps[T, R], jobs: int) -> Generator[R, None, None]:
+def pipelined(items: Iterator[T], steps: Steps[T, R], jobs: int, budget: int = BUDGET) -> Generator[R, None, None]:
     """What is made of every item, in order.
 
     With one job everything happens in the caller's thread, and an item is made when it is asked for.  With more, so many threads work
-    beside the caller.  What is in flight weighs ``jobs`` times `BUDGET`, or is a single item.  The end comes after the last lane.  An
+    beside the caller.  What is in flight weighs ``jobs`` times ``budget`` bytes, or is a single item.  The end comes after the last lane.  An
     error of any step is raised here, as it is, once; whatever ends the generator, no thread is left behind.
     """
-    line = _Line(items, steps, jobs * BUDGET)
+    line = _Line(items, steps, jobs * budget)
     threads = [threading.Thread(target=line.work, name=f"ckptsync-merge-{n}") for n in range(jobs if jobs > 1 else 0)]
     try:
         for thread in threads:

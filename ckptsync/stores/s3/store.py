@@ -17,7 +17,7 @@ from ckptsync.model import Extent
 from ckptsync.paths import checked_path
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, checked_prefix
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.parts import MOST, PART, Parts, part_size
+from ckptsync.stores.parts import MIB, MOST, PART, Parts, part_size
 from ckptsync.stores.retry import Persistence
 from ckptsync.stores.s3.access import Access
 from ckptsync.stores.s3.bucket import Ask, Bucket
@@ -32,18 +32,19 @@ from ckptsync.stores.s3.xml import directories, next_page
 from ckptsync.stores.urls import Remote
 
 PAGE = 1000  # keys of a listing, at most: S3's own limit
+SMALLEST = 8 << 20  # bytes of a part where memory is short: S3 takes parts of 5 MiB, and each costs a request
 
 
 class S3Store:
     """Retries what fails transiently by itself, piece by piece.  Raises ConfigError where options, credentials or the bucket are wrong."""
 
     late = 0.0
-    least = PART
-    """Bytes of a part, at least; whoever changes it does not find uploads begun with another."""
 
     def __init__(self, remote: Remote, options: Mapping[str, Any] | None = None, limits: Limits | None = None) -> None:
         self.url = remote.url
         self._limits = limits or Limits()
+        self.least = _least(self._limits.memory)
+        """Bytes of a part, at least; whoever changes it does not find uploads begun with another."""
         access = Access(remote, options or {})
         self._prefix = access.prefix
         self._bucket = Bucket(access, self._limits)
@@ -221,6 +222,11 @@ class S3Store:
 
     def _too_short(self, name: str, size: int, start: int, end: int) -> Corrupt:
         return Corrupt(f"{name}: ends at byte {size}, {end - start} bytes from {start} wanted")
+
+
+def _least(memory: int) -> int:
+    """Of little memory, too, one part is filled while another is sent."""
+    return min(PART, max(SMALLEST, memory // 4 // MIB * MIB))
 
 
 def _is_name(name: str) -> bool:
