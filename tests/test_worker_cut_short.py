@@ -160,6 +160,31 @@ def test_what_people_and_callbacks_do_to_a_finished_checkpoint_only_delays_it() 
     assert is_ever_settled(trainer(over("optimizer.pt"), fresh=True))  # a clock was set while we looked on
 
 
+def soon_over(*names: str) -> Evidence:
+    """The same, begun eight seconds after the old one: a script that is killed is often started again at once."""
+    told = A | {"model-00001-of-00002.safetensors": 100.1, "model-00002-of-00002.safetensors": 100.15, "rng_state_1.pth": 100.0}
+    return trainer(told | {name: 108.5 + n / 10 for n, name in enumerate(names)})
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        (("config.json", "model-00001-of-00002.safetensors"), "model-00001-of-00002.safetensors was written over"),
+        (("rng_state_1.pth", "config.json", "model.safetensors"), "rng_state_1.pth was written over"),
+        (("config.json", "model.safetensors", "training_args.bin"), "training_args.bin was written over"),
+    ],
+)
+def test_a_save_over_one_that_had_just_ended_is_told_by_what_no_callback_does(names: tuple[str, ...], why: str) -> None:
+    found = soon_over(*names)
+    assert judge(found, Sighting(found.files, 0.0), 1e9, RULE).reason.startswith(why)
+
+
+def test_what_callbacks_and_late_ranks_do_to_one_that_had_just_ended_is_no_other_save() -> None:
+    assert is_ever_settled(soon_over("config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"))
+    assert is_ever_settled(soon_over("config.json", "model.safetensors", "value_head.safetensors"))
+    assert is_ever_settled(soon_over("rng_state_1.pth"))
+
+
 def test_a_copy_without_times_is_no_mixture_however_slow_it_was() -> None:
     at, told = 0.0, {}
     for name in ("trainer_state.json", "rng_state_0.pth", "optimizer.pt", "config.json", "model.safetensors", "training_args.bin"):

@@ -145,20 +145,31 @@ def is_metadata(file: Stat) -> bool:
     return file.path.rpartition("/")[2] == ".metadata"
 
 
-def _begun_after(files: Iterable[Stat], ended: int, apart: float) -> str:
+def _begun_after(files: Sequence[Stat], ended: int, apart: float) -> str:
     newer = sorted((f for f in files if f.mtime > ended), key=lambda f: f.mtime)
     before = ended
     for n, file in enumerate(newer):
         is_late = _is_gap(before, file, apart)  # so long callbacks may take, and ranks that write nothing but their random states
-        over = _states(newer[n:]) if _is_gap(before, file, AT_ONCE) else ""
+        over = _of_no_callback(newer[n:], files) if _is_gap(before, file, AT_ONCE) else ""
         if over or (is_late and (over := _of_a_save(newer[n:]))):
             return f"{over} was written over, and what the trainer writes last was not"
         before = file.mtime
     return ""
 
 
-def _states(newer: Iterable[Stat]) -> str:
-    return next((f.path for f in newer if _STATES.fullmatch(f.path)), "")
+def _of_no_callback(newer: Sequence[Stat], files: Iterable[Stat]) -> str:
+    """What nobody but the trainer writes, or not so: some of a model's parts, weights beside random states."""
+    states = next((f.path for f in newer if _STATES.fullmatch(f.path)), "")
+    names = {f.path for f in newer}
+    parts = {_part_of(f.path) for f in files if f.path not in names} & {_part_of(name) for name in names} - {""}
+    part = next((f.path for f in newer if _part_of(f.path) in parts), "")
+    random = next((f.path for f in newer if is_random_state(f.path)), "")
+    return states or part or (random if any(_WEIGHTS.fullmatch(f.path) for f in newer) else "")
+
+
+def _part_of(path: str) -> str:
+    """All numbered parts of one model have this in common."""
+    return re.sub(r"-\d{5}-of-", "-of-", path) if re.search(r"-\d{5}-of-\d{5}\.", path) else ""
 
 
 def _of_a_save(newer: Sequence[Stat]) -> str:
