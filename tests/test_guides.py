@@ -54,6 +54,12 @@ def test_every_configuration_of_ours_loads(path: Path) -> None:
         read(block.text, f"{path}:{block.line}", {})
 
 
+@pytest.mark.parametrize("path", GUIDES, ids=name)
+def test_a_file_says_its_name_where_it_is_read(path: Path) -> None:
+    """The comment before it is not seen."""
+    assert [b.about for b in blocks(path.read_text()) if b.mark == "file" and not b.text.startswith(f"# {b.about}\n")] == []
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=name)
 def test_every_script_is_python(path: Path) -> None:
     for block in blocks(path.read_text()):
