@@ -28,7 +28,7 @@
 #               looks: `ckptsync verify` has to find all of it and make nothing up: FLIPS="--flips 1000 --store s3"
 # make bench-verify   verification beside `cat` (cold) and `sha256sum` (warm): VERIFY="--gib 1 --rounds 9"
 # make models   level model with real models of transformers (installs it)
-# make guides   run docs/guides/ with the trainers of `make bench`, DeepSpeed among them; `make test` runs those that need no more than transformers and accelerate
+# make guides   run docs/guides/ with the trainers of `make bench`, with Lightning and with Ray; `make test` runs those that need no more than transformers and accelerate
 # make nspawn   the units under real systemd, in a container of this system's own files that is gone afterwards (root and systemd-nspawn are needed)
 # make lint     format, lint, types       make format   put the format right
 # make bench    every figure in the documents, in an environment of its own: torch, accelerate, DeepSpeed; half an hour and 60 GB at most.
@@ -170,7 +170,7 @@ models: $(VENV)/.installed-test
 	$(PIP) --editable '.[model]'
 	$(BIN)/python -m pytest tests/test_verify_model_child.py
 
-guides: $(VENV)/.installed-test $(BENCH_VENV)/.installed
+guides: $(VENV)/.installed-test $(BENCH_VENV)/.installed-lightning $(BENCH_VENV)/.installed-ray
 	CKPTSYNC_TEST_TRAINERS=$(abspath $(BENCH_VENV))/bin/python $(BIN)/python -m pytest -rs tests/test_guides.py
 
 kill-stores: $(VENV)/.installed-test
@@ -217,6 +217,10 @@ $(BENCH_VENV)/.installed: pyproject.toml benchmarks/requirements.txt
 	$(PYTHON) -m venv $(BENCH_VENV)
 	$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check setuptools wheel $$(grep ^torch benchmarks/requirements.txt)
 	$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement benchmarks/requirements.txt --editable .
+	@touch $@
+
+$(BENCH_VENV)/.installed-lightning: $(BENCH_VENV)/.installed
+	$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check 'lightning==2.6.*'
 	@touch $@
 
 $(BENCH_VENV)/.installed-ray: $(BENCH_VENV)/.installed
