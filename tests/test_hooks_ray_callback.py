@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from ckptsync.errors import ConfigError
-from ckptsync.hooks import leaving
+from ckptsync.hooks import leaving, ray_note
 from tests.ray_loop import STEPS
 
 pytest.importorskip("ray.train", reason="Ray Train is not installed")
@@ -58,15 +58,24 @@ def test_what_was_reported_is_in_the_store_verified_and_ray_keeps_a_note(ended: 
     found = ended.told["reported"]["checkpoints"]
     assert len(found) == STEPS
     for step, (name, metrics) in enumerate(found, 1):
-        files = {path.name: path.read_text() for path in (ended.home / "store" / "sft" / name).iterdir()}
-        assert files == {"rank-0": str(step), "rank-1": str(step)}
+        note = ray_note.decode((Path(ended.told["reported"]["path"]) / name / "ckptsync.json").read_bytes(), name)
+        files = {path.name: path.read_text() for path in (ended.home / "store" / note.run / note.place).iterdir()}
+        assert files == dict.fromkeys(("rank-0", "rank-1"), f"{step} {int(step > 1)}")
         assert metrics["ckptsync_verdict"] != "damaged"
         assert [path.name for path in (Path(ended.told["reported"]["path"]) / name).iterdir()] == ["ckptsync.json"]
 
 
-def test_a_run_whose_worker_was_killed_goes_on_from_the_store(ended: Ended) -> None:
+def test_a_run_whose_worker_was_killed_in_a_report_goes_on_from_the_store(ended: Ended) -> None:
     seen = [metrics["seen"] for _, metrics in ended.told["reported"]["checkpoints"]]
-    assert seen == [{}, *[{"rank-0": "1", "rank-1": "1"}] * (STEPS - 1)]
+    assert seen == [{}, *[{"rank-0": "1 0", "rank-1": "1 0"}] * (STEPS - 1)]
+
+
+def test_what_the_nodes_worker_sends_is_sent_by_no_other_though_rays_directory_is_behind_a_link(ended: Ended) -> None:
+    assert [metrics["covered"] for _, metrics in ended.told["reported"]["checkpoints"]] == [True] * STEPS
+
+
+def test_for_a_worker_that_ray_replaces_alone_a_worker_of_ours_is_begun_too(ended: Ended) -> None:
+    assert ended.told["replaced"] in ({"told": True}, {})  # not every version of Ray replaces workers alone
 
 
 def test_relative_outputs_are_sent_by_the_nodes_worker_though_ray_has_ended(ended: Ended) -> None:
@@ -79,6 +88,10 @@ def test_a_training_does_not_begin_on_nodes_that_do_not_fit(ended: Ended) -> Non
     assert not ended.told["unfit"]["began"]
     assert "the nodes do not fit together" in ended.told["unfit"]["error"]
     assert "nosuch0" in ended.told["unfit"]["error"]
+
+
+def test_what_is_only_to_be_warned_of_is_seen_where_the_script_runs(ended: Ended) -> None:
+    assert not ended.told["replaced"] or "nosuch1: there is none" in ended.said
 
 
 def test_each_worker_process_is_set_up_by_ray(ended: Ended) -> None:
@@ -97,6 +110,13 @@ def test_a_relative_store_is_the_drivers(tmp_path: Path, monkeypatch: pytest.Mon
     assert CkptSyncRayCallback("s3://bucket")._store == "s3://bucket"
 
 
+@pytest.mark.parametrize("store", ["sftp://me:secret@host/x", "s3:/bucket"])
+def test_a_store_that_cannot_be_one_is_refused_where_the_script_runs(store: str) -> None:
+    with pytest.raises(ConfigError) as told:
+        CkptSyncRayCallback(store)
+    assert "secret" not in str(told.value)
+
+
 def test_where_ray_would_never_call_it_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_TRAIN_V2_ENABLED", "0")
     with pytest.raises(ConfigError, match="of Ray Train v2, which is turned off"):
@@ -106,9 +126,10 @@ def test_where_ray_would_never_call_it_it_says_so(monkeypatch: pytest.MonkeyPatc
 def test_the_drivers_words_go_to_the_workers_and_its_keys_do_not() -> None:
     said = {
         "CKPTSYNC_WAIT": "10m",
+        "CKPTSYNC_RUN": "sft",
         "CKPTSYNC_LIMITS_BANDWIDTH": "1MB",
         "CKPTSYNC_STORAGE_OPTIONS": "{}",
         "CKPTSYNC_NODE": "head",
         "PATH": "",
     }
-    assert told_to_workers(said) == {"CKPTSYNC_WAIT": "10m", "CKPTSYNC_LIMITS_BANDWIDTH": "1MB"}
+    assert told_to_workers(said) == {"CKPTSYNC_WAIT": "10m", "CKPTSYNC_RUN": "sft", "CKPTSYNC_LIMITS_BANDWIDTH": "1MB"}
