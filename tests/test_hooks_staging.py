@@ -1,16 +1,22 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import ckptsync
+from ckptsync.catalogue.fresh import fresh
 from ckptsync.hooks import parts, room, staging
 from ckptsync.hooks.here import Here
 from ckptsync.scan import Spot
 from ckptsync.spool.marks import Begun
+from ckptsync.stores.memory import MemoryStore
 from ckptsync.walk import OURS, walk
+from ckptsync.worker.options import RunDir, WorkerOptions
+from ckptsync.worker.tick import Worker
 from tests.hooking import Said, commits, here, other_disk
 
 __all__ = ["other_disk"]  # a fixture
@@ -97,3 +103,24 @@ def test_only_what_a_process_without_an_introduction_left_is_swept(tmp_path: Pat
     assert [p.name for p in (of.spool / "pins").iterdir()] == [".new-hook-77-step-4"], (
         "that one is made in this moment, by the last rank"
     )
+
+
+@pytest.mark.parametrize("ticks", [(), (0.0,), (0.0, 11.0, 71.0)], ids=["no worker", "seen by a worker", "sent by a worker"])
+def test_what_a_worker_made_of_it_meanwhile_stays_one_save(tmp_path: Path, ticks: tuple[float, ...]) -> None:
+    demo = Path(ckptsync.__file__).parent / "demo_data" / "fsdp2" / "node0" / "checkpoint-4"
+    shutil.copytree(demo, tmp_path / "checkpoint-4")
+    of, spot = here(tmp_path, 0, 2), Spot("checkpoint-4", "trainer", tmp_path / "checkpoint-4")
+    store = MemoryStore()
+    found = staged(of, spot)
+    worker = Worker(WorkerOptions("n0", (RunDir("run", tmp_path),)), store)
+    for now in ticks:
+        worker.tick(now)
+    assert found is not None
+    found.publish(of, parts.commit(BEGUN, "s", "checkpoint-4", 4, (0,)), Said())
+    shutil.rmtree(spot.path)
+    for now in (100.0, 200.0):
+        worker.tick(now)
+    manifests = [entry.name for entry in store.names("") if "/manifest-" in entry.name]
+    assert len(manifests) == 1
+    assert {place.place for place in fresh(store).places} == {"checkpoint-4"}
+    assert {p.checkpoint: p.phase for p in worker.tick(300.0).progress} in ({"checkpoint-4": "stored"}, {})
