@@ -15,8 +15,9 @@ from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import lightning, table
 from ckptsync.layouts.table import Source
 from tests.assembled import assembled
-from tests.plain_files import MemoryFiles, safetensors_file
+from tests.plain_files import MemoryFiles, safetensors_file, tree
 from tests.torch_files import raw, saved
+from tests.vector import bits, vector
 
 NAME = "epoch=0-step=10.ckpt"
 WEIGHTS = {"model.w": torch.arange(6.0).reshape(2, 3), "model.b": torch.ones(3, dtype=torch.bfloat16)}
@@ -72,6 +73,14 @@ def one(value: Any, **options: Any) -> MemoryFiles:
 
 def read(files: MemoryFiles) -> Any:
     return table.tensors(files, Source("lightning", NAME))
+
+
+def test_a_real_file_is_read_bit_for_bit() -> None:
+    real = vector("lightning-file")
+    files = tree(*real.sources)
+    source = table.choose(files, None)
+    assert source.layout == "lightning"
+    assert assembled(files, table.tensors(files, source)) == bits(real.keep)
 
 
 @pytest.mark.parametrize("value", [of(), of(hyper_parameters=ODD, callbacks={"Own": ODD})], ids=["plain", "odd"])

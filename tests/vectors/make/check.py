@@ -140,6 +140,9 @@ def check(folder: Path, vector: dict[str, Any]) -> dict[str, object]:
             return {"tool": "dcp_to_torch_save", **min(results, key=lambda result: bool(result["equal"]))}
     if vector["kind"] == "bin":
         return {"tool": "torch.load", **compare(from_bins(sources[0]), reference)}
+    if vector["kind"] == "lightning":
+        (file,) = sources[0].glob("*.ckpt")
+        return {"tool": "torch.load", **compare(torch.load(file, map_location="cpu", weights_only=False)["state_dict"], reference)}
     if vector["kind"] == "per_rank":
         return {"tool": "none", "equal": None}  # each has torch's own gathering at run time, and no tool that needs no GPU or training
     return {"tool": "safetensors", **compare(from_files(sources[0]), reference)}

@@ -1,14 +1,17 @@
-"""Lightning's ModelParallelStrategy on a tiny model: lightnings.py --reference DIR.
+"""Lightning on a tiny model: lightnings.py {sharded,file} --reference DIR.
 
-Trainer.save_checkpoint writes out.ckpt/, a DCP of {"state_dict": …, "optimizer_0": …}, with meta.pt beside it.
+sharded   ModelParallelStrategy: Trainer.save_checkpoint writes out.ckpt/, a DCP of {"state_dict": …, "optimizer_0": …}, with meta.pt beside it
+file      one process: ModelCheckpoint writes out/epoch=0-step=2.ckpt, with hyperparameters of classes that no checkpoint needs
 """
 
 import argparse
 from pathlib import Path
+from types import SimpleNamespace
 
 import lightning
 import torch
 from common import WORLD, save_reference
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -38,8 +41,11 @@ class Module(lightning.LightningModule):
         super().__init__()
         torch.manual_seed(0)
         self.model = Tiny()
+        self.save_hyperparameters({"data": Path("/data"), "options": SimpleNamespace(lr=0.01)})
 
     def configure_model(self) -> None:
+        if self.device_mesh is None:
+            return
         mesh = self.device_mesh["data_parallel"]
         fully_shard(self.model.hidden, mesh=mesh)
         fully_shard(self.model, mesh=mesh)
@@ -52,6 +58,15 @@ class Module(lightning.LightningModule):
 
     def train_dataloader(self) -> torch.utils.data.DataLoader:
         return torch.utils.data.DataLoader(torch.arange(24).reshape(8, 3) % 13, batch_size=1)
+
+
+def alone() -> dict[str, torch.Tensor]:
+    """Trainer.fit with a checkpoint at its end; the state dict."""
+    saves = ModelCheckpoint("out", every_n_train_steps=2)
+    trainer = lightning.Trainer(accelerator="cpu", devices=1, max_steps=2, logger=False, callbacks=[saves], enable_progress_bar=False)
+    module = Module()
+    trainer.fit(module)
+    return module.state_dict()
 
 
 def trained(world: int) -> dict[str, torch.Tensor]:
@@ -70,9 +85,10 @@ def trained(world: int) -> dict[str, torch.Tensor]:
 def main() -> None:
     """Let the strategy save, gather."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kind", choices=("sharded", "file"))
     parser.add_argument("--reference", type=Path, required=True)
     options = parser.parse_args()
-    state = trained(WORLD)
+    state = alone() if options.kind == "file" else trained(WORLD)
     full = {k: v.full_tensor() if isinstance(v, DTensor) else v for k, v in state.items()}
     save_reference(options.reference / "full.safetensors", full)
 

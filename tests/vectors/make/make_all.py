@@ -220,8 +220,12 @@ ALL = (
     dress("titan", "titan.py", (), "torchtitan", "the model at the top, beside optimizer, dataloader and train_state", 3, "checkpoint/step-2", ("torchtitan",)),
     dress("titan-last", "titan.py", ("--last",), "torchtitan", "the last step: the model alone, in bf16", 2, "checkpoint/step-2", ("torchtitan",)),
     dress(
-        "lightning", "lightnings.py", (), "Lightning", "state_dict beside optimizer_0, and meta.pt", 3, "out.ckpt", ("lightning",),
+        "lightning", "lightnings.py", ("sharded",), "Lightning", "state_dict beside optimizer_0, and meta.pt", 3, "out.ckpt", ("lightning",),
         section="state_dict",
+    ),
+    Vector(
+        "lightning-file", "lightnings.py", ("file",), "lightning", "Lightning", "one file, and objects of odd classes in it", base="", checkpoint="out",
+        facts={"dtype": "mixed", "packages": ("lightning",)},
     ),
     dress(
         "megatron", "megatron_dist.py", (), "Megatron-Core", "torch_dist: no paths, stacked layers, extra states, plans in .metadata", 2,
