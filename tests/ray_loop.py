@@ -25,7 +25,7 @@ def loop(config: dict[str, Any]) -> None:
     from ray.train import Checkpoint
 
     from ckptsync.hooks import embedded
-    from ckptsync.hooks.ray import as_directory, upload_fn
+    from ckptsync.hooks.ray import as_directory, upload_fn, validate
 
     rank, life = train.get_context().get_world_rank(), int(Path(config["killed"]).exists())
     covered = embedded.is_covered(Path("out").absolute())
@@ -45,7 +45,7 @@ def loop(config: dict[str, Any]) -> None:
                 checkpoint=Checkpoint.from_directory(folder),
                 checkpoint_dir_name=f"step-{step}",
                 checkpoint_upload_fn=(lambda *_: die(config)) if is_last else upload_fn(config["store"]),
-                validation=True,
+                **({"validation": True} if config["validates"] else {"validate_fn": validate}),
             )
 
 
@@ -74,10 +74,15 @@ def reported(home: Path) -> dict[str, Any]:
     """A worker is killed in the middle of the second step; see `loop`."""
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
-    from ray.train.v2.api.validation_config import ValidationConfig
 
     from ckptsync.hooks.ray import CkptSyncRayCallback, validate
 
+    try:
+        from ray.train.v2.api.validation_config import ValidationConfig  # since Ray 2.54
+
+        validates = {"validation_config": ValidationConfig(fn=validate)}
+    except ImportError:
+        validates = {}
     store = str(home / "store")
     run = RunConfig(
         name="sft",
@@ -90,12 +95,13 @@ def reported(home: Path) -> dict[str, Any]:
         loop,
         train_loop_config={
             "store": store,
+            "validates": bool(validates),
             "killed": str(home / "killed"),
             "snapshot": str(home / "results" / "sft" / "checkpoint_manager_snapshot.json"),
         },
         scaling_config=scaling,
         run_config=run,
-        validation_config=ValidationConfig(fn=validate),
+        **validates,
     ).fit()
     found = [(Path(checkpoint.path).name, metrics) for checkpoint, metrics in result.best_checkpoints]
     return {"checkpoints": found, "path": result.path}

@@ -39,7 +39,8 @@ class Ended:
 @pytest.fixture(scope="module")
 def ended() -> Iterator[Ended]:
     with tempfile.TemporaryDirectory(prefix="ckr-") as folder:  # the paths of Ray's sockets are in it, and may not be long
-        env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        above = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
+        env = {**os.environ, "PYTHONPATH": above, "OMP_NUM_THREADS": "1"}
         command = [sys.executable, str(ROOT / "tests" / "ray_loop.py"), folder]
         done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder, env=env, timeout=300)
         assert done.returncode == 0, done.stderr[-4000:]

@@ -42,6 +42,11 @@ def test_damage_is_a_metric_and_no_exception(tmp_path: Path, caplog: pytest.LogC
     assert f"{tmp_path}/store/sft/{NAME}" in caplog.text
 
 
+@pytest.mark.parametrize("config", [None, {}, {"level": "digest"}])
+def test_a_report_of_an_older_version_gives_a_configuration(tmp_path: Path, config: dict[str, str] | None) -> None:
+    assert validate(stored(tmp_path), config)["ckptsync_level"] == "digest"
+
+
 def test_a_checkpoint_that_ray_keeps_itself_is_looked_at_where_it_is() -> None:
     told = validate(Checkpoint(str(vector("hf-zero3-2node").sources[0])), level="stat")
     assert told["ckptsync_level"] == "stat"

@@ -2,7 +2,7 @@
 
     RunConfig(callbacks=[CkptSyncRayCallback()])                             or RAY_TRAIN_CALLBACKS=ckptsync.hooks.ray.CkptSyncRayCallback
     ray.train.report(..., checkpoint=..., checkpoint_upload_fn=upload_fn(store))
-    TorchTrainer(..., validation_config=ValidationConfig(fn=validate))
+    TorchTrainer(..., validation_config=ValidationConfig(fn=validate))       up to Ray 2.53 ray.train.report(..., validate_fn=validate)
     runtime_env: {worker_process_setup_hook: ckptsync.hooks.ray.setup_worker}
 
 Ray imports this in each of its worker processes when one begins, so nothing is imported here before it is used.  Seen with Ray 2.60.
@@ -11,6 +11,7 @@ Ray imports this in each of its worker processes when one begins, so nothing is 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ckptsync.hooks.ray_setup import setup_worker as setup_worker  # noqa: PLC0414  # its public name
@@ -38,8 +39,8 @@ def upload_fn(store: str, *, run: str = "", patience: float = 600.0) -> UploadFn
     return UploadFn(store, run, patience)
 
 
-def validate(checkpoint: Any, level: str = "") -> dict[str, Any]:
-    """For ``ValidationConfig(fn=validate)``: what `ckptsync.hooks.ray_validate.validate` says of it."""
+def validate(checkpoint: Any, level: str | Mapping[str, str] | None = "") -> dict[str, Any]:
+    """For ``ValidationConfig(fn=validate)``, and ``report(validate_fn=validate)`` of older versions: what `ckptsync.hooks.ray_validate.validate` says of it."""
     from ckptsync.hooks.ray_validate import validate as verified  # noqa: PLC0415
 
     return verified(checkpoint, level)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from typing import Any, get_args
 
 from ckptsync.errors import ConfigError
@@ -18,12 +19,14 @@ _log = logging.getLogger("ckptsync.hook")
 _RANK = {"ok": 0, "arriving": 1, "damaged": 2}
 
 
-def validate(checkpoint: Any, level: str = "") -> dict[str, Any]:
+def validate(checkpoint: Any, level: str | Mapping[str, str] | None = "") -> dict[str, Any]:
     """Metrics: ``ckptsync_verdict`` (ok, arriving, damaged), ``ckptsync_level`` that was reached, ``ckptsync_read`` (bytes), ``ckptsync_findings`` (what damage, at most ten).
 
     ``level``: digest where it is in a store, parse where Ray's storage holds it, unless said: stat, digest, parse, load, model (docs/verify.md); ``task_config``'s
-    ``fn_kwargs`` can say it.  Damage is no exception: the metrics are attached to the checkpoint, and it is logged.  Raises what a verification raises.
+    ``fn_kwargs`` can say it, or, up to Ray 2.53, ``validate_config={"level": …}`` of the report.  Damage is no exception: the metrics are attached to the checkpoint, and it is logged.  Raises what a verification raises.
     """
+    if not isinstance(level, str):
+        level = (level or {}).get("level", "")
     if level and level not in get_args(Level):
         raise ConfigError(f"level {level!r}: one of {', '.join(get_args(Level))} is wanted")
     note = ray_note.read(checkpoint)
