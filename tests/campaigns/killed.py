@@ -83,6 +83,9 @@ def _arguments() -> argparse.ArgumentParser:
     parser.add_argument("--pace", type=float, default=0.12, help="seconds that each file of a save takes, about")
     parser.add_argument("--store", choices=("posix", "s3", "sftp"), default="posix")
     parser.add_argument("--python", default=default_python(), help="that has transformers, accelerate, and DeepSpeed for ZeRO")
+    parser.add_argument(
+        "--at", default="", help="kill when a file of this name has come, such as model.safetensors, instead of at random"
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--home", help="a directory to work in, kept afterwards; a temporary one by default")
     return parser
@@ -143,7 +146,7 @@ class Campaign:
         if is_killed:
             scope, after = self._dice.choice(SCOPES), self._dice.uniform(0, 0.9) * self._took[mode]
             self._wait_for_save(segment, step, flat)
-            time.sleep(after)
+            self._wait_for_moment(segment, step, after, flat)
             kill(self._victims(segment, step, pids, scope))
             wait_for_ends(flat, LEFT)
         else:
@@ -186,6 +189,15 @@ class Campaign:
         while not any((e["event"], e["step"]) == ("saving", step) for e in self._said(segment)):
             assert time.monotonic() < until, f"{segment.name}: no save within {START} s"
             assert not wait_for_ends(pids, 0.02), f"{segment.name}: ended by itself: {self._nodes.node(0)}/{segment.name}.log"
+
+    def _wait_for_moment(self, segment: Segment, step: int, after: float, pids: Sequence[int]) -> None:
+        if not self._args.at:
+            time.sleep(after)
+            return
+        wanted = [self._nodes.node(n) / "out" / segment.run / f"{segment.stem}{step}" / self._args.at for n in range(NODES)]
+        before = {path: path.stat().st_ino for path in wanted if path.exists()}
+        while all(not path.exists() or path.stat().st_ino == before.get(path) for path in wanted):
+            assert not wait_for_ends(pids, 0.002), f"{segment.name}: ended by itself, and wrote no {self._args.at}"
 
     def _said(self, segment: Segment) -> Iterator[dict[str, object]]:
         for n in range(NODES):
