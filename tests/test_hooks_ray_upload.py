@@ -12,7 +12,7 @@ from ckptsync.hooks.ray_bring import bring
 from ckptsync.hooks.ray_note import Note
 from ckptsync.hooks.ray_upload import Part, send
 from ckptsync.records.state import Snapshot
-from ckptsync.stores.opening import open_store
+from ckptsync.stores.opening import create_store, open_store
 
 NAME = "checkpoint_2026-11-21_20-00-00.123456"
 
@@ -163,6 +163,20 @@ def test_what_is_finished_a_little_later_is_waited_for(tmp_path: Path) -> None:
     note = send(half, str(tmp_path / "store"), Part("sft", NAME, 0, patience=30))
     assert note is not None
     assert (tmp_path / "store" / "sft" / note.place / "model.safetensors").stat().st_size == 10
+
+
+def test_another_ranks_writing_is_waited_for_as_long_as_it_says_that_it_writes(tmp_path: Path) -> None:
+    """Patience is for this rank's own: what another one sends may be large, and if that one dies the store knows it after a while."""
+    store = tmp_path / "store"
+    create_store(str(store))
+    (store / "sft" / NAME).mkdir(parents=True)
+    (store / "sft" / NAME / "zero").write_text("not yet in a manifest")
+    (said := store / "sft" / ".ckptsync" / NAME / "sending" / "other.rank-9").parent.mkdir(parents=True)
+    said.write_text("sending\n")
+    threading.Timer(0.5, lambda: said.write_text("")).start()
+    note = send(local(tmp_path / "tmp0", zero="0"), str(store), Part("sft", NAME, 0, patience=0))
+    assert note is not None
+    assert (store / "sft" / note.place / "zero").read_text() == "0"
 
 
 def test_what_is_never_finished_is_refused(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def __getattr__(name: str) -> Any:
 def upload_fn(store: str, *, run: str = "", patience: float = 600.0) -> UploadFn:
     """For ``checkpoint_upload_fn=``: each Ray worker sends its part to ``store``; Ray keeps a note of where it is.
 
-    ``run``: its name in the store, if not that of the Ray run.  ``patience``: how many seconds another rank's writing of the same file is waited for.
+    ``run``: its name in the store, if not that of the Ray run.  ``patience``: for how many seconds a file that this rank has not finished is waited for.
     """
     from ckptsync.hooks.ray_upload import UploadFn  # noqa: PLC0415
 

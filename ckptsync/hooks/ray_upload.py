@@ -9,7 +9,6 @@ before, it is no checkpoint to Ray, and nothing half sent counts in the store.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -31,7 +30,7 @@ from ckptsync.walk import Listing, Stat, walk
 from ckptsync.worker.node import node_id
 from ckptsync.worker.offering import Offer
 from ckptsync.worker.options import checked_run
-from ckptsync.worker.push import ASSUMED, push_offer
+from ckptsync.worker.push import ASSUMED, OTHERS, push_offer
 from ckptsync.worker.result import Progress
 
 _log = logging.getLogger("ckptsync.hook")
@@ -142,11 +141,14 @@ def _check_is_new(what: tuple[str, ...], files: Sequence[Stat]) -> None:
 
 
 def _sent(offer: Offer, store: Store, part: Part, threads: int) -> Progress:
-    """Again while another rank writes a file of the same name, or this rank's own writing has not ended."""
+    """Again while another rank writes a file of the same name, which the store knows the end of, also if it dies; or this rank's own writing has not ended."""
     node = checked_node(f"{node_id()[:80]}.rank-{part.rank}")
     until = time.monotonic() + part.patience
     while True:
         _looked_at(offer.root)
-        with contextlib.suppress(Incomplete) if time.monotonic() < until else contextlib.nullcontext():
+        try:
             return push_offer(offer, store, node, threads=threads)[0]
+        except Incomplete as e:
+            if OTHERS not in str(e) and time.monotonic() >= until:
+                raise
         time.sleep(_AGAIN)

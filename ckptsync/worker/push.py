@@ -32,6 +32,7 @@ from ckptsync.worker.send import Road, send
 from ckptsync.worker.take import Passed, nothing, take
 
 UNCLAIMED = "another node is sending files of this checkpoint, and this store may let two nodes write one name at once: push again when that node is done"
+OTHERS = "another node is writing"
 ASSUMED = "taken to be finished on your word"
 
 
@@ -139,9 +140,7 @@ class _Pusher:
         manifest = replace(manifest, supersedes=instead_of(self.known, self.node, name))
         sent = send(with_took(manifest, self._said(seen, marked)), seen.hold, road, taken.read)
         if sent.waiting:
-            raise Incomplete(
-                f"{seen.spot.path}: another node is writing {sent.waiting[0]}", hint="push it again when that node is done"
-            )
+            raise Incomplete(f"{seen.spot.path}: {OTHERS} {sent.waiting[0]}", hint="push it again when that node is done")
         place = tidy(self.node, sent.place, seen.hold, road, self._read().copies)
         if seen.pin is not None and seen.pin.node in ("", self.node):
             with contextlib.suppress(CkptsyncError):  # who waits for it asks a worker, too
