@@ -6,6 +6,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -17,9 +18,10 @@ from ckptsync.head.metrics import read_manifests
 from ckptsync.head.removing import LEASE
 from ckptsync.head.rules import Best, Rules
 from ckptsync.head.tombs import Grave, write
-from ckptsync.records.tombstone import Stage
+from ckptsync.records.tombstone import Scope, Stage
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
 from ckptsync.stores.memory import MemoryStore
+from ckptsync.stores.opening import create_store
 from ckptsync.verify.place import verify_place
 from tests.dying import Crash, Dying
 from tests.interleaved import raced
@@ -176,6 +178,20 @@ def test_a_head_that_dies_anywhere_leaves_what_the_next_one_finishes(rules: Rule
         assert _without_tombstones(store) == _without_tombstones(clean), lives
 
 
+@pytest.mark.parametrize("rules", [Rules(keep_last=1), Rules(shards=1)])
+def test_directories_that_a_dead_head_left_empty_go_with_what_it_had_begun(tmp_path: Path, rules: Rules) -> None:
+    store = create_store(str(tmp_path / "store"))
+    for n in (1, 2):
+        fill(store, f"checkpoint-{n}", FIRST + n * HOUR)
+    tick(store, asked(rules))
+    gone = tmp_path / "store/run/checkpoint-1"
+    mark(store, "checkpoint-1", "begun", "place" if rules.keep_last else "shards")
+    for path in gone.iterdir():  # and then it died, before it removed the directory
+        path.unlink()
+    assert outcomes(tick(store, asked(rules))) == [("checkpoint-1", "removed")]
+    assert sorted(path.name for path in gone.parent.iterdir()) == [".ckptsync", "checkpoint-2", "consolidated"]
+
+
 def _patient(store: MemoryStore, rules: Rules) -> None:
     """After the dead head's lease."""
     wait(store, LEASE)
@@ -202,9 +218,9 @@ def test_two_heads_that_have_marked_each_others_last_one_remove_neither_and_the_
     assert words(store) == {"checkpoint-2": "VERIFIED"}
 
 
-def mark(store: Store, place: str, stage: Stage = "said") -> None:
+def mark(store: Store, place: str, stage: Stage = "said", scope: Scope = "place") -> None:
     (name,) = [e.name for e in store.names(f"run/.ckptsync/{place}/") if "/manifest-" in e.name]
-    write(store, Grave({name: read_manifests(store, [name])[0]}, "place", "by a head with another view"), stage)
+    write(store, Grave({name: read_manifests(store, [name])[0]}, scope, "by a head with another view"), stage)
 
 
 class Meeting:

@@ -148,6 +148,17 @@ def test_deleting_the_last_file_takes_empty_directories_but_never_the_root(store
     assert list(Path(store.root).iterdir()) == []
 
 
+def test_a_directory_that_a_killed_deleter_left_empty_goes_with_the_name_that_is_gone(store: PosixStore) -> None:
+    Path(store.root, "run/checkpoint-1/dir").mkdir(parents=True)
+    store.write("run/checkpoint-2/a", [b"x"])
+    store.delete("run/checkpoint-1/dir/b")
+    store.delete("run/checkpoint-2/b")
+    Path(store.root, "run/checkpoint-3").mkdir()
+    store.delete("run/checkpoint-3/dir/b")
+    assert names(store) == ["run/checkpoint-2/a"]
+    assert [p.name for p in Path(store.root, "run").iterdir()] == ["checkpoint-2"]
+
+
 def test_reading_keeps_few_files_open_and_lets_go_of_them(store: PosixStore, monkeypatch: pytest.MonkeyPatch) -> None:
     for n in range(300):
         Path(store.root, f"{n:03}").write_bytes(b"x")

@@ -164,6 +164,7 @@ def remove(store: Store, step: Step, road: Road) -> Removal:
         if why := _why_not(store, again, now):
             return Removal("waits", why) if _others_began(again.seen, mine) else _taken_back(store, again, why)
         return _begun(store, again, road, begun)
+    _tidy(store, seen)
     return _carried_out(store, seen, road.told, lambda: None)
 
 
@@ -263,6 +264,16 @@ def _begun(store: Store, seen: Look, road: Road, since: float) -> Removal:
         return _carried_out(store, seen, road.told, sure)
     except _TooLate as e:  # nothing has gone: another time
         return Removal("waits", str(e))
+
+
+def _tidy(store: Store, seen: Look) -> None:
+    """Directories that whoever died has left empty go with the names of files that are gone already."""
+    named = [at.name for where in seen.seen.files.values() for at in where]
+    if seen.scope == "place" and seen.seen.seal:
+        named += [consolidated_prefix(seen.seen.run, seen.seen.place) + f.path for f in seen.seen.seal.files]
+    gone = {name.rpartition("/")[0]: name for name in named if name not in seen.seen.sizes}
+    for name in gone.values():
+        store.delete(name)
 
 
 def _carried_out(store: Store, seen: Look, told: Told, sure: Sure) -> Removal:

@@ -130,11 +130,12 @@ class PosixStore:
             raise
 
     def delete(self, name: str) -> None:
-        """As the contract says.  Directories that this leaves empty go too: trainers take a directory for a checkpoint."""
+        """As the contract says.  Directories that this, or somebody who died over it, leaves empty go too: trainers take a directory for a checkpoint."""
         try:
             with self._reading(_checked(name)):
                 self._surely(name, lambda: beneath.unlink(self.root, name))
         except NotFound:
+            self._ways.drop_empty(name.split("/")[:-1])
             return
         self._files.forget(name)
         with self._told.about(name):

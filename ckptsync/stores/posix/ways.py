@@ -58,10 +58,16 @@ class Ways:
         """Of a file: that it is gone is durable, and directories that this leaves empty go, too: trainers take a directory for a checkpoint."""
         with contextlib.suppress(FileNotFoundError):  # gone, with everything in it
             self.settle(way)
+        self.drop_empty(way)
+
+    def drop_empty(self, way: Sequence[str]) -> None:
+        """A directory and those above it, as far as nothing is in them."""
         while way:
             try:
                 with beneath.parent_of(self._root, "/".join(way)) as (at, last):
                     os.rmdir(last, dir_fd=at)
+            except FileNotFoundError:
+                pass  # somebody else has, and may have died over the one above
             except OSError:
                 return  # not empty, or not ours to delete: an empty directory does no harm
             way = way[:-1]
