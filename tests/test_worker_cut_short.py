@@ -205,6 +205,20 @@ def test_shards_of_two_saves_are_told_by_the_time_between_them_on_any_node() -> 
     assert two_saves(of(sharded), None, 60.0) == "step-4/__0_0.distcp was written over, and step-4/.metadata was not"
 
 
+def test_a_shard_that_is_newer_than_what_its_ranks_write_last_is_of_another_save() -> None:
+    node1 = {f"optimizer_0/__{r}_0.distcp": 100.0 for r in (2, 3)} | {"rng_state_2.pth": 100.3, "rng_state_3.pth": 100.2}
+    assert two_saves(of(node1), None, 60.0) == ""
+    again = node1 | {"optimizer_0/__2_0.distcp": 120.0}
+    assert two_saves(of(again), None, 60.0) == "optimizer_0/__2_0.distcp was written over after rng_state_3.pth"
+    assert two_saves(of(again | {"optimizer_0/__3_0.distcp": 120.1, "rng_state_2.pth": 120.2}), None, 60.0)  # rank 3 was killed
+    assert not two_saves(
+        of(again | {"optimizer_0/__3_0.distcp": 120.1, "rng_state_2.pth": 120.2, "rng_state_3.pth": 180.0}), None, 60.0
+    )
+    assert not two_saves(of(node1 | {"rng_state_1.pth": 20.0}), None, 99.0)  # of a rank without shards: it need not wait
+    slow = tuple(replace(f, size=1000 * MIB) if f.path.endswith(".distcp") else f for f in of(again))
+    assert two_saves(slow, None, 60.0) == ""  # so long it may take to copy
+
+
 def test_a_wait_for_other_nodes_is_no_gap() -> None:
     """Ranks whose own shards are written wait at a barrier for those of a slow disk elsewhere."""
     late = {"optimizer_0/__0_0.distcp": 100.0, "optimizer_0/.metadata": 1900.0, "scheduler.pt": 1900.1, "rng_state_0.pth": 1900.2}

@@ -67,8 +67,8 @@ def test_a_node_of_shards_waits_longer_unless_something_else_tells() -> None:
 
 
 def test_metadata_older_than_its_shards_is_a_save_in_progress() -> None:
-    told = {"step/.metadata": 50.0, "step/__0_0.distcp": 100.0}
-    assert wait(trainer(told | {"step/.metadata": 39.0, "trainer_state.json": 101.0})) is None
+    told = {"step/.metadata": 96.0, "step/__0_0.distcp": 100.0}
+    assert wait(trainer(told | {"step/.metadata": 90.0, "trainer_state.json": 101.0})) is None
     assert wait(trainer(told | {"trainer_state.json": 101.0})) == 60  # it may be copied, with times as they came
     assert wait(trainer(told | {"step/.metadata": 100.0, "trainer_state.json": 101.0})) == 10
 

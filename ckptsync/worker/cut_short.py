@@ -14,7 +14,7 @@ from itertools import pairwise
 from ckptsync.merge.dated import AT_ONCE, SLOW
 from ckptsync.scan import Family
 from ckptsync.walk import Stat
-from ckptsync.worker.evenness import is_random_state
+from ckptsync.worker.evenness import is_random_state, rank
 
 TRAINER_STATE = "trainer_state.json"
 _S = 10**9
@@ -120,7 +120,8 @@ def two_saves(files: Sequence[Stat], ended: int | None, apart: float) -> str:
         (_begun_after(files, ended, apart) if ended is not None else "")
         or _uneven(files, apart)
         or _old_random_state(files, apart)
-        or _old_metadata(files, apart)
+        or _after_random_state(files)
+        or _old_metadata(files)
     )
 
 
@@ -203,7 +204,20 @@ def _old_random_state(files: Iterable[Stat], apart: float) -> str:
     return f"{oldest.path} is of an older save"
 
 
-def _old_metadata(files: Sequence[Stat], apart: float) -> str:
+def _after_random_state(files: Sequence[Stat]) -> str:
+    """A shard that was written when a rank with shards had left its random state, which no rank does before all shards are there."""
+    sharded = {rank(f.path) for f in files if _SHARD.fullmatch(f.path)} - {None}
+    ordered = sorted(files, key=lambda f: f.mtime) if sharded else []
+    ends = ""
+    for n, (before, file) in enumerate(pairwise(ordered), 1):
+        ends = ends or (before.path if is_random_state(before.path) and rank(before.path) in sharded else "")
+        if ends and _is_gap(before.mtime, file, AT_ONCE):
+            shard = next((f.path for f in ordered[n:] if _SHARD.fullmatch(f.path)), "")
+            return f"{shard} was written over after {ends}" if shard else ""
+    return ""
+
+
+def _old_metadata(files: Sequence[Stat]) -> str:
     """torch replaces ``.metadata`` when all shards are there."""
     for end in files:
         folder, _, name = end.path.rpartition("/")
@@ -211,7 +225,7 @@ def _old_metadata(files: Sequence[Stat], apart: float) -> str:
             continue
         newer = (f for f in files if f.path.rpartition("/")[0] == folder and f.mtime > end.mtime and f.path.endswith(".distcp"))
         first = min(newer, key=lambda f: f.mtime, default=None)
-        if first is not None and _is_gap(end.mtime, first, apart):
+        if first is not None and _is_gap(end.mtime, first, AT_ONCE):
             return f"{first.path} was written over, and {end.path} was not"
     return ""
 
