@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ckptsync.catalogue.fresh import fresh
+from ckptsync.errors import NotFound
 from ckptsync.head import litter
 from ckptsync.head.gc import Asked, Swept, tick
 from ckptsync.head.metrics import read_manifests
@@ -121,12 +122,15 @@ def harm(store: Store, scene: Scene) -> Iterator[str]:
     newest = found.of("run", "checkpoint-4")
     if newest is None or not newest.facets.resume.holds:
         yield "checkpoint-4: the newest, and nothing can be resumed from it"
-    there = content(store)
-    yield from (f"{name}: of another run" for name in _of_another(scene.files) if there.get(name) != scene.files[name])
+    others = {name: data for name, data in scene.files.items() if name.startswith("other/")}
+    yield from (f"{name}: of another run" for name, data in others.items() if _bytes(store, name) != data)
 
 
-def _of_another(files: Files) -> Iterable[str]:
-    return (name for name in files if name.startswith("other/"))
+def _bytes(store: Store, name: str) -> bytes | None:
+    try:
+        return read_all(store, name)
+    except NotFound:
+        return None
 
 
 def settled(store: Store, scene: Scene) -> Iterator[str]:
