@@ -248,6 +248,9 @@ def test_a_final_model_whose_training_was_killed_ends_with_the_trainer_s_argumen
     model = Evidence("final", None, of(told), hook="killed")
     assert is_ever_settled(model)
     assert not is_ever_settled(replace(model, files=of(told | {"model.safetensors": 1.5})))
+    rewritten = told | {"model.safetensors": 1.5, "value_head.safetensors": 1.6}  # LLaMA-Factory's reward models
+    assert is_ever_settled(replace(model, files=of(rewritten | {"trainer_state.json": 1.8})))
+    assert not is_ever_settled(replace(model, files=of(rewritten | {"trainer_state.json": 0.8}))), "an earlier training's"
     short = replace(model, files=of({name: at for name, at in told.items() if name != "training_args.bin"}))
     assert judge(short, Sighting(short.files, 0.0), 1e9, RULE).reason.startswith("no training_args.bin")
     assert is_ever_settled(replace(short, hook="marked"))

@@ -92,9 +92,12 @@ def _random_state(names: Sequence[str]) -> str:
 
 
 def without_arguments(files: Iterable[Stat]) -> str:
-    """Why a model in the root is not all that ``Trainer.save_model`` writes; empty if it is.  Its last file is ``training_args.bin``."""
+    """Why a model in the root is not all that ``Trainer.save_model`` writes; empty if it is.  Its last file is ``training_args.bin``.
+
+    What a script does with the weights afterwards (LLaMA-Factory's reward models are written over) comes before ``Trainer.save_state``, if it calls that.
+    """
     there = list(files)
-    ended = next((f.mtime for f in there if f.path == _ARGUMENTS), None)
+    ended = max((f.mtime for f in there if f.path in (_ARGUMENTS, TRAINER_STATE)), default=None)
     newer = next((f.path for f in there if ended is not None and f.mtime > ended and _WEIGHTS.fullmatch(f.path)), "")
     if ended is None:
         return f"no {_ARGUMENTS}, which the trainer writes last, and it was killed"
