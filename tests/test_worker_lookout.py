@@ -173,6 +173,19 @@ def test_a_save_that_was_seen_to_begin_is_fresh_until_it_is_written_over(tmp_pat
     assert its.watched()[0].found.left is None
 
 
+def test_a_save_that_had_come_to_its_end_is_fresh_no_more_when_another_writes_over_it_at_once(tmp_path: Path) -> None:
+    its = lookout(tmp_path)
+    its.look(0.0)
+    lay(tmp_path, ONE)
+    assert its.look(1.0).due == 10.0
+    lay(tmp_path, {"late": b""}, 2.0)
+    assert its.look(2.0).due == 10.0
+    lay(tmp_path, {"m/__0_0.distcp": b"another"}, 9.0)
+    its.look(9.0)
+    (one,) = its.watched()
+    assert "was written over" in one.found.reason
+
+
 def test_what_was_done_before_is_fresh_no_more(tmp_path: Path) -> None:
     done = [True]
     seat = Seat("n0", lambda *_: (), lambda *_: False)

@@ -25,7 +25,7 @@ from ckptsync.worker.options import RunDir
 from ckptsync.worker.order_of_writing import Beside, is_later
 from ckptsync.worker.resting import at_rest
 from ckptsync.worker.result import Failure, failure
-from ckptsync.worker.settle import Evidence, Rule, Sighting, Verdict, alone, is_hopeless, judge, observe
+from ckptsync.worker.settle import Evidence, Rule, Sighting, Verdict, alone, is_hopeless, judge, observe, proof
 
 DEAD_AFTER = 600.0  # seconds without a pulse, on our clock, after which another node's pin on a shared disk is taken over
 
@@ -205,11 +205,13 @@ class Lookout:
         )
 
     def _is_fresh(self, one: Seen, before: Watched | None, sighting: Sighting) -> bool:
-        """Whether nothing of it was there at an earlier look, and it has not been written over since it was settled, or had been cut short."""
+        """Whether nothing of it was there at an earlier look, and it has not been written over since it had an end, or had been cut short."""
         if before is None:
             return one.k == 0 and one.run in self._looked_at
-        is_old = before.found.settled or sighting.since - before.sighting.since >= self._rule.unmarked
-        return before.evidence is not None and before.evidence.fresh and (before.sighting == sighting or not is_old)
+        if before.evidence is None or not before.evidence.fresh or before.sighting == sighting:
+            return before.evidence is not None and before.evidence.fresh
+        has_rested = sighting.since - before.sighting.since >= self._rule.unmarked
+        return not (before.found.settled or has_rested or _is_over(before.evidence, one))
 
     def _judged(
         self, one: Seen, before: Watched | None, sighting: Sighting, told: tuple[Facts, Sequence[Seen]], now: float
@@ -267,6 +269,12 @@ def _needs_no_asking(before: Watched, now: float) -> bool:
     if before.found.settled or (before.evidence is not None and before.evidence.stable):
         return True
     return now - before.asked < SELDOM * (now - before.sighting.since)
+
+
+def _is_over(before: Evidence, one: Seen) -> bool:
+    """Whether something proved that it was finished, and a file of it has been written again since."""
+    now = {f.path: (f.size, f.mtime) for f in one.hold.stats}
+    return bool(proof(before)) and any(now.get(f.path, (f.size, f.mtime)) != (f.size, f.mtime) for f in before.files)
 
 
 def _marked(evidence: Evidence, hooked: Hooked, one: Seen) -> str:
