@@ -13,6 +13,8 @@
 # make campaign-llamafactory   LLaMA-Factory as it was released, in one process, under torchrun, on two nodes and under Ray, with the hook in every way it can get there: each step in the
 #               store, each file as without us: half an hour, LLAMAFACTORY="--ways torchrun --hooks autoload" (installs LLaMA-Factory and Ray)
 # make campaign-ray        merge over S3 on two Ray nodes, one of which is killed in the middle: RAY="--rounds 10" (installs Ray)
+# make campaign-doctor     plant some eighty faults on one of two nodes, each found by `ckptsync doctor` and nothing else alarmed, and see that it leaves thirty
+#               sound pairs in peace: three minutes, as root: DOCTOR="--only torch clock-5s", DOCTOR=--list
 # make campaign-hostile    floods of files, ten inotify watches, a spool elsewhere, full disks, a clock that jumps: HOSTILE="--only clock"
 # make kill-stores   kill writers to a directory, S3 and SFTP at every system call with which they change something, and at 200 moments: two
 #               hours (strace, sshd are needed): KILL="--stores s3 --calls 50 --moments 50 --seed 7"
@@ -75,6 +77,7 @@ GC ?=
 PULL ?=
 TRAINERS ?=
 HOSTILE ?=
+DOCTOR ?=
 RESUME ?=
 KILLED ?=
 RAY ?=
@@ -89,7 +92,7 @@ IDLE ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint format flips guides models bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle campaign campaign-trainers campaign-resume campaign-killed campaign-ray campaign-ray-train campaign-llamafactory campaign-hostile damage crash-states kill-stores kill-heads kill-gc kill-pull nspawn clean
+.PHONY: demo test lint format flips guides models bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle campaign campaign-trainers campaign-resume campaign-killed campaign-ray campaign-ray-train campaign-llamafactory campaign-hostile campaign-doctor damage crash-states kill-stores kill-heads kill-gc kill-pull nspawn clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -139,6 +142,9 @@ campaign-ray: $(VENV)/.installed-ray
 
 campaign-ray-train: $(VENV)/.installed-test $(BENCH_VENV)/.installed-ray
 	$(BIN)/python -m tests.campaigns.ray_train --python $(BENCH_VENV)/bin/python $(RAY_TRAIN)
+
+campaign-doctor: $(VENV)/.installed-test
+	$(BIN)/python -m tests.campaigns.doctor $(DOCTOR)
 
 campaign-hostile: $(VENV)/.installed-test
 	$(BIN)/python -m tests.campaigns.hostile $(HOSTILE)

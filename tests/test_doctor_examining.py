@@ -125,4 +125,6 @@ def test_of_a_url_with_a_password_no_more_than_the_scheme_is_shown(tmp_path: Pat
 
 
 def test_a_store_that_says_nothing_is_not_waited_for_as_long_as_an_upload_is() -> None:
-    assert examining._hasty(place("x")).stall < Limits().stall
+    hasty = examining._hasty(place("x"))
+    assert hasty.stall < Limits().stall
+    assert 0 < hasty.patience < 5, "S3 tells its region by a refusal, and is asked again"

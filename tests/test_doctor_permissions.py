@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ckptsync.doctor.permissions import refused
-from ckptsync.errors import StoreError
+from ckptsync.errors import StoreError, Transient
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.posix.store import PosixStore
@@ -110,3 +110,15 @@ def test_a_store_that_does_not_do_what_it_says_is_found(kind: str, store: Any) -
 def test_a_store_over_ssh_is_tried_and_left_as_it_was(tmp_path: Path) -> None:
     assert kinds(over_ssh(tmp_path), deletes=True) == []
     assert not any(tmp_path.rglob("doctor/*"))
+
+
+class Silent(MemoryStore):
+    """Of a server that does not answer."""
+
+    def names(self, prefix: str) -> Iterator[Entry]:
+        raise Transient(f"{prefix}: nobody answers")
+
+
+def test_a_store_that_does_not_answer_has_refused_nothing() -> None:
+    with pytest.raises(Transient):
+        kinds(Silent())

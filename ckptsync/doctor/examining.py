@@ -27,6 +27,7 @@ from ckptsync.worker.clock import DAY, measure
 from ckptsync.worker.node import umask
 
 _NOTHING = "nothing is found, and nothing sent"
+_PATIENCE = 2.0  # seconds
 _STALL = 20.0  # seconds without a byte: nobody who asks what is wrong waits as long as an upload does
 _EVER = 40 * 365 * DAY  # a node may come up in the year of its firmware; a store that is farther off tells no time
 
@@ -118,8 +119,8 @@ def begin(place: Place, outputs: Iterable[Path]) -> None:
 
 
 def _hasty(place: Place) -> Limits:
-    """Nothing is tried twice."""
-    return replace(place.limits, patience=0.0, stall=min(place.limits.stall, _STALL))
+    """What fails is tried again for a moment only: S3 tells its region, and its time, by a refusal."""
+    return replace(place.limits, patience=_PATIENCE, stall=min(place.limits.stall, _STALL))
 
 
 def _options(place: Place) -> Mapping[str, object]:

@@ -109,6 +109,7 @@ def _link(variable: str, what: str, node: Node) -> str:
     """Of the interfaces that are named, as far as they are up and the system knows it; which of those that are left by ``^`` carries anything nobody knows."""
     text = node.variables.get(variable, "")
     chosen = _chosen(variable, text, node) if text and not text.startswith("^") else []
+    chosen = [one for one in chosen if one != "lo"]  # which is a fault of its own
     told = {node.interfaces[one].get(what, "") for one in chosen if node.interfaces[one].get("state") != "down"}
     return ", ".join(sorted(told - {"", "-1", "0", "4294967295"}))
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from ckptsync.doctor.findings import STORAGE, Finding
-from ckptsync.errors import CkptsyncError, Exists, NotFound, StoreError
+from ckptsync.errors import CkptsyncError, Exists, NotFound, StoreError, Transient
 from ckptsync.records.names import OURS
 from ckptsync.stores.contract import About, Store, read_all
 
@@ -31,7 +31,7 @@ class _Refused(Exception):
 
 
 def refused(store: Store, node: str, *, deletes: bool) -> Iterator[Finding]:
-    """The first that is refused.  ``deletes``: whether the roles here let go of files; a worker never does.
+    """The first that is refused; raises Transient where nobody answers at all.  ``deletes``: whether the roles here let go of files; a worker never does.
 
     Where deleting is refused one file stays, always the same one.
     """
@@ -43,7 +43,7 @@ def refused(store: Store, node: str, *, deletes: bool) -> Iterator[Finding]:
 
 def _try_all(store: Store, node: str, *, deletes: bool) -> None:
     first, second = secrets.token_bytes(16), secrets.token_bytes(16)
-    _asked("list", lambda: list(store.names(FOLDER)))
+    _reach(store)
     fresh = f"{FOLDER}{node}~{secrets.token_hex(8)}"
     may_delete = _is_allowed(lambda: store.delete(fresh))
     if deletes and not may_delete:
@@ -62,6 +62,16 @@ def _try_all(store: Store, node: str, *, deletes: bool) -> None:
         raise _Refused(
             "delete", f"{name} is still there after it was deleted", "look at the store's rules for deleting and keeping"
         )
+
+
+def _reach(store: Store) -> None:
+    """Raises Transient where nobody answers."""
+    try:
+        list(store.names(FOLDER))
+    except Transient:
+        raise
+    except CkptsyncError as e:
+        raise _Refused("list", str(e), e.hint) from e
 
 
 def _created(store: Store, name: str, content: bytes, *, is_new: bool) -> None:

@@ -40,8 +40,10 @@ def wrong(path: Path, asked: Asked) -> Iterator[Finding]:
     yield from mounting.unmounted(path, asked)
     yield from mounting.mounted(path, asked)
     yield from mounting.unheard(path, asked)
-    yield from _links(path, asked)
-    yield from _files(path, newest, asked)
+    refused = [*_links(path, asked), *_files(path, newest, asked)]
+    yield from refused
+    if newest and not refused:
+        yield from _linkable(path, newest, asked)
     yield from space(path, newest, asked)
     if newest and before:
         yield from pacing.slow(newest, before, asked.rate, (asked.node,), str(path))
@@ -132,7 +134,7 @@ def last_two(path: Path) -> tuple[Found | None, Found | None]:
 
 
 def _files(path: Path, newest: Found | None, asked: Asked) -> Iterator[Finding]:
-    """Whether what the trainer wrote last can be read, and linked."""
+    """Whether what the trainer wrote last can be read."""
     if newest is None:
         with contextlib.suppress(OSError):
             list(path.iterdir())
@@ -155,7 +157,6 @@ def _files(path: Path, newest: Found | None, asked: Asked) -> Iterator[Finding]:
                 _AS_TRAINER,
             )
             return
-    yield from _linkable(path, newest, asked)
 
 
 def _linkable(path: Path, newest: Found, asked: Asked) -> Iterator[Finding]:
