@@ -8,6 +8,7 @@
     lonely/step-1   rank 1 has nothing of it on its own disk, and marks it all the same
     ahead/step-1, ahead/step-2   rank 0 writes for both; rank 1 marks the second before there is anything of it
     silent/step-1, silent/step-2   rank 1 never marks anything there
+    node0/apart, node1/apart   each rank has a disk of its own; step-1 is deleted before step-2 is written
 
 What each call returned, and which pins there were then, is in DIR/said-R.jsonl.
 """
@@ -69,6 +70,12 @@ def main(out: Path) -> None:
         mark(1)
         ahead()
         elsewhere()
+        for name in ("step-1", "step-2"):
+            mine = out / f"node{rank}" / "apart"
+            shutil.rmtree(mine / "step-1", ignore_errors=True)
+            shutil.copytree(out / "step-1", mine / name)
+            mark_saved(mine / name, strict=True)
+            dist.barrier()
         for step in (2, 3):
             dist.barrier()
             if rank == 0:

@@ -268,6 +268,7 @@ def test_two_real_ranks_keep_what_both_have_marked_and_never_what_one_has(tmp_pa
     assert all(set(c.files) == {".metadata", "__0_0.distcp", "__1_0.distcp"} and c.ranks == (0, 1) for c in found.values())
     assert commits(tmp_path / "lonely")["step-1.0"].ranks == (0,), "rank 1 has said that it has nothing of it"
     assert commits(tmp_path / "silent") == {}
+    assert [set(commits(tmp_path / f"node{r}" / "apart")) for r in range(2)] == [{"step-1.0", "step-2.0"}] * 2
     assert done.stderr.count("other ranks have never said") == 1
 
 

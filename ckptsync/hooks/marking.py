@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import itertools
 import logging
 import os
 import re
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -32,7 +32,7 @@ Part = Literal["mine", "all"]
 _log = logging.getLogger("ckptsync.hook")
 _lock = threading.Lock()
 _seats: dict[tuple[int, Path], Seat] = {}
-_meetings = itertools.count()  # ranks that save into several directories begin with them in the same order
+_meetings: Counter[str] = Counter()  # ranks that save into several directories of one name begin with them in the same order
 _told: set[str] = set()
 
 
@@ -136,9 +136,14 @@ def _agreed(token: str) -> str:
 
 
 def _meeting(rank: Rank, name: str) -> Meet:
-    """Ranks meet where they call a directory by one name: where they do not, or in another order, they never do, and files decide."""
-    number = cache(lambda: next(_meetings))
+    """Ranks meet where they call a directory by one name: where they do not, or several of it in another order, files decide."""
+    number = cache(lambda: _counted(name))
     return lambda word, level: agreed.agree(rank.rank, rank.world, word, f"marked-{number()}-{level}-{quote(name)}")
+
+
+def _counted(name: str) -> int:
+    _meetings[name] += 1
+    return _meetings[name]
 
 
 def _leave(pid: int) -> None:
