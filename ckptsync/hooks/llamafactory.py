@@ -1,7 +1,7 @@
 """``ckptsync-llamafactory train x.yaml``: what ``llamafactory-cli train`` does, with the hook in every process.
 
 For more than one device, or with ``FORCE_TORCHRUN=1``, it becomes torchrun, which starts it again as every rank; so it may also be given to a torchrun of one's
-own: ``torchrun … -m ckptsync.hooks.llamafactory train x.yaml``.  LLaMA-Factory's own command would start its own module there, and patches made in the
+own, or to DeepSpeed's or accelerate's launcher: ``torchrun … -m ckptsync.hooks.llamafactory train x.yaml``.  LLaMA-Factory's own command would start its own module there, and patches made in the
 parent would be gone.  Under ``USE_RAY=1`` the callback travels to the workers with ``run_exp``'s arguments.
 """
 
@@ -22,6 +22,7 @@ from ckptsync.hooks.asked import Asked, asked
 
 _OLDEST = (0, 9)
 _FILE = (".yaml", ".yml", ".json")
+_RANK = re.compile(r"--local[-_]rank=\d+")  # DeepSpeed's launcher puts it before all else; LOCAL_RANK says the same
 _REPORTED = re.compile(r"""\breport_to["']?\s*[\s:=]\s*(\[[^\]]*\]|(?:\s*-\s+\S+)+|[^\s,}]+)""")
 
 
@@ -36,7 +37,8 @@ def main() -> int:
         return e.exit_code
 
 
-def _run(words: Sequence[str]) -> int:
+def _run(given: Sequence[str]) -> int:
+    words = [word for word in given if not _RANK.fullmatch(word)]
     if words[:1] != ["train"]:
         raise ConfigError(
             f"{words[0] if words else 'nothing'}: only training saves checkpoints: ckptsync-llamafactory train x.yaml",
