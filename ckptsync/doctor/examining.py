@@ -28,7 +28,7 @@ from ckptsync.worker.node import umask
 
 _NOTHING = "nothing is found, and nothing sent"
 _PATIENCE = 2.0  # seconds
-_STALL = 20.0  # seconds without a byte: nobody who asks what is wrong waits as long as an upload does
+_STALL = 10.0  # seconds without a byte: nobody who asks what is wrong waits as long as an upload does
 _EVER = 40 * 365 * DAY  # a node may come up in the year of its firmware; a store that is farther off tells no time
 
 

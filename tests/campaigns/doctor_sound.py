@@ -47,7 +47,7 @@ SOUND: Mapping[str, Planted] = {
     "no-names": sound("mount --bind /dev/null /etc/passwd"),
     "no-fstab": sound("mount --bind /dev/null /etc/fstab"),
     "no-machine-id": sound("mount --bind /dev/null /etc/machine-id"),
-    "a-container": sound(needs="users", within=("unshare", "--map-root-user", "--pid", "--fork", "--mount-proc")),
+    "a-container": sound(within=("unshare", "--pid", "--fork", "--mount-proc")),
     "not-root": sound(needs="users", within=USER),
     "root-made-it-for-all": sound("rm -rf {home}/out/run/*; chmod 1777 {home}/out/run"),
     "nothing-saved-yet": sound("rm -rf {home}/out/run/*"),
