@@ -85,6 +85,12 @@ def test_what_another_rank_still_writes_is_kept_by_that_one(
     assert list((of.spool / "pins").iterdir()) == []
 
 
+def test_on_a_disk_that_nodes_share_the_last_of_all_pins(tmp_path: Path) -> None:
+    of, spot = saved(tmp_path, "a")
+    parts.mark(of.spool, replace(BEGUN, rank=1, host="another"), "s", spot.name, 4)
+    assert staged(of, spot) is None
+
+
 def test_nothing_is_kept_of_nothing(tmp_path: Path) -> None:
     assert staged(*saved(tmp_path)) is None
 

@@ -50,7 +50,10 @@ class Staged:
 
 def stage(here: Here, spot: Spot, mark: RankMark, process: str) -> Staged | None:
     """Links to what lies there now; ``None`` where there can be none, or other ranks still write: then the worker judges the files."""
-    seen = frozenset(m.rank for m in marks.marks(here.spool, mark.checkpoint) if m.save == mark.save)
+    marked = [m for m in marks.marks(here.spool, mark.checkpoint) if m.save == mark.save]
+    if any(m.host != mark.host for m in marked):
+        return None  # a disk that nodes share: the last of all pins, and a thousand ranks need no links each
+    seen = frozenset(m.rank for m in marked)
     fresh = here.spool / "pins" / f".new-hook-{process}-{spot.name}"
     try:
         files = walk(spot.path, spot.only).files
