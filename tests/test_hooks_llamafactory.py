@@ -73,7 +73,7 @@ def test_each_of_torchruns_ranks_trains_with_the_hook(tmp_path: Path) -> None:
 def test_so_does_each_of_deepspeeds(tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_text(f"output_dir: {tmp_path}/out\n")
     told = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "STAND_IN_DEVICES": "2"}
-    done = ran(*MODULE, "--local_rank=1", "train", f"{tmp_path}/x.yaml", **told)
+    done = ran(*MODULE, "--local_rank=1", "train", f"{tmp_path}/x.yaml", cwd=ROOT, path=(STAND_IN, ROOT), **told)
     assert (done.returncode, done.stderr) == (0, "")
     assert set(commits(tmp_path / "out1")) == PINS
 
