@@ -51,11 +51,7 @@ class RayNodes:
         """Ray, and the workers of ours, on both nodes."""
         try:
             for n in range(NODES):
-                self._ray.append(
-                    start(
-                        self._bound(n, *self._start(n)), self.node(n) / "ray.log", env=self._environment(n), cwd=str(self.node(n))
-                    )
-                )
+                self._ray.append(self._begun(n))
                 if n == 0:
                     self._wait_for_head()
                 if self._served:
@@ -66,6 +62,11 @@ class RayNodes:
                 kill_tree(one)
             for worker in self.workers if self._served else ():
                 worker.kill()
+
+    def restart(self, n: int) -> None:
+        """All that is Ray's on a node dies at once (SIGKILL), and the node joins the cluster again; not the first, which is the head."""
+        kill_tree(self._ray[n])
+        self._ray[n] = self._begun(n)
 
     def driver(self, mode: str, run: str, truth: str, *words: str, told: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """A user's script on the first node, with these variables."""
@@ -79,6 +80,9 @@ class RayNodes:
         """In the node's network, and with its own directory where Ray has its sessions."""
         script = f"mount --bind {shlex.quote(str(self.node(n) / 't'))} {shlex.quote(str(self._temp))} && exec {shlex.join(command)}"
         return self._network.nodes[n].within("unshare", "--mount", "sh", "-c", script)
+
+    def _begun(self, n: int) -> subprocess.Popen[bytes]:
+        return start(self._bound(n, *self._start(n)), self.node(n) / "ray.log", env=self._environment(n), cwd=str(self.node(n)))
 
     def _start(self, n: int) -> list[str]:
         ray = str(Path(self._python).parent / "ray")

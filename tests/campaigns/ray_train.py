@@ -10,6 +10,7 @@ service   a worker is installed on each node, and finds relative outputs in Ray'
 embedded  CKPTSYNC_STORE is all there is: the callback starts a worker on each node
 raise     the training destroys its process group and raises after the last save, as LLaMA-Factory 0.9.2 and Ray up to 2.54 do together
 kill      a Ray worker is killed (SIGKILL) in the middle, and Ray begins the worker group again: what both lives have saved is in the store
+node      the same, but all of Ray on that node is killed, and the node joins again
 
 Every file of every node is compared with what the trainer wrote, every step's merged model with what the framework gathered, bit for bit; losses, final
 model, number of steps and exit codes with those of ``plain``.  Wants root: the nodes are namespaces.
@@ -35,7 +36,8 @@ from tests.campaigns.nodes import Network, can_isolate
 from tests.campaigns.ray_cluster import RayNodes
 from tests.campaigns.two_nodes import NODES, START, Job, default_python, events, finish, wait_for
 
-KINDS = ("plain", "service", "embedded", "raise", "kill")
+KINDS = ("plain", "service", "embedded", "raise", "kill", "node")
+KILLED = ("kill", "node")
 CALLBACK = {"RAY_TRAIN_CALLBACKS": "ckptsync.hooks.ray.CkptSyncRayCallback"}
 
 
@@ -113,19 +115,19 @@ class Run:
         driver = self._nodes.driver(self._mode, self._name, self._prefix, *self._words(), told=self._told())
         with self._killing():
             (code,) = finish([driver], START + 60)
-        tallies = [self._judge(life, code) for life in range(2 if self._kind == "kill" else 1)]
+        tallies = [self._judge(life, code) for life in range(2 if self._kind in KILLED else 1)]
         self.took = time.monotonic() - begun
         wrong = [line for tally in tallies for line in tally.wrong]
         if (code == 0) == (self._kind == "raise"):
             wrong.append(f"{self._name}: the script ended with {code}")
-        if plain and self._kind != "kill":
+        if plain and self._kind not in KILLED:
             wrong += self._unlike(plain)
         saved, wanted, whole = (sum(getattr(t, name) for t in tallies) for name in ("saved", "wanted", "whole"))
         return Tally(saved, wanted, whole, tuple(wrong))
 
     def _words(self) -> list[str]:
         words = ["--steps", str(self._args.steps)]
-        if self._kind == "kill":
+        if self._kind in KILLED:
             words += ["--failures", "1", "--pause", "0.5"]
         return words + (["--ending", "raise"] if self._kind == "raise" else [])
 
@@ -142,7 +144,7 @@ class Run:
         job = Job(f"{self._prefix}-out{life}", self._mode, hook, self._args.steps, ranks=1)
         if self._kind == "plain":
             return Tally(len([e for e in events(self.kept()).get("events-0", []) if e["event"] == "saved"]), 0, 0, ())
-        judge = (Cut if self._kind == "kill" and life == 0 else Judge)(self._nodes, job, self.first(life))  # type: ignore[arg-type]  # of a node it asks no more than ours have
+        judge = (Cut if self._kind in KILLED and life == 0 else Judge)(self._nodes, job, self.first(life))  # type: ignore[arg-type]  # of a node it asks no more than ours have
         judge.wait(self._args.patience)
         return judge.tally([0 if self._kind == "raise" else code])
 
@@ -160,14 +162,17 @@ class Run:
     @contextlib.contextmanager
     def _killing(self) -> Iterator[None]:
         thread = threading.Thread(target=self._kill)
-        if self._kind == "kill":
+        if self._kind in KILLED:
             thread.start()
         yield
-        if self._kind == "kill":
+        if self._kind in KILLED:
             thread.join()
 
     def _kill(self) -> None:
         assert wait_for(self.truth(1), "begin", self._args.steps - 1, START), "it never came so far"
+        if self._kind == "node":
+            self._nodes.restart(1)
+            return
         for told in (self._nodes.artifacts(1, self._name) / "out0" / "_ckptsync" / "trains").glob("*.json"):
             os.kill(json.loads(told.read_text())["pid"], signal.SIGKILL)
 
