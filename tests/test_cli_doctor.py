@@ -326,6 +326,7 @@ def test_what_cannot_be_read_of_a_node_is_found(store: Path, python: str, capsys
     (store / ".ckptsync/launches/n5.json").write_text("[1]")
     told = asked(capsys, store)
     assert ("unreadable-facts" in kinds(told), told["exit_code"]) == (True, 2)
+    assert all("--publish" in f["hint"] for f in told["findings"] if f["kind"] == "unreadable-facts")
 
 
 def test_a_node_that_trains_alone_misses_nobody(

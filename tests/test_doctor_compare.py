@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from ckptsync.doctor.compare import alone, compare
 from tests.doctor_nodes import found, kinds, pair, planted
 from tests.doctor_real import PROJECT
@@ -57,3 +59,12 @@ def test_it_needs_nothing_but_the_standard_library() -> None:
         bare, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(PROJECT), "PATH": os.environ["PATH"]}
     )
     assert done.stdout == "True\n", done.stderr
+
+
+@pytest.mark.parametrize("odd", [10**400, float("inf"), float("nan"), "²", "1" * 30, ["²"], {"a": {}}, "\0", None, True])
+def test_whatever_a_node_says_the_others_are_compared(odd: object) -> None:
+    for key in pair()[1]:
+        alone(pair()[1] | {key: odd})
+        assert isinstance(compare([pair()[0], pair()[1] | {key: odd}]), tuple)
+    for name in pair()[1]["variables"]:
+        compare([pair()[0], pair()[1] | {"variables": {**pair()[1]["variables"], name: odd}}])

@@ -36,7 +36,7 @@ def test_another_output_directory_is_found() -> None:
 
 def test_one_path_that_is_one_disk_for_some_nodes_only_is_found() -> None:
     first, second = pair()
-    third = pair()[1] | {"node": "n2", "host": "gpu2", "machine": "2" * 32, "boot": "boot-2"}
+    third = pair()[1] | {"node": "n2", "host": "gpu2", "machine": "2" * 32, "boot": "boot-2", "addresses": ["10.0.0.3"]}
     third["places"] = {"/data/out": {"nonce": "nonce2", "seen": ["nonce0", "nonce2"]}}
     for node, rank in ((first, 0), (second, 1), (third, 2)):
         node["variables"] |= {"NNODES": "3", "NODE_RANK": str(rank)}
@@ -69,3 +69,10 @@ def test_a_path_that_is_a_servers_for_one_node_and_a_local_disk_for_the_other_is
     ]
     shared = {"/data/out": {"nonce": "nonce1", "seen": ["nonce0", "nonce1"], "server": "fuse.bindfs"}}
     assert planted(places=shared) == [], "it was tried"
+
+
+def test_two_machines_whose_names_lead_to_one_address_are_found() -> None:
+    bridged = [n | {"addresses": ["172.17.0.2"]} for n in pair()]
+    assert kinds(*bridged) == [("warn", "identity-shared", "the address of the host's name")]
+    assert kinds(*(n | {"boot": "boot-0"} for n in bridged)) == [], "namespaces of one machine"
+    assert kinds(*(n | {"addresses": ["127.0.1.1"]} for n in pair())) == []

@@ -109,3 +109,16 @@ def test_nodes_of_one_job_are_together_and_one_that_trains_alone_is_alone() -> N
     groups = jobs([first, other, second, single])
     assert [[one["node"] for one in group] for group in groups] == [["n0", "n1"], ["n2"], ["n3"]]
     assert compare(groups[0]) == compare(groups[2]) == ()
+
+
+def test_what_is_too_large_to_be_what_a_node_says_hides_no_other_node() -> None:
+    store = MemoryStore()
+    publish(store, pair()[0])
+    store.write(launch_name("n1"), [bytes(heartbeat.LIMIT + 1)])
+    found, odd = published(store, 0.0, 1e12)
+    assert ([one["node"] for one in found], len(odd)) == (["n0"], 1)
+
+
+def test_a_clock_that_nobody_could_have_is_none() -> None:
+    (one,) = trainings([replace(facts("n0", "a"), clock_offset=10**400)])["run"]
+    assert one["clock"] is None

@@ -20,9 +20,11 @@ from ckptsync.errors import CkptsyncError, ConfigError, StoreError
 from ckptsync.records.names import clock_name
 from ckptsync.stores.contract import Store
 from ckptsync.stores.limits import Limits
+from ckptsync.stores.mounts import mount_of
 from ckptsync.stores.opening import bare, create_store, has_root
 from ckptsync.stores.urls import Remote, located
 from ckptsync.walk import OURS
+from ckptsync.watch import is_blind
 from ckptsync.worker.clock import DAY, measure
 from ckptsync.worker.node import umask
 
@@ -183,7 +185,7 @@ def outputs(paths: Iterable[Path], asked: Asked) -> Iterator[Finding]:
         if path not in present and (above := next((p for p in path.parents if is_directory(p)), None)):
             yield from mounting.unmounted(path, asked)
             yield from places.space(above, None, asked)
-    yield from watching.short(asked.node, present)
+    yield from watching.short(asked.node, [path for path in present if not is_blind(mount_of(str(path)).kind)])
 
 
 def expected(model: str, training: Mapping[str, str]) -> int:

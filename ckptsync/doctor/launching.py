@@ -67,7 +67,7 @@ def _is_told(node: Node) -> bool:
 
 def _count(node: Node) -> int:
     text = node.variables.get("NNODES", "").rpartition(":")[2]  # 1:4 where it is elastic
-    return int(text) if text.isdigit() and len(text) < 9 else 0
+    return int(text) if text.isdecimal() and len(text) < 9 else 0
 
 
 def _is_elastic(node: Node) -> bool:
@@ -112,7 +112,7 @@ def _lacking(node: Node, all_known: Sequence[Node]) -> Iterator[Finding]:
             hint = f"export {name} before the launch" + ("" if is_read else ", unless a command line says it")
             yield Finding(level, "launch-missing", (node.name,), name, "not set", f"{why}: {_WAITS}", hint)
     rank = node.variables.get("NODE_RANK", "")
-    if rank and (not rank.isdigit() or 0 < _count(node) <= int(rank)):
+    if rank and (not rank.isdecimal() or 0 < _count(node) <= int(rank)):
         what = f"{rank}, wanted 0 to {_count(node) - 1}"
         yield _finding("node-rank", (node.name,), "NODE_RANK", what, _WAITS, "number the nodes from 0 on, each once")
 
@@ -123,9 +123,9 @@ def _ranks(nodes: Sequence[Node]) -> Iterator[Finding]:
         if len(names) > 1:
             what = f"{rank} on each of them"
             yield _finding("node-rank", names, "NODE_RANK", what, _WAITS, "number the nodes from 0 on, each once")
-    worlds = {n.variables["WORLD_SIZE"] for n in nodes if n.variables.get("WORLD_SIZE", "").isdigit()}
+    worlds = {n.variables["WORLD_SIZE"] for n in nodes if n.variables.get("WORLD_SIZE", "").isdecimal()}
     each = [n.variables.get("NPROC_PER_NODE", "") for n in nodes]
-    if len(worlds) == 1 and all(e.isdigit() for e in each) and len(nodes) == _count(nodes[0]):
+    if len(worlds) == 1 and all(e.isdecimal() for e in each) and len(nodes) == _count(nodes[0]):
         (world,), ranks_in_all = worlds, sum(map(int, each))
         if int(world) not in (ranks_in_all, len(nodes)):  # some launchers of clusters count nodes in it
             what = f"{world}, while NPROC_PER_NODE makes {ranks_in_all} ranks"

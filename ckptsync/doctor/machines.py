@@ -7,6 +7,7 @@ from itertools import combinations
 
 from ckptsync.doctor.findings import STORAGE, Finding, Level
 from ckptsync.doctor.known import is_true
+from ckptsync.doctor.launching import is_loopback
 from ckptsync.doctor.nodes import Node, grouped, share_a_network, told
 from ckptsync.units import show_duration
 
@@ -45,6 +46,11 @@ def confused(nodes: Sequence[Node]) -> Iterator[Finding]:
                 yield Finding("warn", "identity-shared", names, what, f"{shared} on each of them", why, hint)
 
 
+def _reached_at(node: Node) -> str:
+    """Where the host's own name leads, as others would be told."""
+    return ", ".join(address for address in node.addresses if not is_loopback(address))
+
+
 _IDENTITIES: tuple[tuple[str, Callable[[Node], str], str, str], ...] = (
     (
         "the host name",
@@ -57,6 +63,12 @@ _IDENTITIES: tuple[tuple[str, Callable[[Node], str], str, str], ...] = (
         lambda node: node.machine,
         "a cloned image: what takes it for the machine (ckptsync's node id, DHCP, journald) takes two for one",
         "rm /etc/machine-id && systemd-machine-id-setup, on all but one",
+    ),
+    (
+        "the address of the host's name",
+        _reached_at,
+        "who connects to another node by it reaches itself: containers have it, each behind a bridge of its own, or a network has one address twice",
+        "`--network=host` for containers; else another address on each",
     ),
 )
 

@@ -84,8 +84,8 @@ def read(raw: Mapping[str, Any]) -> Node:
         model=_text(model.get("path")),
         digest=_text(model.get("digest")),
         training=_of(told.get("training"), _text),
-        clock=_number(told.get("clock")),
-        at=_number(told.get("at")) or 0.0,
+        clock=number(told.get("clock")),
+        at=number(told.get("at")) or 0.0,
     )
 
 
@@ -140,5 +140,6 @@ def _whole(raw: object) -> int | None:
     return raw if isinstance(raw, int) and not isinstance(raw, bool) else None
 
 
-def _number(raw: object) -> float | None:
-    return float(raw) if isinstance(raw, (int, float)) and not isinstance(raw, bool) else None
+def number(raw: object) -> float | None:
+    """Finite, and small enough for any clock; ``None`` for what is none."""
+    return float(raw) if isinstance(raw, (int, float)) and not isinstance(raw, bool) and -1e19 < raw < 1e19 else None

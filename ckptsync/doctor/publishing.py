@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from ckptsync.doctor.nodes import number
 from ckptsync.doctor.probe import LIBRARIES, NCCL
 from ckptsync.errors import ConfigError, Corrupt, NotFound
 from ckptsync.fleet import facts, heartbeat
@@ -19,6 +20,7 @@ from ckptsync.stores.contract import Entry, Store, read_all
 FOLDER = f"{OURS}/launches/"
 FRESH = 3600.0  # seconds
 _SKEW = 60.0  # seconds by which two clocks may differ without two machines being taken for one that was booted in between
+_AGAIN = "remove it, and run `ckptsync doctor --publish` on that node again"
 _PASSED_ON = ("NCCL_", "GLOO_", "TORCH_NCCL_", "OMP_")  # the ranks have met: how they were told of each other is past
 _LIBRARIES = {**{name: name for name in LIBRARIES}, **dict.fromkeys(NCCL, "nccl")}  # by the names that the hook tells
 
@@ -33,8 +35,8 @@ def publish(store: Store, said: Mapping[str, Any]) -> None:
 
     That one spoke of another boot, a short while ago, and after this one's, all by the store's clock.
     """
-    name, ahead = launch_name(str(said["node"])), _number(said.get("clock"))
-    booted, now = _number(said.get("booted")) - ahead, _number(said.get("at")) - ahead
+    name, ahead = launch_name(str(said["node"])), number(said.get("clock")) or 0.0
+    booted, now = (number(said.get("booted")) or 0.0) - ahead, (number(said.get("at")) or 0.0) - ahead
     last = [entry for entry in store.names(FOLDER) if entry.name == name and now - entry.mtime <= FRESH]
     before = next((told for _, told in _read(store, last) if isinstance(told, dict)), {})
     if last and before.get("boot") not in ("", None, said.get("boot")) and last[0].mtime > booted + _SKEW > _SKEW:
@@ -72,6 +74,9 @@ def is_alone(said: Mapping[str, Any]) -> bool:
 
 def _read(store: Store, entries: Iterable[Entry]) -> Iterator[tuple[Entry, dict[str, Any] | Corrupt]]:
     for entry in entries:
+        if entry.size > LIMIT:
+            yield entry, Corrupt(f"{entry.name}: {entry.size} bytes, which no node says of itself", hint=_AGAIN)
+            continue
         with contextlib.suppress(NotFound):  # gone since it was listed
             yield entry, _decoded(entry.name, read_all(store, entry.name, LIMIT))
 
@@ -80,7 +85,7 @@ def _decoded(name: str, data: bytes) -> dict[str, Any] | Corrupt:
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as e:
-        return Corrupt(f"{name}: not what a node says of itself: {e}")
+        return Corrupt(f"{name}: not what a node says of itself: {e}", hint=_AGAIN)
 
 
 def living(store: Store, now: float, fresh: float = FRESH) -> list[Facts]:
@@ -113,9 +118,5 @@ def _of_train(node: Facts, train: Train) -> dict[str, Any]:
         "versions": {ours: said[name] for name, ours in _LIBRARIES.items() if said.get(name)},
         "builds": {"cuda": said["cuda"]} if said.get("cuda") else {},
         "variables": {name: value for name, value in said.items() if name.startswith(_PASSED_ON)},
-        "clock": None if node.clock_offset is None else node.clock_offset / 1e9,
+        "clock": None if (offset := number(node.clock_offset)) is None else offset / 1e9,
     }
-
-
-def _number(raw: object) -> float:
-    return float(raw) if isinstance(raw, (int, float)) else 0.0

@@ -1,6 +1,6 @@
 """What a training's own file says of how it saves: LLaMA-Factory's YAML, TrainingArguments as JSON, a DeepSpeed or accelerate configuration.
 
-Only the keys in `KEYS` are taken, and what they are called here: nothing else of the file is told to anybody.
+Only the keys in `KEYS` are taken, and no URLs: nothing else of the file is told to anybody.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def read(path: Path) -> dict[str, str]:
     A DeepSpeed configuration that it names is read too; where that is not there it is the training's to say so.
     """
     said = _mapping(path)
-    told = {key: _text(said[key]) for key in KEYS if key in said}
+    told = {key: text for key in KEYS if key in said and "://" not in (text := _text(said[key]))}
     inner = said.get("deepspeed")
     if isinstance(inner, str) and inner:
         there = next((p for p in (Path(inner), path.parent / inner) if p.is_file()), None)

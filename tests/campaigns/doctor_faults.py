@@ -230,6 +230,10 @@ BETWEEN = {
     "host-loopback": Planted(frozenset({"host-loopback"}), Told(LOOPBACK), everywhere={"GLOO_SOCKET_IFNAME": None}),
     "mtu": told("links-differ", links=((f"link set {TRAIN} mtu 1400", f"link set {TRAIN} mtu 1500"),)),
     "one-host-name": told("identity-shared", "hostname n0"),
+    "one-address": told(
+        "identity-shared",
+        "sed 's/.* {node} .*/198.18.1.10 {node}/' {home}/hosts > {home}/{node}/hosts; mount --bind {home}/{node}/hosts /etc/hosts",
+    ),
     "one-machine-id": told("identity-shared", "mount --bind {home}/n0/machine /etc/machine-id"),
     "one-node-id": Planted(frozenset({"not-published"}), Told(node="n0"), is_compared=False),
     "another-output": told(
