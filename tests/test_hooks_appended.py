@@ -111,7 +111,7 @@ def test_the_environment_can_ask_for_a_worker_and_for_time_to_send(tmp_path: Pat
 
 
 def test_why_a_worker_could_not_begin_is_said_where_the_training_speaks(tmp_path: Path) -> None:
-    done = trained(tmp_path, "one = Trainer(str(out))", TRAIN, CKPTSYNC_STORE=str(tmp_path / "store"), CKPTSYNC_WAIT="1s")
+    done = trained(tmp_path, "one = Trainer(str(out))", TRAIN, CKPTSYNC_STORE=str(tmp_path / "store"), CKPTSYNC_WAIT="60s")
     assert f"the embedded worker ended with exit code 2: {tmp_path}: the store {tmp_path}/store lies inside" in done.stderr
 
 
@@ -121,3 +121,21 @@ def test_a_callback_that_several_trainers_share_brings_a_worker_for_each_directo
     trained(tmp_path, OWN, shared, *made)
     for name in "ab":
         assert len(list((tmp_path / "store" / name).glob("*/model.safetensors"))) == len(PINS), name
+
+
+@pytest.mark.parametrize(("at_work", "stored"), [(0.0, True), (3600.0, False)], ids=["is begun again", "unless it has only begun"])
+def test_a_worker_that_is_killed_while_the_training_goes_on(tmp_path: Path, at_work: float, *, stored: bool) -> None:
+    killing = """
+import ckptsync.hooks.hf as hf
+hf._AT_WORK = %s
+class Killing(TrainerCallback):
+    def on_save(self, args, state, control, **kwargs):
+        if state.global_step == 1:
+            (worker, since), = shared._workers.values()
+            worker.kill(); worker.wait()
+one = Trainer(str(out / 'out'), callbacks=[shared, Killing()])
+"""
+    shared = f"from transformers import TrainerCallback\nshared = CkptSyncCallback(store={str(tmp_path / 'store')!r}, wait=60)"
+    done = trained(tmp_path, OWN, shared, killing % at_work, TRAIN)
+    assert "the embedded worker ended with exit code -9: see embedded.log in" in done.stderr
+    assert (tmp_path / "store" / "out" / "checkpoint-3" / "model.safetensors").exists() == stored

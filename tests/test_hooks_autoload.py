@@ -137,6 +137,14 @@ def test_a_loader_that_cannot_be_followed_loads_as_without_us(tmp_path: Path) ->
     assert "trainers cannot be given the hook: NoneType loads it" in done.stderr
 
 
+def test_a_trainer_that_tells_nobody_of_its_saves_is_named(tmp_path: Path) -> None:
+    (tmp_path / "llamafactory" / "v1").mkdir(parents=True)
+    (tmp_path / "llamafactory" / "v1" / "launcher.py").write_text("print('launched')")
+    done = ran("-c", f"{INSTALL}; from llamafactory.v1 import launcher", path=(tmp_path, ROOT))
+    assert (done.returncode, done.stdout) == (0, "launched\n")
+    assert done.stderr.count("LLaMA-Factory's v1 tells no callback of the checkpoints it saves on the way") == 1
+
+
 def test_transformers_that_are_not_there_are_not_there_with_us_either() -> None:
     done = ran("-I", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); {INSTALL}; import transformers.trainer", path=())
     if "No module named 'transformers'" not in done.stderr:

@@ -31,6 +31,8 @@ from ckptsync.hooks.trials import trial_of
 from ckptsync.spool import marks
 
 _log = logging.getLogger("ckptsync.hook")
+_AT_WORK = 60.0  # seconds
+_ITS_END = 2.0  # seconds after it nobody waits for an embedded worker: there is no service that begins it again
 _hearing: weakref.WeakSet[CkptSyncCallback] = weakref.WeakSet()
 
 
@@ -45,7 +47,7 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
     def __init__(self, *, store: str = "", wait: float = 0.0, run: str = "") -> None:
         self._store, self._run = store, run
         self._wait = wait
-        self._workers: dict[Path, embedded.Worker | None] = {}
+        self._workers: dict[Path, tuple[embedded.Worker, float] | None] = {}
         self._saver: Saver | None = None
         self._before: Weights = frozenset()
         self._step = 0
@@ -149,14 +151,16 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         """Start the embedded worker of this directory as soon as it is known who is first here, and say if it ended."""
         folder = saver.here.output_dir
         if self._store and saver.is_first and folder not in self._workers and not embedded.is_covered(folder):
-            self._workers[folder] = embedded.begin(saver.here, self._store, self._run, saver.begun.pid)
+            self._workers[folder] = embedded.begin(saver.here, self._store, self._run, saver.begun.pid), time.monotonic()
         self._hear_worker(saver)
 
     def _hear_worker(self, saver: Saver) -> None:
         folder = saver.here.output_dir
-        worker = self._workers.get(folder)
+        worker, since = self._workers.get(folder) or (None, 0.0)
         if worker is not None and worker.poll():
-            self._workers[folder] = None  # it is not begun again
+            self._workers[folder] = None
+            if time.monotonic() - since >= _AT_WORK:
+                del self._workers[folder]  # what it could not do would have shown before: it was killed, and another one goes on
             why = embedded.last_error(saver.here.spool) or f"see {embedded.LOG} in {saver.here.spool}"
             self._say(saver.here, f"the embedded worker ended with exit code {worker.returncode}: {why}")
 
@@ -201,13 +205,14 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
 
     def _wait_for_store(self, saver: Saver) -> None:
         folder = saver.here.output_dir
-        worker = self._workers.get(folder)
+        worker, _ = self._workers.get(folder) or (None, 0.0)
 
         def served(spool: Path) -> bool:
             return leaving.is_served(spool) or (worker is not None and worker.poll() is None)
 
         trains = {saver.begun.train, *(train for where, train in self._former if where == folder and train)}
-        leaving.wait(folder, trains, self._wait, lambda text: self._say(saver.here, text), served=served)
+        patience = _ITS_END if folder in self._workers else leaving.RESTART
+        leaving.wait(folder, trains, self._wait, lambda text: self._say(saver.here, text), served=served, restart=patience)
         self._hear_worker(saver)
 
     def _pin_last(self, saver: Saver) -> None:

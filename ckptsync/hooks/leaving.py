@@ -21,6 +21,7 @@ from ckptsync.walk import OURS, Listing, walk
 # the same as in `ckptsync.scan`, which imports what a training's environment may not have; a test holds them together
 _WEIGHTS = re.compile(r"((adapter_)?model(-\d{5}-of-\d{5})?\.safetensors)|((pytorch|adapter)_model(-\d{5}-of-\d{5})?\.bin)")
 _OF_MODEL = re.compile(r"[A-Za-z0-9].*\.(safetensors|bin|json|model|jinja|tiktoken|py|md)|(vocab|merges)\.txt|\.tmp.{6}", re.DOTALL)
+RESTART = 15.0  # seconds: longer than a service needs to begin again
 _POLL = 0.5  # seconds
 Weights = frozenset[tuple[str, int, int]]
 
@@ -66,11 +67,11 @@ def wait(
     say: Callable[[str], None],
     *,
     served: Callable[[Path], bool] = is_served,
-    restart: float = 15.0,
+    restart: float = RESTART,
 ) -> tuple[str, ...]:
     """Until the store has all of them, or for so long; what it has not got is returned.
 
-    Without a worker for ``restart`` seconds, longer than one needs to begin again, nothing is waited for.
+    Without a worker for ``restart`` seconds nothing is waited for.
     """
     now = time.monotonic()
     until, gone_at = now + seconds, now + restart
