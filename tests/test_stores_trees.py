@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,19 @@ def test_the_store_that_a_place_is_in_is_found_at_any_height() -> None:
         prefix = above.rest.removeprefix("bucket").lstrip("/")
         access = reaching({BUCKET: bucket(f"{prefix}/.ckptsync/store.json".lstrip("/"))})
         assert trees.store_above(CHECKPOINT, access) == above
+
+
+def test_the_bucket_that_threads_look_into_is_opened_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client of botocore's costs a quarter of a second."""
+    opened: list[str] = []
+
+    def counted(url: str, *_: object) -> Store:
+        opened.append(threading.current_thread().name)
+        return bucket()
+
+    monkeypatch.setattr(trees, "bare", counted)
+    assert trees.store_above(CHECKPOINT, Access()) is None
+    assert opened == [threading.current_thread().name], "by whoever asks, before there are threads"
 
 
 def test_the_files_of_a_place_that_was_named_are_those_at_its_top() -> None:

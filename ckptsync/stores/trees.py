@@ -94,6 +94,7 @@ def store_above(place: Remote, access: Access) -> Remote | None:
         return _size(store, prefix + STORE_FILE) is not None
 
     above = [place, *parents(place)]
+    _over(place, access)  # what all of them share is opened once, and not by each thread
     with ThreadPoolExecutor(_AT_ONCE // 2) as pool:
         return next((found for found, is_one in zip(above, pool.map(is_store, above), strict=True) if is_one), None)
 
