@@ -11,7 +11,7 @@
 #               byte for byte one save that was finished, half an hour.  KILLED="--modes raw-zero2 raw-zero3 raw-accelerate raw-dcp --chains 2", KILLED="--store s3 --seed 7"
 # make campaign-ray-train  Ray Train on two nodes that share nothing, as it is, killed, and ended with an error, beside the same without us: RAY_TRAIN="--modes ddp fsdp2" (installs Ray)
 # make campaign-llamafactory   LLaMA-Factory as it was released, in one process, under torchrun, on two nodes and under Ray, with the hook in every way it can get there: each step in the
-#               store, each file as without us: half an hour, LLAMAFACTORY="--ways torchrun --hooks autoload" (installs LLaMA-Factory and Ray)
+#               store, each file as without us: half an hour, LLAMAFACTORY="--ways torchrun --hooks autoload" (installs LLaMA-Factory and Ray, 2 GB with a CPU build of torch, as above)
 # make campaign-ray        merge over S3 on two Ray nodes, one of which is killed in the middle: RAY="--rounds 10" (installs Ray)
 # make campaign-doctor     plant some eighty faults on one of two nodes, each found by `ckptsync doctor` and nothing else alarmed, and see that it leaves thirty
 #               sound pairs in peace: three minutes, as root: DOCTOR="--only torch clock-5s", DOCTOR=--list
@@ -134,8 +134,8 @@ campaign-resume: $(VENV)/.installed-test $(BENCH_VENV)/.installed
 campaign-killed: $(VENV)/.installed-test $(BENCH_VENV)/.installed
 	$(BIN)/python -m tests.campaigns.killed --python $(BENCH_VENV)/bin/python $(KILLED)
 
-campaign-llamafactory: $(VENV)/.installed-test $(LLAMAFACTORY_VENV)/.installed
-	$(BIN)/python -m tests.campaigns.llamafactory --python $(LLAMAFACTORY_VENV)/bin/python $(LLAMAFACTORY)
+campaign-llamafactory: $(LLAMAFACTORY_VENV)/.installed
+	$(LLAMAFACTORY_VENV)/bin/python -m tests.campaigns.llamafactory $(LLAMAFACTORY)
 
 campaign-ray: $(VENV)/.installed-ray
 	$(BIN)/python -m tests.campaigns.ray_nodes $(RAY)
@@ -233,10 +233,12 @@ $(BENCH_VENV)/.installed-ray: $(BENCH_VENV)/.installed
 	$(BENCH_VENV)/bin/python -m pip install --quiet --disable-pip-version-check 'ray[default,train]==2.60.*'
 	@touch $@
 
-# Versions as they were tried; torch, torchaudio and torchvision as LLaMA-Factory finds them.
-$(LLAMAFACTORY_VENV)/.installed: pyproject.toml setup.py
+# torchaudio, which LLaMA-Factory imports before it knows whether there is sound, is on PyPI for torch with CUDA alone: beside another torch an empty one takes its place.
+$(LLAMAFACTORY_VENV)/.installed: pyproject.toml setup.py tests/campaigns/llamafactory.txt
 	$(PYTHON) -m venv $(LLAMAFACTORY_VENV)
-	$(LLAMAFACTORY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check llamafactory==0.9.5 ray==2.60.0 --editable .
+	$(LLAMAFACTORY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/campaigns/llamafactory.txt --editable .
+	$(LLAMAFACTORY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llamafactory==0.9.5
+	$(LLAMAFACTORY_VENV)/bin/python -c 'import torchaudio' 2> /dev/null || touch "$$($(LLAMAFACTORY_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torchaudio.py"
 	@touch $@
 
 # rclone, sftp and rsync are the system's: what is missing is left out, and said to be.

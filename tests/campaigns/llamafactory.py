@@ -75,7 +75,7 @@ def _judged(bench: Bench, run: Run) -> list[str]:
     """What is wrong with one training."""
     plain = Run("single" if run.way == "single" else "torchrun", run.stage, "")
     wrong: list[str] = []
-    if not bench.out(plain).exists():
+    if not bench.out(plain).parent.exists():
         codes, logs = bench.trained(plain)
         wrong += _failed(plain, codes, logs)
     begun = time.monotonic()

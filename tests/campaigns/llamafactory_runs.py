@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -52,6 +53,7 @@ class Bench:
         self.home, self.steps = home, steps
         self._bin, self._python, self._network = Path(python).absolute().parent, str(Path(python).absolute()), network
         _write_data(home / "data")
+        _write_base(home / "base")
 
     def out(self, run: Run, node: int = 0) -> Path:
         """Where a node trains."""
@@ -82,7 +84,7 @@ class Bench:
 
     def _told(self, run: Run, node: int) -> dict[str, Any]:
         told: dict[str, Any] = {
-            "model_name_or_path": str(ROOT / "base"),
+            "model_name_or_path": str(self.home / "base"),
             "stage": run.stage,
             "do_train": True,
             "finetuning_type": "full",
@@ -153,6 +155,13 @@ def _write_data(folder: Path) -> None:
     }
     for name, value in {"dataset_info": known, "said": said, "preferred": preferred}.items():
         (folder / f"{name}.json").write_text(json.dumps(value))
+
+
+def _write_base(folder: Path) -> None:
+    """The vectors' own, with a tokenizer's name that transformers before 5 know, too."""
+    shutil.copytree(ROOT / "base", folder, dirs_exist_ok=True)
+    told = folder / "tokenizer_config.json"
+    told.write_text(json.dumps({**json.loads(told.read_text()), "tokenizer_class": "PreTrainedTokenizerFast"}))
 
 
 def _sentences(flavour: int) -> Sequence[str]:
