@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import enum
 import functools
+import random
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +149,30 @@ def test_what_torch_never_wrote_is_of_no_layout_that_demands_anything() -> None:
         read(files)
     with pytest.raises(Incomplete, match="not there"):
         lightning.demands(MemoryFiles({}), NAME)
+
+
+@pytest.mark.parametrize("container", ["zip", "older"])
+def test_whatever_bytes_are_changed_nothing_but_an_error_of_ours_comes_of_it(container: str) -> None:
+    data = saved(of(callbacks={"Own": ODD}), _use_new_zipfile_serialization=container == "zip")
+    chance = random.Random(1)  # the same each time
+    for _ in range(150):
+        changed = bytearray(data)
+        for _ in range(chance.choice((1, 1, 3))):
+            changed[chance.randrange(len(data))] = chance.randrange(256)
+        files = MemoryFiles({NAME: bytes(changed), "model.safetensors": safetensors_file({"w": ("U8", (1,), b"x")})})
+        with contextlib.suppress(CkptsyncError):
+            read(files)
+        assert set(table.demands(files).model) == {"model.safetensors"}
+
+
+def test_a_damaged_directory_of_the_archive_is_damage_and_not_a_lack() -> None:
+    files = one(of())
+    data = bytearray(files.content[NAME])
+    data[data.index(b"PK\x01\x02")] ^= 1
+    files.content[NAME] = bytes(data)
+    assert table.demands(files).model
+    with pytest.raises(Corrupt, match="directory entry"):
+        read(files)
 
 
 def test_of_several_files_none_is_guessed_and_beside_other_weights_it_gives_way() -> None:

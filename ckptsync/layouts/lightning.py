@@ -39,16 +39,19 @@ def holds_weights(root: str) -> bool:
 def demands(files: Files, root: str) -> dict[str, int | None]:
     """The file as it is, if it has the end that torch gives it; raises Incomplete where it has not, or was not written by torch."""
     where = _where(files, root)
-    try:
-        if torch_legacy.is_legacy(files, where):
-            torch_pickle.load(files, where, _ALLOWED)
-        else:
-            torch_zip.open_archive(files, where)
-    except Corrupt as e:
+    if not (_is_whole_legacy(files, where) if torch_legacy.is_legacy(files, where) else torch_zip.has_end(files, where)):
         raise Incomplete(
-            f"{root}: not as torch.save ends a file: {e}", hint="it is being written, was cut short, or is none of torch's"
-        ) from e
+            f"{root}: has no end as torch.save writes it", hint="it is being written, was cut short, or is none of torch's"
+        )
     return {root: where.size}
+
+
+def _is_whole_legacy(files: Files, where: Extent) -> bool:
+    try:
+        torch_pickle.load(files, where, _ALLOWED)
+    except (Corrupt, Unsupported):  # nothing but its pickles says where it ends
+        return False
+    return True
 
 
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
