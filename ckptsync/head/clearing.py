@@ -80,6 +80,12 @@ def clear(store: Store, run: str, place: str, scope: Scope, told: Told, *, sure:
     return Cleared(count, size)
 
 
+def tidy(store: Store, gone: Iterable[str]) -> None:
+    """With the names of files that are gone already, the directories that whoever died over them has left empty go."""
+    for name in {name.rpartition("/")[0]: name for name in gone}.values():
+        store.delete(name)
+
+
 def forget(store: Store, run: str, place: str, manifests: Mapping[str, Manifest]) -> bool:
     """Remove its records but for the tombstones; whether that was done: not while there are files.
 

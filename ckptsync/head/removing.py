@@ -19,7 +19,7 @@ from ckptsync.catalogue.shortened import summary
 from ckptsync.catalogue.summary import Catalogue, Summary
 from ckptsync.errors import Incomplete
 from ckptsync.head import tombs
-from ckptsync.head.clearing import Cleared, Sure, Told, check_alone, clear, forget
+from ckptsync.head.clearing import Cleared, Sure, Told, check_alone, clear, forget, tidy
 from ckptsync.head.marking import Step, may_go
 from ckptsync.head.retaining import doubtful, is_verified
 from ckptsync.head.tombs import Grave
@@ -122,14 +122,18 @@ def is_whole(seen: Snapshot, scope: Scope) -> bool:
 
     Where the shards may be gone already, the seal is all that says what should be there: without it nobody can know.
     """
-    named = {at.name: at.entry.size for where in seen.files.values() for at in where}
-    if scope == "place" and seen.facets.shards:
-        if seen.seal is None:
-            return False
-        named = {}
+    if scope == "place" and seen.facets.shards and seen.seal is None:
+        return False
+    return all(seen.sizes.get(name) == size for name, size in named(seen, scope).items())
+
+
+def named(seen: Snapshot, scope: Scope) -> dict[str, int]:
+    """Store name → bytes of every file that goes, as far as records say."""
+    shards = () if scope == "place" and seen.facets.shards else seen.files.values()
+    found = {at.name: at.entry.size for where in shards for at in where}
     if scope == "place" and seen.seal:
-        named |= {consolidated_prefix(seen.run, seen.place) + f.path: f.size for f in seen.seal.files}
-    return all(seen.sizes.get(name) == size for name, size in named.items())
+        found |= {consolidated_prefix(seen.run, seen.place) + f.path: f.size for f in seen.seal.files}
+    return found
 
 
 def look(store: Store, step: Step, cache: Cache) -> Look | None:
@@ -164,7 +168,7 @@ def remove(store: Store, step: Step, road: Road) -> Removal:
         if why := _why_not(store, again, now):
             return Removal("waits", why) if _others_began(again.seen, mine) else _taken_back(store, again, why)
         return _begun(store, again, road, begun)
-    _tidy(store, seen)
+    tidy(store, named(seen.seen, seen.scope).keys() - seen.seen.sizes.keys())
     return _carried_out(store, seen, road.told, lambda: None)
 
 
@@ -264,16 +268,6 @@ def _begun(store: Store, seen: Look, road: Road, since: float) -> Removal:
         return _carried_out(store, seen, road.told, sure)
     except _TooLate as e:  # nothing has gone: another time
         return Removal("waits", str(e))
-
-
-def _tidy(store: Store, seen: Look) -> None:
-    """Directories that whoever died has left empty go with the names of files that are gone already."""
-    named = [at.name for where in seen.seen.files.values() for at in where]
-    if seen.scope == "place" and seen.seen.seal:
-        named += [consolidated_prefix(seen.seen.run, seen.seen.place) + f.path for f in seen.seen.seal.files]
-    gone = {name.rpartition("/")[0]: name for name in named if name not in seen.seen.sizes}
-    for name in gone.values():
-        store.delete(name)
 
 
 def _carried_out(store: Store, seen: Look, told: Told, sure: Sure) -> Removal:
