@@ -109,7 +109,8 @@ def _nothing(path: Path, seat: Seat, *, is_asked: bool) -> bool:
         seat.save_nothing(path)
     if path.is_file() or walk(path).files:
         raise ConfigError(
-            f"{path}: no checkpoint that a worker would find", hint="call it checkpoint-N, step-N or NAME.ckpt: docs/trainers.md"
+            f"{path}: no checkpoint that a worker would find",
+            hint="call it checkpoint-N, a file NAME.ckpt, or step-N with a distributed checkpoint or safetensors in it: docs/trainers.md",
         )
     if not is_asked:
         raise Incomplete(f"{path}: nothing is there", hint="it is to be marked when it is written")
