@@ -47,7 +47,7 @@ def test_a_clock_that_was_set_is_told_from_rotation_where_the_save_was_seen_to_b
         trainer({name: at for name, at in DONE.items() if name != "trainer_state.json"}),
         trainer(DONE, writing=("optimizer.pt",)),
         trainer(DONE, unclosed=("model.safetensors",)),
-        trainer(DONE, partial=files({".tmpAb3xYz": 99.0})),
+        trainer(DONE, partial=files({".tmpAb3xYz": 102.0})),
         trainer(DONE, state=TrainerState(None, NEWEST)),
         trainer(DONE, state=TrainerState(8, NEWEST)),
         trainer(DONE | {"model.safetensors": 102.0}),

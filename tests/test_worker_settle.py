@@ -95,7 +95,15 @@ def test_what_is_surely_unfinished_waits_for_ever_and_says_why(evidence: Evidenc
 
 
 def test_a_partial_file_that_a_crash_left_delays_and_does_not_block() -> None:
-    assert wait(trainer(DONE, partial=files({".tmpAb3xYz": 99.0}))) == 600
+    assert wait(trainer(DONE, partial=files({".tmpAb3xYz": 102.0}))) == 600
+
+
+def test_a_partial_file_that_is_older_than_the_end_of_the_save_is_of_one_that_was_killed_before() -> None:
+    left = files({".tmpAb3xYz": 99.0, "optimizer_0/.metadata.tmp": 99.1})
+    assert wait(trainer(DONE, partial=left)) == 10
+    assert wait(trainer(DONE, partial=left + files({".tmpZz9xYz": 101.3}))) == 600
+    assert wait(trainer(DONE, partial=left, state=TrainerState(None, 200 * S))) == 600
+    assert wait(trainer(SHARDS, partial=left)) == 600
 
 
 def test_of_a_save_that_was_seen_to_begin_no_time_is_compared() -> None:
@@ -155,7 +163,7 @@ def test_marks_of_every_rank_need_a_second_and_do_not_outweigh_a_doubt() -> None
     found = trainer(SHARDS, hook="marked")
     assert not judge(found, Sighting(found.files, 0.0), 0.9, RULE).settled
     assert judge(found, Sighting(found.files, 0.0), 1.0, RULE).settled
-    assert wait(trainer(DONE, hook="marked", partial=files({".tmpAb3xYz": 99.0}))) == 600
+    assert wait(trainer(DONE, hook="marked", partial=files({".tmpAb3xYz": 102.0}))) == 600
 
 
 def test_a_rank_whose_random_state_is_not_here_yet_is_waited_for() -> None:

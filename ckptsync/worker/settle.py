@@ -145,9 +145,10 @@ def refusal(evidence: Evidence) -> str:
         return ""  # it was like this when all who write it were done
     if any(s.path.rpartition("/")[2] == SENTINEL for s in evidence.partial):
         return f"the trainer says that it is not finished ({SENTINEL})"
-    torn = [name for name in evidence.unclosed if not _is_text(name)]
+    # other JSON may be anybody's
+    torn = next((name for name in evidence.unclosed if name == TRAINER_STATE or not name.endswith(".json")), "")
     if torn:
-        return f"{torn[0]} does not end as its format does: torn, or still being written"
+        return f"{torn} does not end as its format does: torn, or still being written"
     if is_hopeless(evidence):
         return "the trainer has removed it before it was known whole"
     return ""
@@ -182,7 +183,8 @@ def _awaits_its_end(evidence: Evidence) -> bool:
 
 def _is_ended(evidence: Evidence) -> bool:
     """Whether the trainer's last word is here, or the hook's."""
-    return evidence.hook in ("committed", "marked") or evidence.state is not None or any(f.path == _V1 for f in evidence.files)
+    is_said = evidence.hook in ("committed", "marked") or evidence.state is not None
+    return is_said or any(f.path == _V1 for f in evidence.files)
 
 
 def _wait(evidence: Evidence, rule: Rule) -> tuple[float, str]:
@@ -251,8 +253,8 @@ def _proof_of_trainer(evidence: Evidence) -> str:
 
 def doubt(evidence: Evidence, rule: Rule) -> str:
     """What speaks against it, though a crash may have left it so."""
-    if evidence.partial:
-        return f"{evidence.partial[0].path} is unfinished"
+    if unfinished := _unfinished(evidence):
+        return f"{unfinished} is unfinished"
     stale = stale_metadata(evidence.files, rule.unmarked)
     if stale and not evidence.fresh:
         return f"{stale} is older than its shards: written over?"
@@ -269,14 +271,15 @@ def doubt(evidence: Evidence, rule: Rule) -> str:
     return ""
 
 
+def _unfinished(evidence: Evidence) -> str:
+    """A name that a writer has not replaced yet.  One that is older than what the trainer writes last is of an earlier save, which was killed."""
+    ended = evidence.state.mtime if evidence.state is not None and evidence.state.step is not None else 0
+    return next((p.path for p in evidence.partial if p.mtime >= ended), "")
+
+
 def _newer_than_state(evidence: Evidence) -> bool:
     state = evidence.state
     return state is not None and any(f.mtime > state.mtime for f in evidence.files if not is_random_state(f.path))
-
-
-def _is_text(name: str) -> bool:
-    """A file that may be anybody's; what is wrong with the trainer's own shows elsewhere."""
-    return name.endswith(".json") and name != TRAINER_STATE
 
 
 def _is_newest(name: str, evidence: Evidence) -> bool:
