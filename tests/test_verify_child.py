@@ -70,3 +70,11 @@ def test_the_child_imports_little_of_ckptsync() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert set(done.stdout.split()) == {"ckptsync", *(f"ckptsync.verify{name}" for name in ("", ".bits", ".child", ".inert"))}
+
+
+def test_the_best_values_of_lightnings_callbacks_begin_as_infinities_and_are_no_finding() -> None:
+    inf = np.array([np.inf, np.inf, np.inf, np.inf], np.float32).view(np.uint8)
+    found = {"callbacks.ModelCheckpoint.kth_value": inf[:4], "callbacks.EMA.weights": inf, "state_dict.w": inf[:4]}
+    told = child.counted((name, "F32", piece) for name, piece in found.items())
+    assert told["nonfinite"] == {"callbacks.EMA.weights": 4, "state_dict.w": 1}
+    assert told["tensors"] == 3

@@ -32,6 +32,7 @@ from ckptsync.verify.bits import nonfinite
 
 MOST = 1000
 _PIECE = 64 << 20
+_CALLBACKS, _SCORE = "callbacks.", 8  # bytes: Lightning's ModelCheckpoint and EarlyStopping begin with infinity as the best value
 _MISSING = 3  # exit status: no safetensors here
 
 Bytes = npt.NDArray[np.uint8]
@@ -113,7 +114,7 @@ def counted(found: Iterator[tuple[str, str, Bytes]]) -> dict[str, Any]:
     for name, dtype, piece in found:
         count = nonfinite(dtype, piece)
         read, tensors = read + piece.size, tensors + 1
-        if count:
+        if count and not (name.startswith(_CALLBACKS) and piece.size <= _SCORE):
             odd[name] = odd.get(name, 0) + count
     return _told(tensors, read, odd)
 
