@@ -128,3 +128,15 @@ def test_a_store_that_says_nothing_is_not_waited_for_as_long_as_an_upload_is() -
     hasty = examining._hasty(place("x"))
     assert hasty.stall < Limits().stall
     assert 0 < hasty.patience < 5, "S3 tells its region by a refusal, and is asked again"
+
+
+@needs_namespaces
+def test_a_store_in_which_somebody_else_made_our_own_directory_and_no_run_may_be_made_is_found(tmp_path: Path) -> None:
+    (tmp_path / ".ckptsync").mkdir()
+    words = ["--publish", tmp_path, "--python", sys.executable]
+    user = ["unshare", "--user", "--map-user=1000", "--map-group=1000"]
+    assert "store-create" not in kinds(doctor(words, within=user))
+    tmp_path.chmod(0o555)
+    told = doctor(words, within=user)
+    tmp_path.chmod(0o755)
+    assert [f["exit_code"] for f in told["findings"] if f["kind"] == "store-create"] == [4]

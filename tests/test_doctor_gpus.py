@@ -83,3 +83,8 @@ def test_a_node_that_is_told_of_no_gpus_is_sound(text: str) -> None:
 
 def test_all_is_no_device() -> None:
     assert ("fail", "gpus-not-there", "CUDA_VISIBLE_DEVICES") in planted(variables={"CUDA_VISIBLE_DEVICES": "all"})
+
+
+def test_a_node_without_gpus_beside_one_that_has_them_is_found() -> None:
+    assert planted(gpus=[], driver="", driver_cuda="") == [("fail", "gpus-on-some", "GPUs")]
+    assert ("fail", "gpus-on-some", "GPUs") in planted(variables={"CUDA_VISIBLE_DEVICES": ""})

@@ -58,3 +58,15 @@ def test_what_the_system_gives_too_little_of_is_found() -> None:
     assert kinds(limits={"shm": 64 << 20}) == [("warn", "small-shm")]
     assert kinds(limits={"memlock": 64 << 10}) == [("warn", "memlock")]
     assert kinds(limits={"memlock": 64 << 10, "hcas": 0}) == []
+
+
+def test_a_torch_for_cpus_is_found_where_there_are_gpus() -> None:
+    assert kinds(versions={"torch": "2.8.0+cpu"}, builds={"cuda": ""}) == [("warn", "torch-for-cpus")]
+    assert kinds(versions={"torch": "2.8.0+cpu"}, builds={"cuda": ""}, gpus=[]) == []
+
+
+@pytest.mark.parametrize(
+    ("transformers", "nodes", "found"), [("4.37.2", "2", 1), ("4.37.2", "1", 0), ("4.40.0", "2", 0), ("4.35.0", "2", 0)]
+)
+def test_saves_that_are_renamed_on_one_node_only_are_found(transformers: str, nodes: str, found: int) -> None:
+    assert kinds(versions={"transformers": transformers}, variables={"NNODES": nodes}) == [("warn", "tmp-checkpoint")] * found

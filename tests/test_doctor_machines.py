@@ -76,3 +76,9 @@ def test_two_machines_whose_names_lead_to_one_address_are_found() -> None:
     assert kinds(*bridged) == [("warn", "identity-shared", "the address of the host's name")]
     assert kinds(*(n | {"boot": "boot-0"} for n in bridged)) == [], "namespaces of one machine"
     assert kinds(*(n | {"addresses": ["127.0.1.1"]} for n in pair())) == []
+
+
+def test_users_of_other_numbers_are_found_where_the_disk_is_one() -> None:
+    shared = {"/data/out": {"nonce": "nonce1", "seen": ["nonce0", "nonce1"]}}
+    assert planted(places=shared, uid=1001) == [("warn", "users-differ", "/data/out")]
+    assert planted(uid=1001) == []

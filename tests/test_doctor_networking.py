@@ -89,3 +89,10 @@ def test_who_a_host_is_differs_and_an_empty_variable_is_none() -> None:
     nodes = [n | {"variables": {**n["variables"], "NCCL_HOSTID": n["host"]}} for n in pair()]
     nodes[1]["variables"]["NCCL_IB_DISABLE"] = ""
     assert kinds(*nodes) == []
+
+
+def test_an_interface_without_an_address_is_found() -> None:
+    bare = {"eth0": {"state": "up", "mtu": "9000", "speed": "100000", "address": "no"}}
+    assert [f[1] for f in planted(interfaces=bare)] == ["interface-bare", "interface-bare"]
+    bare["eth0"]["address"] = ""
+    assert planted(interfaces=bare) == [], "the system does not tell"

@@ -178,3 +178,8 @@ def test_no_limit_is_minus_one() -> None:
     if "not allowed" in done.stderr:
         pytest.skip("only root may raise it")
     assert done.stdout == "-1\n", done.stderr
+
+
+def test_an_interface_tells_whether_it_has_an_address() -> None:
+    assert probe.gather()["interfaces"]["lo"]["address"] == "yes"
+    assert probe._address("no-such-one") == "no"

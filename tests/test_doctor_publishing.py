@@ -122,3 +122,9 @@ def test_what_is_too_large_to_be_what_a_node_says_hides_no_other_node() -> None:
 def test_a_clock_that_nobody_could_have_is_none() -> None:
     (one,) = trainings([replace(facts("n0", "a"), clock_offset=10**400)])["run"]
     assert one["clock"] is None
+
+
+def test_gpus_of_two_kinds_are_found_while_they_train_and_how_many_a_node_has_is_not_judged() -> None:
+    told = [replace(facts("n0", "a"), gpus=("H200",) * 8), replace(facts("n1", "b"), gpus=("L4",) * 4)]
+    assert [f.kind for f in compare(trainings(told)["run"])] == ["gpus-mixed"]
+    assert compare(trainings([told[0], replace(told[1], gpus=("H200",) * 4)])["run"]) == ()

@@ -214,7 +214,8 @@ def _lets_go(config: Config) -> bool:
 
 def _facts(args: argparse.Namespace, here: _Here, clock: float | None) -> dict[str, Any]:
     pythons = [args.python] if args.python else interpreters.candidates()
-    model = str(Path(here.model).absolute()) if here.model and is_directory(Path(here.model)) else ""
+    is_path = here.model.startswith("/") or bool(here.model and is_directory(Path(here.model)))  # else a name in a hub
+    model = str(Path(here.model).absolute()) if is_path else ""
     shared = [str(path) for path in here.outputs] if args.publish else []
     told = interpreters.ask_one(pythons, places=shared, node=here.node, model=model)
     for path, about in told.get("places", {}).items():

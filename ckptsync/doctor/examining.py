@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import stat
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -87,11 +88,23 @@ def store(place: Place, node: str, outputs: Iterable[Path]) -> Answer:
         found = there(place)
         if found is None:
             return Answer(tuple(_absent(place.url, node, outputs)))
-        refused = tuple(permissions.refused(found, node, deletes=place.deletes))
+        refused = tuple(permissions.refused(found, node, deletes=place.deletes)) or tuple(_closed(place.url, node))
         here = tuple(_here(place.url, node, outputs))
         return Answer((*refused, *here)) if refused else Answer(here, found, clock(found, node))
     except CkptsyncError as e:
         return Answer((refusal(e, "store-unreachable", node, shown(place.url), _NOTHING),))
+
+
+def _closed(url: str, node: str) -> Iterator[Finding]:
+    """Of a directory: whether that of a run can be made in it, beside our own, which somebody else may have made."""
+    where = located(url)
+    try:
+        if isinstance(where, Path):
+            Path(tempfile.mkdtemp(prefix=".ckptsync-doctor-", dir=where)).rmdir()
+    except OSError as e:
+        what = f"{where}: no directory of a run can be made there: {words(e)}"
+        hint = "let this user, or a group that it is in, write there"
+        yield Finding("fail", "store-create", (node,), url, what, permissions.WHY["create"], hint, STORAGE)
 
 
 def shown(url: str) -> str:

@@ -95,6 +95,14 @@ def unequal(nodes: Sequence[Node]) -> Iterator[Finding]:
         why = "launchers reckon with as many ranks on each node as on their own: they wait for ranks that never come"
         hint = "set NPROC_PER_NODE and CUDA_VISIBLE_DEVICES alike on all nodes"
         yield Finding("warn" if all(said) else "fail", "ranks-differ", names, "NPROC_PER_NODE", told(groups), why, hint)
+    having = grouped(
+        (n for n in known if not n.within), lambda node: f"{visible(node) or 0} GPUs" if node.gpus and visible(node) else ""
+    )
+    if "" in having and len(having) > 1:
+        names = tuple(name for names in having.values() for name in names)
+        why = "there ranks train on the CPU, or fail, and the others wait for them"
+        hint = "look at the driver where there are none: nvidia-smi, or rocm-smi; is the container given its GPUs?"
+        yield Finding("fail", "gpus-on-some", names, "GPUs", told(having), why, hint)
     kinds = grouped((n for n in known if n.gpus), lambda node: ", ".join(sorted(set(node.gpus or ()))))
     mixed = [node.name for node in known if len(set(node.gpus or ())) > 1]
     if len(kinds) > 1 or mixed:

@@ -38,6 +38,24 @@ def misbehaving(node: Node) -> Iterator[Finding]:
             "since 5.15 nodes other than the first may leave out files of their checkpoints",
             "set it to false: each node's own files are gathered from where they lie",
         )
+    if (4, 36) <= had.get("transformers", ()) < (4, 39) and node.variables.get("NNODES", "") not in ("", "1"):
+        yield _warn(
+            "tmp-checkpoint",
+            node,
+            "transformers",
+            f"{node.versions['transformers']}, on several nodes",
+            "from 4.36 to 4.38 saves are renamed when they are done, and nodes other than the first may keep theirs in tmp-checkpoint-N (transformers#27925)",
+            "install 4.40 or newer",
+        )
+    if node.gpus and node.versions.get("torch", "").endswith("+cpu"):
+        yield _warn(
+            "torch-for-cpus",
+            node,
+            "torch",
+            f"{node.versions['torch']}, where there are {len(node.gpus)} GPUs",
+            "it is built for no GPU: the training runs on the CPUs",
+            "install a torch for CUDA, or ROCm; or name the Python that trains with --python",
+        )
     if () < had.get("llamafactory", ()) <= (0, 9, 2) and () < had.get("ray", ()) < (2, 55):
         yield _warn(
             "ray-destroys-twice",

@@ -104,6 +104,10 @@ def _disks(path: str, nodes: Sequence[Node]) -> Iterator[Finding]:
         yield Finding(
             "fail", "disk-differs", names, path, what, why, "mount the same file system on all nodes, or on none", STORAGE
         )
+    elif shared and len({node.uid for node in nodes if node.uid is not None}) > 1:
+        what = told(grouped(nodes, lambda node: f"uid {node.uid} ({node.user})"))
+        why = "what one node writes another may not read, replace or rotate: safetensors 0.8 and newer write files for their owner alone"
+        yield Finding("warn", "users-differ", names, path, what, why, "train as one user on all nodes")
     elif shared and any(is_true(node.training.get("save_on_each_node", "")) for node in nodes):
         why = "every node writes the same names into one directory: a shard may be lost in silence"
         hint = "set save_on_each_node: false, or give each node a disk of its own"

@@ -51,6 +51,10 @@ def alone(node: Node) -> Iterator[Finding]:
         elif all(node.interfaces[one].get("state") in ("down", "lowerlayerdown") for one in chosen):
             what = f"{', '.join(chosen)}: the link is down"
             yield Finding("fail", "interface-down", (node.name,), name, what, _HANG, "bring it up, or name another")
+        elif all(node.interfaces[one].get("address") == "no" for one in chosen if one != "lo") and chosen != ["lo"]:
+            what = f"{', '.join(chosen)}: it has no address"
+            hint = "give it one, or name the interface that `ip -br addr` shows with this node's address"
+            yield Finding("fail", "interface-bare", (node.name,), name, what, _HANG, hint)
 
 
 def reaching(node: Node) -> Iterator[Finding]:

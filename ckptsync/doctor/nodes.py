@@ -20,7 +20,8 @@ class Place:
 class Node:
     """As `ckptsync.doctor.probe.gather` tells it.  ``clock``: seconds by which its clock is ahead of the store's, ``None`` where nobody measured it.
 
-    ``within``: ``ray`` for a process of Ray's, which is not told by variables how many ranks and nodes there are, and which GPUs they have.
+    ``within``: ``ray`` for a process of Ray's, which is not told by variables how many ranks and nodes there are, and which GPUs they have; ``run`` for one of a
+    training that has begun, whose ranks have met.
     ``training``: what the training's own file says, of the keys in `ckptsync.doctor.training`.
     """
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import getpass
+import fcntl
 import hashlib
 import json
 import os
@@ -124,7 +124,7 @@ def _machine() -> dict[str, Any]:
         "boot": _text("/proc/sys/kernel/random/boot_id").strip(),
         "network": str(_NETWORK.stat().st_ino) if _NETWORK.exists() else "",
         "booted": _booted(),
-        "user": _user(),
+        "user": os.environ.get("LOGNAME") or os.environ.get("USER") or str(os.getuid()),
         "uid": os.getuid(),
         "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,
     }
@@ -134,12 +134,6 @@ def _booted() -> float:
     """When, in seconds on this clock; 0 where the system does not say."""
     uptime = _text("/proc/uptime").split(" ")[0]
     return time.time() - float(uptime) if uptime else 0.0
-
-
-def _user() -> str:
-    with contextlib.suppress(KeyError, OSError):  # a number without a name, as in containers
-        return getpass.getuser()
-    return str(os.getuid())
 
 
 def _python() -> dict[str, Any]:
@@ -195,19 +189,27 @@ def _asked(field: str) -> list[str]:
 def _driver_cuda() -> str:
     """The newest CUDA that the driver knows."""
     version = ctypes.c_int()
-    try:
-        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)):
-            return ""
-    except (OSError, AttributeError):
-        return ""  # no driver of NVIDIA's
-    return f"{version.value // 1000}.{version.value % 1000 // 10}"
+    with contextlib.suppress(OSError, AttributeError):  # no driver of NVIDIA's
+        if not ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)):
+            return f"{version.value // 1000}.{version.value % 1000 // 10}"
+    return ""
 
 
 def _interfaces() -> dict[str, dict[str, str]]:
     """By name: the link's state, MTU and speed in Mb/s, as far as the system says."""
-    names = [name for _, name in socket.if_nameindex()]
     keys = {"state": "operstate", "mtu": "mtu", "speed": "speed"}
-    return {name: {key: _text(f"/sys/class/net/{name}/{file}").strip() for key, file in keys.items()} for name in names}
+    names = [name for _, name in socket.if_nameindex()]
+    of = {name: {key: _text(f"/sys/class/net/{name}/{file}").strip() for key, file in keys.items()} for name in names}
+    return {name: {**about, "address": _address(name) if Path("/proc/net").exists() else ""} for name, about in of.items()}
+
+
+def _address(name: str) -> str:
+    """Whether an interface has one beyond its own link: netdevice(7), and the kernel's list for IPv6."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking, contextlib.suppress(OSError):
+        fcntl.ioctl(asking.fileno(), 0x8915, name.encode().ljust(40, b"\0"))  # SIOCGIFADDR
+        return "yes"
+    of = [line.split() for line in _text("/proc/net/if_inet6").splitlines()]
+    return "yes" if any(words[5] == name and words[3] != "20" for words in of if len(words) == 6) else "no"
 
 
 def _addresses(host: str) -> list[str]:

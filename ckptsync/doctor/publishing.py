@@ -114,6 +114,8 @@ def _of_train(node: Facts, train: Train) -> dict[str, Any]:
         "node": node.node,
         "host": node.host,
         "boot": node.machine.partition(" ")[0],
+        "within": "run",
+        "gpus": list(node.gpus),
         "python": said.get("python", ""),
         "versions": {ours: said[name] for name, ours in _LIBRARIES.items() if said.get(name)},
         "builds": {"cuda": said["cuda"]} if said.get("cuda") else {},

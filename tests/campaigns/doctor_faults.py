@@ -135,6 +135,21 @@ ONE_NODE = {
         is_compared=False,
         needs="fuse",
     ),
+    "store-not-writable": Planted(
+        frozenset({"store-create", "not-published"}),
+        Told("chmod 555 {home}/shared/store", within=USER),
+        is_compared=False,
+        needs="users",
+    ),
+    "store-not-listable": Planted(
+        frozenset({"store-list", "not-published"}),
+        Told("chmod 311 {home}/shared/store", within=USER),
+        is_compared=False,
+        needs="users",
+    ),
+    "spool-of-another-user": told(
+        "output-not-writable", "mkdir {home}/out/run/_ckptsync; chown 12345 {home}/out/run/_ckptsync", needs="users", within=USER
+    ),
     "umask": told("umask", "chmod 2775 {home}/shared/store; umask 077"),
     "file-of-another-user": told("unreadable", _OTHERS % "600", needs="users", within=USER),
     "link-of-another-user": told("unlinkable", _OTHERS % "644", needs="links", within=USER),
@@ -191,6 +206,17 @@ ONE_NODE = {
     "gpus-all": variables("gpus-not-there gpus-too-few", CUDA_VISIBLE_DEVICES="all"),
     "driver-too-old": told("driver-too-old", driver_cuda=11080, needs="cc"),
     "interface-missing": variables("interface-missing", NCCL_SOCKET_IFNAME="ib0"),
+    "interface-bare": told(
+        "interface-bare",
+        links=(
+            ("link add bare0 type veth peer name bare1", "link del bare0"),
+            ("link set bare0 up", "link set lo up"),
+            ("link set bare1 up", "link set lo up"),
+        ),
+        environment={"NCCL_SOCKET_IFNAME": "bare0"},
+    ),
+    "torch-for-cpus": told("torch-for-cpus versions-differ", versions={"torch": "2.8.0+cpu"}, cuda=""),
+    "tmp-checkpoint": told("tmp-checkpoint", on=None, versions={"transformers": "4.37.2"}),
     "interface-down": told("interface-down master-unreachable", links=((f"link set {TRAIN} down", f"link set {TRAIN} up"),)),
 }
 BETWEEN = {
@@ -208,6 +234,7 @@ BETWEEN = {
         "mkdir {home}/nccl; touch {home}/nccl/libnccl.so.2",
         environment={"LD_PRELOAD": "{home}/nccl/libnccl.so.2"},
     ),
+    "gpus-on-one-node-only": told("gpus-on-some", gpus=0, driver=""),
     "gpus-of-two-kinds": told("gpus-mixed", kind="NVIDIA L4"),
     "another-count-of-gpus": Planted(frozenset({"ranks-differ"}), Told(gpus=4), everywhere={"NPROC_PER_NODE": None}),
     "nproc-on-one-only": variables("ranks-differ gpus-too-few", NPROC_PER_NODE="4"),
@@ -250,6 +277,10 @@ BETWEEN = {
     ),
     "model": told(
         "model-differs", "mkdir {home}/other; echo '{}' > {home}/other/config.json; mount --bind {home}/other {home}/model"
+    ),
+    "model-on-one-node-only": told("model-differs", "mv {home}/model {home}/elsewhere"),
+    "two-users-of-one-disk": told(
+        "users-differ", "mount --bind {home}/n0/out {home}/out; chmod -R 777 {home}/n0/out", needs="users", within=USER
     ),
     "store-on-a-disk-of-its-own": Planted(
         frozenset({"nodes-missing"}),
