@@ -244,10 +244,8 @@ def _proof_of_trainer(evidence: Evidence) -> str:
         return f"{_V1} is the newest of its files"
     if evidence.state is None or evidence.state.step is None:
         return ""
-    if not _newer_than_state(evidence):
-        return f"{TRAINER_STATE} is the newest of its files"
-    if evidence.fresh:
-        return f"{TRAINER_STATE} has appeared"
+    if _is_newest(TRAINER_STATE, evidence):
+        return f"{TRAINER_STATE} {'has appeared' if evidence.fresh else 'is the newest of its files'}"
     return "a later checkpoint has been written" if evidence.later else ""
 
 
@@ -275,11 +273,6 @@ def _unfinished(evidence: Evidence) -> str:
     """A name that a writer has not replaced yet.  One that is older than what the trainer writes last is of an earlier save, which was killed."""
     ended = evidence.state.mtime if evidence.state is not None and evidence.state.step is not None else 0
     return next((p.path for p in evidence.partial if p.mtime >= ended), "")
-
-
-def _newer_than_state(evidence: Evidence) -> bool:
-    state = evidence.state
-    return state is not None and any(f.mtime > state.mtime for f in evidence.files if not is_random_state(f.path))
 
 
 def _is_newest(name: str, evidence: Evidence) -> bool:
