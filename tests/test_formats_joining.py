@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.errors import Incomplete
-from ckptsync.formats.joining import Within, inside, join
+from ckptsync.formats.joining import Within, home, inside, join
 from ckptsync.model import read_whole
 from tests.plain_files import MemoryFiles
 
@@ -21,6 +21,13 @@ def test_what_is_joined_to_a_root_is_inside_it(root: str, name: str) -> None:
 def test_the_root_itself_has_no_name() -> None:
     assert join("", "latest") == "latest"
     assert join("a/b", "latest") == "a/b/latest"
+
+
+def test_a_model_lies_at_the_top_or_in_the_first_directory_of_those_that_frameworks_use() -> None:
+    found = [
+        home(names, {"m"}.intersection) for names in (["m", "model/m"], ["hf_model/m", "model/m", "a/m"], ["a/m", "a/model/m"], [])
+    ]
+    assert found == [("",), ("model",), (), ()]
 
 
 def test_what_lies_deeper_or_elsewhere_is_not_inside() -> None:

@@ -67,6 +67,22 @@ def test_whole_weights_win_over_shards_and_shards_that_latest_names_over_others(
     assert str(table.choose(files, None)) == "whole:."
 
 
+@pytest.mark.parametrize("of", [v for v in vectors() if v.name not in ("lightning-file", "llamafactory-v1")], ids=lambda v: v.name)
+def test_a_checkpoint_that_ray_train_has_reported_has_the_same_source_and_demands(of: Vector) -> None:
+    files = tree(*of.sources)
+    nested = MemoryFiles({f"checkpoint/{name}": data for name, data in files.content.items()})
+    here, there = table.choose(files, None), table.choose(nested, None)
+    assert (there.layout, there.root) == (here.layout, f"checkpoint/{here.root}".rstrip("/"))
+    told, expected = table.demands(nested), table.demands(files)
+    assert told.model == {f"checkpoint/{name}": size for name, size in expected.model.items()}
+    assert told.resume == {f"checkpoint/{name}": size for name, size in expected.resume.items()}
+
+
+def test_whole_weights_in_a_directory_that_no_framework_uses_are_none() -> None:
+    files = MemoryFiles({"2_Dense/model.safetensors": MODEL, f"global_step2/{TAG}": b""})
+    assert named(files) == ["zero:global_step2"]
+
+
 def test_whole_weights_that_are_placeholders_do_not_win() -> None:
     files = MemoryFiles({"model.safetensors": HOLLOW, f"global_step2/{TAG}": b""})
     assert named(files) == ["zero:global_step2", "whole:."]
@@ -176,7 +192,18 @@ def test_a_checkpoint_with_one_changed_byte_is_read_or_refused_and_never_crashes
 
 
 def test_the_table_is_ordered_by_preference_and_named_by_its_modules() -> None:
-    assert list(LAYOUTS) == ["whole", "peft", "bin", "dcp_safetensors", "dcp", "universal", "zero", "per_rank", "lightning", "refused"]
+    assert list(LAYOUTS) == [
+        "whole",
+        "peft",
+        "bin",
+        "dcp_safetensors",
+        "dcp",
+        "universal",
+        "zero",
+        "per_rank",
+        "lightning",
+        "refused",
+    ]
     assert [layout.NAME for layout in LAYOUTS.values()] == list(LAYOUTS)
 
 

@@ -40,6 +40,13 @@ def test_a_preparation_reads_no_weights_and_names_the_files_that_hold_them(of: V
     assert before < files.read
 
 
+@pytest.mark.parametrize("of", [v for v in vectors() if v.name not in ("lightning-file", "llamafactory-v1")], ids=lambda v: v.name)
+def test_a_checkpoint_that_ray_train_has_reported_gives_the_same_model(of: Vector) -> None:
+    files = tree(*of.sources)
+    nested = MemoryFiles({f"checkpoint/{name}": data for name, data in files.content.items()})
+    assert run(nested, Options("keep"))[0] == run(files, Options("keep"))[0]
+
+
 def test_a_shard_that_is_missing_is_incomplete_and_one_cut_short_is_corrupt() -> None:
     files = tree(*vector("hf-fsdp2-2node").sources)
     name = "pytorch_model_fsdp_0/__3_0.distcp"

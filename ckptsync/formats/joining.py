@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from ckptsync.errors import Incomplete
 from ckptsync.model import Files
+
+HOMES = ("", "checkpoint", "model", "hf_model")
+"""Where a whole model may lie in a checkpoint: Ray Train reports Trainer's in ``checkpoint`` (``RayTrainReportCallback``); LLaMA-Factory v1 has its own two."""
 
 
 def join(root: str, name: str) -> str:
@@ -16,6 +19,16 @@ def join(root: str, name: str) -> str:
 def inside(names: Iterable[str], root: str) -> dict[str, str]:
     """Names directly in ``root``, by their last component."""
     return {name.rpartition("/")[2]: name for name in names if name.rpartition("/")[0] == root}
+
+
+def home(names: Iterable[str], holds: Callable[[Collection[str]], object]) -> tuple[str, ...]:
+    """The directory whose own files ``holds`` takes for a model: the top, else the first of `HOMES`; none, or this one."""
+    found: dict[str, set[str]] = {name: set() for name in HOMES}
+    for name in names:
+        above, _, last = name.rpartition("/")
+        if above in found:
+            found[above].add(last)
+    return next(((name,) for name, own in found.items() if holds(own)), ())
 
 
 class Within:

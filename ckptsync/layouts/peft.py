@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ckptsync.formats import safetensors
-from ckptsync.formats.joining import inside, join
+from ckptsync.formats.joining import home, inside, join
 from ckptsync.layouts import whole_bin
 from ckptsync.model import Files, Tensor
 
@@ -16,13 +16,13 @@ CONFIG = "adapter_config.json"
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
-    """The checkpoint's own directory, if it holds an adapter."""
-    return ("",) if {WEIGHTS, OLD_WEIGHTS} & inside(names, "").keys() else ()
+    """The checkpoint's own directory if it holds an adapter, else the one in it that does."""
+    return home(names, {WEIGHTS, OLD_WEIGHTS}.intersection)
 
 
 def holds_weights(root: str) -> bool:
     """Always."""
-    return root == ""
+    return root is not None
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:

@@ -62,7 +62,7 @@ LOOK_THEMSELVES = frozenset({"zero", "universal"})
 _LOOK = 128 << 10  # bytes at the beginning and the end of a file that mostly tell what is in it
 _WHOLE = ("whole", "peft", "bin")
 _TRAINED = frozenset({"trainer_state.json", peft.CONFIG, whole.INDEX})
-_RNG = re.compile(r"(rng_state_|random_states_)\d+(\.pth|\.pkl)")
+_RNG = re.compile(r"((?:checkpoint/)?(?:rng_state_|random_states_))\d+(\.pth|\.pkl)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +161,11 @@ def _told_of_themselves(files: Files, source: Source) -> Iterator[Extent]:
 
 
 def around(files: Files, source: Source) -> tuple[Files, ...]:
-    """Directories of the checkpoint in which the framework keeps configuration and tokenizer of this source."""
-    return (Within(files, per_rank.configuration(source.root)),) if source.layout == per_rank.NAME else ()
+    """Directories of the checkpoint in which the framework keeps configuration and tokenizer of this source, the nearest first."""
+    own = [per_rank.configuration(source.root)] if source.layout == per_rank.NAME else []
+    parts = source.root.split("/")
+    above = ["/".join(parts[:n]) for n in range(len(parts), 0, -1)]
+    return tuple(Within(files, home) for home in (*own, *above) if home)
 
 
 def require(files: Files, wanted: Mapping[str, int | None]) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Collection
 
 from ckptsync.errors import Corrupt
 from ckptsync.formats import safetensors
-from ckptsync.formats.joining import inside, join
+from ckptsync.formats.joining import home, inside, join
 from ckptsync.model import Files, Tensor, read_whole
 from ckptsync.paths import checked_path
 
@@ -19,14 +19,13 @@ _NUMBERED = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
-    """The checkpoint's own directory, if it holds a model."""
-    own = inside(names, "")
-    return ("",) if SINGLE in own or INDEX in own or any(map(_NUMBERED.fullmatch, own)) else ()
+    """The checkpoint's own directory if it holds a model, else the one in it that does."""
+    return home(names, lambda own: SINGLE in own or INDEX in own or any(map(_NUMBERED.fullmatch, own)))
 
 
 def holds_weights(root: str) -> bool:
     """Always."""
-    return root == ""
+    return root is not None
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:

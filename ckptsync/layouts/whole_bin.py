@@ -1,6 +1,6 @@
 """Whole models as ``torch.save`` writes them: ``pytorch_model.bin``, numbered files with an index, accelerate's ``pytorch_model_fsdp.bin``.
 
-A root is the name without ``.bin``: ``pytorch_model``, ``pytorch_model_fsdp_1``.  Sources: ``save_pretrained(safe_serialization=False)`` of
+A root is the name without ``.bin``: ``pytorch_model``, ``model/pytorch_model_fsdp_1``.  Sources: ``save_pretrained(safe_serialization=False)`` of
 transformers 4, ``save_fsdp_model`` of accelerate (FULL_STATE_DICT).
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.formats import quantised, torch_pickle
 from ckptsync.formats.inert import Build, Name, brief
-from ckptsync.formats.joining import inside, join
+from ckptsync.formats.joining import home, inside, join
 from ckptsync.formats.torch_pickle import Stored
 from ckptsync.model import Copy, Extent, Files, Tensor, read_whole
 from ckptsync.paths import checked_path
@@ -29,9 +29,13 @@ ALLOWED: Mapping[Name, Build] = {**torch_pickle.ALLOWED, **quantised.ALLOWED}
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
-    """The models in the checkpoint's own directory, by the beginnings of their files' names."""
-    matches = (_SINGLE.fullmatch(name) or _NUMBERED.fullmatch(name) for name in inside(names, ""))
-    return tuple(sorted({match[1] for match in matches if match}))
+    """The models in the checkpoint's own directory, else in the one in it that has some, by the beginnings of their files' names."""
+    return tuple(sorted(join(at, stem) for at in home(names, _stems) for stem in _stems(inside(names, at))))
+
+
+def _stems(names: Iterable[str]) -> set[str]:
+    matches = (_SINGLE.fullmatch(name) or _NUMBERED.fullmatch(name) for name in names)
+    return {match[1] for match in matches if match}
 
 
 def holds_weights(root: str) -> bool:
@@ -41,10 +45,11 @@ def holds_weights(root: str) -> bool:
 
 def demands(files: Files, root: str) -> dict[str, int | None]:
     """The files of the model, and the index where there is one; their sizes are only known to themselves."""
-    names = inside(files.sizes(), "")
+    names = files.sizes()
     if root + _INDEX in names:
         return dict.fromkeys((root + _INDEX, *sorted(set(_weight_map(files, root).values()))))
-    counts = {int(m[3]) for m in map(_NUMBERED.fullmatch, names) if m and m[1] == root}
+    at, _, stem = root.rpartition("/")
+    counts = {int(m[3]) for m in map(_NUMBERED.fullmatch, inside(names, at)) if m and m[1] == stem}
     if len(counts) > 1:
         raise Corrupt(f"{root}: numbered model files of {len(counts)} different sets")
     if counts and f"{root}.bin" not in names:
@@ -61,7 +66,7 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
             if tensor.name in found:
                 raise Corrupt(f"{name}: {tensor.name} is also in {found[tensor.name][0]}")
             found[tensor.name] = (name, tensor)
-    if root + _INDEX in inside(files.sizes(), ""):
+    if root + _INDEX in files.sizes():
         _check_index(root, _weight_map(files, root), {key: file for key, (file, _) in found.items()})
     return tuple(tensor for _, tensor in found.values())
 
@@ -138,7 +143,7 @@ def _weight_map(files: Files, root: str) -> dict[str, str]:
 def _shard_name(index: str, value: str) -> str:
     if "/" in checked_path(value) or not value.endswith(".bin"):
         raise Corrupt(f"{index}: {value!r:.100} is not a file beside it")
-    return join("", value)
+    return join(index.rpartition("/")[0], value)
 
 
 def _check_index(root: str, told: dict[str, str], found: dict[str, str]) -> None:

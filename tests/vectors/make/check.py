@@ -145,7 +145,7 @@ def check(folder: Path, vector: dict[str, Any]) -> dict[str, object]:
         return {"tool": "torch.load", **compare(torch.load(file, map_location="cpu", weights_only=False)["state_dict"], reference)}
     if vector["kind"] == "per_rank":
         return {"tool": "none", "equal": None}  # each has torch's own gathering at run time, and no tool that needs no GPU or training
-    return {"tool": "safetensors", **compare(from_files(sources[0]), reference)}
+    return {"tool": "safetensors", **compare(from_files(sources[0] / vector.get("home", "")), reference)}
 
 
 if __name__ == "__main__":

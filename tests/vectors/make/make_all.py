@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -227,6 +228,10 @@ ALL = (
         "lightning-file", "lightnings.py", ("file",), "lightning", "Lightning", "one file, and objects of odd classes in it", base="", checkpoint="out",
         facts={"dtype": "mixed", "packages": ("lightning",)},
     ),
+    Vector(
+        "llamafactory-v1", "llamafactory_v1.py", (), "safetensors", "LLaMA-Factory v1", "a whole model in a directory of the checkpoint",
+        checkpoint="out/checkpoint-2", facts={"dtype": "float32", "home": "model", "packages": ("llamafactory",)},
+    ),
     dress(
         "megatron", "megatron_dist.py", (), "Megatron-Core", "torch_dist: no paths, stacked layers, extra states, plans in .metadata", 2,
         "out/iter_0000002", ("megatron-core",),
@@ -332,7 +337,7 @@ def describe(vector: Vector, scratch: Path) -> dict[str, Any]:
         "auto": f"reference/{vector.auto}.safetensors",
         "config": f"../{vector.base}" if vector.base and "--odd" not in vector.arguments else None,
         **facts,
-        "versions": {package: importlib.metadata.version(package) for package in (*PACKAGES, *packages)},
+        "versions": {package: importlib.metadata.version(package) for package in (*PACKAGES, *packages) if find_spec(package)},
         "command": " ".join((vector.script, *vector.arguments)),
     }
     return made | {"checked": check.check(scratch, made)}
