@@ -5,7 +5,7 @@
     TorchTrainer(..., validation_config=ValidationConfig(fn=validate))       up to Ray 2.53 ray.train.report(..., validate_fn=validate)
     runtime_env: {worker_process_setup_hook: ckptsync.hooks.ray.setup_worker}
 
-Ray imports this in each of its worker processes when one begins, so nothing is imported here before it is used.  Seen with Ray 2.60.
+Ray imports this in each of its worker processes when one begins, so nothing is imported here before it is used.  Seen with Ray 2.51, 2.54 and 2.60.
 """
 
 from __future__ import annotations
