@@ -18,7 +18,6 @@ ELSEWHERE = {
     "memlock",
     "store-create-again",
     "store-delete",
-    "store-list",
     "store-read",
     "store-write",
     "unreadable-facts",

@@ -138,13 +138,9 @@ def _booted() -> float:
 
 def _python() -> dict[str, Any]:
     versions = {name: version for name in LIBRARIES if (version := _version(name))}
-    nccl = next(filter(None, map(_version, NCCL)), "")
-    return {
-        "python": platform.python_version(),
-        "prefix": sys.prefix,
-        "versions": {**versions, **({"nccl": nccl} if nccl else {})},
-        "builds": _builds(),
-    }
+    nccl = [version for version in map(_version, NCCL) if version]
+    versions.update({"nccl": version for version in nccl[:1]})
+    return {"python": platform.python_version(), "prefix": sys.prefix, "versions": versions, "builds": _builds()}
 
 
 def _version(library: str) -> str:
@@ -276,10 +272,11 @@ def _limits() -> dict[str, int]:
 
 def _digest(model: str) -> str:
     """Of its configuration and of the names and sizes of its weights; empty for what is no directory here."""
-    folder = Path(model)
-    texts = [_text(str(folder / "config.json")), *(_text(str(path)) for path in sorted(folder.glob("*.index.json")))]
-    sizes = [f"{path.name} {path.stat().st_size}" for path in sorted(folder.glob("*.safetensors")) if path.is_file()]
-    return hashlib.sha256("\0".join([*texts, *sizes]).encode()).hexdigest()[:16] if texts[0] else ""
+    folder, told = Path(model), [_text(f"{model}/config.json")]
+    if told[0]:  # else it may be anything, or not to be looked at
+        told += [_text(str(path)) for path in sorted(folder.glob("*.index.json"))]
+        told += [f"{path.name} {path.stat().st_size}" for path in sorted(folder.glob("*.safetensors")) if path.is_file()]
+    return hashlib.sha256("\0".join(told).encode()).hexdigest()[:16] if told[0] else ""
 
 
 def _nccl_files(environment: Mapping[str, str]) -> dict[str, str]:
