@@ -139,7 +139,8 @@ def _booted() -> float:
 def _python() -> dict[str, Any]:
     versions = {name: version for name in LIBRARIES if (version := _version(name))}
     nccl = [version for version in map(_version, NCCL) if version]
-    versions.update({"nccl": version for version in nccl[:1]})
+    if nccl:
+        versions["nccl"] = nccl[0]
     return {"python": platform.python_version(), "prefix": sys.prefix, "versions": versions, "builds": _builds()}
 
 
