@@ -123,6 +123,15 @@ def test_a_callback_that_several_trainers_share_brings_a_worker_for_each_directo
         assert len(list((tmp_path / "store" / name).glob("*/model.safetensors"))) == len(PINS), name
 
 
+def test_trainings_of_one_process_in_one_directory_share_a_worker(tmp_path: Path) -> None:
+    clear = "import shutil; [shutil.rmtree(path) for path in out.glob('checkpoint-*')]"
+    begun = "from ckptsync.hooks import embedded; (first,) = embedded._BEGUN.values()"
+    again = "(second,) = embedded._BEGUN.values(); print(first is second, first.poll())"
+    once = f"one = Trainer(str(out))\n{TRAIN}"
+    done = trained(tmp_path / "out", once, begun, clear, once, again, CKPTSYNC_STORE=str(tmp_path / "store"))
+    assert done.stdout == "True None\n"
+
+
 @pytest.mark.parametrize(("at_work", "stored"), [(0.0, True), (3600.0, False)], ids=["is begun again", "unless it has only begun"])
 def test_a_worker_that_is_killed_while_the_training_goes_on(tmp_path: Path, at_work: float, *, stored: bool) -> None:
     killing = """

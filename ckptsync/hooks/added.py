@@ -95,7 +95,7 @@ def about_process() -> dict[str, str]:
 def version_of(library: str) -> str:
     """The version that is installed, or the empty string."""
     try:
-        return metadata.version(library)
+        return metadata.version(library) or ""  # None, where its metadata names none
     except metadata.PackageNotFoundError:
         return ""
 

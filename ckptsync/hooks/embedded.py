@@ -54,14 +54,23 @@ class Apart:
         return self.returncode
 
 
+_BEGUN: dict[tuple[Path, str, str, int], Worker] = {}
+
+
 def begin(here: Here, store: str, run: str, pid: int) -> Worker:
-    """`start`, and apart from this process where that is one of Ray's, which kill their children as they end.
+    """`start`, and apart from this process where that is one of Ray's, which kill their children as they end; a training before this one may have begun it.
 
     ray.io, "Lifetimes of a User-Spawn Process": RAY_kill_child_processes_on_worker_exit is true by default, and not recursive.  Raises OSError.
     """
+    begun = _BEGUN.get((here.output_dir, store, run, pid))
+    if begun is not None and begun.poll() is None:
+        return begun
     if "ray" in sys.modules:
-        return start_apart(_command(here, store, run, pid), here.spool / LOG, _NOWHERE)
-    return start(here, store, run, pid)
+        worker: Worker = start_apart(_command(here, store, run, pid), here.spool / LOG, _NOWHERE)
+    else:
+        worker = start(here, store, run, pid)
+    _BEGUN[here.output_dir, store, run, pid] = worker
+    return worker
 
 
 def start(here: Here, store: str, run: str, pid: int) -> subprocess.Popen[bytes]:
