@@ -96,3 +96,7 @@ def test_an_interface_without_an_address_is_found() -> None:
     assert [f[1] for f in planted(interfaces=bare)] == ["interface-bare", "interface-bare"]
     bare["eth0"]["address"] = ""
     assert planted(interfaces=bare) == [], "the system does not tell"
+
+
+def test_an_exclusion_that_leaves_lo_is_found_between_machines() -> None:
+    assert planted(variables={"NCCL_SOCKET_IFNAME": "^docker0"}) == [("warn", "interface-loopback", "NCCL_SOCKET_IFNAME")]

@@ -71,6 +71,10 @@ def reaching(node: Node) -> Iterator[Finding]:
                 _HANG,
                 "name the interface of the network that the nodes share",
             )
+        elif "lo" in chosen and node.variables[name].startswith("^"):
+            text = node.variables[name]
+            why = "NCCL takes lo, which stands first, unless it is excluded, too (aws/deep-learning-containers#4756); no other node reaches it"
+            yield Finding("warn", "interface-loopback", (node.name,), name, f"{text} leaves lo", why, f"export {name}={text},lo")
     if node.addresses and all(map(is_loopback, node.addresses)) and not node.variables.get("GLOO_SOCKET_IFNAME"):
         what = f"{node.host} is {', '.join(node.addresses)} on {node.name} itself"
         why = "Gloo tells other nodes the address of the host's own name: they would connect to themselves"

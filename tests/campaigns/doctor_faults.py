@@ -254,6 +254,7 @@ BETWEEN = {
     "master-on-the-other": Planted(frozenset({"master-elsewhere"}), on=None, everywhere={"MASTER_ADDR": "n1"}),
     "master-behind-a-firewall": Planted(frozenset({"master-unreachable"}), around=deaf),
     "interface-loopback": variables("interface-loopback", GLOO_SOCKET_IFNAME="lo"),
+    "exclusion-without-lo": variables("interface-loopback", NCCL_SOCKET_IFNAME="^docker0"),
     "host-loopback": Planted(frozenset({"host-loopback"}), Told(LOOPBACK), everywhere={"GLOO_SOCKET_IFNAME": None}),
     "mtu": told("links-differ", links=((f"link set {TRAIN} mtu 1400", f"link set {TRAIN} mtu 1500"),)),
     "one-host-name": told("identity-shared", "hostname n0"),
