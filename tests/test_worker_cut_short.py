@@ -93,6 +93,16 @@ def test_accelerate_s_first_rank_writes_its_random_state_last(family: Family) ->
     assert not is_ever_settled(Evidence(family, 4, of({"optimizer.bin": 1.0})))
 
 
+def test_a_save_of_accelerate_s_over_an_old_one_that_was_cut_short_is_never_taken() -> None:
+    old = {name: 1.0 + n / 10 for n, name in enumerate(ACCELERATE)} | {"random_states_1.pkl": 0.9, "custom_checkpoint_0.pkl": 1.4}
+    assert is_ever_settled(Evidence("accelerate", 4, of(old)))
+    for newer in (("random_states_1.pkl", "model.safetensors"), ("model.safetensors", "optimizer.bin")):
+        over = old | {name: 30.0 + n for n, name in enumerate(newer)}
+        assert not is_ever_settled(Evidence("accelerate", 4, of(over))), newer
+    assert is_ever_settled(Evidence("accelerate", 4, of(old | {"model.safetensors": 30.0})))  # somebody's `save_model`
+    assert is_ever_settled(Evidence("accelerate", 4, of(old | {"custom_checkpoint_0.pkl": 30.0})))
+
+
 def test_accelerate_s_shards_want_the_random_states_of_their_ranks() -> None:
     shards = {"pytorch_model_fsdp_0/__2_0.distcp": 1.0, "optimizer_0/__2_0.distcp": 1.0}
     assert not is_ever_settled(Evidence("accelerate", 4, of(shards)))

@@ -119,6 +119,8 @@ def two_saves(files: Sequence[Stat], ended: int | None, apart: float) -> str:
 
     ``ended``: the mtime (ns) of what the trainer writes last, where that is here.  ``apart``: seconds of rest after which a save is over.
     """
+    if ended is None:
+        ended = next((f.mtime for f in files if f.path == _FIRST_OF_ACCELERATE), None)
     return (
         (_begun_after(files, ended, apart) if ended is not None else "")
         or _uneven(files, apart)
