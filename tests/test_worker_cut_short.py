@@ -267,6 +267,14 @@ def test_a_final_model_whose_training_was_killed_ends_with_the_trainer_s_argumen
     assert is_ever_settled(replace(short, hook=""))
 
 
+def test_a_final_model_of_which_some_parts_are_of_an_older_one_is_never_taken() -> None:
+    parts = [f"model-{n:05}-of-00002.safetensors" for n in (1, 2)]
+    told = {"config.json": 1.0, parts[0]: 1.1, parts[1]: 1.2, "training_args.bin": 1.3, "README.md": 1.4}
+    assert is_ever_settled(Evidence("final", None, of(told)))
+    assert not is_ever_settled(Evidence("final", None, of(told | {"config.json": 9.0, parts[0]: 9.1})))
+    assert is_ever_settled(Evidence("final", None, of(told | {"config.json": 9.0, parts[0]: 9.1, parts[1]: 9.2})))  # merged by hand
+
+
 def test_a_text_of_the_trainer_s_own_that_was_emptied_is_half_written() -> None:
     assert half_written(of({"config.json": 1.0}), ("config.json", "metrics.json")) == "config.json"
     assert half_written(of({"chat_template.jinja": 1.0}, size=0), ()) == "chat_template.jinja"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import pairwise
 
 from ckptsync.merge.dated import AT_ONCE, SLOW
@@ -127,6 +127,7 @@ def two_saves(files: Sequence[Stat], ended: int | None, apart: float) -> str:
         or _old_random_state(files, apart)
         or _after_random_state(files)
         or _old_metadata(files)
+        or _old_parts(files)
     )
 
 
@@ -152,25 +153,41 @@ def is_metadata(file: Stat) -> bool:
 
 
 def _begun_after(files: Sequence[Stat], ended: int, apart: float) -> str:
+    surely = (_of_no_callback(newer, files) for newer in _later(files, ended, AT_ONCE))
+    over = next(filter(None, surely), "") or next(filter(None, map(_of_a_save, _later(files, ended, apart))), "")
+    return f"{over} was written over, and what the trainer writes last was not" if over else ""
+
+
+def _later(files: Iterable[Stat], ended: int, least: float) -> Iterator[Sequence[Stat]]:
+    """What is newer, from each rest of so many seconds on: so long ranks and callbacks may take that add to a save."""
     newer = sorted((f for f in files if f.mtime > ended), key=lambda f: f.mtime)
     before = ended
     for n, file in enumerate(newer):
-        is_late = _is_gap(before, file, apart)  # so long callbacks may take, and ranks that write nothing but their random states
-        over = _of_no_callback(newer[n:], files) if _is_gap(before, file, AT_ONCE) else ""
-        if over or (is_late and (over := _of_a_save(newer[n:]))):
-            return f"{over} was written over, and what the trainer writes last was not"
+        if _is_gap(before, file, least):
+            yield newer[n:]
         before = file.mtime
-    return ""
 
 
 def _of_no_callback(newer: Sequence[Stat], files: Iterable[Stat]) -> str:
     """What nobody but the trainer writes, or not so: some of a model's parts, weights beside random states."""
     states = next((f.path for f in newer if _STATES.fullmatch(f.path)), "")
-    names = {f.path for f in newer}
-    parts = {_part_of(f.path) for f in files if f.path not in names} & {_part_of(name) for name in names} - {""}
-    part = next((f.path for f in newer if _part_of(f.path) in parts), "")
     random = next((f.path for f in newer if is_random_state(f.path)), "")
-    return states or part or (random if any(_WEIGHTS.fullmatch(f.path) for f in newer) else "")
+    return states or _some_parts(newer, files) or (random if any(_WEIGHTS.fullmatch(f.path) for f in newer) else "")
+
+
+def _old_parts(files: Sequence[Stat]) -> str:
+    """Some of a model's parts are newer than the trainer's arguments, which end a save of the final model, and others are not."""
+    ended = next((f.mtime for f in files if f.path == _ARGUMENTS), None)
+    later = _later(files, ended, AT_ONCE) if ended is not None else ()
+    part = next(filter(None, (_some_parts(newer, files) for newer in later)), "")
+    return f"{part} was written over, and other parts were not" if part else ""
+
+
+def _some_parts(newer: Sequence[Stat], files: Iterable[Stat]) -> str:
+    """One of a model's parts, if others are older."""
+    names = {f.path for f in newer}
+    split = {_part_of(f.path) for f in files if f.path not in names} & {_part_of(name) for name in names} - {""}
+    return next((f.path for f in newer if _part_of(f.path) in split), "")
 
 
 def _part_of(path: str) -> str:
