@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 
 from tests.campaigns.doctor_faults import LOOPBACK, THREE, USER, Planted
 from tests.campaigns.doctor_pair import Told
+from tests.campaigns.nodes import TRAIN, Network
 
 
 def sound(
@@ -21,6 +23,16 @@ def sound(
     return Planted(frozenset(), Told(setup, **unlike), on, nodes, everywhere or {}, needs=needs)  # type: ignore[arg-type]
 
 
+@contextlib.contextmanager
+def numbered(network: Network, _node: int) -> Iterator[None]:
+    """All nodes have an address of IPv6, too."""
+    for how in ("add", "del"):
+        for n, node in enumerate(network.nodes):
+            node.ip("-6", "address", how, f"fd00::{n + 1}/64", "dev", TRAIN, *(["nodad"] if how == "add" else []))
+        if how == "add":
+            yield
+
+
 _NOTHING = dict.fromkeys(("NNODES", "NODE_RANK", "NPROC_PER_NODE", "MASTER_ADDR", "MASTER_PORT"))
 SOUND: Mapping[str, Planted] = {
     "plain": sound(),
@@ -32,6 +44,7 @@ SOUND: Mapping[str, Planted] = {
     "master-by-name": sound(everywhere={"MASTER_ADDR": "n0"}),
     "master-by-name-here-and-address-there": sound(on=1, environment={"MASTER_ADDR": "n0.cluster"}),
     "debian": sound(LOOPBACK, on=0, everywhere={"MASTER_ADDR": "n0"}),
+    "ipv6": Planted(frozenset(), around=numbered, everywhere={"MASTER_ADDR": "fd00::1"}),
     "elastic": sound(everywhere={"NNODES": "1:4", "NODE_RANK": None, "RDZV_ID": "job"}),
     "exclusion": sound(everywhere={"NCCL_SOCKET_IFNAME": "^lo,docker"}),
     "prefix": sound(everywhere={"NCCL_SOCKET_IFNAME": "tra"}),
@@ -55,7 +68,8 @@ SOUND: Mapping[str, Planted] = {
     "one-shared-disk": sound("mount --bind {home}/n0/out {home}/out"),
     "bound-over-its-own-disk": sound("echo '{home}/{node}/out {home}/out none bind 0 0' > {home}/fstab"),
     "automounted": sound("echo 'head:/srv /elsewhere nfs4 noauto 0 0' > {home}/fstab"),
-    "another-clock-within-a-second": sound(),
+    "little-memory": sound(within=("prlimit", "--nproc=400", "--as=4000000000")),
+    "a-proxy-and-a-job": sound(everywhere={"http_proxy": "http://me:s3cret@proxy:1", "SLURM_JOB_ID": "9", "SLURM_PROCID": "0"}),
     "a-store-not-there-yet": sound("rm -rf {home}/shared/store", on=0),
     "names-with-blanks": sound(
         "mkdir -p '{home}/out/my run/checkpoint-1'; echo x > '{home}/out/my run/checkpoint-1/model.safetensors'"
