@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import os
+import tempfile
+import threading
 from pathlib import Path
 
 import pytest
@@ -30,6 +33,66 @@ def test_rays_checkpoint_is_as_a_directory_what_was_sent(tmp_path: Path) -> None
     assert not Path(brought).exists()
     with as_directory(Checkpoint(str(tmp_path / "tmp0"))) as own:
         assert own == str(tmp_path / "tmp0")
+
+
+@pytest.fixture
+def reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
+    """A checkpoint in a store, and a node's own place for what is only for a while."""
+    (tmp_path / "node").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "node"))
+    ray_note.write(Disk(), str(tmp_path / "experiment" / NAME), sent(tmp_path))
+    return Checkpoint(str(tmp_path / "experiment" / NAME))
+
+
+def test_the_ranks_of_a_node_share_what_the_first_has_brought(tmp_path: Path, reported: Checkpoint) -> None:
+    with as_directory(reported) as first:
+        (tmp_path / "store" / "sft" / NAME / "zero").unlink()
+        with as_directory(reported) as second:
+            assert second == first
+        assert (Path(first) / "zero").read_text() == "0"
+    with pytest.raises(Incomplete), as_directory(reported):
+        pass
+    assert [path.suffix for path in (tmp_path / "node").iterdir()] == [".lock"]
+
+
+def test_ranks_that_come_and_go_at_once_all_have_it(tmp_path: Path, reported: Checkpoint) -> None:
+    seen = list[str]()
+
+    def rank() -> None:
+        for _ in range(20):
+            with as_directory(reported) as brought:
+                seen.append((Path(brought) / "zero").read_text())
+
+    ranks = [threading.Thread(target=rank) for _ in range(4)]
+    for one in ranks:
+        one.start()
+    for one in ranks:
+        one.join()
+    assert seen == ["0"] * 80
+    assert [path.suffix for path in (tmp_path / "node").iterdir()] == [".lock"]
+
+
+def test_what_a_killed_rank_had_half_brought_is_brought_anew(tmp_path: Path, reported: Checkpoint) -> None:
+    with as_directory(reported) as brought:
+        half = Path(brought).parent
+    for left in (half, half.with_name(half.name[:-1])):
+        (left / NAME).mkdir(parents=True)
+        (left / NAME / "half").touch()
+    with as_directory(reported) as brought:
+        assert [path.name for path in Path(brought).iterdir()] == ["zero"]
+        assert [path for path in half.parent.iterdir() if path.is_dir()] == [half]
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="makes a directory of another user")
+def test_what_another_user_has_put_there_is_not_given(reported: Checkpoint) -> None:
+    with as_directory(reported) as brought:
+        home = Path(brought).parent
+    (home / NAME).mkdir(parents=True)
+    (home / NAME / "zero").write_text("evil")
+    (home / ".whole").touch()
+    os.chown(home, 65534, 65534)
+    with as_directory(reported) as brought:
+        assert (Path(brought) / "zero").read_text() == "0"
 
 
 def test_what_is_damaged_in_the_store_is_not_given(tmp_path: Path) -> None:

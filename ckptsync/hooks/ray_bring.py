@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
+import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +15,7 @@ from typing import Any
 from ckptsync.catalogue.fresh import fresh_place, hidden_by
 from ckptsync.config import reach
 from ckptsync.config.loading import from_environment
+from ckptsync.digest import digest
 from ckptsync.errors import Corrupt, Incomplete
 from ckptsync.hooks import ray_note
 from ckptsync.hooks.ray_note import Note
@@ -22,20 +27,87 @@ from ckptsync.stores.opening import open_store
 from ckptsync.stores.trees import Access
 from ckptsync.stores.urls import Remote, located
 
+_OURS = f"ckptsync-ray-{os.getuid()}"
+_WHOLE = ".whole"
+
 
 @contextlib.contextmanager
 def as_directory(checkpoint: Any) -> Iterator[str]:
-    """As Ray's own ``Checkpoint.as_directory``, also of one that is in a store: all ranks' parts, every byte proven on its way, gone afterwards.
+    """As Ray's own ``Checkpoint.as_directory``, also of one that is in a store: all ranks' parts, every byte proven on its way.
 
-    Raises Incomplete if not all of it can be had, and what `ckptsync.pull` raises.
+    The ranks of a node have one directory: the first brings it, the last takes it away.  Raises Incomplete if not all of it can be had, what `ckptsync.pull`
+    raises, and OSError.
     """
     note = ray_note.read(checkpoint)
     if note is None:
         with checkpoint.as_directory() as local:
             yield local
         return
-    with tempfile.TemporaryDirectory(prefix="ckptsync-ray-") as home:
-        yield str(bring(note, Path(home)))
+    home = Path(tempfile.gettempdir()) / f"{_OURS}-{digest(ray_note.encode(note))[:16]}"
+    with _shared(home, note):
+        yield str(home / note.checkpoint)
+
+
+@contextlib.contextmanager
+def _shared(home: Path, note: Note) -> Iterator[None]:
+    with _alone():
+        if not _is_whole(home):
+            _bring_anew(home, note)
+        used = _opened(home)
+        fcntl.flock(used, fcntl.LOCK_SH)
+    try:
+        yield
+    finally:
+        with _alone():
+            os.close(used)
+            _remove_unused(home)
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Of all this user's processes on the node; the others wait."""
+    lock = os.open(Path(tempfile.gettempdir()) / f"{_OURS}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _is_whole(home: Path) -> bool:
+    """Whether we, and nobody else who may write there, have brought all of it: somebody will unpickle it."""
+    with contextlib.suppress(FileNotFoundError):
+        info = home.lstat()
+        return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and (home / _WHOLE).exists()
+    return False
+
+
+def _bring_anew(home: Path, note: Note) -> None:
+    for left in home.parent.glob(f"{_OURS}-*"):  # by ranks that were killed
+        _remove_unused(left)
+    home.mkdir(mode=0o700)
+    try:
+        bring(note, home)
+        (home / _WHOLE).touch()
+    except BaseException:
+        shutil.rmtree(home, ignore_errors=True)
+        raise
+
+
+def _remove_unused(home: Path) -> None:
+    with contextlib.suppress(OSError):  # gone, or nobody's directory of ours: what cannot be removed is in nobody's way
+        used = _opened(home)
+        try:
+            fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(home, ignore_errors=True)
+        except BlockingIOError:
+            pass  # somebody else is there, and will do it
+        finally:
+            os.close(used)
+
+
+def _opened(home: Path) -> int:
+    return os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def bring(note: Note, home: Path) -> Path:
