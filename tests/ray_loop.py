@@ -1,8 +1,8 @@
 """Ray Train runs of two workers without torch, on a cluster of this machine; run as a program: ray_loop.py HOME.
 
 Prints a JSON object: of each case what came of it.  ``reported``: three steps are reported with `upload_fn` and `validate`; a worker is killed in the middle of the
-second one's report, when the other rank's part is in the store, and the next life reports that step again with other bytes; a loop of somebody's own writes into a
-relative directory.  ``replaced``: Ray replaces one worker that dies, and the other trains on.  ``unfit``: the nodes do not pass `doctor`.
+second one's report, when the other rank's part is in the store, and the next life reports that step again with other bytes; the last is sent beside the training; a
+loop of somebody's own writes into a relative directory.  ``replaced``: Ray replaces one worker that dies, and the other trains on.  ``unfit``: the nodes do not pass `doctor`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ STEPS = 3
 def loop(config: dict[str, Any]) -> None:
     """On each worker."""
     from ray import train
-    from ray.train import Checkpoint
+    from ray.train import Checkpoint, CheckpointUploadMode
 
     from ckptsync.hooks import embedded
     from ckptsync.hooks.ray import as_directory, upload_fn, validate
@@ -37,16 +37,18 @@ def loop(config: dict[str, Any]) -> None:
     for step in range(first, STEPS + 1):
         if rank == 0:
             write_own(Path(f"out/checkpoint-{step}"), step)
-        with tempfile.TemporaryDirectory() as folder:
-            Path(folder, f"rank-{rank}").write_text(f"{step} {life}")
-            is_last = (rank, step, life) == (1, 2, 0)
-            train.report(
-                {"step": step, "seen": seen, "covered": covered},
-                checkpoint=Checkpoint.from_directory(folder),
-                checkpoint_dir_name=f"step-{step}",
-                checkpoint_upload_fn=(lambda *_: die(config)) if is_last else upload_fn(config["store"]),
-                **({"validation": True} if config["validates"] else {"validate_fn": validate}),
-            )
+        folder = tempfile.mkdtemp(dir=Path(config["killed"]).parent)
+        Path(folder, f"rank-{rank}").write_text(f"{step} {life}")
+        is_last = (rank, step, life) == (1, 2, 0)
+        train.report(
+            {"step": step, "seen": seen, "covered": covered},
+            checkpoint=Checkpoint.from_directory(folder),
+            checkpoint_dir_name=f"step-{step}",
+            checkpoint_upload_mode=CheckpointUploadMode.ASYNC if step == STEPS else CheckpointUploadMode.SYNC,
+            delete_local_checkpoint_after_upload=True,
+            checkpoint_upload_fn=(lambda *_: die(config)) if is_last else upload_fn(config["store"]),
+            **({"validation": True} if config["validates"] else {"validate_fn": validate}),
+        )
 
 
 def die(config: dict[str, Any]) -> None:
@@ -112,6 +114,9 @@ def served(config: dict[str, Any]) -> None:
     from ray import train
 
     told = Path(config["told"])
+    if not told.with_suffix(".killed").exists():
+        for _ in range(3):  # then Ray has taken the first one, and no longer starts the group
+            train.report({})
     if train.get_context().get_world_rank() == 1:
         if not told.with_suffix(".killed").exists():
             told.with_suffix(".killed").touch()
