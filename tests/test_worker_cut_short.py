@@ -181,6 +181,7 @@ def soon_over(*names: str) -> Evidence:
     [
         (("config.json", "model-00001-of-00002.safetensors"), "model-00001-of-00002.safetensors was written over"),
         (("rng_state_1.pth", "config.json", "model.safetensors"), "rng_state_1.pth was written over"),
+        (("rng_state_1.pth",), "rng_state_1.pth was written over"),
         (("config.json", "model.safetensors", "training_args.bin"), "training_args.bin was written over"),
     ],
 )
@@ -192,7 +193,9 @@ def test_a_save_over_one_that_had_just_ended_is_told_by_what_no_callback_does(na
 def test_what_callbacks_and_late_ranks_do_to_one_that_had_just_ended_is_no_other_save() -> None:
     assert is_ever_settled(soon_over("config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"))
     assert is_ever_settled(soon_over("config.json", "model.safetensors", "value_head.safetensors"))
-    assert is_ever_settled(soon_over("rng_state_1.pth"))
+    late = {"pytorch_model_fsdp_0/__1_0.distcp": 100.2, "rng_state_1.pth": 108.5}
+    assert is_ever_settled(trainer(A | late))
+    assert is_ever_settled(trainer(A | {"rng_state_1.pth": 105.0}))
 
 
 def test_a_copy_without_times_is_no_mixture_however_slow_it_was() -> None:

@@ -168,11 +168,13 @@ def _later(files: Iterable[Stat], ended: int, least: float) -> Iterator[Sequence
         before = file.mtime
 
 
-def _of_no_callback(newer: Sequence[Stat], files: Iterable[Stat]) -> str:
-    """What nobody but the trainer writes, or not so: some of a model's parts, weights beside random states."""
+def _of_no_callback(newer: Sequence[Stat], files: Sequence[Stat]) -> str:
+    """What nobody but the trainer writes, or not so: some of a model's parts, random states of ranks that wait for no other (those with shards do)."""
     states = next((f.path for f in newer if _STATES.fullmatch(f.path)), "")
-    random = next((f.path for f in newer if is_random_state(f.path)), "")
-    return states or _some_parts(newer, files) or (random if any(_WEIGHTS.fullmatch(f.path) for f in newer) else "")
+    sharded = _sharded(files)
+    is_of_weights = any(_WEIGHTS.fullmatch(f.path) for f in newer)
+    random = (f.path for f in newer if is_random_state(f.path) and (is_of_weights or rank(f.path) not in sharded))
+    return states or _some_parts(newer, files) or next(random, "")
 
 
 def _old_parts(files: Sequence[Stat]) -> str:
@@ -228,7 +230,7 @@ def _old_random_state(files: Iterable[Stat], apart: float) -> str:
 
 def _after_random_state(files: Sequence[Stat]) -> str:
     """A shard that was written when a rank with shards had left its random state, which no rank does before all shards are there."""
-    sharded = {rank(f.path) for f in files if _SHARD.fullmatch(f.path)} - {None}
+    sharded = _sharded(files)
     ordered = sorted(files, key=lambda f: f.mtime) if sharded else []
     ends = ""
     for n, (before, file) in enumerate(pairwise(ordered), 1):
@@ -237,6 +239,11 @@ def _after_random_state(files: Sequence[Stat]) -> str:
             shard = next((f.path for f in ordered[n:] if _SHARD.fullmatch(f.path)), "")
             return f"{shard} was written over after {ends}" if shard else ""
     return ""
+
+
+def _sharded(files: Iterable[Stat]) -> set[int | None]:
+    """Ranks with shards here."""
+    return {rank(f.path) for f in files if _SHARD.fullmatch(f.path)} - {None}
 
 
 def _old_metadata(files: Sequence[Stat]) -> str:
