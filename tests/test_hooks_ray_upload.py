@@ -185,6 +185,8 @@ def test_what_is_never_finished_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Incomplete):
         send(half, str(tmp_path / "store"), Part("sft", NAME, 0, patience=0))
     assert fresh(open_store(str(tmp_path / "store")), "sft").readable == ()
+    (half / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    assert send(half, str(tmp_path / "store"), Part("sft", NAME, 0, patience=0)) is not None  # reported again, it is no other one
 
 
 def test_what_ray_is_given_can_be_handed_to_other_processes() -> None:

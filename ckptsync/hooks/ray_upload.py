@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from ckptsync.spool.marks import save_id
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
 from ckptsync.stores.urls import Remote, located
-from ckptsync.walk import Listing, Stat, walk
+from ckptsync.walk import Listing, walk
 from ckptsync.worker.node import node_id
 from ckptsync.worker.offering import Offer
 from ckptsync.worker.options import checked_run
@@ -104,11 +103,13 @@ def send(directory: Path, url: str, part: Part) -> Note | None:
     listing = _looked_at(directory)
     if not (listing.files or listing.partial):
         return None
-    _check_is_new((url, run, part.name, str(part.rank), part.attempt), listing.files)
+    key = (url, run, part.name, str(part.rank), part.attempt)
+    _check_is_no_other(key, listing)
     store = create_store(url, access.options_of(place) if isinstance(place, Remote) else {}, access.limits)
     spot = scan.Spot(part.name, scan.family_of(part.name), directory)
     offer = Offer(run, directory, (spot,), save=save_id(f"{run}\0{part.attempt}", part.name, 0))
     sent = _sent(offer, store, part, access.limits.threads)
+    _reported[key] = _told(walk(directory))
     for text in (*(f"{f.path} is not sent: it has a name of unfinished files" for f in listing.partial), *sent.notes):
         if not text.startswith(ASSUMED):  # a report is that word
             _log.warning("ckptsync: %s: %s", directory, text)
@@ -132,12 +133,15 @@ def _looked_at(directory: Path) -> Listing:
     return listing
 
 
-def _check_is_new(what: tuple[str, ...], files: Sequence[Stat]) -> None:
+def _check_is_no_other(key: tuple[str, ...], listing: Listing) -> None:
     """The same may be sent again, as Ray does after some errors of its storage; other files of the same name would make one save of two."""
-    told = hash(tuple((s.path, s.size, s.mtime) for s in files))
-    if _reported.setdefault(what, told) != told:
+    if key in _reported and _reported[key] != _told(listing):
         hint = "give checkpoint_dir_name= another one for each report, as Ray demands: with the step in it"
-        raise ConfigError(f"{what[2]!r}: reported before, with other files", hint=hint)
+        raise ConfigError(f"{key[2]!r}: reported before, with other files", hint=hint)
+
+
+def _told(listing: Listing) -> int:
+    return hash(tuple((f.path, f.size, f.mtime) for f in listing.files))
 
 
 def _sent(offer: Offer, store: Store, part: Part, threads: int) -> Progress:
