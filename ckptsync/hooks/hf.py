@@ -16,7 +16,7 @@ import os
 import re
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -204,16 +204,23 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
                 self._wait_for_store(saver)
 
     def _wait_for_store(self, saver: Saver) -> None:
-        folder = saver.here.output_dir
+        """In every directory that this callback has seen trainings in."""
+        until = time.monotonic() + self._wait
+        trains = {saver.here.output_dir: {saver.begun.train}}
+        for folder, train in self._former:
+            trains.setdefault(folder, set()).add(train)
+        for folder, named in trains.items():
+            self._wait_there(folder, named - {""}, max(0.0, until - time.monotonic()), lambda text: self._say(saver.here, text))
+        self._hear_worker(saver)
+
+    def _wait_there(self, folder: Path, trains: Collection[str], seconds: float, say: Callable[[str], None]) -> None:
         worker, _ = self._workers.get(folder) or (None, 0.0)
 
         def served(spool: Path) -> bool:
             return leaving.is_served(spool) or (worker is not None and worker.poll() is None)
 
-        trains = {saver.begun.train, *(train for where, train in self._former if where == folder and train)}
         patience = _ITS_END if folder in self._workers else leaving.RESTART
-        leaving.wait(folder, trains, self._wait, lambda text: self._say(saver.here, text), served=served, restart=patience)
-        self._hear_worker(saver)
+        leaving.wait(folder, trains, seconds, say, served=served, restart=patience)
 
     def _pin_last(self, saver: Saver) -> None:
         saver.commit(None)

@@ -83,7 +83,7 @@ def wait(
             say(f"not waiting: no worker is at work in {output_dir / OURS}")
             return left
         if now >= until:
-            say(f"waited {seconds:g} s: the store has not got {', '.join(left)} yet")
+            say(f"waited {seconds:.0f} s: the store has not got {', '.join(left)} yet")
             return left
         time.sleep(_POLL)
     return ()
