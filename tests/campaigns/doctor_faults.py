@@ -203,7 +203,7 @@ ONE_NODE = {
     "output-relative": told("output-relative output-differs", training={"output_dir": "saves/x", "ray_run_name": "x"}),
     "gpus-too-few": variables("gpus-too-few", CUDA_VISIBLE_DEVICES="0"),
     "gpus-not-there": variables("gpus-not-there gpus-too-few", CUDA_VISIBLE_DEVICES="0,7"),
-    "gpus-all": variables("gpus-not-there gpus-too-few", CUDA_VISIBLE_DEVICES="all"),
+    "gpus-all": variables("gpus-not-there gpus-too-few gpus-on-some", CUDA_VISIBLE_DEVICES="all"),
     "driver-too-old": told("driver-too-old", driver_cuda=11080, needs="cc"),
     "interface-missing": variables("interface-missing", NCCL_SOCKET_IFNAME="ib0"),
     "interface-bare": told(
