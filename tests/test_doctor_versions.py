@@ -53,5 +53,8 @@ def test_one_nccl_at_two_places_is_one() -> None:
 
 def test_one_torch_from_two_indexes_is_one_and_a_vendors_build_is_not() -> None:
     assert planted(versions={"torch": "2.8.0+cu128"}) == []
-    assert planted(versions={"torch": "2.8.0+cpu"}, builds={"cuda": None}) == [("fail", "versions-differ", "the CUDA of torch")]
+    assert planted(versions={"torch": "2.8.0+cpu"}, builds={"cuda": None}) == [
+        ("fail", "versions-differ", "the CUDA of torch"),
+        ("warn", "torch-for-cpus", "torch"),
+    ]
     assert planted(versions={"torch": "2.8.0+nv25.06"}) == [("fail", "versions-differ", "torch")]
