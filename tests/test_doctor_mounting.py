@@ -15,7 +15,7 @@ from ckptsync.doctor.asking import Asked
 from tests.doctor_real import PROJECT, doctor, kinds, needs_namespaces
 
 HERE = Asked("n0", os.geteuid())
-HASTY = "import sys; from ckptsync.doctor import mounting; mounting.PATIENCE = 1.0; from ckptsync.cli.main import main; sys.exit(main(sys.argv[1:]))"
+HASTY = "import sys; from ckptsync.doctor import mounting; mounting.PATIENCE = 2.0; from ckptsync.cli.main import main; sys.exit(main(sys.argv[1:]))"
 DEAD = "exec 9<>/dev/fuse; mount -i -t fuse -o fd=9,rootmode=40000,user_id=0,group_id=0 dead {path}"  # nobody ever reads what it is asked
 needs_fuse = pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="no FUSE here")
 

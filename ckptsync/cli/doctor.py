@@ -194,9 +194,9 @@ def _here(args: argparse.Namespace) -> _Here:
 
 def _answer(*paths: object) -> None:
     """Raises StoreError where one of them, up to its first wildcard, is on a file system that does not answer; what is no path is somebody else's question."""
-    for path in mounting.silent(mounting.fixed(Path(p).absolute()) for p in paths if isinstance(p, (str, Path))):
+    if silent := mounting.silent(mounting.fixed(Path(p).absolute()) for p in paths if isinstance(p, (str, Path))):
         hint = "see whether its server is up; `umount -f -l` lets go of a mount whose server has gone"
-        raise StoreError(f"{path}: its file system does not answer within {mounting.PATIENCE:g} s", hint=hint)
+        raise StoreError(f"{', '.join(map(str, silent))}: no answer of the file system within {mounting.PATIENCE:g} s", hint=hint)
 
 
 def _served(config: Config) -> list[str]:
