@@ -6,7 +6,6 @@ prove, who looks at them (`fresh`); so nothing that deletes or overwrites may re
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -15,13 +14,13 @@ from dataclasses import dataclass, field
 from ckptsync.catalogue.lost import explained
 from ckptsync.catalogue.summary import Catalogue
 from ckptsync.catalogue.units import Found, Name, Unit, grouped, is_settled, key, renewed
+from ckptsync.collector import paused
 from ckptsync.records.names import OURS
 from ckptsync.records.places import reading_order
 from ckptsync.stores.contract import Entry, Store
 from ckptsync.stores.slices import cuts_of, joined, pieces
 
 AT_ONCE = 8  # requests: a distant server is waited for
-SELDOM = 100_000  # objects, after which garbage is looked for
 
 
 @dataclass(slots=True)
@@ -59,32 +58,12 @@ def read(store: Store, cache: Cache | None = None, run: str = "") -> Catalogue:
     """
     cache = cache or Cache()
     runs = [run] if run else [found for found in store.dirs("") if found != OURS]
-    found: dict[Name, Found] = {}
-    rest: dict[Name, list[Entry]] = {}
-    newest = 0.0
-    with _seldom_collected(), _pool() as pool:
-        for each, entries in _listed(store, runs, cache, pool):
-            newest = max(newest, max((e.mtime for e in entries), default=0.0))
-            for name, its in grouped(each, entries).items():
-                if same := _same(cache.units.get(name), its):
-                    found[name] = same
-                else:
-                    rest[name] = its
+    with _pool() as pool:
+        found, rest, newest = _compared(_listed(store, runs, cache, pool), cache)
         for name in [name for name in cache.units if name not in found and name not in rest and run in ("", name[0])]:
             cache.forget(name)
         found.update(_renewed(store, rest, cache, pool))
     return _catalogue(found.values(), newest)
-
-
-@contextmanager
-def _seldom_collected() -> Iterator[None]:
-    """What is made meanwhile stays: to look through all of it for garbage again and again takes a third of the time."""
-    usual = gc.get_threshold()
-    gc.set_threshold(max(usual[0], SELDOM), *usual[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*usual)
 
 
 @contextmanager
@@ -106,6 +85,21 @@ def _listed(store: Store, runs: Sequence[str], cache: Cache, pool: Executor) -> 
         if entries:
             cache.cuts[run] = cuts_of(entries)
         yield run, entries
+
+
+def _compared(listed: Iterable[tuple[str, list[Entry]]], cache: Cache) -> tuple[dict[Name, Found], dict[Name, list[Entry]], float]:
+    """What was read before, the listing of what was not or has changed, and the newest mtime; each run as it comes."""
+    found: dict[Name, Found] = {}
+    rest: dict[Name, list[Entry]] = {}
+    newest = 0.0
+    with paused():
+        for run, entries in listed:
+            newest = max(newest, max((e.mtime for e in entries), default=0.0))
+            units = grouped(run, entries)
+            same = {name: old for name, its in units.items() if (old := _same(cache.units.get(name), its))}
+            found.update(same)
+            rest.update((name, its) for name, its in units.items() if name not in same)
+    return found, rest, newest
 
 
 def _same(old: Unit | None, entries: Sequence[Entry]) -> Found | None:

@@ -22,9 +22,8 @@ if TYPE_CHECKING:
 At = Callable[[int, int], None]
 BUDGET = 600.0  # seconds after which retention begins with no other place: it is killed after 900, and what it has done counts
 LEAST_MEMORY = 16 << 20  # bytes: two parts of an upload
-WINDOW = (
-    6 << 20
-)  # bytes that a merge has in flight for each of its threads: of several at work beside the daemon, each is to be small
+WINDOW = 6 << 20
+"""Bytes that a merge has in flight for each of its threads: of several at work beside the daemon, each is to be small."""
 
 
 def carry_out(order: Order, config: Config, at: At) -> Done:
