@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ckptsync.stores import writing
-from ckptsync.stores.writing import BLOCK, WORTH, Output
+from ckptsync.stores.writing import BLOCK, WORTH, Output, chunk_room
 
 SIZES = [
     [0], [1], [BLOCK], [WORTH], [WORTH + 1], [WORTH, WORTH], [3, WORTH], [WORTH, 3, WORTH], [WORTH, WORTH - BLOCK, 2 * WORTH + 5, 7],
@@ -97,3 +97,10 @@ def test_flags_are_as_they_were(fd: int, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(writing, "is_on_disk", lambda _: True)
     write(fd, [aligned(WORTH)])
     assert os.pwrite(fd, b"through the cache", 1)
+
+
+@pytest.mark.parametrize("size", [0, 1, BLOCK + 1, WORTH])
+def test_room_for_a_chunk_is_as_large_as_asked_and_begins_with_a_block(size: int) -> None:
+    room = chunk_room(size)
+    assert len(room) == size
+    assert not size or np.frombuffer(room, "u1").ctypes.data % BLOCK == 0

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from blake3 import blake3
 
@@ -14,6 +15,7 @@ from ckptsync.digest import digest, digest_stream
 from ckptsync.errors import Incomplete, StoreError
 from ckptsync.records.manifest import FileEntry
 from ckptsync.stores.memory import MemoryStore
+from ckptsync.stores.writing import BLOCK
 from ckptsync.walk import walk
 from ckptsync.worker.content import Guarded, Source, Stored, checked, is_stored, stored_chunks
 from ckptsync.worker.hold import Held
@@ -126,3 +128,11 @@ def test_the_last_word_is_asked_for_before_there_is_a_name() -> None:
 
 def test_an_entry_that_nobody_has_read_says_so(tmp_path: Path) -> None:
     assert unread(held(tmp_path, b"abc").stat).digest == ""
+
+
+def test_chunks_begin_where_a_disk_wants_memory_to_begin(tmp_path: Path) -> None:
+    """Else no byte of them goes past the page cache, and each costs a second copy."""
+    store = MemoryStore()
+    store.write("y", [LARGE])
+    for stream in (Source(held(tmp_path, LARGE), "n"), stored_chunks(store, "y", len(LARGE))):
+        assert {np.frombuffer(chunk, "u1").ctypes.data % BLOCK for chunk in stream} == {0}

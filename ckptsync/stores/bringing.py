@@ -5,7 +5,6 @@ A file appears whole, durable and proven, or not at all.
 
 from __future__ import annotations
 
-import mmap
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -14,6 +13,7 @@ from ckptsync.errors import CkptsyncError, Corrupt, NotFound
 from ckptsync.stores.ahead import Reads
 from ckptsync.stores.arrival import Arrival, Told, Wanted
 from ckptsync.stores.posix.store import PosixStore
+from ckptsync.stores.writing import chunk_room
 
 BUFFER = 1 << 20
 THREADS = 8
@@ -69,7 +69,7 @@ class _Bringing:
     def work(self) -> None:
         """Until there is no range left, or a thread has failed."""
         try:
-            buffer = memoryview(mmap.mmap(-1, BUFFER))  # begins where a disk wants memory to begin
+            buffer = chunk_room(BUFFER)
             while found := self._next():
                 self._bring(*found, buffer)
         except BaseException as e:  # noqa: BLE001  raised by `end`

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import mmap
 import os
 
 LET_GO = 32 << 20
@@ -70,6 +71,11 @@ class Output:
             count = os.write(self._fd, view[done:])
             done += count
             self.written += count
+
+
+def chunk_room(size: int) -> memoryview:
+    """Memory for a chunk of ``size`` bytes, one at least, that begins where a disk wants it to: of any other the bytes go through the cache."""
+    return memoryview(mmap.mmap(-1, max(1, size)))[:size]
 
 
 def is_on_disk(fd: int) -> bool:

@@ -16,6 +16,7 @@ from ckptsync.digest import Digester, digest
 from ckptsync.errors import Corrupt, NotFound
 from ckptsync.records.manifest import FileEntry
 from ckptsync.stores.contract import About, Store
+from ckptsync.stores.writing import chunk_room
 from ckptsync.worker.hold import AGAIN, Held
 from ckptsync.worker.take import CHUNK, Changed, Passed, chunks, nothing, unread
 
@@ -113,7 +114,7 @@ def checked(stream: Iterable[memoryview], entry: FileEntry, name: str) -> Iterat
 
 def stored_chunks(store: Store, name: str, size: int, passed: Passed = nothing) -> Iterator[memoryview]:
     """A stored file, a chunk at a time in one buffer that is used again.  ``passed`` is told that time passes, and no bytes."""
-    buffer = memoryview(bytearray(min(CHUNK, max(1, size))))
+    buffer = chunk_room(min(CHUNK, size))
     for start in range(0, size, CHUNK):
         piece = buffer[: min(CHUNK, size - start)]
         store.read_into(name, start, piece)

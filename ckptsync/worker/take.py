@@ -16,6 +16,7 @@ from ckptsync.layouts import rank_names, table
 from ckptsync.model import Demands
 from ckptsync.paths import checked_path
 from ckptsync.records.manifest import FileEntry
+from ckptsync.stores.writing import chunk_room
 from ckptsync.walk import Stat, look
 from ckptsync.worker.hold import AGAIN, LATER, Held, Hold, each_open
 
@@ -83,7 +84,7 @@ def chunks(held: Held, passed: Passed, clone: int | None = None) -> Iterator[mem
 
     They are read out of the descriptor ``clone``, if there is one: a copy that was made of the file before.
     """
-    buffer = memoryview(bytearray(min(CHUNK, max(1, held.stat.size))))
+    buffer = chunk_room(min(CHUNK, held.stat.size))
     fd = held.open()
     try:
         _same(held.stat, look(fd, held.stat.path))
