@@ -3,7 +3,7 @@
 One training (Trainer on all cores, then on all but one, no saves of its own) and one worker that sends an earlier checkpoint all the while, as the systemd unit runs it
 (nice 10).  The worker is stopped and let go on (SIGSTOP, SIGCONT) in blocks of some seconds: two blocks are a pair, in an order that turns, so that
 what else changes on the machine falls on both.  A block's figure is the median of its steps; what is reported is the median over the pairs.
-The store is on this machine too: a directory in memory, or SeaweedFS over S3, whose own CPU is taken from the training as well.
+The store is on this machine too: a directory on its disk, or SeaweedFS over S3 in memory, whose own CPU is taken from the training as well.
 """
 
 from __future__ import annotations
@@ -64,24 +64,24 @@ def main() -> None:
     parser.add_argument("--block", type=float, default=6.0, help="seconds")
     parser.add_argument("--cap", type=int, default=50, help="MB/s")
     parser.add_argument("--hidden", type=int, default=512, help="width of the model that is trained")
-    parser.add_argument("--work", type=Path, default=Path("/dev/shm"), help="where the store lies")  # noqa: S108  a directory is made in it
+    parser.add_argument("--work", type=Path, default=Path("/dev/shm"), help="where S3's server keeps what it is sent")  # noqa: S108  a directory is made in it
     parser.add_argument("--json", type=Path, default=Path("build/bench/beside.json"))
     args = parser.parse_args()
     found = []
     with tempfile.TemporaryDirectory(dir=args.work) as place:
         for kind, threads in itertools.product(args.stores, args.threads):
-            with tempfile.TemporaryDirectory(prefix="ckptsync-beside-") as home, tempfile.TemporaryDirectory(dir=place) as store:
-                found.append(measured(args, kind, threads, Path(home), Path(store)))
+            with tempfile.TemporaryDirectory(prefix="ckptsync-beside-") as home:
+                found.append(measured(args, kind, threads, Path(home), Path(place)))
             print(*[*table(found)][-1:], flush=True)
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps([asdict(one) for one in found], indent=1))
 
 
-def measured(args: argparse.Namespace, kind: str, threads: int, home: Path, store: Path) -> Beside:
+def measured(args: argparse.Namespace, kind: str, threads: int, home: Path, served: Path) -> Beside:
     """One kind of store, one training."""
     with ExitStack() as stack:
         trainer = stack.enter_context(_training(args, threads, home))
-        worker = stack.enter_context(_sending(args, kind, home, store))
+        worker = stack.enter_context(_sending(args, kind, home, served))
         pairs = []
         for n in range(args.pairs + 1):
             order = (False, True) if n % 2 else (True, False)
@@ -167,7 +167,7 @@ def _training(args: argparse.Namespace, threads: int, home: Path) -> Iterator[su
 
 
 @contextmanager
-def _sending(args: argparse.Namespace, kind: str, home: Path, store: Path) -> Iterator[subprocess.Popen[bytes]]:
+def _sending(args: argparse.Namespace, kind: str, home: Path, served: Path) -> Iterator[subprocess.Popen[bytes]]:
     """A worker with a checkpoint that lasts for all blocks; given once it sends."""
     sent = home / "out" / "sent" / "checkpoint-4"
     shutil.copytree(HERE / "tests" / "vectors" / "hf-ddp" / "out" / "checkpoint-4", sent)
@@ -180,7 +180,7 @@ def _sending(args: argparse.Namespace, kind: str, home: Path, store: Path) -> It
     worker = {"runs": [{"path": str(home / "out" / "*")}], "quiet": "1s"}
     limits = {"bandwidth": f"{args.cap}MB/s"}
     config.write_text(
-        json.dumps({"node": "beside", "roles": ["worker"], "store": _place(kind, store), "worker": worker, "limits": limits})
+        json.dumps({"node": "beside", "roles": ["worker"], "store": _place(kind, home, served), "worker": worker, "limits": limits})
     )
     command = ["nice", "-n", "10", sys.executable, "-m", "ckptsync", "run", "-c", str(config)]
     with _process(command, home / "worker.log", {**os.environ, "PYTHONPATH": str(HERE)}) as process:
@@ -192,12 +192,12 @@ def _sending(args: argparse.Namespace, kind: str, home: Path, store: Path) -> It
         yield process
 
 
-def _place(kind: str, store: Path) -> dict[str, Any]:
+def _place(kind: str, home: Path, served: Path) -> dict[str, Any]:
     if kind == "posix":
-        return {"url": str(store / "store")}
+        return {"url": str(home / "store")}
     from tests.weed import weed  # noqa: PLC0415  it wants botocore
 
-    before, tempfile.tempdir = tempfile.tempdir, str(store.parent)  # where the server keeps what it is sent, in all blocks
+    before, tempfile.tempdir = tempfile.tempdir, str(served)  # where the server keeps what it is sent, in all blocks
     try:
         server = weed()
     finally:

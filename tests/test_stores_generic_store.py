@@ -15,6 +15,7 @@ from ckptsync.stores.limits import Limits
 from ckptsync.stores.opening import create_store, open_store
 from ckptsync.stores.retry import Persistence, Retrying
 from ckptsync.stores.urls import Remote, located
+from tests.paced import Counted
 from tests.store_contract import StoreContract, dies_after, names
 
 fsspec = pytest.importorskip("fsspec")
@@ -196,17 +197,12 @@ def test_links_are_no_names(tmp_path: Path) -> None:
 
 
 def test_bytes_are_asked_for_in_small_pieces_both_ways(url: str) -> None:
-    class Counting:
-        asked: list[int] = []  # noqa: RUF012 - one pace, one list
-
-        def take(self, count: int) -> None:
-            self.asked.append(count)
-
-    store = GenericStore(remote(url), limits=Limits(Counting()))
+    pace = Counted()
+    store = GenericStore(remote(url), limits=Limits(pace))
     store.write("a", [bytes(600 << 10)])
     store.read_into("a", 0, memoryview(bytearray(300 << 10)))
-    assert sum(Counting.asked) == 900 << 10
-    assert max(Counting.asked) <= 256 << 10
+    assert sum(pace.taken) == 900 << 10
+    assert max(pace.taken) <= pace.piece
 
 
 def test_bytes_that_are_lost_on_the_way_are_noticed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from ckptsync.stores.limits import Limits
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store, directory_of, is_store, open_store
 from ckptsync.stores.urls import path_of
+from tests.paced import Counted
 
 
 def test_a_store_is_made_once_and_found_by_path_and_url(tmp_path: Path) -> None:
@@ -126,17 +127,11 @@ def test_another_store_in_its_place_is_not_taken_for_it(tmp_path: Path) -> None:
 
 
 def test_a_directory_is_known_through_whatever_is_around_it(tmp_path: Path) -> None:
-    class Counting:
-        asked = 0
-
-        def take(self, count: int) -> None:
-            self.asked += count
-
-    pace = Counting()
+    pace = Counted()
     store = create_store(str(tmp_path), limits=Limits(pace))
-    pace.asked = 0
+    pace.taken.clear()
     store.write("a", [bytes(300_000)])
     store.read_into("a", 0, memoryview(bytearray(1000)))
-    assert pace.asked == 301_000
+    assert sum(pace.taken) == 301_000
     assert directory_of(store) == directory_of(open_store(str(tmp_path))) == str(tmp_path)
     assert directory_of(MemoryStore()) is None

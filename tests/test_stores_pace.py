@@ -11,11 +11,12 @@ import pytest
 from ckptsync.errors import StoreError
 from ckptsync.stores import ending, signs
 from ckptsync.stores.contract import Store, read_all
-from ckptsync.stores.limits import Unlimited
+from ckptsync.stores.limits import LEAST_PIECE, MOST_PIECE, Unlimited
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.stores.pace import ASK, GATHER, MAKES_WAY, Paced, Paces
+from ckptsync.stores.pace import GATHER, MAKES_WAY, Paced, Paces
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.timetable import parse
+from tests.paced import Counted
 from tests.store_contract import StoreContract
 from tests.ticks import until
 
@@ -47,16 +48,6 @@ class Clock:
         return Paces(parse(text), clock=lambda: self.now, sleep=self.sleep, wall=self.wall)
 
 
-class Counting:
-    """How much was asked for, and by how much at once."""
-
-    def __init__(self) -> None:
-        self.asked: list[int] = []
-
-    def take(self, count: int) -> None:
-        self.asked.append(count)
-
-
 class TestPacedMemory(StoreContract):
     @pytest.fixture
     def store(self) -> Store:
@@ -70,15 +61,15 @@ class TestPacedMemory(StoreContract):
 class TestPacedPosix(StoreContract):
     @pytest.fixture
     def store(self, tmp_path: Path) -> Store:
-        return Paced(PosixStore(str(tmp_path)), Counting())
+        return Paced(PosixStore(str(tmp_path)), Counted())
 
     @pytest.fixture
     def again(self, tmp_path: Path) -> Store:
-        return Paced(PosixStore(str(tmp_path)), Counting())
+        return Paced(PosixStore(str(tmp_path)), Counted())
 
 
 @pytest.mark.parametrize("rate", [100_000, 1_000_000, 50_000_000])
-@pytest.mark.parametrize("ask", [1000, ASK])
+@pytest.mark.parametrize("ask", [1000, LEAST_PIECE])
 def test_bytes_take_as_long_as_the_rate_says(rate: int, ask: int) -> None:
     clock, count = Clock(), 3 * rate // ask + 1
     paces = clock.paces(f"{rate}B/s")
@@ -93,7 +84,7 @@ def test_who_sends_much_is_woken_twenty_times_a_second_and_not_for_each_piece() 
     clock = Clock()
     paces = clock.paces("50000000B/s")
     for _ in range(1000):
-        paces.take(ASK)
+        paces.take(LEAST_PIECE)
     assert clock.sleeps <= clock.now / GATHER + 1
 
 
@@ -195,7 +186,7 @@ def order_of(asks: list[int]) -> list[int]:
         went.append(count)
 
     with ThreadPoolExecutor(len(asks) + 1) as pool:
-        pool.submit(ask, ASK + 1)
+        pool.submit(ask, LEAST_PIECE + 1)
         assert clock.is_waiting.wait(10)
         for n, count in enumerate(asks, 2):
             pool.submit(ask, count)
@@ -205,11 +196,11 @@ def order_of(asks: list[int]) -> list[int]:
 
 
 def test_what_is_little_goes_before_what_is_much_and_behind_who_goes_now() -> None:
-    assert order_of([ASK, ASK - 1, 10, 20]) == [10, 20, ASK, ASK - 1]
+    assert order_of([LEAST_PIECE, LEAST_PIECE - 1, 10, 20]) == [10, 20, LEAST_PIECE, LEAST_PIECE - 1]
 
 
 def test_what_is_much_makes_way_a_few_times_and_no_longer() -> None:
-    assert order_of([ASK, *range(12)]) == [*range(MAKES_WAY), ASK, *range(MAKES_WAY, 12)]
+    assert order_of([LEAST_PIECE, *range(12)]) == [*range(MAKES_WAY), LEAST_PIECE, *range(MAKES_WAY, 12)]
 
 
 def test_an_interrupt_leaves_the_line_to_others() -> None:
@@ -255,11 +246,33 @@ def test_who_waits_for_many_bytes_gives_signs_of_life_and_a_heartbeat_gives_none
 
 
 def test_bytes_in_both_directions_are_asked_for_in_small_pieces() -> None:
-    pace = Counting()
+    pace = Counted()
     store = Paced(MemoryStore(), pace)
     content = bytes(range(256)) * 4096
     store.write("a", [content])
     store.create("b", [content[:10]])
-    assert pace.asked == [ASK] * 4 + [10]
+    assert pace.taken == [LEAST_PIECE] * 4 + [10]
     assert read_all(store, "a") == content
-    assert pace.asked == [ASK] * 4 + [10] + [ASK] * 4
+    assert pace.taken == [LEAST_PIECE] * 4 + [10] + [LEAST_PIECE] * 4
+
+
+@pytest.mark.parametrize(
+    ("rate", "piece"), [("1MB/s", LEAST_PIECE), ("10MB/s", 500_000), ("50MB/s", MOST_PIECE), ("off", MOST_PIECE)]
+)
+def test_a_piece_is_what_goes_while_one_waits_and_neither_tiny_nor_huge(rate: str, piece: int) -> None:
+    assert Clock().paces(rate).piece == piece
+
+
+def test_pieces_follow_the_timetable() -> None:
+    clock = Clock()
+    paces = clock.paces("08:00,1M 19:00,off")
+    before = paces.piece
+    clock.now += 10 * 3600
+    assert (before, paces.piece) == (MOST_PIECE, LEAST_PIECE)
+
+
+def test_a_paced_store_moves_such_pieces() -> None:
+    pace = Counted()
+    pace.piece = 700_000
+    Paced(MemoryStore(), pace).write("a", [bytes(1 << 20)])
+    assert pace.taken == [700_000, (1 << 20) - 700_000]

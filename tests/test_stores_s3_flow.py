@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.s3.flow import PIECE, Flow, wait_at_most
+from ckptsync.stores.s3.flow import Flow, wait_at_most
+from tests.paced import Counted
 
 Pair = tuple[socket.socket, socket.socket]
 
@@ -21,21 +22,17 @@ def pair() -> Iterator[Pair]:
         yield mine, theirs
 
 
-class Slow:
+class Slow(Counted):
     """Each piece has to wait."""
 
-    def __init__(self, seconds: float = 0) -> None:
-        self.taken: list[int] = []
-        self._seconds = seconds
-
     def take(self, count: int) -> None:
-        self.taken.append(count)
-        time.sleep(self._seconds)
+        super().take(count)
+        time.sleep(0.2)
 
 
 def test_what_is_sent_is_asked_for_in_pieces_and_arrives(pair: Pair) -> None:
     mine, theirs = pair
-    pace = Slow()
+    pace = Counted()
     data = bytes(range(256)) * 80  # what a socket holds
     Flow(mine, Limits(pace=pace)).send(data)
     Flow(mine, Limits(pace=pace)).send_together(b"head", b"body")
@@ -48,7 +45,7 @@ def test_what_is_sent_is_asked_for_in_pieces_and_arrives(pair: Pair) -> None:
 
 def test_waiting_for_the_pace_is_no_stall(pair: Pair) -> None:
     mine, theirs = pair
-    flow = Flow(mine, Limits(pace=Slow(0.2), stall=0.15))
+    flow = Flow(mine, Limits(pace=Slow(), stall=0.15))
     for _ in range(3):
         theirs.sendall(b"x")
         assert flow.receive(mine.recv_into, memoryview(bytearray(10))) == 1
@@ -57,7 +54,7 @@ def test_waiting_for_the_pace_is_no_stall(pair: Pair) -> None:
 def test_a_silent_peer_is_given_up(pair: Pair) -> None:
     mine, theirs = pair
     flow = Flow(mine, Limits(stall=0.2))
-    room = memoryview(bytearray(PIECE * 2))
+    room = memoryview(bytearray(1 << 19))
     theirs.sendall(b"x")
     assert flow.receive(mine.recv_into, room) == 1
     with pytest.raises(TimeoutError):

@@ -18,21 +18,13 @@ from typing import Any
 
 import pytest
 
-from ckptsync.stores.limits import Limits, Unlimited
+from ckptsync.stores.limits import Limits
 from ckptsync.stores.s3.access import Place
-from ckptsync.stores.s3.flow import PIECE
 from ckptsync.stores.s3.sinks import Into
 from ckptsync.stores.s3.wire import Answer, Sending, Wire
+from tests.paced import Counted
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
-
-
-class Counted(Unlimited):
-    def __init__(self) -> None:
-        self.taken: list[int] = []
-
-    def take(self, count: int) -> None:
-        self.taken.append(count)
 
 
 class Server:
@@ -159,7 +151,7 @@ def test_bytes_up_and_down_are_paced_in_small_pieces() -> None:
     pace.taken.clear()
     assert asked(wire(pace=pace), Server(giving).place, out=out).count == 1 << 20
     assert sum(pace.taken) == 1 << 20
-    assert max(pace.taken) <= PIECE
+    assert max(pace.taken) <= pace.piece
     assert bytes(out) == b"y" * (1 << 20)
 
 

@@ -13,6 +13,7 @@ from ckptsync.stores.contract import About
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.sftp.creating import Small, Stage, create
 from ckptsync.stores.sftp.store import SftpStore
+from tests.paced import Counted
 from tests.sftp_stores import AT_ONCE, SOON, files_of, over_ssh, served
 
 FILES = {f"run/d{n % 3}/f{n}": bytes([n]) * (n * 777) for n in range(40)}
@@ -107,12 +108,7 @@ def test_a_refusal_is_told_with_its_reason_and_leaves_nothing(tmp_path: Path, fa
 
 
 def test_bytes_of_small_files_are_paced(tmp_path: Path) -> None:
-    taken: list[int] = []
-
-    class Pace:
-        def take(self, count: int) -> None:
-            taken.append(count)
-
-    store = served(tmp_path, limits=Limits(pace=Pace()))
+    pace = Counted()
+    store = served(tmp_path, limits=Limits(pace=pace))
     store.create("a", [bytes(100_000)], About(100_000))
-    assert (sum(taken), max(taken) <= 256 << 10) == (100_000, True)
+    assert (sum(pace.taken), max(pace.taken) <= 256 << 10) == (100_000, True)

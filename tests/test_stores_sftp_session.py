@@ -10,6 +10,7 @@ from ckptsync.stores.limits import Limits
 from ckptsync.stores.sftp.pool import Sessions
 from ckptsync.stores.sftp.session import PIECE, Session
 from ckptsync.stores.sftp.wire import Flag, Kind, Refused, opening, text
+from tests.paced import Counted
 from tests.sftp_stores import AT_ONCE, SOON, place_of
 
 CONTENT = random.Random(1).randbytes(3_000_001)
@@ -55,18 +56,13 @@ def test_requests_are_as_large_as_the_server_says_within_reason(tmp_path: Path, 
 
 
 def test_every_piece_is_paced_and_small(tmp_path: Path) -> None:
-    asked: list[int] = []
-
-    class Pace:
-        def take(self, count: int) -> None:
-            asked.append(count)
-
-    session = Session(place_of(tmp_path, "limits=999999999"), Limits(pace=Pace()))
+    pace = Counted()
+    session = Session(place_of(tmp_path, "limits=999999999"), Limits(pace=pace))
     session.write(opened(session, tmp_path / "a", Flag.WRITE | Flag.CREATE), 0, memoryview(CONTENT))
-    assert sum(asked) == len(CONTENT)
+    assert sum(pace.taken) == len(CONTENT)
     session.read_into(opened(session, tmp_path / "a"), 0, memoryview(bytearray(len(CONTENT))))
-    assert sum(asked) == 2 * len(CONTENT)
-    assert max(asked) <= 256 << 10
+    assert sum(pace.taken) == 2 * len(CONTENT)
+    assert max(pace.taken) <= 256 << 10
     session.close()
 
 

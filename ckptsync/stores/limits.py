@@ -7,17 +7,27 @@ from typing import Protocol
 
 from ckptsync.stores import signs
 
+LEAST_PIECE = 256 << 10
+MOST_PIECE = 1 << 20
+
 
 class Pace(Protocol):
     """Who moves bytes over a network asks first, so that all transfers of a process share one bandwidth."""
 
+    @property
+    def piece(self) -> int:
+        """Bytes to ask for at a time, at most: few, so that a change of the rate is felt soon, and what is little has not to wait for long."""
+        ...
+
     def take(self, count: int) -> None:
-        """Wait until ``count`` bytes may go; ask for 256 KiB or less at a time, so that a change of the rate is felt soon."""
+        """Wait until ``count`` bytes may go."""
         ...
 
 
 class Unlimited:
     """No bandwidth is set."""
+
+    piece = MOST_PIECE
 
     def take(self, count: int) -> None:
         """Return at once."""

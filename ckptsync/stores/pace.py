@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from ckptsync.errors import StoreError
 from ckptsync.stores import ending, signs
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
-from ckptsync.stores.limits import Pace
+from ckptsync.stores.limits import LEAST_PIECE, MOST_PIECE, Pace
 from ckptsync.stores.timetable import Timetable
 
-ASK = 256 << 10  # bytes asked for at a time
 LITTLE = signs.LEAST  # bytes of an ask that others make way for
 MAKES_WAY = 8  # times, so that nobody starves
 BURST = 0.25  # seconds of the rate that may have been saved up
@@ -42,6 +41,12 @@ class Paces:
         self._moved = threading.Condition()
         self._saved, self._since = 0.0, clock()  # bytes that may go, as of when
 
+    @property
+    def piece(self) -> int:
+        """What goes while one waits anyway: each piece costs some CPU for itself, which a training misses."""
+        rate = self._rate()
+        return MOST_PIECE if rate is None else int(min(MOST_PIECE, max(LEAST_PIECE, rate * GATHER)))
+
     def take(self, count: int) -> None:
         """Wait until ``count`` bytes may go; raises StoreError where the process is about to end before they may."""
         with self._turn(count):
@@ -54,8 +59,7 @@ class Paces:
 
     def _missing(self, count: int) -> float:
         """Seconds until ``count`` bytes are saved up at the present rate; 0 takes them.  Only whoever's turn it is calls this."""
-        now, wall = self._clock(), self._wall()
-        rate = self._timetable.rate(wall.tm_wday, wall.tm_hour, wall.tm_min)
+        now, rate = self._clock(), self._rate()
         passed, self._since = now - self._since, now
         if rate is None:
             return 0.0
@@ -64,6 +68,10 @@ class Paces:
             return (count - self._saved) / rate
         self._saved -= count
         return 0.0
+
+    def _rate(self) -> float | None:
+        wall = self._wall()
+        return self._timetable.rate(wall.tm_wday, wall.tm_hour, wall.tm_min)
 
     @contextlib.contextmanager
     def _turn(self, count: int) -> Iterator[None]:
@@ -127,7 +135,7 @@ class Paced:
         """As the contract says."""
         if not out.nbytes:
             self.inner.read_into(name, start, out)
-        for at, piece in _cut(out):
+        for at, piece in _cut(out, self._pace.piece):
             self._pace.take(len(piece))
             self.inner.read_into(name, start + at, piece)
 
@@ -157,17 +165,18 @@ class _Slowly:
 def slowly(chunks: Iterable[Chunk], pace: Pace) -> Iterator[memoryview]:
     """Chunks in small pieces of single bytes, each when it may go."""
     for chunk in chunks:
-        for _, piece in _cut(memoryview(chunk)):
+        for _, piece in _cut(memoryview(chunk), pace.piece):
             pace.take(len(piece))
             yield piece
 
 
 def taken(pace: Pace, count: int) -> None:
     """Wait until ``count`` bytes may come, where they cannot be had little by little."""
-    for start in range(0, count, ASK):
-        pace.take(min(ASK, count - start))
+    piece = pace.piece
+    for start in range(0, count, piece):
+        pace.take(min(piece, count - start))
 
 
-def _cut(view: memoryview) -> Iterator[tuple[int, memoryview]]:
+def _cut(view: memoryview, piece: int) -> Iterator[tuple[int, memoryview]]:
     flat = view.cast("B") if view.nbytes else memoryview(b"")
-    return ((at, flat[at : at + ASK]) for at in range(0, len(flat), ASK))
+    return ((at, flat[at : at + piece]) for at in range(0, len(flat), piece))

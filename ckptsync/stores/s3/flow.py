@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from ckptsync.stores.limits import Limits
 
-PIECE = 256 << 10
 TRICKLE = 64 << 10
 """Fewer bytes than this in `Limits.stall` seconds are no transfer."""
 
@@ -23,9 +22,10 @@ class Flow:
     def send(self, data: bytes | memoryview) -> None:
         """All of it."""
         view = memoryview(data)
-        for start in range(0, len(view), PIECE):
-            self._pace.take(min(PIECE, len(view) - start))
-            self._send(view[start : start + PIECE])
+        piece = self._pace.piece
+        for start in range(0, len(view), piece):
+            self._pace.take(min(piece, len(view) - start))
+            self._send(view[start : start + piece])
 
     def send_together(self, head: bytes, body: bytes | memoryview) -> None:
         """A head and a small body in one packet, if it takes them; only the body is paced."""
@@ -34,7 +34,7 @@ class Flow:
 
     def receive(self, step: Callable[[memoryview], int], room: memoryview) -> int:
         """What one step brings of a body."""
-        count = self._moving(step, room[:PIECE])
+        count = self._moving(step, room[: self._pace.piece])
         self._pace.take(count)  # what is not taken from the socket is not sent to it: the window closes
         return count
 
