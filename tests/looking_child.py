@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ckptsync.spool.pins import sweep
+from ckptsync.spool.sweeping import sweep
 from ckptsync.worker.looking import Seat, look
 from ckptsync.worker.options import RunDir
 

@@ -14,7 +14,7 @@ import pytest
 from ckptsync.errors import Incomplete
 from ckptsync.spool.links import grow, harden, trim
 from ckptsync.spool.marks import Took
-from ckptsync.spool.pins import Pin, adopt, claim, compare, drop, mark_stored, open_pin, pins, publish, pulse, record, sweep
+from ckptsync.spool.pins import Pin, adopt, claim, compare, drop, mark_stored, open_pin, pins, publish, pulse, record
 from ckptsync.walk import Stat, walk
 from tests.hook_pins import commit
 
@@ -104,25 +104,6 @@ def test_a_deleted_spool_is_not_half_made_again(source: Path) -> None:
     assert not (source.parent / "_ckptsync").exists()
     drop(pin)
     trim(pin, ["a"])
-
-
-def test_what_a_killed_node_left_half_done_is_swept_and_others_are_let_be(source: Path) -> None:
-    folder = source.parent / "_ckptsync" / "pins"
-    for name in (".new-n0-checkpoint-4", ".gone-n0-checkpoint-4.0", ".new-n1-checkpoint-4", ".gone-hook-7-checkpoint-4.0"):
-        (folder / name / "files").mkdir(parents=True)
-    (folder / "checkpoint-5.0").mkdir()
-    os.utime(folder / ".gone-hook-7-checkpoint-4.0", (0, 0))  # that process is long dead
-    sweep(source.parent, "n0")
-    assert sorted(p.name for p in folder.iterdir()) == [".new-n1-checkpoint-4", "checkpoint-5.0"]
-    assert pins(source.parent) == ()
-
-
-def test_a_claim_that_was_cut_short_is_finished_for_its_files_may_be_the_last(source: Path) -> None:
-    pin = pinned(source)
-    pin.path.rename(pin.path.with_name(".claim-n1-checkpoint-4.0"))
-    shutil.rmtree(source)
-    sweep(source.parent, "n1")
-    assert [(p.node, p.files) for p in pins(source.parent)] == [("n1", pin.files)]
 
 
 def test_a_pin_of_the_hook_is_nobodys_until_the_first_worker_of_any_name_adopts_it(source: Path) -> None:

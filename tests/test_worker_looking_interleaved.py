@@ -11,7 +11,8 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptsync.spool.pins import compare, drop, mark_stored, pins, sweep
+from ckptsync.spool.pins import compare, drop, mark_stored, pins
+from ckptsync.spool.sweeping import sweep
 from ckptsync.worker.looking import Seat, Seen, look
 from ckptsync.worker.options import RunDir
 from tests.hook_pins import commit

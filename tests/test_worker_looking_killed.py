@@ -8,7 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ckptsync.spool.pins import Pin, pins, sweep
+from ckptsync.spool.pins import Pin, pins
+from ckptsync.spool.sweeping import sweep
 from ckptsync.worker.looking import Seat, look
 from ckptsync.worker.options import RunDir
 from tests.hook_pins import commit
@@ -53,7 +54,7 @@ def test_every_save_stays_whole_whoever_is_killed_and_whatever_its_name(tmp_path
             save(tmp_path, step)
             for n, child in enumerate(children):
                 assert child.stdout
-                child.stdout.readline()  # so that saves and looks overlap, however quick either is
+                assert child.stdout.readline(), "it looked: so that saves and looks overlap, however quick either is"
                 if chance.random() < 0.1:
                     kill(child)
                     children[n] = looking(tmp_path, f"n{n}")

@@ -14,7 +14,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ckptsync.errors import ConfigError, Incomplete, StoreError
-from ckptsync.spool.pins import NO_LINKS, Pin, refusals
+from ckptsync.spool.folders import NO_LINKS, refusals
+from ckptsync.spool.pins import Pin
 from ckptsync.walk import Stat, look, open_file, opened_parent
 
 _FICLONE = 0x40049409  # _IOW(0x94, 9, int), the same on every Linux we run on

@@ -19,15 +19,14 @@ import json
 import os
 import re
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+
+from ckptsync.spool.reading import read
 
 _LONGEST_LOG = 64 * 1024
-_LARGEST = 64 * 1024 * 1024  # bytes: the commit of 500,000 files
 _RANK = re.compile(r"rank-[0-9]{1,9}\.json")
-_Mark = TypeVar("_Mark")
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,25 +133,25 @@ def write_mark(path: Path, mark: object) -> None:
 
 def begun(spool: Path) -> tuple[Begun, ...]:
     """Every process that said that it trains here, in the order they began; those that are gone among them."""
-    found = (_read(path, Begun) for path in _children(spool / "trains") if path.suffix == ".json")
+    found = (read(path, Begun) for path in _children(spool / "trains") if path.suffix == ".json")
     return tuple(sorted((b for b in found if b is not None), key=lambda b: (b.at, b.rank)))
 
 
 def marks(spool: Path, checkpoint: str) -> tuple[RankMark, ...]:
     """The ranks' marks of every save of a checkpoint's name, in the order they were written."""
     folders = [f for f in _children(spool / "saves") if f.name.rpartition("@")[0] == checkpoint]
-    found = (_read(path, RankMark) for folder in folders for path in _children(folder) if _RANK.fullmatch(path.name))
+    found = (read(path, RankMark) for folder in folders for path in _children(folder) if _RANK.fullmatch(path.name))
     return tuple(sorted((m for m in found if m is not None), key=lambda m: (m.at, m.save, m.rank)))
 
 
 def commit_of(pin_dir: Path) -> Commit | None:
     """What the hook said of a pin; ``None`` for one that no hook made."""
-    return _read(pin_dir / "commit.json", Commit)
+    return read(pin_dir / "commit.json", Commit)
 
 
 def took_of(pin_dir: Path) -> Took:
     """What the worker said of a pin; nothing yet, if it has not."""
-    return _read(pin_dir / "took.json", Took) or Took()
+    return read(pin_dir / "took.json", Took) or Took()
 
 
 def is_running(b: Begun) -> bool | None:
@@ -198,7 +197,7 @@ def say(spool: Path, text: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         if path.stat().st_size > _LONGEST_LOG:
             path.replace(spool / "hook.log.1")
-    with path.open("a", encoding="utf-8") as log:
+    with path.open("a", encoding="utf-8", errors="backslashreplace") as log:  # a name may be no UTF-8, and nobody may raise here
         log.write(" ".join(text.split())[:2000] + "\n")
 
 
@@ -216,70 +215,3 @@ def _children(folder: Path) -> list[Path]:
         return sorted(p for p in folder.iterdir() if not p.name.startswith("."))
     except OSError:
         return []  # what cannot be listed says nothing: the files themselves decide
-
-
-def _read(path: Path, kind: Callable[..., _Mark]) -> _Mark | None:
-    try:
-        if path.stat().st_size > _LARGEST:
-            return None
-        raw = json.loads(path.read_bytes())
-        return kind(**dict(_known(raw, kind)))
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return None  # gone, half deleted or not ours: no mark, as the docstring of the module says
-
-
-def _known(raw: object, kind: Callable[..., object]) -> Iterator[tuple[str, object]]:
-    """The keys that the dataclass has, each of its type; raises TypeError or ValueError where one is not."""
-    if not isinstance(raw, dict):
-        raise TypeError(raw)
-    for wanted in dataclasses.fields(kind):  # type: ignore[arg-type]  # one of the dataclasses above
-        if wanted.name in raw:
-            yield wanted.name, _TYPES[str(wanted.type)](raw[wanted.name])
-
-
-def _text(raw: object) -> str:
-    if not isinstance(raw, str):
-        raise TypeError(raw)
-    return raw
-
-
-def _whole(raw: object) -> int:
-    if not isinstance(raw, int) or isinstance(raw, bool):
-        raise TypeError(raw)
-    return raw
-
-
-def _number(raw: object) -> float:
-    return raw if isinstance(raw, float) else float(_whole(raw))
-
-
-def _ranks(raw: object) -> tuple[int, ...]:
-    if not isinstance(raw, list):
-        raise TypeError(raw)
-    return tuple(_whole(r) for r in raw)
-
-
-def _facts(raw: object) -> dict[str, str]:
-    if not isinstance(raw, dict):
-        raise TypeError(raw)
-    return {_text(k): _text(v) for k, v in raw.items()}
-
-
-def _files(raw: object) -> dict[str, tuple[int, int]]:
-    if not isinstance(raw, dict):
-        raise TypeError(raw)
-    found = {}
-    for path, entry in raw.items():
-        size, mtime = _ranks(entry)
-        found[_text(path)] = (size, mtime)
-    return found
-
-
-_TYPES: Mapping[str, Callable[[object], object]] = {
-    "str": _text,
-    "int": _whole,
-    "float": _number,
-    "tuple[int, ...]": _ranks,
-    "Mapping[str, str]": _facts,
-    "Mapping[str, tuple[int, int]]": _files,
-}

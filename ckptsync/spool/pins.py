@@ -21,20 +21,17 @@ import json
 import os
 import re
 import shutil
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptsync.errors import ConfigError, Incomplete, StoreError
+from ckptsync.errors import Incomplete
+from ckptsync.spool.folders import NO_LINKS, children, refusals, remove, renamed, written
 from ckptsync.spool.marks import Commit, Took, commit_of, took_of
 from ckptsync.walk import OURS, Stat, walk
 
 _NAME = re.compile(r"(.+)\.([0-9]{1,9})")
 _NOTHING = Took()
-_HALF_DONE = re.compile(r"\.(new|gone|claim)-.+", re.DOTALL)
-_ABANDONED_AFTER = 6 * 3600.0  # seconds: no commit, and no copying for one, stands still for so long
-NO_LINKS = frozenset({errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL})
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +92,7 @@ def compare(pinned: Iterable[Stat], source: Iterable[Stat]) -> Relation:
 
 def pins(output_dir: Path, wanted: Callable[[str], bool] = lambda _: True) -> tuple[Pin, ...]:
     """Every pin in an output directory, by checkpoint and number; of those ``wanted`` by their checkpoint's name."""
-    found = (_pin(path) for path in _children(output_dir / OURS / "pins") if wanted(_numbered(path)[0]))
+    found = (_pin(path) for path in children(output_dir / OURS / "pins") if wanted(_numbered(path)[0]))
     return tuple(sorted((p for p in found if p is not None), key=lambda p: (p.checkpoint, p.k)))
 
 
@@ -105,10 +102,10 @@ def open_pin(output_dir: Path, checkpoint: str, k: int, node: str) -> Pin | None
     with refusals(folder):
         folder.mkdir(parents=True, exist_ok=True)
         fresh = folder / f".new-{node}-{checkpoint}"
-        _remove(fresh)
+        remove(fresh)
         fresh.mkdir()
-        _write(fresh, "owner.json", {"node": node})
-        return _pin(folder / f"{checkpoint}.{k}") if _renamed(fresh, folder / f"{checkpoint}.{k}") else None
+        written(fresh, "owner.json", {"node": node})
+        return _pin(folder / f"{checkpoint}.{k}") if renamed(fresh, folder / f"{checkpoint}.{k}") else None
 
 
 def publish(output_dir: Path, checkpoint: str, fresh: Path) -> Path:
@@ -118,8 +115,8 @@ def publish(output_dir: Path, checkpoint: str, fresh: Path) -> Path:
     """
     folder = output_dir / OURS / "pins"
     with refusals(fresh):
-        k = max((k for name, k in map(_numbered, _children(folder)) if name == checkpoint), default=-1) + 1
-        while not _renamed(fresh, folder / f"{checkpoint}.{k}"):
+        k = max((k for name, k in map(_numbered, children(folder)) if name == checkpoint), default=-1) + 1
+        while not renamed(fresh, folder / f"{checkpoint}.{k}"):
             fresh.lstat()
             k += 1
         return folder / f"{checkpoint}.{k}"
@@ -129,7 +126,7 @@ def adopt(pin: Pin, node: str) -> Pin | None:
     """A pin that is nobody's yet as our own; ``None`` if another was first, or it has gone."""
     mark = pin.path / f".owner-{node}"
     with contextlib.suppress(Incomplete), refusals(pin.path):
-        _write(pin.path, mark.name, {"node": node})
+        written(pin.path, mark.name, {"node": node})
         try:
             os.link(mark, pin.path / "owner.json")
         except OSError as e:
@@ -146,14 +143,14 @@ def adopt(pin: Pin, node: str) -> Pin | None:
 
 def claim(pin: Pin, node: str) -> Pin | None:
     """The pin of a node that is dead, with its files, as our own; ``None`` if another was first, or it has gone."""
-    taken = pin.path.with_name(f".claim-{node}-{pin.path.name}")
+    taken = pin.path.with_name(f".claim-{node}@{pin.path.name}")
     with refusals(pin.path):
-        if not _renamed(pin.path, taken):
+        if not renamed(pin.path, taken):
             return None
         try:
-            _write(taken, "owner.json", {"node": node})
+            written(taken, "owner.json", {"node": node})
         finally:  # a full disk is no reason to keep it out of sight
-            is_back = _renamed(taken, pin.path)
+            is_back = renamed(taken, pin.path)
         return _pin(pin.path) if is_back else None
 
 
@@ -166,7 +163,7 @@ def record(pin: Pin, took: Took) -> None:
     kept = {key: value or new[key] for key, value in dataclasses.asdict(said).items()} | {"stable": took.stable or said.stable}
     if kept != dataclasses.asdict(said):
         with refusals(pin.path):
-            _write(pin.path, "took.json", kept)
+            written(pin.path, "took.json", kept)
 
 
 def mark_stored(pin: Pin) -> None:
@@ -180,11 +177,11 @@ def drop(pin: Pin, during: contextlib.AbstractContextManager[object] | None = No
     """Let go of a whole pin; it is gone at once, its files a moment later.  ``during``: a lock that is held for the first of these only."""
     gone = pin.path.with_name(f".gone-{pin.node}-{pin.path.name}")
     with refusals(pin.path):
-        _remove(gone)
+        remove(gone)
         with during or contextlib.nullcontext():
-            is_ours = _renamed(pin.path, gone)
+            is_ours = renamed(pin.path, gone)
         if is_ours:
-            _remove(gone)
+            remove(gone)
 
 
 def pulse(pin: Pin) -> None:
@@ -198,30 +195,6 @@ def free_bytes(output_dir: Path) -> int:
     folder = output_dir / OURS
     with refusals(output_dir):
         return shutil.disk_usage(folder if folder.is_dir() else output_dir).free
-
-
-def sweep(output_dir: Path, node: str) -> None:
-    """Put right what this node, or a process long dead, left half done; call it before anything else of the same node runs."""
-    for path in _children(output_dir / OURS / "pins"):
-        if path.name.startswith(f".claim-{node}-"):
-            _finish_claim(output_dir, path, node)
-        elif path.name.startswith((f".new-{node}-", f".gone-{node}-")) or _is_abandoned(path):
-            with refusals(path):
-                _remove(path)
-
-
-def _finish_claim(output_dir: Path, path: Path, node: str) -> None:
-    """A claim that was cut short: the files may be the last there are."""
-    checkpoint, _ = _numbered(Path(path.name.removeprefix(f".claim-{node}-")))
-    with contextlib.suppress(Incomplete), refusals(path):
-        _write(path, "owner.json", {"node": node})
-        publish(output_dir, checkpoint, path)
-
-
-def _is_abandoned(path: Path) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        return bool(_HALF_DONE.fullmatch(path.name)) and time.time() - path.stat().st_mtime > _ABANDONED_AFTER
-    return False
 
 
 def _pin(path: Path) -> Pin | None:
@@ -251,46 +224,3 @@ def _owner(path: Path) -> str:
         return str(json.loads((path / "owner.json").read_bytes())["node"])
     except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
         return ""
-
-
-def _write(folder: Path, name: str, told: object) -> None:
-    """Whole or not at all, and never making a folder again that somebody has just removed."""
-    fresh = folder / f".fresh-{name}"
-    fresh.write_text(json.dumps(told) + "\n")
-    fresh.replace(folder / name)
-
-
-def _renamed(path: Path, target: Path) -> bool:
-    """Whether we moved it: not if somebody stands there already (a pin's directory is never empty), nor if it is gone."""
-    try:
-        path.rename(target)
-    except OSError as e:
-        if e.errno in (errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT):
-            return False
-        raise
-    return True
-
-
-def _children(folder: Path) -> list[Path]:
-    """None where nothing was ever pinned, or somebody deleted it."""
-    with contextlib.suppress(Incomplete), refusals(folder):
-        return sorted(folder.iterdir())
-    return []
-
-
-def _remove(path: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(path)
-
-
-@contextlib.contextmanager
-def refusals(path: Path) -> Iterator[None]:
-    """What the system refuses below ``path``, as one of our errors: Incomplete (gone), ConfigError (not ours), StoreError (the disk)."""
-    try:
-        yield
-    except PermissionError as e:
-        raise ConfigError(f"{path}: may not be written by uid {os.geteuid()}", hint="run the worker as the user who trains") from e
-    except (FileNotFoundError, NotADirectoryError) as e:
-        raise Incomplete(f"{path}: gone", hint="it is made again with the next look") from e
-    except OSError as e:
-        raise StoreError(f"{path}: {e.strerror}", hint="look at the disk that the trainer writes to") from e

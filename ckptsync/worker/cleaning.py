@@ -16,18 +16,20 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptsync.errors import CkptsyncError, Incomplete
+from ckptsync.errors import CkptsyncError, ConfigError, Incomplete
 from ckptsync.model import read_whole
 from ckptsync.records import saves
 from ckptsync.records.manifest import Manifest
 from ckptsync.scan import Spot
 from ckptsync.spool import pins as spool
-from ckptsync.walk import OURS, Stat, walk
+from ckptsync.spool.folders import refusals
+from ckptsync.walk import OURS, Listing, Stat, walk
 from ckptsync.worker import deciding
 from ckptsync.worker.cut_short import TRAINER_STATE
 from ckptsync.worker.hold import Held, Hold, each_open
 from ckptsync.worker.knowledge import Knowledge, is_safe
-from ckptsync.worker.lookout import Lookout, Watched
+from ckptsync.worker.lookout import Lookout
+from ckptsync.worker.watched import Watched
 from ckptsync.worker.options import RunDir
 
 _GONE = ".gone-cleaned-"
@@ -62,25 +64,45 @@ def cleanable(there: Iterable[Local], best: Collection[str], keep: int) -> tuple
     )
 
 
-def clean(run: RunDir, watched: Sequence[Watched], knowledge: Knowledge, lookout: Lookout, keep: int) -> Iterator[tuple[str, int]]:
-    """Remove them; each name with its bytes when it is gone.  Raises StoreError, and ConfigError where a directory may not be renamed."""
-    sweep(run.path)
+def clean(
+    run: RunDir, watched: Sequence[Watched], knowledge: Knowledge, lookout: Lookout, keep: int
+) -> Iterator[tuple[str, int | CkptsyncError]]:
+    """Remove them; each name with its bytes when it is gone, or with why it could not go, which keeps no other back.  Raises StoreError."""
+    try:
+        sweep(run.path)
+    except ConfigError as e:
+        yield "", e
     here = {w.seen.spot.name: w for w in watched if w.seen.spot.only is None and not w.seen.hold.gone}
-    best = {name for w in here.values() for name in _best(w.seen.hold)}
+    said = {name for w in here.values() for name in _best(w.seen.hold)}
+    best = [name for name, w in here.items() if w.seen.spot.path.name in said]  # a trial's, too, whose name is a longer one
     for name in cleanable([_local(w, knowledge) for w in here.values()], best, keep):
-        spot = here[name].seen.spot
-        files = walk(spot.path).files
-        if _is_listed(run.name, name, files, knowledge) and not is_open(spot.path, files) and removed(run.path, spot, files):
-            for pin in spool.pins(run.path):
-                if (pin.checkpoint, pin.node) == (name, knowledge.node) and knowledge.is_proven(run.name, name, pin.files):
-                    spool.drop(pin, lookout.lock)
-            yield name, sum(f.size for f in files)
+        try:
+            size = _cleaned(run, here[name].seen.spot, knowledge, lookout)
+        except (ConfigError, Incomplete) as e:  # somebody else's directory, or one that the trainer has just removed
+            yield name, e
+            continue
+        if size is not None:
+            yield name, size
+
+
+def _cleaned(run: RunDir, spot: Spot, knowledge: Knowledge, lookout: Lookout) -> int | None:
+    """The bytes of what is gone, with its pins; ``None`` if it stays."""
+    there = walk(spot.path)
+    is_whole = not (there.partial or there.others)
+    if not is_whole or not _is_listed(run.name, spot.name, there.files, knowledge) or is_open(spot.path, there.files):
+        return None
+    if not removed(run.path, spot, there):
+        return None
+    for pin in spool.pins(run.path):
+        if (pin.checkpoint, pin.node) == (spot.name, knowledge.node) and knowledge.is_proven(run.name, spot.name, pin.files):
+            spool.drop(pin, lookout.lock)
+    return sum(f.size for f in there.files)
 
 
 def sweep(output_dir: Path) -> None:
     """Remove what a worker that was killed had put aside to remove."""
     for folder in (output_dir / OURS, output_dir):
-        with contextlib.suppress(Incomplete), spool.refusals(folder):
+        with contextlib.suppress(Incomplete), refusals(folder):
             for path in folder.iterdir():
                 if path.name.startswith(_GONE):
                     shutil.rmtree(path)
@@ -117,7 +139,9 @@ def _holder(run: str, checkpoint: str, files: Sequence[Stat], knowledge: Knowled
     known = knowledge.of(run)
     live = saves.live(known.manifests(checkpoint))
     mine = deciding.holder(files, [k.manifest for k in live if k.manifest.node == knowledge.node])
-    return mine if mine is not None and is_safe(known, mine.place, live, retired_too=False) else None
+    if mine is None or known.is_unreadable(mine.place):  # who knows what a newer head, or a damaged report, says
+        return None
+    return mine if is_safe(known, mine.place, live, retired_too=False) else None
 
 
 def _is_listed(run: str, checkpoint: str, files: Sequence[Stat], knowledge: Knowledge) -> bool:
@@ -132,11 +156,11 @@ def _is_listed(run: str, checkpoint: str, files: Sequence[Stat], knowledge: Know
     return all(f.path in located and sizes.get(located[f.path].name) == f.size for f in files)
 
 
-def removed(output_dir: Path, spot: Spot, files: Sequence[Stat]) -> bool:
-    """Whether it is gone: it stays if it is not what was looked at."""
-    with spool.refusals(spot.path):
+def removed(output_dir: Path, spot: Spot, there: Listing) -> bool:
+    """Whether it is gone: it stays if it is not what was looked at, or somebody is writing a file of it."""
+    with refusals(spot.path):
         aside = _put_aside(output_dir, spot)
-        if walk(aside).files != files:
+        if walk(aside) != there:
             aside.rename(spot.path)
             return False
         shutil.rmtree(aside)

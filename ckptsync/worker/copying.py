@@ -15,8 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckptsync.errors import CkptsyncError, Incomplete
+from ckptsync.spool.folders import refusals
 from ckptsync.spool.links import prepared
-from ckptsync.spool.pins import Pin, refusals
+from ckptsync.spool.pins import Pin
 from ckptsync.walk import Stat, look, open_file
 
 STILL = 1.0  # seconds without a change

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import time
+from collections.abc import Collection, Sequence
 
-from ckptsync.errors import CkptsyncError
+from ckptsync.errors import CkptsyncError, StoreError
 from ckptsync.spool import pins as spool
+from ckptsync.spool.sweeping import tidy
 from ckptsync.worker.cleaning import clean
 from ckptsync.worker.knowledge import Knowledge
 from ckptsync.worker.looking import Seen
@@ -22,27 +25,41 @@ class Letting:
     def __init__(self, options: WorkerOptions, knowledge: Knowledge, lookout: Lookout) -> None:
         self._options, self._knowledge, self._lookout = options, knowledge, lookout
 
-    def go(self, run: RunDir) -> tuple[list[Progress], list[Failure]]:
-        """After each sending: what went, as far as people should see it, and what could not."""
+    def go(self, run: RunDir, unseen: Collection[str] = ()) -> tuple[list[Progress], list[Failure]]:
+        """After each sending: what went, as far as people should see it, and what could not.
+
+        ``unseen``: checkpoints that could not be looked at; with the empty name none could.
+        """
         seen = [w.seen for w in self._lookout.watched() if w.seen.run == run.name]
         told: list[Progress] = []
+        wrong: list[Failure] = []
         try:
+            tidy(run.path, time.time())
+            if "" not in unseen:
+                forget(run.path, {*unseen, *(s.spot.name for s in seen)})
             self._spare(run, seen)
             if self._options.clean == "verified":
-                self._clean(run, told)
+                self._clean(run, told, wrong)
         except CkptsyncError as e:
-            return told, [failure(run.name, "", e)]
-        return told, []
+            wrong.append(failure(run.name, "", e))
+        return told, wrong
 
-    def _clean(self, run: RunDir, told: list[Progress]) -> None:
+    def _clean(self, run: RunDir, told: list[Progress], wrong: list[Failure]) -> None:
         watched = [w for w in self._lookout.watched() if w.seen.run == run.name]
-        for name, size in clean(run, watched, self._knowledge, self._lookout, self._options.keep_local):
-            told.append(Progress(run.name, name, 0, "cleaned", "the store has it, VERIFIED", files=0, size=size))
+        for name, found in clean(run, watched, self._knowledge, self._lookout, self._options.keep_local):
+            if isinstance(found, CkptsyncError):
+                wrong.append(failure(run.name, name, found))
+            else:
+                told.append(Progress(run.name, name, 0, "cleaned", "the store has it, VERIFIED", files=0, size=found))
 
     def _spare(self, run: RunDir, seen: Sequence[Seen]) -> None:
-        forget(run.path, {s.spot.name for s in seen})
+        here = {s.spot.name for s in seen if not s.hold.gone}
         ours = [s for s in seen if s.pin is not None and s.pin.node == self._options.node]
         proven = [s.pin for s in ours if s.pin and self._knowledge.is_proven(run.name, s.spot.name, s.hold.stats)]
         for pin in spare(proven, self._options.keep_pins):
-            remember(run.path, pin)
+            if pin.checkpoint in here:
+                with contextlib.suppress(
+                    StoreError
+                ):  # a full spool: the room that the pin takes is worth more than what would be kept
+                    remember(run.path, pin)
             spool.drop(pin, self._lookout.lock)

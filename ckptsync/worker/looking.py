@@ -15,6 +15,7 @@ from ckptsync.spool import pins as spool
 from ckptsync.spool.marks import said
 from ckptsync.spool.pins import Pin
 from ckptsync.walk import OURS, Stat
+from ckptsync.worker import remembering
 from ckptsync.worker.budget import PinCost, Relief, Room, SpoolRule, alone, give_up, held
 from ckptsync.worker.copying import Copies
 from ckptsync.worker.hold import Hold, hold
@@ -138,9 +139,11 @@ def _look_at(run: RunDir, spot: Spot, pins: Iterable[Pin], seat: Seat, *, is_ful
 def _relieved(run: RunDir, spots: Collection[str], pins: Sequence[Pin], seat: Seat) -> tuple[Relief, list[Failure]]:
     """Let go of pins until there is room for the trainer's next save, and the operator's budget is kept."""
     newest = {p.checkpoint: p.k for p in pins}  # they come in order
-    room = Room(held(pins), spool.free_bytes(run.path), max((sum(f.size for f in p.files) for p in pins), default=0))
+    room = _room(run, pins, seat)
     if not room.lacking(seat.spool):
         return Relief(), []
+    if remembering.give_way(run.path):
+        room = _room(run, pins, seat)
     costs = [
         PinCost(
             pin,
@@ -159,6 +162,12 @@ def _relieved(run: RunDir, spots: Collection[str], pins: Sequence[Pin], seat: Se
     except CkptsyncError as e:
         return relief, [failure(run.name, "", e)]
     return relief, []
+
+
+def _room(run: RunDir, pins: Sequence[Pin], seat: Seat) -> Room:
+    kept = remembering.size(run.path) if seat.spool.budget else 0
+    largest = max((sum(f.size for f in p.files) for p in pins), default=0)
+    return Room(held(pins) + kept, spool.free_bytes(run.path), largest)
 
 
 def _adopted(run: RunDir, pins: Iterable[Pin], node: str) -> tuple[list[Pin], list[Failure]]:

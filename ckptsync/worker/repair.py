@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from ckptsync.errors import CkptsyncError, Incomplete
 from ckptsync.records import saves
@@ -22,6 +23,7 @@ from ckptsync.worker.selecting import EVERYTHING
 
 OF_BYTES = ("missing", "size", "digest")  # damage that other bytes than the named ones make
 OF_MEANING = ("parse", "load")  # damage that may have been taken with the file
+Added = Callable[[], Iterable[Held]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +59,18 @@ def wanted(records: Records, node: str, place: str, known: Iterable[saves.Known]
 
 
 def answer(
-    run: str, seen: Sequence[Seen], knowledge: Knowledge, served: dict[tuple[str, str], str], busy: Collection[str] = ()
+    run: str,
+    seen: Sequence[Seen],
+    knowledge: Knowledge,
+    served: dict[tuple[str, str], str],
+    busy: Collection[str] = (),
+    *,
+    added: Added = tuple,
 ) -> tuple[list[Repaired], list[Failure]]:
     """Serve all that reports about a run's places want.
 
     ``served``: report and finding of what was served before, with the reason where it could not be; kept as long as the report is not answered.
-    ``busy``: checkpoints that are being sent now, and have to wait.
+    ``busy``: checkpoints that are being sent now, and have to wait.  ``added``: what the hook has added to any save, where that is still here.
     """
     known = knowledge.of(run)
     repairs: list[Repaired] = []
@@ -80,7 +88,7 @@ def answer(
             if (request.report, request.finding) in served:
                 continue
             try:
-                reason = serve(request, holds, road)
+                reason = serve(request, holds, road, added)
             except CkptsyncError as e:  # not served: the next tick tries again
                 failures.append(failure(run, checkpoint, e))
                 continue
@@ -106,15 +114,20 @@ def broken_manifests(node: str, broken: Iterable[str]) -> frozenset[str]:
     return frozenset(name for name, p in parsed if p and (p.kind, p.node) == ("manifest", node))
 
 
-def serve(request: Request, holds: Iterable[Hold], road: Road) -> str:
+def serve(request: Request, holds: Iterable[Hold], road: Road, added: Added = tuple) -> str:
     """Send it again; empty, or the reason why it could not be.  Raises StoreError."""
     if request.kind in OF_MEANING and is_stored(road.store, request.name, request.entry, road.passed):
         return "the store has the very bytes that were taken: the file was damaged before"
     candidates = [h.held[request.entry.path] for h in holds if request.entry.path in h.held]
-    for held in sorted(candidates, key=lambda held: held.stat.mtime != request.entry.mtime):
-        if held.stat.size == request.entry.size and _written(request, held, road):
+    candidates.sort(key=lambda held: held.stat.mtime != request.entry.mtime)
+    for held in chain(candidates, _lazily(added)):
+        if (held.stat.path, held.stat.size) == (request.entry.path, request.entry.size) and _written(request, held, road):
             return ""
     return "this node no longer has its bytes"
+
+
+def _lazily(added: Added) -> Iterator[Held]:
+    yield from added()
 
 
 def _written(request: Request, held: Held, road: Road) -> bool:

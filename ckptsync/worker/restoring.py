@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import product
 
 from ckptsync.errors import Corrupt
+from ckptsync.merge.output import is_beside
 from ckptsync.records import coding, saves
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.names import RecordName, parse_record_name
@@ -14,11 +15,12 @@ from ckptsync.spool.marks import Took
 from ckptsync.stores.contract import About
 from ckptsync.worker.deciding import draft, span
 from ckptsync.worker.looking import Seen
+from ckptsync.worker.remembering import Kept
 from ckptsync.worker.saving import Desk, outgoing, read_whole, told, with_took
 
 
-def restore(seen: Seen, desk: Desk, kept: Sequence[Took] = ()) -> tuple[str, ...]:
-    """The names of those that were written again.  ``kept``: what was said beside pins that are gone.  Raises as `read_whole` and the store do.
+def restore(seen: Seen, desk: Desk, kept: Sequence[Kept] = ()) -> tuple[str, ...]:
+    """The names of those that were written again.  ``kept``: what was said and added beside pins that are gone.  Raises as `read_whole` and the store do.
 
     The digest in a record's name proves the bytes that are written.  What cannot be told from the files any more stays as it is:
     which files an earlier manifest of several had named, one that had moved, or one of another version of this program.
@@ -26,17 +28,27 @@ def restore(seen: Seen, desk: Desk, kept: Sequence[Took] = ()) -> tuple[str, ...
     damaged = tuple(_damaged(seen, desk))
     if not damaged:
         return ()
-    seen = outgoing(seen, desk.selection)
+    seen = outgoing(_rejoined(seen, kept), desk.selection)
     whole = draft(told(seen, desk.node), read_whole(seen, desk))
     done = []
     for parsed in damaged:
-        for manifest in _candidates(parsed, whole, desk, kept):
+        for manifest in _candidates(parsed, whole, desk, [k.took for k in kept]):
             data = coding.encode(manifest)
             if coding.record_name(manifest, data) == str(parsed):
                 desk.road.store.write(str(parsed), [data], About(len(data)))
                 done.append(str(parsed))
                 break
     return tuple(done)
+
+
+def _rejoined(seen: Seen, kept: Iterable[Kept]) -> Seen:
+    """The same save with what the hook added to it, where its pin has gone."""
+    files = {f.path: (f.size, f.mtime) for f in seen.hold.stats}
+    hold = seen.hold
+    for its in kept:
+        if its.commit is not None and its.commit.files == files:
+            hold = hold.with_added(its.root, (s for s in its.added if is_beside(s.path)))
+    return replace(seen, hold=hold)
 
 
 def _damaged(seen: Seen, desk: Desk) -> Iterator[RecordName]:

@@ -10,23 +10,23 @@ from functools import partial
 
 from ckptsync.errors import CkptsyncError, Incomplete, StoreError
 from ckptsync.spool import pins as spool
-from ckptsync.spool.marks import Took
 from ckptsync.worker import rivals
 from ckptsync.worker.clock import Clock
 from ckptsync.worker.knowledge import Knowledge
 from ckptsync.worker.known import Known
 from ckptsync.worker.lanes import Carrier
 from ckptsync.worker.looking import Seen
-from ckptsync.worker.lookout import Key, Lookout, Watched, recorded
+from ckptsync.worker.lookout import Lookout
 from ckptsync.worker.options import WorkerOptions
 from ckptsync.worker.ordering import Turn, queue
-from ckptsync.worker.remembering import remembered
+from ckptsync.worker.remembering import Kept, kept_of
 from ckptsync.worker.restoring import restore
 from ckptsync.worker.result import Failure, Phase, Progress, failure
 from ckptsync.worker.saving import Desk, Memory, begun, known_already, progress, save, standing
 from ckptsync.worker.send import Road
 from ckptsync.worker.settle import is_hopeless
 from ckptsync.worker.sharing import Job, Name, Share, shares
+from ckptsync.worker.watched import Key, Watched, recorded
 
 NOTES = 10  # of saves that were missed; the log has them all
 OTHERS = "others are sent first"
@@ -154,8 +154,8 @@ class Sending:
         self._mark(latest, sent)
         return sent
 
-    def _kept(self, seen: Seen) -> tuple[Took, ...]:
-        return next((remembered(run.path, seen.spot.name) for run in self._options.runs if run.name == seen.run), ())
+    def _kept(self, seen: Seen) -> tuple[Kept, ...]:
+        return next((kept_of(run.path, seen.spot.name) for run in self._options.runs if run.name == seen.run), ())
 
     def _begun(self, one: Watched) -> Seen:
         """With what its manifest will say written beside its pin first: whoever writes it again has to say the same."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from ckptsync.errors import CkptsyncError
-from ckptsync.spool import pins as spool
+from ckptsync.spool.sweeping import sweep
 from ckptsync.stores.contract import Store
 from ckptsync.worker import repair
 from ckptsync.worker.budget import SpoolRule, held
@@ -15,13 +16,15 @@ from ckptsync.worker.knowledge import Knowledge
 from ckptsync.worker.lanes import AtOnce, Carrier
 from ckptsync.worker.letting_go import Letting
 from ckptsync.worker.looking import Look, Seat
-from ckptsync.worker.lookout import Asked, Lookout, Watched
+from ckptsync.worker.lookout import Lookout
+from ckptsync.worker.observed import Rule
 from ckptsync.worker.options import RunDir, WorkerOptions, checked_options
+from ckptsync.worker.remembering import added_here
 from ckptsync.worker.result import ON_THE_WAY, Failure, Progress, Repaired, WorkerResult, failure
 from ckptsync.worker.saving import Memory
 from ckptsync.worker.selecting import chosen
 from ckptsync.worker.sending import Sending
-from ckptsync.worker.settle import Rule
+from ckptsync.worker.watched import Asked, Watched
 
 DONE = ("stored", "elsewhere", "retired")
 DOUBTFUL = 10  # times `unmarked`
@@ -70,7 +73,7 @@ class Worker:
         self._lacks: dict[str, tuple[str, ...]] = {}
         self._done = _Done()
         for run in options.runs:
-            spool.sweep(run.path, node)
+            sweep(run.path, node)
 
     @property
     def line(self) -> object:
@@ -107,8 +110,10 @@ class Worker:
         for run in ready:
             seen = [w.seen for w in watched if w.seen.run == run.name]
             busy = {checkpoint for name, checkpoint in in_hand if name == run.name}
-            served, broken = repair.answer(run.name, seen, self._knowledge, self._served, busy)
-            gone, stuck = self._letting.go(run)
+            added = partial(added_here, run.path)
+            served, broken = repair.answer(run.name, seen, self._knowledge, self._served, busy, added=added)
+            unseen = {f.checkpoint for f in found.failures if f.run == run.name}
+            gone, stuck = self._letting.go(run, unseen)
             self._done.add(served, gone, [*broken, *stuck])
         self._lacks = repair.lacks(self._served, self._unmended())
         told = [*self._sending.told()[0], *self._done.gone]

@@ -1,0 +1,71 @@
+"""What processes that are dead have left half done beside the pins: it holds the bytes of saves that nobody will ever send.
+
+What was being made, or removed, goes.  A claim that was cut short is finished: its files may be the last there are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import time
+from pathlib import Path
+
+from ckptsync.errors import Incomplete
+from ckptsync.spool.folders import children, refusals, remove, written
+from ckptsync.spool.marks import begun_path
+from ckptsync.spool.pins import publish
+from ckptsync.walk import OURS
+
+_ABANDONED_AFTER = 6 * 3600.0  # seconds: no commit, and no copying for one, stands still for so long
+_HALF_DONE = re.compile(r"\.(new|gone)-.+", re.DOTALL)
+_STAGED = re.compile(r"\.new-hook-([0-9a-f]{16})-.+", re.DOTALL)  # `ckptsync.hooks.staging`: until the next save, whenever that is
+_CLAIM = re.compile(r"\.claim-([^@]+)@(.+)\.[0-9]{1,9}", re.DOTALL)
+
+
+def sweep(output_dir: Path, node: str) -> None:
+    """Put right what this node left; call it before anything else of the same node runs.  Raises StoreError or ConfigError."""
+    for path in children(output_dir / OURS / "pins"):
+        claimed = _CLAIM.fullmatch(path.name)
+        if claimed and claimed[1] == node:
+            _finish_claim(output_dir, path, claimed[2], node)
+        elif path.name.startswith(f".claim-{node}-"):  # as versions before this one called it
+            _finish_claim(output_dir, path, path.name.removeprefix(f".claim-{node}-").rpartition(".")[0], node)
+        elif path.name.startswith((f".new-{node}-", f".gone-{node}-")):
+            with refusals(path):
+                remove(path)
+    tidy(output_dir, time.time())
+
+
+def tidy(output_dir: Path, now: float) -> None:
+    """The same of everybody else, long after he stopped: at any time.  ``now``: seconds since the epoch.  Raises as `sweep`."""
+    for path in children(output_dir / OURS / "pins"):
+        claimed = _CLAIM.fullmatch(path.name)
+        if not (claimed or _HALF_DONE.fullmatch(path.name)) or now - _touched(path) < _ABANDONED_AFTER:
+            continue
+        with contextlib.suppress(Incomplete), refusals(path):
+            if claimed:
+                publish(output_dir, claimed[2], path)  # whoever it is of: if he shows no pulse, it is claimed again
+            elif not _is_awaited(output_dir, path):
+                remove(path)
+
+
+def _finish_claim(output_dir: Path, path: Path, checkpoint: str, node: str) -> None:
+    with contextlib.suppress(Incomplete), refusals(path):
+        written(path, "owner.json", {"node": node})
+        publish(output_dir, checkpoint, path)
+
+
+def _is_awaited(output_dir: Path, path: Path) -> bool:
+    """Whether a process that trains may still make it a pin: its introduction goes when it has."""
+    staged = _STAGED.fullmatch(path.name)
+    return staged is not None and begun_path(output_dir / OURS, staged[1]).exists()
+
+
+def _touched(path: Path) -> float:
+    """When anybody did anything to it, or in it: a rename shows in the ctime alone, and a copy in the file that grows."""
+    newest = 0.0
+    with contextlib.suppress(FileNotFoundError):
+        for each in (path, *path.rglob("*")):
+            found = each.lstat()
+            newest = max(newest, found.st_mtime, found.st_ctime)
+    return newest
