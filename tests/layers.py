@@ -97,7 +97,22 @@ PURE = (
             "road",
         )
     ),
-    *(f"worker.{m}" for m in ("knowledge", "likeness", "ordering", "resting", "saving", "selecting", "send", "settle", "sharing")),
+    *(
+        f"worker.{m}"
+        for m in (
+            "knowledge",
+            "likeness",
+            "observed",
+            "ordering",
+            "proof",
+            "resting",
+            "saving",
+            "selecting",
+            "send",
+            "settle",
+            "sharing",
+        )
+    ),
     *(f"head.{m}" for m in ("checked", "deciding", "errands", "marking", "retaining")),
     *(f"verify.{m}" for m in ("bits", "due", "expected", "findings", "naming", "ranges", "structure", "reporting")),
     *(f"verify.{m}" for m in ("archives", "baseline", "checksums", "sampling", "units", "waiting")),

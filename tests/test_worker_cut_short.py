@@ -14,9 +14,10 @@ from ckptsync.worker.cut_short import TRAINER_STATE, awaits_its_end, half_writte
 from ckptsync.worker.hold import Held, Hold
 from ckptsync.worker.hooked import NOBODY, Hooked
 from ckptsync.worker.looking import Seen
+from ckptsync.worker.observed import Evidence, Rule, Sighting, TrainerState
 from ckptsync.worker.order_of_writing import is_awaited
 from ckptsync.worker.resting import at_rest
-from ckptsync.worker.settle import Evidence, Rule, Sighting, TrainerState, judge
+from ckptsync.worker.settle import judge
 from tests.replays import Stage, others, trainers, unproven
 from tests.test_worker_replays import played
 

@@ -17,8 +17,9 @@ from ckptsync.spool.pins import open_pin
 from ckptsync.worker import evidence
 from ckptsync.worker.evidence import gather, trainer_state, writing
 from ckptsync.worker.hold import Hold, hold
+from ckptsync.worker.observed import Rule, Sighting
 from ckptsync.worker.resting import mark
-from ckptsync.worker.settle import Rule, Sighting, judge
+from ckptsync.worker.settle import judge
 from tests.vector import vector
 
 

@@ -16,10 +16,11 @@ from ckptsync.spool.marks import Commit, write_mark
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.worker import lookout as module
 from ckptsync.worker.looking import Look, Seat, look_at
-from ckptsync.worker.lookout import Asked, Lookout
+from ckptsync.worker.lookout import Lookout
+from ckptsync.worker.observed import Rule
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.resting import was_at_rest
-from ckptsync.worker.settle import Rule
+from ckptsync.worker.watched import Asked
 from tests.test_worker_push import ONE, T, lay
 from tests.test_worker_tick import EIGHT, worker
 
@@ -159,57 +160,6 @@ def test_two_runs_are_told_apart(tmp_path: Path) -> None:
     assert its.latest(("b", "checkpoint-4", 0)) == its.watched()[1]
     assert its.latest(("c", "checkpoint-4", 0)) is None
     assert replace(its.watched()[0]) == its.watched()[0]
-
-
-def test_a_save_that_was_seen_to_begin_is_fresh_until_it_is_written_over(tmp_path: Path) -> None:
-    its, known = lookout(tmp_path), lookout(tmp_path)
-    its.look(100.0)
-    lay(tmp_path, ONE)
-    lay(tmp_path, {"trainer_state.json": ONE["trainer_state.json"]}, -3600.0)  # the clock was set back meanwhile
-    assert (its.look(101.0).due, known.look(101.0).due) == (10.0, 600.0)  # what was seen at rest is remembered
-    assert its.look(111.0).due == 0.0
-    lay(tmp_path, {"m/__0_0.distcp": b"another"}, 100.0)
-    its.look(112.0)
-    assert its.watched()[0].found.left is None
-
-
-def test_a_save_that_had_come_to_its_end_is_fresh_no_more_when_another_writes_over_it_at_once(tmp_path: Path) -> None:
-    its = lookout(tmp_path)
-    its.look(0.0)
-    lay(tmp_path, ONE)
-    assert its.look(1.0).due == 10.0
-    lay(tmp_path, {"late": b""}, 2.0)
-    assert its.look(2.0).due == 10.0
-    lay(tmp_path, {"m/__0_0.distcp": b"another"}, 9.0)
-    its.look(9.0)
-    (one,) = its.watched()
-    assert "was written over" in one.found.reason
-
-
-def test_what_was_done_before_is_fresh_no_more(tmp_path: Path) -> None:
-    done = [True]
-    seat = Seat("n0", lambda *_: (), lambda *_: False)
-    its = Lookout([RunDir("run", tmp_path)], seat, Rule(), Asked(lambda _: done[0], lambda _: False))
-    its.look(0.0)
-    lay(tmp_path, ONE)
-    its.look(1.0)
-    lay(tmp_path, {"trainer_state.json": ONE["trainer_state.json"]}, -3600.0)
-    done[0] = False
-    its.look(2.0)
-    assert its.watched()[0].found.left is None
-
-
-def test_what_was_cut_short_is_fresh_no_more_when_another_save_writes_over_it(tmp_path: Path) -> None:
-    its = lookout(tmp_path)
-    its.look(0.0)
-    lay(tmp_path, {"m/__0_0.distcp": b"half"})
-    told = []
-    for now, wrote in ((1.0, b"half"), (30.0, b"whole"), (100.0, b"other")):
-        lay(tmp_path, {"m/__0_0.distcp": wrote}, now)
-        its.look(now)
-        evidence = its.watched()[0].evidence
-        told.append(evidence is not None and evidence.fresh)
-    assert told == [True, True, False]
 
 
 def test_what_was_not_all_pinned_when_rotation_came_is_not_thought_whole(tmp_path: Path) -> None:

@@ -12,8 +12,9 @@ import pytest
 from ckptsync.scan import found, spots
 from ckptsync.worker.evidence import gather
 from ckptsync.worker.hold import hold
+from ckptsync.worker.observed import Evidence, Rule, Sighting
 from ckptsync.worker.resting import at_rest
-from ckptsync.worker.settle import Evidence, Rule, Sighting, judge
+from ckptsync.worker.settle import judge
 from tests.replays import S, Script, Stage, others, trainers, unproven
 
 RULE = Rule(quiet=10, unmarked=60, doubtful=600)

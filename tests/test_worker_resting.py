@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from ckptsync.worker.observed import Evidence, Rule, Sighting, TrainerState
 from ckptsync.worker.resting import at_rest, mark, was_at_rest
-from ckptsync.worker.settle import Evidence, Rule, Sighting, TrainerState
 from tests.test_worker_settle import DONE, SHARDS, S, files, trainer
 
 NEWEST = int(101.2 * S)

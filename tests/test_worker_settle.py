@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ckptsync.scan import Family
 from ckptsync.walk import Stat
-from ckptsync.worker.settle import Evidence, Rule, Sighting, TrainerState, is_hopeless, judge, observe
+from ckptsync.worker.observed import Evidence, Rule, Sighting, TrainerState
+from ckptsync.worker.settle import is_hopeless, judge
 
 RULE = Rule(quiet=10, unmarked=60, doubtful=600)
 S = 10**9
@@ -66,18 +66,6 @@ def test_a_node_of_shards_waits_longer_unless_something_else_tells() -> None:
     assert wait(trainer(SHARDS, later=True)) == 10
 
 
-def test_metadata_older_than_its_shards_is_a_save_in_progress() -> None:
-    told = {"step/.metadata": 96.0, "step/__0_0.distcp": 100.0}
-    assert wait(trainer(told | {"step/.metadata": 90.0, "trainer_state.json": 101.0})) is None
-    assert wait(trainer(told | {"trainer_state.json": 101.0})) == 60  # it may be copied, with times as they came
-    assert wait(trainer(told | {"step/.metadata": 100.0, "trainer_state.json": 101.0})) == 10
-
-
-@pytest.mark.parametrize(("family", "seconds"), [("dcp", 10), ("accelerate", 60), ("deepspeed", 60), ("trainer", 600)])
-def test_metadata_is_the_last_word_only_where_nothing_follows_it(family: Family, seconds: float) -> None:
-    assert wait(Evidence(family, 4, files({".metadata": 100.0, "__0_0.distcp": 100.0}))) == seconds
-
-
 @pytest.mark.parametrize(
     "evidence",
     [
@@ -96,14 +84,6 @@ def test_what_is_surely_unfinished_waits_for_ever_and_says_why(evidence: Evidenc
 
 def test_a_partial_file_that_a_crash_left_delays_and_does_not_block() -> None:
     assert wait(trainer(DONE, partial=files({".tmpAb3xYz": 102.0}))) == 600
-
-
-def test_a_partial_file_that_is_older_than_the_end_of_the_save_is_of_one_that_was_killed_before() -> None:
-    left = files({".tmpAb3xYz": 99.0, "optimizer_0/.metadata.tmp": 99.1})
-    assert wait(trainer(DONE, partial=left)) == 10
-    assert wait(trainer(DONE, partial=left + files({".tmpZz9xYz": 101.3}))) == 600
-    assert wait(trainer(DONE, partial=left, state=TrainerState(None, 200 * S))) == 600
-    assert wait(trainer(SHARDS, partial=left)) == 600
 
 
 def test_of_a_save_that_was_seen_to_begin_no_time_is_compared() -> None:
@@ -209,26 +189,6 @@ def test_llama_factory_s_marker_is_the_newest_but_for_random_states() -> None:
     assert wait(trainer({"model/__2_0.distcp": 1.0, "dataloader/rank_2.pt": 3.0, "rng_state/rank_2.pt": 4.0})) == 60
 
 
-def test_verl_s_driver_says_which_step_is_written() -> None:
-    saved = files({f"actor/{kind}_world_size_2_rank_{r}.pt": 100.0 for kind in ("model", "optim", "extra_state") for r in (0, 1)})
-    found = Evidence("verl", 4, saved)
-    assert wait(found) == 60
-    assert wait(replace(found, marker=TrainerState(4, 101 * S))) == 10
-    assert wait(replace(found, marker=TrainerState(6, 101 * S))) == 10
-    assert wait(replace(found, later=True)) == 10
-    for stale in (TrainerState(3, 101 * S), TrainerState(None, 101 * S), TrainerState(4, 99 * S)):
-        assert wait(replace(found, marker=stale)) == 60
-
-
-def test_lightning_s_file_is_whole_when_it_appears_and_its_directory_when_meta_is_the_newest() -> None:
-    assert wait(Evidence("lightning", 4, files({"epoch=0-step=4.ckpt": 1.0}))) == 10
-    assert wait(Evidence("lightning", 4, files({"epoch=0-step=4.ckpt": 1.0}), unclosed=("epoch=0-step=4.ckpt",))) is None
-    sharded = {"__0_0.distcp": 1.0, "__1_0.distcp": 1.0, ".metadata": 2.0}
-    assert wait(Evidence("lightning", 4, files(sharded))) == 60
-    assert wait(Evidence("lightning", 4, files(sharded | {"meta.pt": 3.0}))) == 10
-    assert wait(Evidence("lightning", 4, files(sharded | {"meta.pt": 0.0}))) == 60
-
-
 def test_the_final_model_waits_for_the_training_to_leave_or_for_long() -> None:
     final = Evidence("final", None, files({"model-00001-of-00002.safetensors": 1.0, "model-00002-of-00002.safetensors": 1.0}))
     assert wait(final) == 60
@@ -238,10 +198,3 @@ def test_the_final_model_waits_for_the_training_to_leave_or_for_long() -> None:
         "model-00002-of-00002.safetensors is missing"
         in judge(replace(final, files=final.files[:1]), Sighting((), 0.0), 0.0, RULE).reason
     )
-
-
-def test_any_change_restarts_the_clock_and_so_does_a_clock_set_back() -> None:
-    first = observe(None, files(DONE), 100.0)
-    assert observe(first, reversed(files(DONE)), 105.0) == first
-    assert observe(first, files(DONE, size=2), 105.0).since == 105.0
-    assert observe(first, files(DONE), 50.0).since == 50.0

@@ -23,8 +23,8 @@ from ckptsync.worker.cut_short import TRAINER_STATE
 from ckptsync.worker.evenness import current, lacking
 from ckptsync.worker.hold import Held, Hold, each_open
 from ckptsync.worker.hooked import NOBODY, Hooked, word
+from ckptsync.worker.observed import Evidence, TrainerState
 from ckptsync.worker.resting import was_at_rest
-from ckptsync.worker.settle import Evidence, TrainerState
 
 # Where a refused lease means that somebody writes.  NFS and FUSE refuse leases for reasons of their own.
 _LEASE_FILE_SYSTEMS = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "tmpfs", "zfs", "bcachefs"})

@@ -8,8 +8,8 @@ from ckptsync.spool.marks import is_running
 from ckptsync.worker.evidence import gather
 from ckptsync.worker.hooked import Hooked, word
 from ckptsync.worker.looking import Seen
+from ckptsync.worker.observed import Evidence
 from ckptsync.worker.resting import was_at_rest
-from ckptsync.worker.settle import Evidence
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from ckptsync.spool import marks as spool_marks
 from ckptsync.spool.marks import Begun, RankMark
 from ckptsync.spool.pins import Pin
 from ckptsync.walk import OURS
-from ckptsync.worker.settle import Word
+from ckptsync.worker.observed import Word
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,10 @@ from ckptsync.worker.evidence import gather
 from ckptsync.worker.hold import hold
 from ckptsync.worker.hooked import read_hooked
 from ckptsync.worker.looking import Seen
+from ckptsync.worker.observed import Evidence, Rule, Sighting, Verdict
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.order_of_writing import Span, is_later, spans_of
-from ckptsync.worker.settle import Evidence, Rule, Sighting, Verdict, judge
+from ckptsync.worker.settle import judge
 
 NOW = Rule(quiet=0, unmarked=0, doubtful=0)
 _PROVEN = Rule(quiet=0, unmarked=1, doubtful=1)

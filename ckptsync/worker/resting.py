@@ -12,7 +12,9 @@ from collections.abc import Iterable
 from ckptsync.walk import Stat
 from ckptsync.worker.cut_short import BY_ACCELERATE
 from ckptsync.worker.evenness import has_every_random_state, rank
-from ckptsync.worker.settle import Evidence, Rule, Sighting, alone, behind, cut_short, doubt, judge, names, proof, refusal
+from ckptsync.worker.observed import Evidence, Rule, Sighting
+from ckptsync.worker.proof import behind, doubt, names, proof
+from ckptsync.worker.settle import alone, cut_short, judge, refusal
 
 AT_REST = 0.4  # seconds between two looks that see the same, what proves that it is whole among it
 AT_REST_UNPROVEN = 2.0  # the same where only the files of all ranks speak for it, or the times of directories against it
