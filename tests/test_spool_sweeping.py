@@ -86,7 +86,9 @@ def test_a_claim_that_was_cut_short_is_finished_for_its_files_may_be_the_last(so
 
 def test_the_claim_of_a_node_that_never_came_back_is_anybodys_to_claim_again(source: Path) -> None:
     pin = pinned(source)
-    os.utime(pin.path, (1, 1))  # it was pinned long ago
+    for each in (pin.path, *pin.path.rglob("*")):
+        os.utime(each, (1, 1))  # it was pinned long ago
+    (pin,) = pins(source.parent)
     pin.path.rename(pin.path.with_name(".claim-n-1@checkpoint-4.0"))
     shutil.rmtree(source)
     sweep(source.parent, "n2")

@@ -58,8 +58,6 @@ class Letting:
         proven = [s.pin for s in ours if s.pin and self._knowledge.is_proven(run.name, s.spot.name, s.hold.stats)]
         for pin in spare(proven, self._options.keep_pins):
             if pin.checkpoint in here:
-                with contextlib.suppress(
-                    StoreError
-                ):  # a full spool: the room that the pin takes is worth more than what would be kept
+                with contextlib.suppress(StoreError):  # a full spool: the pin's room is worth more than what would be kept
                     remember(run.path, pin)
             spool.drop(pin, self._lookout.lock)
