@@ -20,8 +20,17 @@ from ckptsync.walk import Listing, Stat, walk
 Family = Literal["trainer", "accelerate", "deepspeed", "dcp", "verl", "lightning", "final"]
 FINAL = "final"  # the model that a trainer leaves beside its checkpoints when it is done
 NESTED = ("checkpoints", "checkpoint")  # accelerate's projects, torchtitan's dump folder, Lightning under most loggers
-_STATES = re.compile(r"(bf16_|fp16_)?(zero_pp_rank_\d+_)?mp_rank_\d+_(model|optim)_states\.pt")
+# of a rank's own; of its experts; of a pipeline's layers: a node may hold those of one kind alone
+_STATES = re.compile(
+    r"(bf16_|fp16_)?(zero_pp_rank_\d+_|expp_rank_\d+_|(layer_\d+_)?expert_\d+_)?mp_rank_\d+_(model|optim)_states\.pt"
+    r"|layer_\d+(-model_\d+)?-model_states\.pt"
+)
 _DCP = re.compile(r"\.metadata|__\d+_\d+\.distcp|.+\.safetensors(\.index\.json)?")
+# of its PPO trainer; of its SFT trainer, which has no directory for its one model
+_VERL = re.compile(
+    r"actor|critic|model|optimizer|extra|dist_ckpt|huggingface|data(_\d+)?\.pt"
+    r"|(model|optim|extra_state)_world_size_\d+_rank_\d+\.pt|.+\.safetensors"
+)
 _ANYTHING = re.compile(r".*", re.DOTALL)
 # by its name, and by a name of something in it where a directory of that name may be anything
 _NUMBERED: tuple[tuple[re.Pattern[str], Family, re.Pattern[str] | None], ...] = (
@@ -33,7 +42,8 @@ _NUMBERED: tuple[tuple[re.Pattern[str], Family, re.Pattern[str] | None], ...] = 
         None,
     ),  # Ray Train, whatever is in it
     (re.compile(r"step-[0-9]{1,18}"), "dcp", _DCP),
-    (re.compile(r"global_step_[0-9]{1,18}"), "verl", re.compile(r"actor|critic|data\.pt")),
+    (re.compile(r"iter_[0-9]{7,18}"), "dcp", _DCP),  # Megatron-Core
+    (re.compile(r"global_step_[0-9]{1,18}"), "verl", _VERL),
 )
 _LIGHTNING = ".ckpt"  # a file, or the directory of a sharded one
 _VERSION = re.compile(r"version_[0-9]{1,9}")

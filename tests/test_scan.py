@@ -96,6 +96,37 @@ def test_a_verl_step_holds_an_actor(tmp_path: Path) -> None:
     assert names(tmp_path) == {"global_step_7": ("verl", ["actor/model_world_size_2_rank_0.pt"])}
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["model_world_size_16_rank_8.pt", "optim_world_size_2_rank_1.pt", "data_3.pt", "dist_ckpt/__8_0.distcp", "model.safetensors"],
+)
+def test_a_verl_step_of_its_sft_trainer_has_no_actor(tmp_path: Path, name: str) -> None:
+    lay(tmp_path, f"global_step_7/{name}")
+    assert names(tmp_path) == {"global_step_7": ("verl", [name])}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "expp_rank_1_mp_rank_00_optim_states.pt",
+        "layer_0_expert_4_mp_rank_00_model_states.pt",
+        "expert_4_mp_rank_00_model_states.pt",
+        "layer_03-model_states.pt",
+        "layer_03-model_01-model_states.pt",
+        "bf16_zero_pp_rank_3_mp_rank_01_optim_states.pt",
+    ],
+)
+def test_a_node_that_holds_only_experts_or_only_layers_of_deepspeed_s_has_its_part_found(tmp_path: Path, name: str) -> None:
+    lay(tmp_path, f"global_step7/{name}", "logs/layer_0.txt")
+    assert names(tmp_path) == {"global_step7": ("deepspeed", [name])}
+
+
+def test_a_megatron_iteration_is_found_on_every_node(tmp_path: Path) -> None:
+    lay(tmp_path, "iter_0000002/.metadata", "iter_0000004/__8_0.distcp", "iter_0000006/log.txt")
+    assert names(tmp_path) == {"iter_0000002": ("dcp", [".metadata"]), "iter_0000004": ("dcp", ["__8_0.distcp"])}
+    assert [s.step for s in spots(tmp_path)] == [2, 4]
+
+
 def test_lightning_s_files_and_directories_are_found_wherever_its_loggers_put_them(tmp_path: Path) -> None:
     lay(
         tmp_path,
