@@ -2,6 +2,7 @@
 
     hook_training.py run DIR             trains once
     hook_training.py twice DIR           trains in DIR/a and then in DIR/b with one callback, and forks a process that only ends
+    hook_training.py own DIR             trains twice in DIR, each time with a callback of its own, and each time tells which final models are kept when that begins
     hook_training.py search DIR          trains in DIR/run-0 and then in DIR/run-1, as trials of one search in DIR
     hook_training.py fail|dead|kill DIR  trains once for each call that the hook makes to the system: at the n-th it gets an error (`fail`), it gets
                                          one from then on (`dead`), or the process is killed (`kill`); DIR/<n> is what each leaves
@@ -15,6 +16,7 @@ import atexit
 import errno
 import json
 import os
+import shutil
 import signal
 import sys
 import types
@@ -79,7 +81,8 @@ def train(output_dir: Path, faults: Faults, hook: Any = None, trial: str = "") -
     for name in ("on_epoch_end", "on_log", "on_train_end"):
         event(name)
     for name in ("model.safetensors", "config.json") if not trial else ():
-        (output_dir / name).write_text(f"final {name}")
+        (output_dir / f"{name}.new").write_text(f"final {name}")
+        (output_dir / f"{name}.new").replace(output_dir / name)  # as safetensors writes
     faults.inside = True  # the interpreter ends now
 
 
@@ -124,6 +127,13 @@ if __name__ == "__main__":
         one = CkptSyncCallback()
         for trial in ("run-0", "run-1"):
             train(where, Faults(), one, trial)
+    elif what == "own":
+        faults = Faults()
+        for _ in range(2):
+            one = CkptSyncCallback()
+            train(where, faults, one)
+            print(*sorted(path.name for path in where.glob("_ckptsync/pins/final.*")))
+            shutil.rmtree(where / f"checkpoint-{STEPS}")
     elif what == "twice":
         only = CkptSyncCallback()
         train(where / "a", Faults(), only)

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import threading
 from pathlib import Path
 
 from ckptsync.hooks import here as whereabouts
@@ -62,3 +65,23 @@ def test_a_process_of_another_machine_is_believed_for_a_month(tmp_path: Path) ->
     marks.write_mark(marks.begun_path(spool, "old"), dataclasses.replace(far, process="old", at=far.at - 31 * 24 * 3600))
     whereabouts.forget_the_dead(spool)
     assert {b.process for b in marks.begun(spool)} == {mine.process, "far"}
+
+
+def test_what_the_killed_have_half_copied_goes_and_what_the_living_copy_stays(tmp_path: Path) -> None:
+    spool = tmp_path / "_ckptsync"
+    mine = whereabouts.introduce(here(tmp_path), {})
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    killed, left = (dataclasses.replace(mine, process=name) for name in ("killed", "left"))
+    marks.write_mark(marks.begun_path(spool, "killed"), dataclasses.replace(killed, pid=gone.pid))
+    marks.write_mark(
+        marks.begun_path(spool, "left"), dataclasses.replace(left, left=1.0, pid=os.getppid(), began=marks.began(os.getppid()))
+    )
+    for pid in (gone.pid, os.getpid(), os.getppid()):
+        (spool / "pins" / f".new-hook-{pid}-0a-checkpoint-1" / "files").mkdir(parents=True)
+    (spool / "pins" / f".gone-hook-{gone.pid}-checkpoint-1.0").mkdir()
+    whereabouts.forget_the_dead(spool)
+    for thread in threading.enumerate():
+        if thread.name == "ckptsync-remove":
+            thread.join()
+    assert {p.name.split("-")[2] for p in (spool / "pins").iterdir()} == {str(os.getpid()), str(os.getppid())}

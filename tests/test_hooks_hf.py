@@ -69,6 +69,18 @@ def test_a_second_training_with_the_same_callback_ends_the_first(tmp_path: Path)
     assert set(commits(tmp_path / "a")) == {*CHECKPOINTS, "final.0"}
 
 
+def test_each_training_of_a_script_has_its_own_final_model_though_they_share_a_directory(tmp_path: Path) -> None:
+    """A sweep, or stages: what one has left is kept when the next one begins, and not only when the script is over."""
+    done = program("-m", "tests.hook_training", "own", str(tmp_path))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["", "final.0"]
+    first, second = marks.begun(tmp_path / "_ckptsync")
+    found = commits(tmp_path)
+    assert [found[f"final.{k}"].train for k in range(2)] == [first.train, second.train]
+    assert "final.2" not in found
+    check_whole(tmp_path, "final.0", found["final.0"])
+
+
 def test_every_step_of_every_trial_of_a_search_is_pinned_under_the_name_that_a_worker_gives_it(tmp_path: Path) -> None:
     done = program("-m", "tests.hook_training", "search", str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")

@@ -14,6 +14,7 @@ from ckptsync.hooks import leaving
 from ckptsync.spool import marks
 from ckptsync.spool.marks import Commit
 from tests.hooking import Said
+from tests.standing import ROOT, ran
 
 NAMES = (
     *(
@@ -139,3 +140,39 @@ def test_where_no_worker_is_nobody_waits(tmp_path: Path) -> None:
     pinned(tmp_path, "mine", "checkpoint-1")
     assert leaving.wait(tmp_path, {"mine"}, 3600, said, restart=0) == ("checkpoint-1.0",)
     assert "no worker" in said[0]
+
+
+def test_several_that_wait_one_after_the_other_wait_as_long_as_one(tmp_path: Path) -> None:
+    said, locks = Said(), Locks("n0")
+    pinned(tmp_path, "mine", "checkpoint-1")
+    locks.hold(tmp_path / "_ckptsync")
+    assert leaving.over() == leaving.over()
+    assert leaving.wait(tmp_path, {"mine"}, 3600, said, since=leaving.over() - 3600) == ("checkpoint-1.0",)
+    locks.close()
+    assert leaving.wait(tmp_path, {"mine"}, 3600, said, since=leaving.over() - leaving.RESTART) == ("checkpoint-1.0",)
+    assert [line.partition(":")[0] for line in said] == ["waited 3600 s", "not waiting"]
+
+
+FORKED = """
+import multiprocessing, sys
+from ckptsync.hooks import leaving
+def work(how):
+    leaving.at_end(lambda: print("never", flush=True))()
+    leaving.at_end(lambda: print(how, leaving.has_failed(), flush=True))
+    if how == "raises":
+        raise ValueError
+    sys.exit(how == "exits with 1")
+if __name__ == "__main__":
+    for how in ("ends", "exits with 1", "raises"):
+        process = multiprocessing.get_context(sys.argv[1]).Process(target=work, args=(how,))
+        process.start()
+        process.join()
+"""
+
+
+@pytest.mark.parametrize("way", ["fork", "spawn"])
+def test_a_process_of_multiprocessing_has_an_end_too(tmp_path: Path, way: str) -> None:
+    """Those of `notebook_launcher` and of torch's `spawn`."""
+    (tmp_path / "forked.py").write_text(FORKED)
+    done = ran(str(tmp_path / "forked.py"), way, cwd=ROOT)
+    assert done.stdout.splitlines() == ["ends False", "exits with 1 True", "raises True"]

@@ -86,3 +86,16 @@ def test_only_the_thread_that_copies_steps_back() -> None:
     thread.join()
     assert found == [max(before, 10)]
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
+
+
+def test_a_process_that_is_forked_meanwhile_keeps_nothing_open(tmp_path: Path, other_disk: Path) -> None:
+    """Else what rotation takes would fill the disk for as long as a reader of data lives."""
+    source = checkpoint(tmp_path / "c")
+    copies = linking.link(source, walk(source).files, other_disk / "pin")
+    child = os.fork()
+    if not child:
+        os._exit(any(str(source) in str(d.resolve()) for d in Path("/proc/self/fd").iterdir()))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    linking.copy(copies)
+    linking.close(copies)
+    assert (other_disk / "pin" / "a.bin").read_bytes() == b"a" * 100_000

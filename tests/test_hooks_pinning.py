@@ -12,8 +12,10 @@ from ckptsync.hooks.pinning import Source
 from ckptsync.spool.marks import Commit
 from ckptsync.walk import Listing, walk
 from tests.hooking import Said, commits, here, other_disk
+from tests.standing import ROOT, ran
 
 __all__ = ["other_disk"]  # a fixture
+LONG = 64 * 1024 * 1024  # bytes: its copy takes longer than the test's next line
 COMMIT = Commit("t", "s", "checkpoint-1", 1, 1, (0,), "h", "transformers 5", 1.0, {})
 
 
@@ -138,3 +140,37 @@ def test_without_room_older_saves_are_given_up_aloud(tmp_path: Path, monkeypatch
     assert set(commits(tmp_path)) == {"checkpoint-1.2"}
     assert [("NOT yet in the store" in s) for s in said] == [True, True]
     assert hidden(tmp_path) == []
+
+
+def test_two_saves_of_one_name_are_copied_beside_each_other(tmp_path: Path, other_disk: Path) -> None:
+    (tmp_path / "_ckptsync").symlink_to(other_disk)
+    it, said = source(tmp_path), Said()
+    for size in (LONG, 5):
+        with (tmp_path / "fresh").open("wb") as fresh:
+            fresh.truncate(size)
+        (tmp_path / "fresh").replace(it.path / "a")  # as safetensors writes
+        pinning.pin(here(tmp_path), it, COMMIT, said)
+    copied()
+    pins = tmp_path / "_ckptsync" / "pins"
+    assert sorted(p.stat().st_size for p in pins.glob("checkpoint-1.*/files/a")) == [5, LONG], said
+    assert hidden(tmp_path) == []
+
+
+AT_EXIT = """
+import atexit, sys
+from pathlib import Path
+from tests.hooking import Said, commits, here
+from tests.test_hooks_pinning import COMMIT, LONG, pinning, source
+output_dir, spool = map(Path, sys.argv[1:])
+(output_dir / "_ckptsync").symlink_to(spool)
+it = source(output_dir, a="1")
+(it.path / "a").open("wb").truncate(LONG)
+atexit.register(lambda: print(*commits(output_dir)))
+atexit.register(pinning.pin, here(output_dir), it, COMMIT, print)
+"""
+
+
+def test_when_the_interpreter_ends_a_copy_is_made_before_it_is_gone(tmp_path: Path, other_disk: Path) -> None:
+    """It waits for threads before that, and later for none."""
+    done = ran("-c", AT_EXIT, str(tmp_path), str(other_disk), cwd=ROOT)
+    assert (done.stdout, done.stderr) == ("checkpoint-1.0\n", "")

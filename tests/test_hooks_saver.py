@@ -3,10 +3,12 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ckptsync.errors import Incomplete
 from ckptsync.hooks import here as whereabouts
 from ckptsync.hooks.saver import Saver
 from ckptsync.spool import marks
@@ -210,3 +212,19 @@ def test_a_save_whose_mark_cannot_be_written_is_tried_again_in_time(tmp_path: Pa
     (tmp_path / "_ckptsync" / "saves").unlink()
     saver.commit(1)
     assert set(commits(tmp_path)) == {"checkpoint-1.0"}
+
+
+def test_a_save_that_lies_elsewhere_is_said_and_not_passed_over(tmp_path: Path) -> None:
+    """A trainer of somebody's own, or a callback that moves what was saved."""
+    (saver,) = ranks(Table(), Said(), tmp_path)
+    saver.remember(1)
+    with pytest.raises(Incomplete, match="checkpoint-1: nothing of it"):
+        saver.commit(1)
+
+
+def test_where_only_rank_0_saves_a_node_has_nothing_and_that_is_right(tmp_path: Path) -> None:
+    table = Table()
+    savers = [Saver(replace(here(tmp_path / name, r, 2), only_model=True), {}, Said(), table.meet) for r, name in enumerate("ab")]
+    savers[1].remember(1)
+    savers[1].commit(1)
+    assert commits(tmp_path / "b") == {}

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckptsync.errors import CkptsyncError
@@ -19,6 +21,7 @@ from ckptsync.spool import marks
 from ckptsync.spool.marks import Begun
 from ckptsync.walk import OURS
 
+_HALF_DONE = re.compile(r"\.(?:new|gone)-hook-([0-9]+)-")  # `ckptsync.hooks.pinning`, `ckptsync.hooks.room`
 _FORGOTTEN_AFTER = 30 * 24 * 3600.0  # seconds: a process of another machine, of which nobody here can tell whether it lives
 
 
@@ -83,16 +86,33 @@ def forget_the_dead(spool: Path) -> None:
     """Remove what trainings that are over said here.  Raises OSError where the spool cannot be written."""
     added = _folders(spool / "added")  # before the living are asked: who adds something has said before that he lives
     living = set()
+    alive, gone = {os.getpid()}, set[int]()
     for begun in marks.begun(spool):
         running = marks.is_running(begun)
         if running is False or (running is None and time.time() - begun.at > _FORGOTTEN_AFTER):
             marks.begun_path(spool, begun.process).unlink(missing_ok=True)
         else:
             living |= {begun.train, begun.process}  # rank 0's process names the training
+        is_gone = marks.is_running(replace(begun, left=0.0)) is False  # who has left may copy, and train again
+        (gone if is_gone else alive).add(begun.pid)
     for folder in added:
         if folder.name not in living:
             shutil.rmtree(folder, ignore_errors=True)  # pins have names of their own for what they need
+    _sweep(spool, gone - alive)
     forget_saves(spool)
+
+
+def _sweep(spool: Path, gone: Collection[int]) -> None:
+    """Delete what processes left that were killed while they copied: as much as a save each, for which a file system wants seconds."""
+    named = ((path, _HALF_DONE.match(path.name)) for path in _folders(spool / "pins"))
+    left = [path for path, of in named if of and int(of[1]) in gone]
+    if left:
+        threading.Thread(target=_remove, args=(left,), name="ckptsync-remove").start()
+
+
+def _remove(folders: Collection[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def forget_saves(spool: Path) -> None:

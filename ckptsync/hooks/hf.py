@@ -9,7 +9,6 @@ worker then judges the checkpoint by its files, as it does without a hook.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import os
@@ -17,6 +16,7 @@ import re
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +49,7 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         self._wait = wait
         self._workers: dict[Path, tuple[embedded.Worker, float] | None] = {}
         self._saver: Saver | None = None
+        self._forget_end: Callable[[], object] = bool
         self._before: Weights = frozenset()
         self._step = 0
         self._former: list[tuple[Path, str]] = []
@@ -59,6 +60,8 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         """Say who trains here, and write what sharded checkpoints will lack."""
         self._state = state
         _hearing.add(self)
+        for callback in [*_hearing]:
+            callback.keep_model()
         with self._unharmed("leave the training before"):
             self._leave_former()
         with self._unharmed("begin"):
@@ -125,8 +128,15 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         """What the end of the interpreter would do."""
         if self._saver is not None:
             saver, self._saver = self._saver, None
-            atexit.unregister(self._at_exit)
+            self._forget_end()
             self._at_exit(saver)
+
+    def keep_model(self) -> None:
+        """Another training begins: what this one has left in the run's root may be written over, and the end of the script be long after."""
+        saver = self._saver
+        if saver is not None and saver.begun.ended and saver.begun.pid == os.getpid():
+            with self._unharmed("pin the last save"):
+                self._pin_last(saver)
 
     def _remember(self, saver: Saver, state: Any) -> None:
         if state.is_hyper_param_search and not saver.trial:
@@ -174,22 +184,20 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         facts = added.about_process() | (added.about_model(model) if here.rank == 0 else {})
         saver = Saver(here, facts, lambda text: self._say(here, text))
         self._saver = saver
-        atexit.register(self._at_exit, saver)
+        self._forget_end = leaving.at_end(partial(self._at_exit, saver))
         if here.rank == 0:
-            for trouble in added.write_added(model, processing, saver.added):
+            with _quietly():
+                troubles = added.write_added(model, processing, saver.added)
+            for trouble in troubles:
                 self._say(here, trouble)
 
     def _leave_former(self) -> None:
         """One callback may see several trainings: resumed ones, and tries with smaller batches."""
         if self._saver is not None:
             former, self._saver = self._saver, None
-            atexit.unregister(self._at_exit)
+            self._forget_end()
             self._former.append((former.here.output_dir, former.begun.train))
-            try:
-                if former.begun.ended:  # else an exception ended it, and what was begun then may not be whole
-                    self._pin_last(former)
-            finally:
-                former.leave()
+            former.leave()
 
     def _at_exit(self, saver: Saver) -> None:
         """When the script is over; a process that it forked is not ours to speak of."""
@@ -205,28 +213,36 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
 
     def _wait_for_store(self, saver: Saver) -> None:
         """In every directory that this callback has seen trainings in."""
-        until = time.monotonic() + self._wait
         trains = {saver.here.output_dir: {saver.begun.train}}
         for folder, train in self._former:
             trains.setdefault(folder, set()).add(train)
         for folder, named in trains.items():
-            self._wait_there(folder, named - {""}, max(0.0, until - time.monotonic()), lambda text: self._say(saver.here, text))
+            self._wait_there(folder, named - {""}, lambda text: self._say(saver.here, text))
         self._hear_worker(saver)
 
-    def _wait_there(self, folder: Path, trains: Collection[str], seconds: float, say: Callable[[str], None]) -> None:
+    def _wait_there(self, folder: Path, trains: Collection[str], say: Callable[[str], None]) -> None:
         worker, _ = self._workers.get(folder) or (None, 0.0)
 
         def served(spool: Path) -> bool:
             return leaving.is_served(spool) or (worker is not None and worker.poll() is None)
 
         patience = _ITS_END if folder in self._workers else leaving.RESTART
-        leaving.wait(folder, trains, seconds, say, served=served, restart=patience)
+        leaving.wait(folder, trains, self._wait, say, served=served, restart=patience, since=leaving.over())
 
     def _pin_last(self, saver: Saver) -> None:
         saver.commit(None)
-        root = saver.here.output_dir
-        if saver.begun.ended and saver.is_first and leaving.weights(root) != self._before:
-            saver.pin_alone(Source("final", root, leaving.final_model), self._step)
+        root, before = saver.here.output_dir, self._before
+        now = leaving.weights(root)
+        if not (saver.begun.ended and saver.is_first) or now == before:
+            return
+        saver.pin_alone(Source("final", root, leaving.final_model), self._step)
+        for callback in [*_hearing]:
+            callback.know_model(root, now)
+
+    def know_model(self, root: Path, weights: Weights) -> None:
+        """These are no news any more: of several trainings in one directory the last one has written them."""
+        if self._saver is not None and self._saver.here.output_dir == root:
+            self._before = weights
 
     @contextlib.contextmanager
     def _unharmed(self, what: str) -> Iterator[None]:
@@ -245,6 +261,18 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         if kind not in self._said:
             self._said.add(kind)
             _log.warning("ckptsync: %s", text)
+
+
+@contextlib.contextmanager
+def _quietly() -> Iterator[None]:
+    """transformers says of each configuration where it was saved, and a training's log is not ours to write in."""
+    its = logging.getLogger("transformers")
+    level = its.level
+    its.setLevel(max(level, logging.WARNING))
+    try:
+        yield
+    finally:
+        its.setLevel(level)
 
 
 def leave() -> None:

@@ -6,6 +6,7 @@ interpreter ends, after a training that ended, is the final model.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import fcntl
 import os
@@ -13,6 +14,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Collection
+from functools import cache
 from pathlib import Path
 
 from ckptsync.spool import pins
@@ -44,9 +46,31 @@ def final_model(root: Path) -> Listing:
     return walk(root, names)
 
 
+def at_end(call: Callable[[], None]) -> Callable[[], object]:
+    """Have it called when the script is over; what is returned takes that back.
+
+    A process of multiprocessing that was forked (accelerate's ``notebook_launcher``) calls nothing that `atexit` was told, but what is told here.
+    """
+    running = sys.modules.get("multiprocessing.process")
+    if running is not None and running.parent_process() is not None:
+        from multiprocessing.util import Finalize  # noqa: PLC0415  # nobody else needs it
+
+        return Finalize(None, call, exitpriority=0).cancel
+    atexit.register(call)
+    return lambda: atexit.unregister(call)
+
+
 def has_failed() -> bool:
-    """Whether the interpreter ends with an exception that nobody caught: then nothing says that what was begun is whole."""
-    return getattr(sys, "last_value", None) is not None
+    """Whether this process ends with an exception that nobody caught: then nothing says that what was begun is whole."""
+    now = sys.exc_info()[1]  # multiprocessing's is still on its way, and torch's processes end with 1 when they have caught theirs
+    is_exit = now is None or (isinstance(now, SystemExit) and not now.code)
+    return getattr(sys, "last_value", None) is not None or not is_exit
+
+
+@cache
+def over() -> float:
+    """When the first of those who are told that the script is over asked (`time.monotonic`): all of them wait as long as one."""
+    return time.monotonic()
 
 
 def is_served(spool: Path) -> bool:
@@ -68,12 +92,13 @@ def wait(
     *,
     served: Callable[[Path], bool] = is_served,
     restart: float = RESTART,
+    since: float | None = None,
 ) -> tuple[str, ...]:
-    """Until the store has all of them, or for so long; what it has not got is returned.
+    """Until the store has all of them, or for so long ``since`` (`time.monotonic`; default: now); what it has not got is returned.
 
     Without a worker for ``restart`` seconds nothing is waited for.
     """
-    now = time.monotonic()
+    now = time.monotonic() if since is None else since
     until, gone_at = now + seconds, now + restart
     while left := unstored(output_dir, trains):
         now = time.monotonic()

@@ -22,6 +22,7 @@ from ckptsync.walk import Stat, look
 _FICLONE = 0x40049409  # _IOW(0x94, 9, int), the same on every Linux we run on
 _NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL})
 _STRETCH = 8 * 1024 * 1024  # bytes between two looks at whether the file is still the same
+_open: set[int] = set()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,18 @@ def copy(copies: Iterable[Copy]) -> None:
 def close(copies: Iterable[Copy]) -> None:
     """Let go of the files, copied or not."""
     for one in copies:
+        _open.discard(one.descriptor)
         os.close(one.descriptor)
+
+
+def _let_go_in_child() -> None:
+    """Processes that read data are forked at any moment, and may live as long as the training: what rotation takes would fill the disk."""
+    for descriptor in _open:
+        os.close(descriptor)
+    _open.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 def _is_linked(file: Path, name: Path) -> bool:
@@ -83,6 +95,7 @@ def _reflinked_or_open(path: Path, name: Path, file: Stat) -> list[Copy]:
         if _is_reflinked(source, name, file):
             return []
         kept = True
+        _open.add(source)
         return [Copy(source, name, file)]
     finally:
         if not kept:

@@ -6,7 +6,6 @@ as the hook for Hugging Face's Trainer makes them (`ckptsync.hooks.pinning`).
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
 import os
@@ -16,7 +15,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Literal
 from urllib.parse import quote
@@ -123,7 +122,7 @@ def _seat(folder: Path, rank: Rank) -> Seat:
         token = secrets.token_hex(8)
         train = token if rank.world == 1 else _agreed(token) if rank.is_met else ""
         if not any(pid == os.getpid() for pid, _ in _seats):
-            atexit.register(_leave, os.getpid())
+            leaving.at_end(partial(_leave, os.getpid()))
         _seats[key] = Seat(rank, train, _meeting(rank, folder.name))
     return _seats[key]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import shutil
 import threading
 from collections.abc import Callable, Sequence
@@ -49,13 +50,17 @@ def pin(here: Here, source: Source, commit: Commit, say: Say) -> None:
         raise Incomplete(f"{source.checkpoint}: it is still being written")
     if not listing.files:
         return  # this node has none of it
-    fresh = here.spool / "pins" / f".new-hook-{os.getpid()}-{source.checkpoint}"
-    shutil.rmtree(fresh, ignore_errors=True)
+    # of one name there may be two at a time: the one before may still be copied
+    fresh = here.spool / "pins" / f".new-hook-{os.getpid()}-{secrets.token_hex(4)}-{source.checkpoint}"
     staged = _staged(source, listing.files, fresh, commit)
-    if staged.copies:
-        threading.Thread(target=_copied, args=(here, source, staged, say), name="ckptsync-copy").start()  # the exit waits for it
+    if not staged.copies:
+        publish(here, source.checkpoint, fresh, staged.size, say)
         return
-    publish(here, source.checkpoint, fresh, staged.size, say)
+    try:
+        _aside(lambda: _copied(here, source, staged, say), "ckptsync-copy")
+    except RuntimeError:  # this user may have no more threads
+        _let_go(staged)
+        raise
 
 
 def publish(here: Here, checkpoint: str, fresh: Path, size: int, say: Say) -> None:
@@ -64,7 +69,18 @@ def publish(here: Here, checkpoint: str, fresh: Path, size: int, say: Say) -> No
     given = room.make_room(here.output_dir, newest, size)
     if given:
         _tell(given, say)
-        threading.Thread(target=room.remove, args=(given,), name="ckptsync-remove").start()
+        _aside(lambda: room.remove(given), "ckptsync-remove")
+
+
+def _aside(work: Callable[[], None], name: str) -> None:
+    """In a thread that the interpreter's end waits for; when that has begun it waits for no new one, and from Python 3.12 on allows none: then here and now.
+
+    Raises RuntimeError where no thread can be made.
+    """
+    if threading.main_thread().is_alive():
+        threading.Thread(target=work, name=name).start()
+    else:
+        work()
 
 
 def _staged(source: Source, files: Sequence[Stat], fresh: Path, commit: Commit) -> _Staged:
@@ -127,8 +143,12 @@ def _copied(here: Here, source: Source, staged: _Staged, say: Say) -> None:
     except Exception as e:  # noqa: BLE001  # nobody waits for this thread: what it cannot do is said, and the worker judges the files
         say(f"{source.checkpoint}: not copied into the spool: {type(e).__name__}: {e}")
     finally:
-        linking.close(staged.copies)
-        shutil.rmtree(staged.fresh, ignore_errors=True)
+        _let_go(staged)
+
+
+def _let_go(staged: _Staged) -> None:
+    linking.close(staged.copies)
+    shutil.rmtree(staged.fresh, ignore_errors=True)
 
 
 def _tell(given: Sequence[pins.Pin], say: Say) -> None:

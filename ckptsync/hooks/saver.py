@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ckptsync.errors import Incomplete
 from ckptsync.hooks import here as whereabouts
 from ckptsync.hooks import parts
 from ckptsync.hooks.agreed import agree
@@ -128,9 +129,10 @@ class Saver:
 
     def pin_alone(self, source: Source, step: int) -> None:
         """Pin what only this process writes, at its end."""
-        save_id = marks.save_id(self.begun.train, source.checkpoint, 0)
+        save_id = marks.save_id(self.begun.train, source.checkpoint, self._saved[source.checkpoint])
         commit = parts.commit(self.begun, save_id, source.checkpoint, step, (self.here.rank,))
         pin(self.here, source, commit, self._say)
+        self._saved[source.checkpoint] += 1
 
     def _pend(self, step: int) -> None:
         checkpoint = named(self.trial, f"checkpoint-{step}")
@@ -159,6 +161,10 @@ class Saver:
     def _pin(self, save: Save, mark: RankMark) -> None:
         commit = parts.commit(self.begun, mark.save, save.checkpoint, save.step, self._neighbours)
         source = Source(save.checkpoint, place(self.here.output_dir, save.checkpoint), walk, self.added)
+        if not self.here.only_model and not source.path.is_dir():  # each rank leaves its random state there
+            raise Incomplete(
+                f"{save.checkpoint}: nothing of it in {self.here.output_dir}: this training saves elsewhere, or has removed it"
+            )
         pin(self.here, source, commit, self._say)
         self._commits += 1
         if self._commits % _TIDY_EVERY == 0:
