@@ -14,6 +14,7 @@ import os
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -68,8 +69,11 @@ def file_system_type(mountinfo: str, path: str) -> str:
     return fstype
 
 
-def watch(paths: Iterable[str], hint: Callable[[], None], poll_s: int = POLL_S) -> Watch:
-    """Call ``hint`` from another thread whenever something below ``paths`` may be worth a look; it may be called very often.
+Hint = Callable[[str], object]
+
+
+def watch(paths: Iterable[str], hint: Hint, poll_s: int = POLL_S) -> Watch:
+    """Call ``hint`` from another thread with each of ``paths`` below which something may be worth a look; "" means any of them.  It may be called very often.
 
     Paths need not exist yet: the nearest directory above is watched until `Watch.refresh` finds them.
     """
@@ -89,10 +93,10 @@ class _Aim:
 class Watch:
     """Watches until `close`.  Not to be called from within ``hint``."""
 
-    def __init__(self, paths: tuple[str, ...], hint: Callable[[], None], poll_s: int) -> None:
-        self._paths, self._listener, self._poll_s = paths, _Listener(hint), poll_s
+    def __init__(self, paths: tuple[str, ...], hint: Hint, poll_s: int) -> None:
+        self._paths, self._hint, self._poll_s = paths, hint, poll_s
         self._armed: dict[str, tuple[_Aim, BaseObserver | None, Mode]] = {}
-        self._losses = _Losses(hint)
+        self._losses = _Losses(partial(hint, ""))
         _WATCHDOGS.addHandler(self._losses)
         self.refresh()
 
@@ -107,7 +111,7 @@ class Watch:
                 continue
             self._disarm(path)
             if aim:
-                self._armed[path] = (aim, *_arm(aim, self._listener, self._poll_s, limit))
+                self._armed[path] = (aim, *_arm(aim, _Listener(partial(self._hint, path)), self._poll_s, limit))
 
     def modes(self) -> dict[str, Mode]:
         """How each path is watched: by events, by polling, waiting for it to be made, or not at all."""
@@ -136,7 +140,7 @@ class Watch:
 
 
 class _Listener(FileSystemEventHandler):
-    def __init__(self, hint: Callable[[], None]) -> None:
+    def __init__(self, hint: Callable[[], object]) -> None:
         self._hint = hint
 
     def on_any_event(self, event: FileSystemEvent) -> None:
@@ -153,7 +157,7 @@ class _Listener(FileSystemEventHandler):
 class _Losses(logging.Handler):
     """Watchdog says in its log, and nowhere else, that the kernel dropped events, or that it could not watch a new directory."""
 
-    def __init__(self, hint: Callable[[], None]) -> None:
+    def __init__(self, hint: Callable[[], object]) -> None:
         super().__init__(logging.WARNING)
         self._hint, self._count, self._last = hint, 0, ""
 

@@ -16,7 +16,8 @@ from ckptsync.config.loading import read
 from ckptsync.config.values import Config
 from ckptsync.daemon.awaited import Awaited
 from ckptsync.daemon.loops import looping
-from ckptsync.daemon.watching import UNSETTLED_EVERY, Watching, worker_options
+from ckptsync.daemon.posts import UNSETTLED_EVERY
+from ckptsync.daemon.watching import Watching, worker_options
 from ckptsync.errors import Transient
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store, open_store

@@ -31,12 +31,13 @@ class Ear:
     """Counts hints, and waits for them."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self.count, self.path = 0, ""
         self._heard = threading.Condition()
 
-    def __call__(self) -> None:
+    def __call__(self, path: str = "") -> None:
         with self._heard:
             self.count += 1
+            self.path = path
             self._heard.notify_all()
 
     def hears(self, change: Callable[[], object], within: float = 5.0) -> bool:
@@ -113,6 +114,18 @@ def test_new_files_renames_and_finished_writes_at_any_depth_hint(
     assert ear.hears(lambda: (tmp_path / "checkpoint-1/.tmpabcdef").rename(tmp_path / "checkpoint-1/model.safetensors"))
     ear.settle()
     assert ear.hears(lambda: (tmp_path / "checkpoint-1/model.safetensors").write_bytes(b"overwritten in place"))
+
+
+def test_a_hint_says_below_which_of_the_paths(tmp_path: Path, ear: Ear) -> None:
+    paths = [tmp_path / name for name in "ab"]
+    for path in paths:
+        path.mkdir()
+    found = watch([str(path) for path in paths], ear)
+    for path in paths:
+        assert ear.hears((path / "checkpoint-1").mkdir)
+        ear.settle()
+        assert ear.path == str(path)
+    found.close()
 
 
 def test_looking_does_not_hint_or_a_scan_would_cause_the_next(tmp_path: Path, ear: Ear, watching: Callable[[Path], Watch]) -> None:
@@ -203,7 +216,7 @@ def test_at_inotifys_limits_a_poll_hints(
 def test_a_hint_that_raises_does_not_end_the_hints(tmp_path: Path) -> None:
     calls: list[int] = []
 
-    def raises() -> None:
+    def raises(_: str) -> None:
         calls.append(1)
         raise ValueError("a bug in the caller")
 
@@ -253,7 +266,7 @@ def test_a_limit_that_is_reached_under_way_turns_events_into_polling_and_is_told
     program = (
         "import sys, threading\nfrom pathlib import Path\nfrom ckptsync.watch import watch\n"
         f"out = Path({str(tmp_path)!r}) / 'out'; out.mkdir(); heard = threading.Event()\n"
-        "found = watch([str(out)], heard.set, poll_s=1); print(found.modes()[str(out)], len(found.notes()))\n"
+        "found = watch([str(out)], lambda _: heard.set(), poll_s=1); print(found.modes()[str(out)], len(found.notes()))\n"
         "for n in range(20): (out / f'checkpoint-{n}').mkdir()\n"
         "for n in range(100):\n found.refresh()\n if found.modes()[str(out)] != 'events': break\n threading.Event().wait(0.05)\n"
         "print(found.modes()[str(out)], any('limit of inotify' in note for note in found.notes()))\n"
@@ -265,7 +278,7 @@ def test_a_limit_that_is_reached_under_way_turns_events_into_polling_and_is_told
 def test_events_that_the_kernel_dropped_are_a_hint_and_are_told(tmp_path: Path) -> None:
     program = (
         "import sys, threading\nfrom ckptsync.watch import watch\n"
-        "heard = threading.Event(); found = watch([sys.argv[1]], heard.set)\n"
+        "heard = threading.Event(); found = watch([sys.argv[1]], lambda _: heard.set())\n"
         "print(*found.notes(), flush=True); sys.stdin.readline(); heard.wait(20)\n"
         "for n in range(400):\n if found.notes(): break\n threading.Event().wait(0.05)\n"
         "print(*found.notes()); found.close()\n"

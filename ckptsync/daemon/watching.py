@@ -22,15 +22,18 @@ from ckptsync.daemon.lock import Locks
 from ckptsync.daemon.memory import give_back
 from ckptsync.daemon.pauses import Pauses, rest_after
 from ckptsync.daemon.phases import Line, pairs
+from ckptsync.daemon.posts import PATIENCE, UNSETTLED_EVERY, Posts
+from ckptsync.daemon.progress import LANE
 from ckptsync.daemon.served import remember
 from ckptsync.daemon.surveying import shown
 from ckptsync.daemon.working import Outcome, Role
 from ckptsync.errors import CkptsyncError, ConfigError, StoreError
 from ckptsync.fleet.heartbeat import Disk
+from ckptsync.stores import signs
 from ckptsync.stores.contract import Store
 from ckptsync.walk import OURS
 from ckptsync.watch import Watch, watch
-from ckptsync.worker.glance import aims, glance
+from ckptsync.worker.glance import glance
 from ckptsync.worker.lanes import Lane, Lanes
 from ckptsync.worker.looking import Look
 from ckptsync.worker.options import RunDir, WorkerOptions
@@ -38,10 +41,8 @@ from ckptsync.worker.result import WorkerResult
 from ckptsync.worker.tick import Worker
 
 GLANCE_EVERY = 1.0
-UNSETTLED_EVERY = 0.5  # seconds between looks while a checkpoint is being written: its files grow, and no directory changes by that
 TELL_EVERY = 1.0  # seconds between two words on what has ended, while more is to be sent
 IDLE_LOOKS, IDLE_SENDS = 2, 4  # times `scan_every`, at least, while nothing is on its way, nothing moves and the kernel tells of it
-PATIENCE = 20  # part of the time since anything moved that the next look may wait: what a crash left half written is not to be asked for ever
 
 
 class Watching:
@@ -53,10 +54,10 @@ class Watching:
         self._watch: Watch | None = None
         self._workers: Mapping[RunDir, Worker] = {}
         self._problems: tuple[str, ...] = ()
-        self._aims: tuple[str, ...] = ()
+        self._posts = Posts()
+        self._places: tuple[str, ...] = ()
         self._glimpse: object = None
-        self._next = self._moved = 0.0
-        self._is_hinted = True
+        self._next = self._moved = self._renewed = 0.0
         self._outcome = self._sent = Outcome()
         self._is_idle = self._is_told = self._was_told = False
         self._next_send = self._look_cost = 0.0
@@ -78,25 +79,26 @@ class Watching:
         if self._problems and not self._workers:
             raise ConfigError("; ".join(self._problems), hint="see worker.runs in the configuration")
 
-    def hint(self) -> None:
-        """Something was written."""
-        self._is_hinted = True
+    def hint(self, path: str = "") -> None:
+        """Something was written below an output directory; "": nobody knows below which."""
+        self._posts.hint(path)
         self.looking.tick.hint()
 
     def look(self) -> Outcome:
         """One tick: a glance, and a look where it says so, or nobody has looked for long."""
-        now = time.monotonic()
-        has_moved = self._is_hinted or glance(self._aims) != self._glimpse
+        now, every = time.monotonic(), self._config.worker.scan_every
+        has_come = glance(self._places) != self._glimpse
+        has_moved = self._posts.stir(now) or has_come
         if not has_moved and now < self._next:
             return self._outcome
         if has_moved:
             self._moved, self._is_idle = now, False
-        self._is_hinted = False
-        self._renew()
-        self._glimpse = glance(self._aims)  # before the look: what comes while it looks is seen by the next glance
-        began = time.thread_time()
-        looks = [worker.look(now) for worker in self._workers.values()]
-        self._look_cost = time.thread_time() - began
+        if has_come or now - self._renewed >= every:
+            self._renew()
+        for post in [post for post in self._posts if post.is_due(now, every)]:
+            post.look(now)
+        self._look_cost = sum(post.cost for post in self._posts)
+        looks = [post.told(now) for post in self._posts]
         self._arrange(now, looks)
         self._outcome = self._seen(looks)
         return self._outcome
@@ -213,6 +215,8 @@ class Watching:
 
     def _renew(self) -> None:
         """Take in directories that have appeared; one that cannot be had holds up no other."""
+        self._places, self._renewed = places(self._config.worker.runs), time.monotonic()
+        self._glimpse = glance(self._places)  # before it is looked which are there
         found = self._found()
         workers: dict[RunDir, Worker] = {}
         problems = list(found.problems)
@@ -231,7 +235,7 @@ class Watching:
         else:
             self._watch.refresh()
         self._workers = workers
-        self._aims = (*places(self._config.worker.runs), *(aim for run in workers for aim in aims(run.path)))
+        self._posts.retain(workers)
 
     def _rewatch(self, workers: Mapping[RunDir, Worker]) -> None:
         if self._watch:
@@ -241,12 +245,14 @@ class Watching:
 
 def carrying(lane: Lane, number: int, every: float, fatal: Callable[[BaseException], None]) -> Role:
     """The role of a lane: it says nothing itself, the plan does."""
+    name = f"{LANE}{number}"
 
     def carry() -> Outcome:
-        lane.carry()
+        with signs.of(name):
+            lane.carry()
         return Outcome()
 
-    role = Role(f"lane-{number}", every, carry, fatal)
+    role = Role(name, every, carry, fatal)
     lane.wake = partial(role.tick.at, 0.0)
     return role
 
