@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.errors import Incomplete
+from ckptsync.errors import Incomplete, StoreError
 from ckptsync.hooks import pinning
 from ckptsync.hooks.pinning import Source
 from ckptsync.spool.marks import Commit
@@ -106,14 +106,28 @@ def test_a_second_save_of_a_step_gets_the_next_number(tmp_path: Path) -> None:
 def test_on_another_file_system_the_pin_appears_when_it_is_copied(tmp_path: Path, other_disk: Path) -> None:
     (tmp_path / "_ckptsync").symlink_to(other_disk)
     it = source(tmp_path, a="1")
+    (it.path / "a").chmod(0o600)
     pinning.pin(here(tmp_path), it, COMMIT, Said())
     copied()
     pin = tmp_path / "_ckptsync" / "pins" / "checkpoint-1.0"
+    assert (pin / "files" / "a").stat().st_mode & 0o777 == 0o600
     assert not (pin / "files" / "a").samefile(it.path / "a")
     assert (
         (pin / "files" / "a").stat().st_mtime_ns == (it.path / "a").stat().st_mtime_ns == commits(tmp_path)[pin.name].files["a"][1]
     )
     assert hidden(tmp_path) == []
+
+
+def test_links_that_cannot_become_a_pin_hold_no_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    it = source(tmp_path, a="1")
+
+    def full(*_: object) -> Path:
+        raise StoreError("no space left on device")
+
+    monkeypatch.setattr("ckptsync.spool.pins.publish", full)
+    with pytest.raises(StoreError):
+        pinning.pin(here(tmp_path), it, COMMIT, Said())
+    assert ((it.path / "a").stat().st_nlink, hidden(tmp_path)) == (1, [])
 
 
 def test_a_copy_that_the_trainer_overtakes_is_no_pin_and_is_said(tmp_path: Path, other_disk: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import CkptsyncError, ConfigError, Incomplete, StoreError
-from ckptsync.spool.folders import children, refusals, remove, renamed, written
+from ckptsync.spool.folders import children, opened_like, refusals, remove, renamed, written
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,17 @@ def test_a_file_is_written_whole_and_never_into_a_folder_that_is_gone(tmp_path: 
     with pytest.raises(FileNotFoundError):
         written(tmp_path / "gone", "a.json", {})
     assert not (tmp_path / "gone").exists()
+
+
+@pytest.mark.parametrize(("mode", "copied"), [(0o600, 0o600), (0o400, 0o600), (0o644, 0o644)])
+def test_nobody_may_read_a_copy_who_may_not_read_the_original(tmp_path: Path, mode: int, copied: int) -> None:
+    source, copy = tmp_path / "source", tmp_path / "copy"
+    source.touch()
+    source.chmod(mode)
+    copy.touch(0o666)  # a killed try left it
+    with source.open("rb") as like, opened_like(copy, like.fileno()) as out:
+        out.write(b"x")
+    assert (copy.stat().st_mode & 0o777, copy.read_bytes()) == (copied, b"x")
 
 
 def test_a_name_that_somebody_has_is_not_taken_from_him(tmp_path: Path) -> None:

@@ -70,12 +70,14 @@ def descriptors(beneath: Path) -> int:
 
 def test_what_is_still_is_copied_with_its_time_and_then_pinned(out: Path, source: Path) -> None:
     before = descriptors(source)
+    (source / "a").chmod(0o600)
     looking = Looking(out)
     found = looking.after(0)
     assert (looking.pinned(), found.seen[0].hold.unpinned) == ([], ("a", "c", "sub/b"))
     looking.after(STILL)
     assert looking.pinned() == ["a", "c", "sub/b"]
     (one,) = looking.after(0).seen
+    assert {f.name: f.stat().st_mode & 0o077 for f in pins(out)[0].root.iterdir()}["a"] == 0
     assert (one.hold.unpinned, [(f.size, f.mtime) for f in one.hold.stats]) == ((), [(f.size, f.mtime) for f in walk(source).files])
     shutil.rmtree(source)
     (one,) = looking.after(0).seen

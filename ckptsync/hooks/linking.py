@@ -17,10 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ckptsync.errors import Incomplete
+from ckptsync.spool.folders import opened_like
 from ckptsync.walk import Stat, look
 
 _FICLONE = 0x40049409  # _IOW(0x94, 9, int), the same on every Linux we run on
 _NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL})
+_NEVER = frozenset({errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOTTY})  # said of one file, true of all of a file system
 _STRETCH = 8 * 1024 * 1024  # bytes between two looks at whether the file is still the same
 _open: set[int] = set()
 
@@ -34,10 +36,18 @@ class Copy:
     file: Stat
 
 
+@dataclass(slots=True)
+class _Ways:
+    """What may still be possible between these two file systems."""
+
+    links: bool = True
+    reflinks: bool = True
+
+
 def link(source: Path, files: Iterable[Stat], target: Path) -> list[Copy]:
     """Names below ``target`` for these files of ``source``; what could not be linked comes back open.  Raises OSError, or Incomplete."""
     copies: list[Copy] = []
-    made = {target}
+    made, ways = {target}, _Ways()
     target.mkdir(parents=True)
     try:
         for file in files:
@@ -45,8 +55,8 @@ def link(source: Path, files: Iterable[Stat], target: Path) -> list[Copy]:
             if name.parent not in made:
                 name.parent.mkdir(parents=True, exist_ok=True)
                 made.add(name.parent)
-            if not _is_linked(source / file.path, name):
-                copies += _reflinked_or_open(source / file.path, name, file)
+            if not (ways.links and _is_linked(source / file.path, name, ways)):
+                copies += _reflinked_or_open(source / file.path, name, file, ways)
     except BaseException:
         close(copies)
         raise
@@ -76,23 +86,24 @@ def _let_go_in_child() -> None:
 os.register_at_fork(after_in_child=_let_go_in_child)
 
 
-def _is_linked(file: Path, name: Path) -> bool:
+def _is_linked(file: Path, name: Path, ways: _Ways) -> bool:
     try:
         os.link(file, name, follow_symlinks=False)
     except OSError as e:
         if e.errno in _NO_LINKS:
+            ways.links = e.errno not in _NEVER
             return False
         raise
     return True
 
 
-def _reflinked_or_open(path: Path, name: Path, file: Stat) -> list[Copy]:
+def _reflinked_or_open(path: Path, name: Path, file: Stat, ways: _Ways) -> list[Copy]:
     source = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     kept = False
     try:
         if not stat.S_ISREG(os.fstat(source).st_mode):
             raise Incomplete(f"{path}: no longer a regular file")
-        if _is_reflinked(source, name, file):
+        if ways.reflinks and _is_reflinked(source, name, file, ways):
             return []
         kept = True
         _open.add(source)
@@ -102,18 +113,19 @@ def _reflinked_or_open(path: Path, name: Path, file: Stat) -> list[Copy]:
             os.close(source)
 
 
-def _is_reflinked(source: int, name: Path, file: Stat) -> bool:
-    with name.open("xb") as out:
+def _is_reflinked(source: int, name: Path, file: Stat, ways: _Ways) -> bool:
+    with opened_like(name, source) as out:
         try:
             fcntl.ioctl(out.fileno(), _FICLONE, source)
-        except OSError:
+        except OSError as e:
+            ways.reflinks = e.errno not in _NEVER
             return False  # a copy does the same
         os.utime(out.fileno(), ns=(file.mtime, file.mtime))
     return True
 
 
 def _copy(one: Copy) -> None:
-    with one.target.open("wb") as out:
+    with opened_like(one.target, one.descriptor) as out:
         done = 0
         while done < one.file.size:
             sent = os.sendfile(out.fileno(), one.descriptor, done, min(_STRETCH, one.file.size - done))

@@ -65,7 +65,11 @@ def pin(here: Here, source: Source, commit: Commit, say: Say) -> None:
 
 def publish(here: Here, checkpoint: str, fresh: Path, size: int, say: Say) -> None:
     """Let what was made whole in ``fresh``, of ``size`` bytes, be the newest pin; raises as `pin` does."""
-    newest = pins.publish(here.output_dir, checkpoint, fresh)
+    try:
+        newest = pins.publish(here.output_dir, checkpoint, fresh)
+    except BaseException:
+        shutil.rmtree(fresh, ignore_errors=True)  # its links would hold the bytes of what is no pin
+        raise
     given = room.make_room(here.output_dir, newest, size)
     if given:
         _tell(given, say)

@@ -7,8 +7,10 @@ import errno
 import json
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from ckptsync.errors import ConfigError, Incomplete, StoreError
 
@@ -33,6 +35,14 @@ def written(folder: Path, name: str, told: object) -> None:
     fresh = folder / f".fresh-{name}"
     fresh.write_text(json.dumps(told) + "\n")
     fresh.replace(folder / name)
+
+
+def opened_like(path: Path, like: int) -> BinaryIO:
+    """A new file at ``path`` for a copy of ``like``, an open one; others may do with it no more than with that.  Raises OSError."""
+    # trainers write weights that are their user's alone (safetensors 0.8), and some files are read only
+    mode = stat.S_IMODE(os.fstat(like).st_mode) | stat.S_IWUSR
+    path.unlink(missing_ok=True)
+    return open(path, "xb", opener=lambda name, flags: os.open(name, flags, mode))
 
 
 def renamed(path: Path, target: Path) -> bool:

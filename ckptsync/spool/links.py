@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ckptsync.errors import ConfigError, Incomplete, StoreError
-from ckptsync.spool.folders import NO_LINKS, refusals
+from ckptsync.spool.folders import NO_LINKS, opened_like, refusals
 from ckptsync.spool.pins import Pin
 from ckptsync.walk import Stat, look, open_file, opened_parent
 
@@ -107,7 +107,7 @@ def _cloned(pin: Pin, file: Stat) -> bool:
     fresh = pin.path / ".clone"
     fd = open_file(pin.root, file.path)
     try:
-        with refusals(pin.path), fresh.open("wb") as out:
+        with refusals(pin.path), opened_like(fresh, fd) as out:
             fcntl.ioctl(out.fileno(), _FICLONE, fd)
             os.utime(out.fileno(), ns=(file.mtime, file.mtime))
         if look(fd, file.path) == file:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckptsync.errors import CkptsyncError, Incomplete
-from ckptsync.spool.folders import refusals
+from ckptsync.spool.folders import opened_like, refusals
 from ckptsync.spool.links import prepared
 from ckptsync.spool.pins import Pin
 from ckptsync.walk import Stat, look, open_file
@@ -157,7 +157,7 @@ def _copied(pin: Path, file: Stat, descriptor: int) -> bool:
     fresh = pin / _COPY
     try:
         with refusals(pin):
-            with fresh.open("wb") as out:
+            with opened_like(fresh, descriptor) as out:
                 _pour(descriptor, out.fileno(), file.size)
                 os.utime(out.fileno(), ns=(file.mtime, file.mtime))
             if (found := look(descriptor, file.path)).size != file.size or found.mtime != file.mtime:
