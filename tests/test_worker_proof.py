@@ -22,6 +22,13 @@ def test_verl_s_driver_says_which_step_is_written() -> None:
         assert wait(replace(found, marker=stale)) == 60
 
 
+def test_verl_s_sft_ranks_leave_their_loaders_state_beside_the_word_of_rank_0() -> None:
+    saved = {"model_world_size_2_rank_0.pt": 100.0, "model_world_size_2_rank_1.pt": 100.0, "data_0.pt": 100.5, "data_1.pt": 101.5}
+    found = Evidence("verl", 4, files(saved), marker=TrainerState(4, 101 * S))
+    assert wait(found) == 10
+    assert wait(replace(found, files=files(saved | {"model_world_size_2_rank_1.pt": 101.5}))) == 60
+
+
 def test_lightning_s_file_is_whole_when_it_appears_and_its_directory_when_meta_is_the_newest() -> None:
     assert wait(Evidence("lightning", 4, files({"epoch=0-step=4.ckpt": 1.0}))) == 10
     assert wait(Evidence("lightning", 4, files({"epoch=0-step=4.ckpt": 1.0}), unclosed=("epoch=0-step=4.ckpt",))) is None

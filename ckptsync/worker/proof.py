@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 from ckptsync.worker.cut_short import TRAINER_STATE, is_metadata, is_of_rank_0, stale_metadata
 from ckptsync.worker.evenness import current, is_random_state, lacking
 from ckptsync.worker.observed import Evidence, Rule
 
 V1 = "CHECKPOINT_COMPLETE"  # LLaMA-Factory v1, on the node of rank 0
 _LIGHTNING_LAST = "meta.pt"
+_LOADER = re.compile(r"data_\d+\.pt")  # verl's SFT ranks leave their data loader's state after its barrier, beside rank 0's word
 
 
 def proof(evidence: Evidence) -> str:
@@ -35,7 +38,8 @@ def _own_word(evidence: Evidence) -> str:
     marker = evidence.marker
     if marker is None or marker.step is None or evidence.step is None or marker.step < evidence.step:
         return ""
-    return f"the trainer says that step {marker.step} is written" if all(f.mtime <= marker.mtime for f in files) else ""
+    written = (f.mtime for f in files if not _LOADER.fullmatch(f.path))
+    return f"the trainer says that step {marker.step} is written" if all(at <= marker.mtime for at in written) else ""
 
 
 def _proof_of_trainer(evidence: Evidence) -> str:
