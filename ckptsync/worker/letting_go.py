@@ -25,18 +25,18 @@ class Letting:
     def __init__(self, options: WorkerOptions, knowledge: Knowledge, lookout: Lookout) -> None:
         self._options, self._knowledge, self._lookout = options, knowledge, lookout
 
-    def go(self, run: RunDir, unseen: Collection[str] = ()) -> tuple[list[Progress], list[Failure]]:
+    def go(self, run: RunDir, here: Collection[str]) -> tuple[list[Progress], list[Failure]]:
         """After each sending: what went, as far as people should see it, and what could not.
 
-        ``unseen``: checkpoints that could not be looked at; with the empty name none could.
+        ``here``: checkpoints that the look before saw, and that it could not look at; with the empty name it saw none.
         """
         seen = [w.seen for w in self._lookout.watched() if w.seen.run == run.name]
         told: list[Progress] = []
         wrong: list[Failure] = []
         try:
             tidy(run.path, time.time())
-            if "" not in unseen:
-                forget(run.path, {*unseen, *(s.spot.name for s in seen)})
+            if "" not in here:
+                forget(run.path, {*here, *(s.spot.name for s in seen)})
             self._spare(run, seen)
             if self._options.clean == "verified":
                 self._clean(run, told, wrong)

@@ -112,8 +112,8 @@ class Worker:
             busy = {checkpoint for name, checkpoint in in_hand if name == run.name}
             added = partial(added_here, run.path)
             served, broken = repair.answer(run.name, seen, self._knowledge, self._served, busy, added=added)
-            unseen = {f.checkpoint for f in found.failures if f.run == run.name}
-            gone, stuck = self._letting.go(run, unseen)
+            here = {s.spot.name for s in seen} | {f.checkpoint for f in found.failures if f.run == run.name}
+            gone, stuck = self._letting.go(run, here)
             self._done.add(served, gone, [*broken, *stuck])
         self._lacks = repair.lacks(self._served, self._unmended())
         told = [*self._sending.told()[0], *self._done.gone]
