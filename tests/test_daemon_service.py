@@ -36,14 +36,16 @@ def roles(config, node, store, fatal):
 
 def load():
     text = Path(sys.argv[2]).read_text() if sys.argv[2:] else ""
-    return read("node: n0\\nroles: [worker]\\nlog: {{format: text}}\\nworker: {{runs: [/data]}}\\nstore: {{url: " + sys.argv[1] + "}}\\n" + text, "c", {{"CKPTSYNC_ROLES": os.environ.get("ROLES", "worker")}})
+    ours = {{"CKPTSYNC_ROLES": os.environ.get("ROLES", "worker"), **{{k: v for k, v in os.environ.items() if k.startswith("CKPTSYNC_")}}}}
+    where = "" if "store:" in text else "worker: {{runs: [/data]}}\\nstore: {{url: " + sys.argv[1] + "}}\\n"
+    return read("node: n0\\nroles: [worker]\\nlog: {{format: text}}\\n" + where + text, "c", ours)
 
 sys.exit(run(load, roles))
 """
 
 
 @contextmanager
-def service(store: Path, look: str = "pass", *more: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+def service(store: Path | str, look: str = "pass", *more: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
     child = subprocess.Popen(
         [sys.executable, "-c", SERVICE.format(look=look), str(store), *more],
         stdout=subprocess.PIPE,
@@ -51,12 +53,11 @@ def service(store: Path, look: str = "pass", *more: str, **environment: str) -> 
         text=True,
         env={**os.environ, **environment},
     )
-    try:
-        with child:
+    with child:
+        try:
             yield child
+        finally:
             child.kill()
-    finally:
-        child.kill()
 
 
 def line(child: subprocess.Popen[str]) -> str:
@@ -110,6 +111,9 @@ def test_a_tick_that_does_not_end_is_abandoned_within_seconds(tmp_path: Path) ->
         assert child.wait(15) == 0
         assert time.monotonic() - begun < 10
         assert "phase=abandoned ticks=worker" in error(child)
+    said = read(open_store(str(tmp_path / "s")), "n0", ("worker",))
+    assert said
+    assert said.stopped, "an operator who stops it is told of no node that is dead"
 
 
 def test_a_second_signal_ends_it_at_once(tmp_path: Path) -> None:
@@ -227,6 +231,36 @@ def test_a_configuration_that_is_no_good_is_said_and_changes_nothing(tmp_path: P
         assert "phase=stopped" not in said
         child.send_signal(signal.SIGTERM)
         assert child.wait(8) == 0
+
+
+def test_a_reload_with_what_it_could_not_begin_with_is_said_and_changes_nothing(tmp_path: Path) -> None:
+    more = tmp_path / "more"
+    more.write_text("")
+    with service(tmp_path / "s", "pass", str(more)) as child:
+        until_said(child, "phase=started")
+        (tmp_path / "s" / "out").mkdir()
+        more.write_text(f"store: {{url: {tmp_path}/s}}\nworker: {{runs: [{tmp_path}/s/out]}}\n")
+        child.send_signal(signal.SIGHUP)
+        assert "inside the store" in until_said(child, "phase=not-reloaded")
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(8) == 0
+
+
+@contextmanager
+def silent() -> Iterator[str]:
+    """A server that takes connections, and never says a word."""
+    with socket.create_server(("127.0.0.1", 0), backlog=64) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}"
+
+
+def test_a_store_that_does_not_answer_keeps_nobody_from_stopping(tmp_path: Path) -> None:
+    keys = {"AWS_ACCESS_KEY_ID": "k", "AWS_SECRET_ACCESS_KEY": "s"}
+    with silent() as url, service("s3://bucket/x", CKPTSYNC_STORAGE_OPTIONS=f'{{"endpoint_url": "{url}"}}', **keys) as child:
+        until_said(child, "glanced")
+        time.sleep(1)
+        child.send_signal(signal.SIGTERM)
+        assert child.wait(8) == 0
+        assert "phase=abandoned ticks=store" in error(child)
 
 
 def test_a_tick_that_hangs_does_not_hang_a_reload(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.daemon.stoppable import Stoppable
-from ckptsync.errors import StoreError
+from ckptsync.errors import Transient
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.posix.store import PosixStore
@@ -36,9 +36,30 @@ def test_a_write_ends_between_two_chunks_and_leaves_nothing(tmp_path: Path, verb
         raise AssertionError("asked for more after the stop")
 
     store = Stoppable(PosixStore(str(tmp_path)), lambda: bool(asked))
-    with pytest.raises(StoreError, match="stopping"):
+    with pytest.raises(Transient, match="stopping"):
         getattr(store, verb)("run/large", chunks())
     assert [p for p in tmp_path.rglob("*") if p.is_file()] == []
+
+
+def test_what_a_stop_cuts_off_is_gone_on_with_by_the_next_start(tmp_path: Path) -> None:
+    asked: list[bool] = []
+    read: list[int] = []
+
+    def chunks() -> Iterator[bytes]:
+        for n in range(4):
+            read.append(n)
+            yield bytes([n]) * (1 << 20)
+            asked.append(n == 2)
+
+    store = Stoppable(PosixStore(str(tmp_path)), lambda: any(asked))
+    about = About(4 << 20, "origin")
+    with pytest.raises(Transient, match="stopping"):
+        store.create("large", chunks(), about)
+    [parked] = tmp_path.glob(".ckptsync-*.part")
+    inode = parked.stat().st_ino
+    assert parked.stat().st_size >= 2 << 20
+    PosixStore(str(tmp_path)).create("large", [bytes([n]) * (1 << 20) for n in range(4)], about)
+    assert (tmp_path / "large").stat().st_ino == inode
 
 
 def test_chunks_that_can_be_had_again_still_can() -> None:

@@ -2,13 +2,15 @@
 
 A tick may rightly take hours (a large upload), and may hang for ever (a dead NFS server): both look alike from outside but
 for the bytes that move.  A look sends nothing and never rests for long, so it is judged by its own thread, and its work is nobody else's.
+Lanes share connections, memory and bandwidth, and may rightly wait for each other: they are judged together, and each alone only by a silence so long
+that what the others lose by a restart is little beside it.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +18,8 @@ from ckptsync.daemon.tick import Tick
 from ckptsync.stores import signs
 
 APART = frozenset({"look"})
+LANE = "lane-"  # how their ticks' names begin
+HUNG = 1800.0  # seconds without a sign of its own after which a lane hangs, whatever the others do
 LEAST_BYTES = 1 << 20
 LEAST_CPU = 0.5  # seconds
 LEAST_OWN_BYTES = 1 << 10  # of a look: names of files, and heads of some
@@ -51,6 +55,23 @@ def mark(ticks: Iterable[Tick]) -> Mark:
         time.process_time() - sum(w.cpu for w in apart.values()),
     )
     return Mark(frozenset(t.name for t in ticks if not t.is_running), tuple(t.finished for t in ticks), rest, signs.given(), apart)
+
+
+class Silences:
+    """Since when each lane gave no sign of its own: it moved nothing, tried nothing again, did not rest."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: dict[str, tuple[object, float]] = {}
+
+    def hung(self, ticks: Iterable[Tick]) -> tuple[str, ...]:
+        """The names of those that have been silent at work for longer than `HUNG`."""
+        now, lanes = self._clock(), [t for t in ticks if t.name.startswith(LANE)]
+        for lane in lanes:
+            sign = (lane.finished, signs.given_by(lane.name))
+            if not lane.is_running or self._seen.get(lane.name, (None, now))[0] != sign:
+                self._seen[lane.name] = sign, now
+        return tuple(lane.name for lane in lanes if now - self._seen[lane.name][1] > HUNG)
 
 
 def advanced(before: Mark, now: Mark, names: Iterable[str]) -> bool:

@@ -1,7 +1,7 @@
 """SIGHUP: the process begins again in its own place, with the configuration as it is now.
 
 Its number, its parent and what systemd knows of it stay; threads that hang do not.  What was being sent is ended as by a stop, and gone on with.  A
-configuration that cannot be read is said and changes nothing.
+configuration that cannot be read, or begun with, is said and changes nothing.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from collections.abc import Callable
 
 from ckptsync.config.values import Config
 from ckptsync.daemon.phases import pairs
+from ckptsync.daemon.rehearsing import rehearsed
 from ckptsync.daemon.sdnotify import Notifier
 from ckptsync.daemon.stopping import HEARD, Stopping
-from ckptsync.errors import ConfigError
+from ckptsync.errors import CkptsyncError
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +34,8 @@ class Reloading:
         if not self._stop.taken():
             return
         try:
-            self._load()
-        except ConfigError as e:
+            rehearsed(self._load())
+        except CkptsyncError as e:
             log.error("%s", pairs(phase="not-reloaded", error=e, hint=e.hint))  # noqa: TRY400 - the operator's error needs no traceback
             return
         log.info("phase=reloading")

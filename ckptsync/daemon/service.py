@@ -15,6 +15,7 @@ from typing import TypeVar
 
 from ckptsync.config.values import Config
 from ckptsync.daemon import identity
+from ckptsync.daemon.asking import Asking
 from ckptsync.daemon.awaited import Awaited
 from ckptsync.daemon.clocks import Clocks
 from ckptsync.daemon.heart import Gauges, Heart
@@ -22,7 +23,7 @@ from ckptsync.daemon.leaving import Never, Parting
 from ckptsync.daemon.log import configure
 from ckptsync.daemon.loops import looping
 from ckptsync.daemon.phases import pairs
-from ckptsync.daemon.progress import advanced, mark
+from ckptsync.daemon.progress import HUNG, Silences, advanced, mark
 from ckptsync.daemon.reloading import Reloading, leave, reap
 from ckptsync.daemon.schedule import scheduled
 from ckptsync.daemon.sdnotify import Notifier
@@ -33,11 +34,13 @@ from ckptsync.daemon.tick import Tick
 from ckptsync.daemon.working import Roles, Working
 from ckptsync.errors import CkptsyncError, Transient
 from ckptsync.fleet.heartbeat import Heartbeat, claim, farewell
+from ckptsync.stores import signs
 from ckptsync.stores.contract import Store
 from ckptsync.worker.node import node_id
 
-GRACE = 4.0  # seconds that running ticks have to end after a signal
+GRACE = 4.0  # seconds that running ticks have to end after a signal, and then the store to hear of it
 STATUS_EVERY = 5.0
+LISTEN_EVERY = 0.25  # seconds between looks for a stop while a store is asked
 
 T = TypeVar("T")
 
@@ -84,9 +87,9 @@ class _Service:
         said = ""
         while not self.stop.asked:
             try:
-                return ask()
+                return self._answer(ask, working)
             except (Absent, Transient) as e:
-                if str(e) != said:
+                if str(e) != said and not self.stop.asked:
                     log.error("%s", pairs(phase="waiting", error=e, hint=e.hint))  # noqa: TRY400 - the operator's error needs no traceback
                 said = str(e)
                 Notifier().send("READY=1", "WATCHDOG=1", f"STATUS=waits for the store: {e}")
@@ -95,18 +98,35 @@ class _Service:
             self._heed(working)
         return None
 
+    def _answer(self, ask: Callable[[], T], working: Working) -> T:
+        """Asked aside: a store that does not answer keeps nobody from stopping, and one that is asked again and again is no hang."""
+        asking, told = Asking(ask), signs.given()
+        while not asking.is_over(LISTEN_EVERY):
+            if self.stop.asked and not asking.is_over(GRACE):
+                self._abandon(["store"])
+            if signs.given() != told:
+                told = signs.given()
+                working.vitals.advance()
+                Notifier().send("WATCHDOG=1")
+        return asking.answer()
+
     def _pause(self, seconds: float, working: Working) -> None:
-        """Nothing hangs meanwhile."""
+        """Nothing hangs meanwhile.  Raises Transient if a stop is asked for."""
         until = time.monotonic() + seconds
         while not self.stop.asked and (left := until - time.monotonic()) > 0:
             self.stop.wait(min(left, STATUS_EVERY))
             working.vitals.advance()
             Notifier().send("WATCHDOG=1")
+        if self.stop.asked:
+            raise Transient("the service is stopping")
 
     def _claimed(self, node: str, there: Store, store: Awaited, working: Working) -> None:
         own = identity.heartbeat(node, self.config.roles)
         mine = self._waited_for(lambda: claim(there, own, identity.is_running, lambda s: self._pause(s, working)), working)
-        if mine is None or self.stop.asked:
+        if mine is None:
+            return
+        if self.stop.asked:  # it had the name by then
+            self._end((), working, lambda: farewell(there, mine))
             return
         try:
             stoppable = Stoppable(there, lambda: self.stop.asked)
@@ -127,19 +147,21 @@ class _Service:
         if not self.stop.again:  # systemd takes it at its word, and kills what goes on
             notifier.send("STOPPING=1", "STATUS=stopping")
         working.ground.end_children()
-        self._end((beat, *working.loops, *working.jobs), working)
-        heart.farewell()
+        self._end((beat, *working.loops, *working.jobs), working, heart.farewell)
 
     def _attend(self, ticks: Sequence[Tick], working: Working, notifier: Notifier, mind: Callable[[], None]) -> None:
         """Tell systemd how it goes, until a stop is asked for."""
         names = [tick.name for tick in ticks]
         period = min(STATUS_EVERY, (notifier.watchdog or 2 * STATUS_EVERY) / 2)
-        before = mark(ticks)
+        before, silences, said = mark(ticks), Silences(), ""
         while not self.stop.rest(period):
             mind()
             self._heed(working)
-            now = mark(ticks)
-            is_well = advanced(before, now, names) and working.ground.are_watched()
+            now, hung = mark(ticks), ",".join(silences.hung(ticks))
+            is_well = advanced(before, now, names) and working.ground.are_watched() and not hung
+            if hung and hung != said:
+                log.critical("%s", pairs(phase="hung", ticks=hung, detail=f"nothing of it has moved for {HUNG:.0f} s"))
+            said = hung
             if is_well:
                 working.vitals.advance()
             notifier.send(*(["WATCHDOG=1"] if is_well else []), f"STATUS={working.status()}")
@@ -155,15 +177,24 @@ class _Service:
         log.critical("%s", pairs(phase="failed", error=f"{type(e).__name__}: {e}"), exc_info=e)
         self.stop.ask(1)
 
-    def _end(self, ticks: Sequence[Tick], working: Working) -> None:
-        """Wait for running ticks and child processes; ticks that need longer are abandoned, and with them the process: a thread cannot be killed."""
+    def _end(self, ticks: Sequence[Tick], working: Working, say: Callable[[], object] = lambda: None) -> None:
+        """Wait for running ticks and child processes, then ``say`` in the store that all has ended.
+
+        What needs longer is abandoned, and with it the process: a thread cannot be killed.
+        """
         until = time.monotonic() + GRACE
         while (any(tick.is_running for tick in ticks) or working.ground.children()) and time.monotonic() < until:
             time.sleep(0.05)
+        last = Asking(say)
+        is_said = last.is_over(GRACE)
         running = [tick.name for tick in ticks if tick.is_running]
-        if running:
-            log.warning("%s", pairs(phase="abandoned", ticks=",".join(running), detail="what they were writing will not appear"))
-            leave(self.stop)
+        if running or not is_said:
+            self._abandon([*running, *([] if is_said else ["farewell"])])
+        last.answer()
+
+    def _abandon(self, names: Sequence[str]) -> None:
+        log.warning("%s", pairs(phase="abandoned", ticks=",".join(names), detail="what they were writing will not appear"))
+        leave(self.stop)
 
 
 def _mind(clocks: Clocks, again: Callable[[], None]) -> None:

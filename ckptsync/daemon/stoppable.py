@@ -8,14 +8,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
-from ckptsync.errors import StoreError
+from ckptsync.errors import Transient
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
 
 
 class Stoppable:
-    """As the store it is around, until ``is_stopping``: from then on writes raise StoreError.
+    """As the store it is around, until ``is_stopping``: from then on writes raise Transient, since the same succeeds after the next start.
 
-    What they had written is removed, or kept to be continued where the store can do that (`About.origin`).
+    What they had written is kept to be continued where the store can do that (`About.origin`), and removed elsewhere.
     ``handed``: bytes that were given to be written since the process began, those of tries that failed among them.
     """
 
@@ -71,6 +71,6 @@ class _Until:
     def __iter__(self) -> Iterator[Chunk]:
         for chunk in self._chunks:
             if self._is_stopping():
-                raise StoreError(f"{self._name}: not written, the service is stopping", hint="the next start goes on with it")
+                raise Transient(f"{self._name}: not written, the service is stopping", hint="the next start goes on with it")
             yield chunk
             self._count(memoryview(chunk).nbytes)

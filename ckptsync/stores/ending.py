@@ -5,6 +5,8 @@ A plain flag, since signal handlers may take no lock.
 
 from __future__ import annotations
 
+from ckptsync.errors import Transient
+
 _is_near = False
 
 
@@ -21,6 +23,12 @@ def begin() -> None:
 def is_near() -> bool:
     """Whether it was announced."""
     return _is_near
+
+
+def go_on(what: str) -> None:
+    """Raises Transient once it was announced; ``what`` is not read to its end then."""
+    if _is_near:
+        raise Transient(f"{what}: not read, the process is about to end", hint="the next start goes on with it")
 
 
 def _set(*, near: bool) -> None:

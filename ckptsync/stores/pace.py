@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from ckptsync.errors import StoreError
+from ckptsync.errors import Transient
 from ckptsync.stores import ending, signs
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
 from ckptsync.stores.limits import LEAST_PIECE, MOST_PIECE, Pace
@@ -48,11 +48,11 @@ class Paces:
         return MOST_PIECE if rate is None else int(min(MOST_PIECE, max(LEAST_PIECE, rate * GATHER)))
 
     def take(self, count: int) -> None:
-        """Wait until ``count`` bytes may go; raises StoreError where the process is about to end before they may."""
+        """Wait until ``count`` bytes may go; raises Transient where the process is about to end before they may."""
         with self._turn(count):
             while (wait := self._missing(count)) > 0:
                 if ending.is_near():
-                    raise StoreError("the transfer ended while it waited for its bandwidth", hint="start it again")
+                    raise Transient("the transfer ended while it waited for its bandwidth", hint="start it again")
                 _live(count)
                 self._sleep(min(max(wait, GATHER if count >= LITTLE else 0.0), _STEP))
         _live(count)

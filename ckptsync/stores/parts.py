@@ -15,6 +15,7 @@ from itertools import chain
 from typing import Protocol
 
 from ckptsync.errors import Exists, Incomplete, StoreError
+from ckptsync.stores import signs
 from ckptsync.stores.contract import About, Chunk, announced
 
 PART = 16 << 20
@@ -149,7 +150,7 @@ class _Line:
         except BaseException:
             self._memory.give(part.data)
             raise
-        self._running.add(self._pool.submit(self._put, upload, part))
+        self._running.add(self._pool.submit(signs.carried(self._put), upload, part))
 
     def finish(self) -> None:
         while self._running:

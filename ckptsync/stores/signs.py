@@ -6,19 +6,48 @@ The kernel counts no bytes of sockets for a process, and under a small bandwidth
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar, copy_context
+from functools import partial
+from typing import TypeVar
 
-_lock = threading.Lock()
-_given = 0
+R = TypeVar("R")
+
 LEAST = 64 << 10  # bytes of an ask that is one: a heartbeat's few hundred are none, as it beats while all else hangs
+_lock = threading.Lock()
+_given: dict[str, int] = {}
+_whose: ContextVar[str] = ContextVar("whose", default="")
 
 
 def give() -> None:
     """Say that something moved, or failed and is tried again."""
-    global _given  # noqa: PLW0603 - of the whole process, as its CPU time is
     with _lock:
-        _given += 1
+        _given[_whose.get()] = _given.get(_whose.get(), 0) + 1
 
 
 def given() -> int:
     """How many there have been."""
-    return _given
+    with _lock:
+        return sum(_given.values())
+
+
+def given_by(whose: str) -> int:
+    """How many of them within `of`."""
+    with _lock:
+        return _given.get(whose, 0)
+
+
+@contextmanager
+def of(whose: str) -> Iterator[None]:
+    """What is given within is a sign of ``whose`` life, too."""
+    before = _whose.set(whose)
+    try:
+        yield
+    finally:
+        _whose.reset(before)
+
+
+def carried(work: Callable[..., R]) -> Callable[..., R]:
+    """``work`` for another thread, once: its signs are of whoever asks for it here."""
+    return partial(copy_context().run, work)

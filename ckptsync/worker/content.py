@@ -15,6 +15,7 @@ from blake3 import blake3
 from ckptsync.digest import Digester, digest
 from ckptsync.errors import Corrupt, NotFound
 from ckptsync.records.manifest import FileEntry
+from ckptsync.stores import ending
 from ckptsync.stores.contract import About, Store
 from ckptsync.stores.writing import chunk_room
 from ckptsync.worker.hold import AGAIN, Held
@@ -116,6 +117,7 @@ def stored_chunks(store: Store, name: str, size: int, passed: Passed = nothing) 
     """A stored file, a chunk at a time in one buffer that is used again.  ``passed`` is told that time passes, and no bytes."""
     buffer = chunk_room(min(CHUNK, size))
     for start in range(0, size, CHUNK):
+        ending.go_on(name)
         piece = buffer[: min(CHUNK, size - start)]
         store.read_into(name, start, piece)
         yield piece

@@ -16,6 +16,7 @@ from ckptsync.layouts import rank_names, table
 from ckptsync.model import Demands
 from ckptsync.paths import checked_path
 from ckptsync.records.manifest import FileEntry
+from ckptsync.stores import ending
 from ckptsync.stores.writing import chunk_room
 from ckptsync.walk import Stat, look
 from ckptsync.worker.hold import AGAIN, LATER, Held, Hold, each_open
@@ -80,7 +81,9 @@ def unchanged(hold: Hold) -> None:
 
 
 def chunks(held: Held, passed: Passed, clone: int | None = None) -> Iterator[memoryview]:
-    """A file's bytes, a chunk at a time in one buffer that is used again; raises Changed if it is not the file looked at.
+    """A file's bytes, a chunk at a time in one buffer that is used again.
+
+    Raises Changed if it is not the file looked at, Transient once the process is about to end.
 
     They are read out of the descriptor ``clone``, if there is one: a copy that was made of the file before.
     """
@@ -90,6 +93,7 @@ def chunks(held: Held, passed: Passed, clone: int | None = None) -> Iterator[mem
         _same(held.stat, look(fd, held.stat.path))
         left = held.stat.size  # a file that grows is read no further than it was when it was looked at
         while left and (count := _read(fd if clone is None else clone, buffer[:left], held.stat.size - left, held)):
+            ending.go_on(held.stat.path)
             left -= count
             yield buffer[:count]
             passed(count)

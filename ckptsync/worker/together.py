@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from ckptsync.errors import StoreError
+from ckptsync.errors import StoreError, Transient
+from ckptsync.stores import signs
 from ckptsync.worker.take import Passed, nothing
 
 T = TypeVar("T")
@@ -30,6 +31,7 @@ class Together:
         """For whoever handles chunks within `each`; raises StoreError once another has failed."""
         with self._lock:
             self._go_on()
+            signs.give()
             self.hook(count)
 
     def each(self, work: Callable[[T], R], items: Sequence[T], threads: int = 0) -> list[R]:
@@ -50,7 +52,7 @@ class Together:
                 found[n] = self._guarded(work, items[n])
 
         with ThreadPoolExecutor(count, thread_name_prefix="ckptsync-file") as pool:
-            futures = [pool.submit(run) for _ in range(count)]
+            futures = [pool.submit(signs.carried(run)) for _ in range(count)]
             try:
                 for future in futures:
                     future.result()
@@ -72,5 +74,6 @@ class Together:
             raise
 
     def _go_on(self) -> None:
-        if self._error is not None:
-            raise StoreError("ended, since another file failed")
+        if self._error is not None:  # of its kind: what may pass lets stores keep what of the others was sent
+            kind = Transient if isinstance(self._error, Transient) else StoreError
+            raise kind("ended, since another file failed")
