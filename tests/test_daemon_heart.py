@@ -1,5 +1,6 @@
 """The heartbeat as a tick."""
 
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -16,6 +17,7 @@ from ckptsync.daemon.working import Ground, Outcome, Role, Working
 from ckptsync.errors import StoreError
 from ckptsync.fleet import facts
 from ckptsync.fleet.heartbeat import Disk, Heartbeat, listed, read, write
+from ckptsync.stores import ending
 from ckptsync.stores.contract import Entry
 from ckptsync.stores.posix.store import PosixStore
 
@@ -44,6 +46,17 @@ def stop() -> Iterator[Stopping]:
     stop = Stopping()
     yield stop
     stop.close()
+    ending.begin()  # for the other tests of this process
+
+
+def test_a_name_that_is_no_text_silences_no_heart(store: Stoppable, stop: Stopping) -> None:
+    odd = os.fsdecode(b"/data/out/r\xe9sum\xe9")
+    working = busy("a/checkpoint-1")
+    working.loops[0].error = f"{odd}: away"
+    Heart(store, MINE, working, stop, Gauges(Clocks(), lambda: 0)).beat()
+    seen = read(store, "n0", ("worker",))
+    assert seen
+    assert seen.errors == ("worker: /data/out/r\ufffdsum\ufffd: away",)
 
 
 def test_each_beat_tells_what_is_on_the_way_now(store: Stoppable, stop: Stopping) -> None:

@@ -91,3 +91,12 @@ def test_the_stores_clock_is_told_by_a_heartbeat_of_this_machine() -> None:
 def test_a_farewell_that_the_store_cannot_hear_is_said_and_not_raised(tmp_path: Path) -> None:
     (tmp_path / ".ckptsync").write_text("a file")
     assert isinstance(heartbeat.farewell(PosixStore(str(tmp_path)), FIRST), StoreError)
+
+
+def test_a_heart_with_too_much_to_say_can_still_be_read(store: Store) -> None:
+    errors = tuple(f"run/checkpoint-{n}: {'no space left on device ' * 4}" for n in range(20_000))
+    lacks = {f"report-{n}": tuple(f"checkpoint-1/{m}.bin" for m in range(200)) for n in range(500)}
+    heartbeat.write(store, replace(FIRST, errors=errors, lacks=lacks))
+    seen = heartbeat.read(store, FIRST.node, FIRST.roles)
+    assert seen
+    assert seen.errors[:100] == errors[:100]

@@ -12,7 +12,7 @@ from ckptsync.daemon.clocks import Clocks
 from ckptsync.daemon.phases import pairs
 from ckptsync.daemon.rate import Rate
 from ckptsync.daemon.stopping import Stopping
-from ckptsync.daemon.surveying import survey
+from ckptsync.daemon.surveying import shown, survey
 from ckptsync.daemon.working import Working
 from ckptsync.errors import ConfigError, StoreError
 from ckptsync.fleet import facts, heartbeat
@@ -75,7 +75,7 @@ class Heart:
             self._mine,
             told=time.time(),
             queue=working.queue()[:MOST],
-            errors=working.errors(),
+            errors=tuple(map(shown, working.errors())),
             oldest=0.0 if oldest is None else max(0.0, now - oldest),
             sent_bytes=handed,
             rate=self._rate.read(now, handed),
@@ -84,7 +84,7 @@ class Heart:
             lacks=dict(list(working.lacks().items())[:MOST]),
             jobs=working.ground.children(),
             verifies=working.ground.verifies,
-            notes=(*self._gauges.clocks.notes, *working.notes())[:MOST],
+            notes=tuple(map(shown, (*self._gauges.clocks.notes, *working.notes())[:MOST])),
         )
 
     def farewell(self) -> None:

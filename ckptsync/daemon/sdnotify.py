@@ -25,6 +25,6 @@ class Notifier:
             return
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as s:
             try:
-                s.sendto("\n".join(line.replace("\n", " ") for line in lines).encode(), self._address)
+                s.sendto("\n".join(line.replace("\n", " ") for line in lines).encode(errors="replace"), self._address)
             except OSError:
                 return  # systemd is away or its queue is full: it asks again by its watchdog, and uploading is not to stop for it

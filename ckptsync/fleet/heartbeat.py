@@ -90,8 +90,25 @@ def heartbeat_name(node: str, roles: tuple[str, ...]) -> str:
 
 
 def encode(heart: Heartbeat) -> bytes:
-    """One line of JSON."""
-    return msgspec.json.encode(asdict(heart), order="sorted") + b"\n"
+    """One line of JSON.  Where it would be longer than anybody reads, as with thousands of failures, lists end early."""
+    most = 4096
+    while len(data := msgspec.json.encode(asdict(heart), order="sorted") + b"\n") > LIMIT and most:
+        most //= 2
+        heart = _shortened(heart, most)
+    return data
+
+
+def _shortened(heart: Heartbeat, most: int) -> Heartbeat:
+    return replace(
+        heart,
+        queue=heart.queue[:most],
+        errors=heart.errors[:most],
+        notes=heart.notes[:most],
+        disk=heart.disk[:most],
+        jobs=heart.jobs[:most],
+        watch=dict(list(heart.watch.items())[:most]),
+        lacks={record: names[:most] for record, names in list(heart.lacks.items())[:most]},
+    )
 
 
 def decode(name: str, data: bytes) -> Heartbeat:
