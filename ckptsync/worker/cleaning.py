@@ -29,8 +29,8 @@ from ckptsync.worker.cut_short import TRAINER_STATE
 from ckptsync.worker.hold import Held, Hold, each_open
 from ckptsync.worker.knowledge import Knowledge, is_safe
 from ckptsync.worker.lookout import Lookout
-from ckptsync.worker.watched import Watched
 from ckptsync.worker.options import RunDir
+from ckptsync.worker.watched import Watched
 
 _GONE = ".gone-cleaned-"
 

@@ -86,7 +86,9 @@ class Knowledge:
 
 
 def is_safe(known: Known, place: str, live: Sequence[saves.Known], *, retired_too: bool = True) -> bool:
-    """Whether a place's manifests are proven by a report of its seal, or given up."""
+    """Whether a place's manifests are proven by a report of its seal, or given up; not where a newer program has said what is not known here."""
+    if known.broken_place(place.partition("~")[0]) is not None:
+        return False
     here = [k for k in live if k.manifest.place == place]
     records = known.place(place)
     seal, _ = seal_that_counts(records.seals, here)

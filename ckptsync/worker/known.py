@@ -60,6 +60,10 @@ class Known:
         parsed = (parse_record_name(name) for name in self.lost)
         return tuple(p for p in parsed if p is not None and (p.node, p.place.partition("~")[0]) == (node, checkpoint))
 
+    def is_unreadable(self, place: str) -> bool:
+        """Whether any record about a place cannot be read, whoever may write it anew."""
+        return any(parsed.place == place for parsed in map(parse_record_name, self.broken) if parsed is not None)
+
     def broken_place(self, checkpoint: str) -> CkptsyncError | None:
         """The first error in the records of a checkpoint's places; not damage to seals and reports, which head and verifier make anew."""
         for name, error in self.broken.items():
