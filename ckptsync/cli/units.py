@@ -161,8 +161,9 @@ def for_user(template: str, program: Program) -> str:
 
 
 def variables(source: str) -> str:
-    """The file of variables beside a configuration, as a unit names it."""
-    return quoted(f"{source.removesuffix('.yaml')}.env")
+    """The file of variables beside a configuration, as a unit names it: of all its words this one is never unquoted (config_parse_unit_env_file)."""
+    quoted(source)
+    return f"{source.removesuffix('.yaml')}.env".replace("%", "%%")
 
 
 def quoted(word: str) -> str:
