@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import re
 import time
+from itertools import chain
 from pathlib import Path
 
 from ckptsync.errors import Incomplete
@@ -40,12 +41,12 @@ def tidy(output_dir: Path, now: float) -> None:
     """The same of everybody else, long after he stopped: at any time.  ``now``: seconds since the epoch.  Raises as `sweep`."""
     for path in children(output_dir / OURS / "pins"):
         claimed = _CLAIM.fullmatch(path.name)
-        if not (claimed or _HALF_DONE.fullmatch(path.name)) or now - _touched(path) < _ABANDONED_AFTER:
+        if not (claimed or _HALF_DONE.fullmatch(path.name)) or _is_awaited(output_dir, path) or not _is_abandoned(path, now):
             continue
         with contextlib.suppress(Incomplete), refusals(path):
             if claimed:
                 publish(output_dir, claimed[2], path)  # whoever it is of: if he shows no pulse, it is claimed again
-            elif not _is_awaited(output_dir, path):
+            else:
                 remove(path)
 
 
@@ -61,11 +62,10 @@ def _is_awaited(output_dir: Path, path: Path) -> bool:
     return staged is not None and begun_path(output_dir / OURS, staged[1]).exists()
 
 
-def _touched(path: Path) -> float:
-    """When anybody did anything to it, or in it: a rename shows in the ctime alone, and a copy in the file that grows."""
-    newest = 0.0
+def _is_abandoned(path: Path, now: float) -> bool:
+    """Whether nobody has done anything to it, or in it, for long: a rename shows in the ctime alone, a copy in the file that grows."""
     with contextlib.suppress(FileNotFoundError):
-        for each in (path, *path.rglob("*")):
-            found = each.lstat()
-            newest = max(newest, found.st_mtime, found.st_ctime)
-    return newest
+        return all(
+            now - max(at.st_mtime, at.st_ctime) >= _ABANDONED_AFTER for at in map(Path.lstat, chain([path], path.rglob("*")))
+        )
+    return False
