@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
@@ -99,3 +100,17 @@ def test_the_claim_of_a_node_that_never_came_back_is_anybodys_to_claim_again(sou
     mine = claim(back, "n2")
     assert mine is not None
     assert (mine.node, mine.files) == ("n2", pin.files)
+
+
+def test_what_cannot_be_removed_keeps_nothing_else_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for n in range(2):
+        (tmp_path / "_ckptsync" / "pins" / f".new-n{n}-checkpoint-4").mkdir(parents=True)
+
+    def mine(path: Path) -> None:
+        if "-n0-" in path.name:
+            raise PermissionError(errno.EACCES, "root's")
+        path.rmdir()
+
+    monkeypatch.setattr("ckptsync.spool.sweeping.remove", mine)
+    tidy(tmp_path, time.time() + LATER)
+    assert left(tmp_path) == [".new-n0-checkpoint-4"]

@@ -11,7 +11,7 @@ import time
 from itertools import chain
 from pathlib import Path
 
-from ckptsync.errors import Incomplete
+from ckptsync.errors import CkptsyncError, Incomplete
 from ckptsync.spool.folders import children, refusals, remove, written
 from ckptsync.spool.marks import begun_path
 from ckptsync.spool.pins import publish
@@ -38,12 +38,12 @@ def sweep(output_dir: Path, node: str) -> None:
 
 
 def tidy(output_dir: Path, now: float) -> None:
-    """The same of everybody else, long after he stopped: at any time.  ``now``: seconds since the epoch.  Raises as `sweep`."""
+    """The same of everybody else, long after he stopped: at any time.  ``now``: seconds since the epoch.  What cannot be removed stays."""
     for path in children(output_dir / OURS / "pins"):
         claimed = _CLAIM.fullmatch(path.name)
         if not (claimed or _HALF_DONE.fullmatch(path.name)) or _is_awaited(output_dir, path) or not _is_abandoned(path, now):
             continue
-        with contextlib.suppress(Incomplete), refusals(path):
+        with contextlib.suppress(CkptsyncError), refusals(path):  # another user's, or gone: nothing that waits for it is kept back
             if claimed:
                 publish(output_dir, claimed[2], path)  # whoever it is of: if he shows no pulse, it is claimed again
             else:
