@@ -5,6 +5,7 @@ Of a thousand of them most belong to trainings that are over, and they must cost
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -59,6 +60,7 @@ class Posts:
     def __init__(self) -> None:
         self._posts: dict[RunDir, Post] = {}
         self._hinted: set[str] = set()
+        self._lock = threading.Lock()
         self._turn = 0
 
     def __iter__(self) -> Iterator[Post]:
@@ -66,7 +68,8 @@ class Posts:
 
     def hint(self, path: str) -> None:
         """Something was written below it; "": nobody knows where."""
-        self._hinted.add(path)
+        with self._lock:
+            self._hinted.add(path)
 
     def retain(self, workers: Mapping[RunDir, Worker]) -> None:
         """Those, as they are now."""
@@ -74,7 +77,8 @@ class Posts:
 
     def stir(self, now: float) -> bool:
         """Whether anything has moved since each was looked at, or one never was; which, they know."""
-        hinted, self._hinted = self._hinted, set()
+        with self._lock:
+            hinted, self._hinted = self._hinted, set()
         glanced = set(map(id, self._glanced(now)))
         for post in self:
             if hinted & {"", str(post.run.path)} or (id(post) in glanced and glance(post.aims) != post.glimpse):
