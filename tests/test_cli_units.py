@@ -141,6 +141,11 @@ def test_a_path_is_one_word_of_a_unit(word: str, text: str) -> None:
     assert quoted(word) == text
 
 
+def test_the_file_of_variables_is_the_one_setting_that_systemd_does_not_unquote() -> None:
+    text = drop_in(config("/d/o/*"), Program(PROGRAM.command, "/my 100% conf/t.yaml"), Paths(()))
+    assert "\nEnvironmentFile=-/my 100%% conf/t.env\n" in text
+
+
 def test_no_path_ends_a_line_of_a_unit() -> None:
     with pytest.raises(ConfigError, match="control character"):
         quoted("/data\nUser=root")
@@ -161,7 +166,7 @@ def test_systemd_understands_what_is_written(tmp_path: Path) -> None:
     odd = config("/data/my 100% $out/*", store="sftp://h/x", roles="[worker, head]", more="limits: {memory: 1GiB}")
     (tmp_path / "w@.service.d").mkdir()
     command = ("/bin/true", "run", "-c", odd.worker.runs[0].path)
-    (tmp_path / "w@.service.d/10.conf").write_text(drop_in(odd, Program(command, "/etc/t.yaml"), paths(odd)))
+    (tmp_path / "w@.service.d/10.conf").write_text(drop_in(odd, Program(command, "/etc/my 100% $conf/té.yaml"), paths(odd)))
     done = subprocess.run(
         ["systemd-analyze", "verify", "--recursive-errors=no", str(unit)], capture_output=True, text=True, check=False
     )

@@ -4,8 +4,10 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-from ckptsync.daemon.progress import LEAST_BYTES, LEAST_OWN_BYTES, Mark, Work, advanced, mark
+from ckptsync.daemon.progress import HUNG, LEAST_BYTES, LEAST_OWN_BYTES, Mark, Silences, Work, advanced, mark
 from ckptsync.daemon.tick import Tick
+from ckptsync.stores import signs
+from ckptsync.worker.together import Together
 
 NAMES = ["heartbeat", "look", "worker"]
 STILL = {"look": Work(0, 0.0)}
@@ -78,3 +80,32 @@ def test_the_work_of_a_look_is_its_own() -> None:
     assert seen[0].apart["look"].moved >= 200 * LEAST_BYTES
     assert seen[0].work.moved - before.work.moved < LEAST_BYTES
     assert seen[0].apart["look"].cpu > 0
+
+
+def at_work(name: str) -> Tick:
+    tick = Tick(name, 1, lambda: None, print)
+    tick.is_running = True
+    return tick
+
+
+def test_a_lane_that_hangs_is_noticed_though_the_other_one_works() -> None:
+    now = [0.0]
+    silences, ticks, together = Silences(lambda: now[0]), [at_work("lane-1"), at_work("lane-2"), at_work("look")], Together(2)
+    for _ in range(4):
+        assert silences.hung(ticks) == ()
+        now[0] += HUNG / 4
+        with signs.of("lane-2"):
+            together.each(together.passed, [1, 2])
+    now[0] += 1
+    assert silences.hung(ticks) == ("lane-1",)
+
+
+def test_a_lane_that_rests_or_ends_something_does_not_hang() -> None:
+    now = [0.0]
+    lane = at_work("lane-1")
+    silences = Silences(lambda: now[0])
+    for rests in (True, False):
+        assert silences.hung([lane]) == ()
+        now[0] += 2 * HUNG
+        lane.is_running, lane.finished = not rests, lane.finished + (not rests)
+        assert silences.hung([lane]) == ()

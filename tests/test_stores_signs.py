@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from ckptsync.errors import Transient
@@ -28,3 +30,13 @@ def test_each_try_that_fails_is_a_sign_and_work_that_is_done_is_none() -> None:
 
     Persistence(60, sleep=lambda _: None).call(busy)
     assert signs.given() == before + 2
+
+
+def test_a_sign_is_of_whoever_asked_for_the_work_whichever_thread_does_it() -> None:
+    before, all_ = signs.given_by("lane-1"), signs.given()
+    with ThreadPoolExecutor(1) as pool:
+        with signs.of("lane-1"):
+            pool.submit(signs.carried(signs.give)).result()
+        pool.submit(signs.carried(signs.give)).result()
+    signs.give()
+    assert (signs.given_by("lane-1") - before, signs.given() - all_) == (1, 3)

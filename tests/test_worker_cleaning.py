@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from pathlib import Path
 
 import pytest
 
+from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
+from ckptsync.records.coding import encode, record_name
+from ckptsync.records.report import Report
 from ckptsync.records.tombstone import Tombstone
 from ckptsync.scan import spot_at
 from ckptsync.stores.memory import MemoryStore
@@ -111,6 +115,18 @@ def test_what_the_store_lacks_in_any_way_stays(tmp_path: Path, happens: object) 
     assert "checkpoint-1" in there(tmp_path)
 
 
+@pytest.mark.parametrize("kind", [Unsupported, Corrupt])
+def test_nothing_goes_while_the_newest_word_on_it_cannot_be_read(tmp_path: Path, kind: type[CkptsyncError]) -> None:
+    store = MemoryStore()
+    w = run(tmp_path, store)
+    verify(store, "checkpoint-1")
+    newer = Report("run", "checkpoint-1", "checkpoint-1", 9, "digest", "damaged", (), "", 1, ())
+    told = encode(newer).replace(b'"format":', b'"format":9')
+    store.create(record_name(newer, told), [told if kind is Unsupported else b"x"])
+    w.tick(1000.0)
+    assert "checkpoint-1" in there(tmp_path)
+
+
 def test_what_the_store_has_given_up_is_the_only_copy(tmp_path: Path) -> None:
     store = MemoryStore()
     w = run(tmp_path, store)
@@ -137,6 +153,38 @@ def test_what_the_trainer_calls_its_best_stays(tmp_path: Path) -> None:
         verify(store, name)
     settle(w, 1000.0)
     w.tick(3000.0)
+    assert there(tmp_path) == ["checkpoint-1", "checkpoint-3"]
+
+
+def test_the_best_of_a_trial_stays_though_its_name_is_a_longer_one(tmp_path: Path) -> None:
+    store = MemoryStore()
+    w = run(tmp_path, store, 0)
+    for n, trial in ((1, "run-0"), (2, "run-0"), (3, "run-1")):
+        (tmp_path / trial).mkdir(exist_ok=True)
+        state = json.dumps({"global_step": n, "best_model_checkpoint": "out/run-0/checkpoint-1"}).encode()
+        lay(tmp_path / "x", {"trainer_state.json": state, "w": b"weights"}, float(n)).rename(tmp_path / trial / f"checkpoint-{n}")
+    settle(w, 1000.0)
+    for n in (1, 2):
+        verify(store, f"run-0.checkpoint-{n}")
+    w.tick(3000.0)
+    assert [p.name for p in sorted(tmp_path.glob("run-*/checkpoint-*"))] == ["checkpoint-1", "checkpoint-3"]
+
+
+def test_one_that_may_not_go_keeps_no_other_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    w = run(tmp_path, store)
+    for n in (1, 2):
+        verify(store, f"checkpoint-{n}")
+    rename = Path.rename
+
+    def refused(self: Path, target: Path) -> Path:
+        if self.name == "checkpoint-1":
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", refused)
+    found = w.tick(1000.0)
+    assert [(f.checkpoint, f.error) for f in found.failures] == [("checkpoint-1", "ConfigError")]
     assert there(tmp_path) == ["checkpoint-1", "checkpoint-3"]
 
 
@@ -170,5 +218,9 @@ def test_what_changed_in_the_last_moment_comes_back(tmp_path: Path) -> None:
     assert spot is not None
     assert not removed(tmp_path, spot, before)
     assert (source / "w").read_bytes() == b"WEIGHTS"
+    before = walk(source)
+    (source / ".tmpAbC123").write_bytes(b"half")
+    assert not removed(tmp_path, spot, before), "somebody is writing"
+    (source / ".tmpAbC123").unlink()
     assert removed(tmp_path, spot, walk(source))
     assert not source.exists()

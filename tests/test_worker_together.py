@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from ckptsync.errors import Incomplete, StoreError
+from ckptsync.errors import Incomplete, StoreError, Transient
 from ckptsync.worker.together import Together
 
 
@@ -96,3 +96,25 @@ def test_what_is_told_may_fail_and_that_is_an_error_of_its_own() -> None:
     together = Together(2, passed)
     with pytest.raises(StoreError, match="asked to stop"):
         together.each(together.passed, [1, 2, 3])
+
+
+@pytest.mark.parametrize("kind", [Transient, StoreError])
+def test_what_ends_since_another_failed_may_succeed_again_if_that_may(kind: type[StoreError]) -> None:
+    ended: list[StoreError] = []
+    together, failed = Together(2), threading.Event()
+
+    def work(item: int) -> None:
+        if item:
+            failed.set()
+            raise kind("away")
+        failed.wait(10)
+        try:
+            while True:
+                together.passed(1)
+        except StoreError as e:
+            ended.append(e)
+            raise
+
+    with pytest.raises(kind, match="away"):
+        together.each(work, [0, 1])
+    assert [type(e) for e in ended] == [kind]
