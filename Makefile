@@ -39,6 +39,7 @@
 #               an hour, and 20 GB in WORK=/dev/shm.  ONE=0.25 MANY=4 SMALL=200 SFTP=0.1 MERGE=0.1 ROUNDS=1 make bench-transfer    for a look
 # make bench-beside   of that, what a training feels of a worker that sends at its cap: five minutes, BESIDE="--cap 100 --pairs 12"
 # make bench-idle   what a worker costs that has nothing to do, with 20 and with 100 checkpoints, and how soon it sends: ten minutes; IDLE="--seconds 60"
+# make bench-hook   of that, what the hook takes of a step, with 10 to 1000 files: a minute; HOOK="--saves 20"
 # make bench-catalogue   `ckptsync ls` of ten thousand checkpoints on a path and on SeaweedFS, cold and warm, into docs/benchmarks-catalogue.md: half an hour,
 #               BENCH_CATALOGUE="--checkpoints 1000 --stores s3" for a look
 # make bench-head   the memory of a head over ten thousand checkpoints while it merges and verifies a large one: ten minutes, BENCH_HEAD="--gib 1 --checkpoints 1000"
@@ -92,7 +93,7 @@ IDLE ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint format flips guides models bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle campaign campaign-trainers campaign-resume campaign-killed campaign-ray campaign-ray-train campaign-llamafactory campaign-hostile campaign-doctor damage crash-states kill-stores kill-heads kill-gc kill-pull nspawn clean
+.PHONY: demo test lint format flips guides models bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-killed campaign-ray campaign-ray-train campaign-llamafactory campaign-hostile campaign-doctor damage crash-states kill-stores kill-heads kill-gc kill-pull nspawn clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -110,11 +111,11 @@ format: $(VENV)/.installed-test
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(BENCH_VENV)/.installed bench-beside bench-idle
+bench: $(BENCH_VENV)/.installed bench-beside bench-idle bench-hook
 	$(BENCH_VENV)/bin/python -m benchmarks.merge --gib $(GIB) --rounds $(ROUNDS) --cold $(COLD) --tensors $(TENSORS)
 	$(BENCH_VENV)/bin/python -m benchmarks.memory --gib $(MEMORY_GIB)
 	$(BENCH_VENV)/bin/python -m benchmarks.plan --counts $(PLAN_COUNTS) > build/bench/plan.txt
-	$(BENCH_VENV)/bin/python -m benchmarks.report build/bench/merge.json build/bench/memory.json --plan build/bench/plan.txt --beside build/bench/beside.json --idle build/bench/idle.json > docs/benchmarks.md.new
+	$(BENCH_VENV)/bin/python -m benchmarks.report build/bench/merge.json build/bench/memory.json --plan build/bench/plan.txt --beside build/bench/beside.json --idle build/bench/idle.json --hook build/bench/hook.json > docs/benchmarks.md.new
 	mv docs/benchmarks.md.new docs/benchmarks.md
 
 bench-transfer: $(TRANSFER_VENV)/.installed $(BENCH_VENV)/.installed
@@ -157,6 +158,9 @@ bench-catalogue: $(VENV)/.installed-test
 
 bench-idle: $(VENV)/.installed-test
 	$(BIN)/python -m benchmarks.idle --out build/bench/idle.json $(IDLE)
+
+bench-hook: $(VENV)/.installed-test
+	$(BIN)/python -m benchmarks.hook --out build/bench/hook.json $(HOOK)
 
 bench-head: $(VENV)/.installed-test
 	mkdir -p build/bench

@@ -1,4 +1,4 @@
-"""``docs/benchmarks.md`` out of what was measured: ``python -m benchmarks.report merge.json memory.json [--plan plan.txt] [--beside beside.json] [--idle idle.json] > docs/benchmarks.md``."""
+"""``docs/benchmarks.md`` out of what was measured: ``python -m benchmarks.report merge.json memory.json [--plan plan.txt] [--beside beside.json] [--idle idle.json] [--hook hook.json] > docs/benchmarks.md``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any
 from benchmarks.beside import Beside, beside_of
 from benchmarks.beside import table as table_beside
 from benchmarks.contest import COLD_ENOUGH, Contest
+from benchmarks.hook import Hooked
+from benchmarks.hook import table as table_hook
 from benchmarks.idle import Found, found_of
 from benchmarks.idle import table as table_idle
 from benchmarks.machine import described
@@ -41,6 +43,7 @@ def main() -> None:
     parser.add_argument("--plan", type=Path, help="what benchmarks/plan.py printed")
     parser.add_argument("--beside", type=Path, help="what benchmarks/beside.py wrote")
     parser.add_argument("--idle", type=Path, help="what benchmarks/idle.py wrote")
+    parser.add_argument("--hook", type=Path, help="what benchmarks/hook.py wrote")
     args = parser.parse_args()
     told = json.loads(args.merge.read_text())
     print(HEAD.format(command="make bench", machine="\n".join(f"- {line}" for line in described()), **told["settings"]))
@@ -52,6 +55,8 @@ def main() -> None:
         print("\n".join(_beside([beside_of(one) for one in json.loads(args.beside.read_text())])), end="\n\n")
     if args.idle:
         print("\n".join(_idle([found_of(one) for one in json.loads(args.idle.read_text())])), end="\n\n")
+    if args.hook:
+        print("\n".join(_hook([Hooked(**one) for one in json.loads(args.hook.read_text())])), end="\n\n")
     if args.plan:
         print(f"## Planning, by the number of chunks\n\n```\n{args.plan.read_text().rstrip()}\n```")
 
@@ -112,6 +117,15 @@ def _idle(found: list[Found]) -> Iterator[str]:
     yield f"*First byte*: from settling to the first byte of a save in the store; {len(found[0].hooked)} saves each, one after the other."
     yield ""
     yield from table_idle(found)
+
+
+def _hook(found: list[Hooked]) -> Iterator[str]:
+    yield "## What the hook takes of a step"
+    yield ""
+    yield f"`benchmarks/hook.py`: {len(found[0].on_save)} saves of one rank for each row. `on_save` remembers; *commit* is the event after it, in which the last rank marks its part and makes the pin."
+    yield "On another disk files are opened there, and copied beside the training."
+    yield ""
+    yield from table_hook(found)
 
 
 def _beside(found: list[Beside]) -> Iterator[str]:
