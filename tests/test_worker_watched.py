@@ -23,7 +23,8 @@ def write(out: Path, told: dict[str, bytes], at: float = 0.0) -> None:
 def lay_torn(out: Path) -> Path:
     """One that a resumed training had begun to write over when it was killed."""
     lay(out, ONE)
-    return lay(out, {"m/__0_0.distcp": b"another"}, 5000.0)
+    write(out, {"m/__0_0.distcp": b"another"}, 5000.0)
+    return out / "checkpoint-4"
 
 
 def is_fresh(its: Lookout) -> bool:
@@ -105,6 +106,7 @@ def test_what_comes_with_a_mount_or_in_a_directory_that_was_away_was_not_seen_to
 
 def test_a_checkpoint_that_is_moved_in_was_not_seen_to_begin(tmp_path: Path) -> None:
     torn = lay_torn(tmp_path / "other")
+    os.utime(torn, ns=(T, T))  # a while ago
     (tmp_path / "out").mkdir()
     its = lookout(tmp_path / "out")
     its.look(0.0)
