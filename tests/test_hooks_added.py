@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -112,3 +113,15 @@ def test_the_collator_s_tokenizer_is_the_model_s_where_there_is_no_other() -> No
     assert added.processing_of({"processing_class": "own", "train_dataloader": SimpleNamespace(collate_fn=collator)}) == "own"
     assert added.processing_of({"tokenizer": "older"}) == "older"
     assert added.processing_of({"train_dataloader": None}) is None
+
+
+def test_what_breaks_off_half_way_leaves_nothing_of_it(tmp_path: Path) -> None:
+    class Full(Kept):
+        def save_pretrained(self, folder: Path) -> None:
+            super().save_pretrained(folder)
+            (folder / "vocab.json").write_text('{"half": ')
+            raise OSError(errno.ENOSPC, "no space left on device")
+
+    (said,) = added.write_added(FSDPLlama(), Full("tokenizer.json"), tmp_path)
+    assert said.startswith("the tokenizer could not be added: OSError")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "generation_config.json"]

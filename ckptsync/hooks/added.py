@@ -10,6 +10,7 @@ import copy
 import os
 import platform
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
@@ -44,19 +45,19 @@ _VARIABLES = (  # how the nodes were told of each other; none of them holds a se
 
 
 def write_added(model: Any, processing: Any, folder: Path) -> list[str]:
-    """Write what can be written; what could not is returned, a sentence each.  Never raises an Exception."""
+    """Write what can be written whole; what could not is returned, a sentence each.  Never raises an Exception but for ``folder`` itself."""
     folder.mkdir(parents=True, exist_ok=True)
     inner = _unwrapped(model)
-    steps: list[tuple[str, Callable[[], None]]] = []
+    steps: list[tuple[str, Callable[[Path], object]]] = []
     if hasattr(inner, "peft_config"):
-        steps.append(("the adapter's configuration", lambda: _save_adapter(inner, folder)))
+        steps.append(("the adapter's configuration", lambda fresh: _save_adapter(inner, fresh)))
     elif hasattr(inner, "config"):
-        steps.append(("the model's configuration", lambda: _save_config(inner, folder)))
+        steps.append(("the model's configuration", lambda fresh: _save_config(inner, fresh)))
     if getattr(inner, "generation_config", None) is not None and not hasattr(inner, "peft_config"):
-        steps.append(("the generation configuration", lambda: copy.deepcopy(inner.generation_config).save_pretrained(folder)))
+        steps.append(("the generation configuration", lambda fresh: copy.deepcopy(inner.generation_config).save_pretrained(fresh)))
     if hasattr(processing, "save_pretrained"):
-        steps.append(("the tokenizer", lambda: processing.save_pretrained(folder)))
-    return [trouble for what, step in steps for trouble in _tried(what, step)]
+        steps.append(("the tokenizer", processing.save_pretrained))
+    return [trouble for what, step in steps for trouble in _tried(what, step, folder)]
 
 
 def processing_of(given: Mapping[str, Any]) -> Any:
@@ -100,9 +101,13 @@ def version_of(library: str) -> str:
         return ""
 
 
-def _tried(what: str, step: Callable[[], None]) -> Iterator[str]:
+def _tried(what: str, step: Callable[[Path], object], folder: Path) -> Iterator[str]:
+    """Beside what is there already, at the end: on a full disk half of a file would be sent as the checkpoint's own."""
     try:
-        step()
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".fresh-") as fresh:
+            step(Path(fresh))
+            for path in sorted(Path(fresh).iterdir()):
+                path.replace(folder / path.name)
     except Exception as e:  # noqa: BLE001  # a model of somebody's own making may raise anything; the checkpoint does not depend on it
         yield f"{what} could not be added: {type(e).__name__}: {e}"
 
