@@ -37,7 +37,7 @@
 #               GIB=0.1 ROUNDS=2 make bench    for a look
 # make bench-transfer   uploads, downloads and merges over S3 and SFTP beside s5cmd, rclone, boto3, s3fs, sftp, rsync, into docs/benchmarks-transfer.md:
 #               an hour, and 20 GB in WORK=/dev/shm.  ONE=0.25 MANY=4 SMALL=200 SFTP=0.1 MERGE=0.1 ROUNDS=1 make bench-transfer    for a look
-# make bench-beside   of that, what a training feels of a worker that sends at its cap: five minutes, BESIDE="--cap 100 --pairs 12"
+# make bench-beside   of that, what a training feels of a worker that sends at its cap: ten minutes, BESIDE="--cap 100 --pairs 12"
 # make bench-idle   what a worker costs that has nothing to do, with 20 and with 100 checkpoints, and how soon it sends: ten minutes; IDLE="--seconds 60"
 # make bench-hook   of that, what the hook takes of a step, with 10 to 1000 files: a minute; HOOK="--saves 20"
 # make bench-catalogue   `ckptsync ls` of ten thousand checkpoints on a path and on SeaweedFS, cold and warm, into docs/benchmarks-catalogue.md: half an hour,

@@ -60,8 +60,8 @@ def main() -> None:
     parser.add_argument("--stores", nargs="+", choices=("posix", "s3"), default=("posix", "s3"))
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--threads", nargs="+", type=int, default=sorted({cores, max(1, cores - 1)}), help="of the training")
-    parser.add_argument("--pairs", type=int, default=6)
-    parser.add_argument("--block", type=float, default=6.0, help="seconds")
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--block", type=float, default=3.0, help="seconds: short ones, as what else a machine does changes slowly")
     parser.add_argument("--cap", type=int, default=50, help="MB/s")
     parser.add_argument("--hidden", type=int, default=512, help="width of the model that is trained")
     parser.add_argument("--work", type=Path, default=Path("/dev/shm"), help="where S3's server keeps what it is sent")  # noqa: S108  a directory is made in it
