@@ -154,6 +154,21 @@ def linked(path: Path) -> None:
     path.symlink_to(ROOT / "base" / path.name)
 
 
+def test_a_spool_of_a_version_that_kept_no_added_files_goes_on(tmp_path: Path) -> None:
+    store = MemoryStore()
+    w = sent(tmp_path, store)
+    folder = tmp_path / "_ckptsync/took/checkpoint-4.0"
+    shutil.rmtree(folder / "added")
+    (folder / "commit.json").unlink()
+    store.write(CONFIG, [b"damaged"])
+    damaged(store, 1, "checkpoint-4/config.json", "checkpoint-4/x")
+    store.write("run/checkpoint-4/x", [b"damaged"])
+    assert {r.name: r.reason for r in w.tick(1001.0).repairs} == {
+        "checkpoint-4/config.json": "this node no longer has its bytes",
+        "checkpoint-4/x": "",
+    }
+
+
 @pytest.mark.parametrize("plant", [linked, os.mkfifo, os.mkdir])
 def test_what_is_no_file_is_neither_followed_nor_waited_for(tmp_path: Path, plant: Callable[[Path], None]) -> None:
     store = MemoryStore()
