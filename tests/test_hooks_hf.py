@@ -81,6 +81,32 @@ def test_each_training_of_a_script_has_its_own_final_model_though_they_share_a_d
     check_whole(tmp_path, "final.0", found["final.0"])
 
 
+def test_a_training_in_a_process_that_multiprocessing_forked_has_its_final_model(tmp_path: Path) -> None:
+    script = (
+        "import multiprocessing, sys\n"
+        "from pathlib import Path\n"
+        "from tests.hook_training import Faults, train\n"
+        "work = multiprocessing.get_context('fork').Process(target=train, args=(Path(sys.argv[1]), Faults()))\n"
+        "work.start(), work.join()"
+    )
+    assert program("-c", script, str(tmp_path)).returncode == 0
+    assert set(commits(tmp_path)) == {*CHECKPOINTS, "final.0"}
+
+
+def test_where_the_hook_saves_configurations_is_not_in_the_training_s_log() -> None:
+    script = (
+        "import logging, tests.hook_training\n"
+        "from ckptsync.hooks import hf\n"
+        "logging.basicConfig(format='%(message)s')\n"
+        "logging.getLogger('transformers').setLevel(logging.INFO)\n"
+        "its = logging.getLogger('transformers.configuration_utils')\n"
+        "with hf._quietly():\n"
+        "    its.info('saved'), its.warning('wrong')\n"
+        "its.info('its own')"
+    )
+    assert program("-c", script).stderr.split("\n") == ["wrong", "its own", ""]
+
+
 def test_every_step_of_every_trial_of_a_search_is_pinned_under_the_name_that_a_worker_gives_it(tmp_path: Path) -> None:
     done = program("-m", "tests.hook_training", "search", str(tmp_path))
     assert (done.returncode, done.stderr) == (0, "")
@@ -156,6 +182,7 @@ def trained(output_dir: Path, *words: str, world: int = 2) -> subprocess.Complet
 
 def test_two_real_ranks_pin_every_step_whole_and_quickly(tmp_path: Path) -> None:
     done = trained(tmp_path / "out", "--steps", "4")
+    assert "_ckptsync" not in done.stderr
     found = commits(tmp_path / "out")
     assert set(found) == {*(f"checkpoint-{n}.0" for n in range(1, 5)), "final.0"}
     for name, commit in found.items():
