@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from ckptsync.stores import ending
+
 settings.register_profile("untimed", deadline=None)  # an example that waits for a busy machine is no failure
 settings.load_profile("untimed")
 
@@ -18,6 +20,13 @@ def _no_cache_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def _no_end_outlasts_its_test() -> Iterator[None]:
+    """A process that was told to end reads nothing to its end; this one runs other tests."""
+    yield
+    ending.begin()
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,6 @@ from ckptsync.daemon.working import Ground, Outcome, Role, Working
 from ckptsync.errors import StoreError
 from ckptsync.fleet import facts
 from ckptsync.fleet.heartbeat import Disk, Heartbeat, listed, read, write
-from ckptsync.stores import ending
 from ckptsync.stores.contract import Entry
 from ckptsync.stores.posix.store import PosixStore
 
@@ -46,7 +45,6 @@ def stop() -> Iterator[Stopping]:
     stop = Stopping()
     yield stop
     stop.close()
-    ending.begin()  # for the other tests of this process
 
 
 def test_a_name_that_is_no_text_silences_no_heart(store: Stoppable, stop: Stopping) -> None:

@@ -12,8 +12,9 @@ import pytest
 from blake3 import blake3
 
 from ckptsync.digest import digest, digest_stream
-from ckptsync.errors import Incomplete, StoreError
+from ckptsync.errors import Incomplete, StoreError, Transient
 from ckptsync.records.manifest import FileEntry
+from ckptsync.stores import ending
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.writing import BLOCK
 from ckptsync.walk import walk
@@ -136,3 +137,14 @@ def test_chunks_begin_where_a_disk_wants_memory_to_begin(tmp_path: Path) -> None
     store.write("y", [LARGE])
     for stream in (Source(held(tmp_path, LARGE), "n"), stored_chunks(store, "y", len(LARGE))):
         assert {np.frombuffer(chunk, "u1").ctypes.data % BLOCK for chunk in stream} == {0}
+
+
+def test_nothing_large_is_read_to_its_end_by_a_process_that_is_about_to_end(tmp_path: Path) -> None:
+    store = MemoryStore()
+    store.write("y", [LARGE])
+    for stream in (iter(Source(held(tmp_path, LARGE), "n")), stored_chunks(store, "y", len(LARGE))):
+        next(stream)
+        ending.announce()
+        with pytest.raises(Transient, match="about to end"):
+            next(stream)
+        ending.begin()
