@@ -9,6 +9,8 @@
 #               five minutes.  RESUME="--modes zero3 --store sftp --ranks 2"
 # make campaign-killed     kill trainers in the middle of a save, sixty times, let them be or go on over the same directory: whatever the store calls whole is
 #               byte for byte one save that was finished, half an hour.  KILLED="--modes raw-zero2 raw-zero3 raw-accelerate raw-dcp --chains 2", KILLED="--store s3 --seed 7"
+# make campaign-titan      torchtitan's saves, synchronous and not, with rotation, its ranks killed and begun again: every save that was whole is in the store, some minutes;
+#               torch alone, as torchtitan uses it, unless TITAN="--python PYTHON" has torchtitan
 # make campaign-ray-train  Ray Train on two nodes that share nothing, as it is, killed, and ended with an error, beside the same without us: RAY_TRAIN="--modes ddp fsdp2" (installs Ray)
 # make campaign-llamafactory   LLaMA-Factory as it was released, in one process, under torchrun, on two nodes and under Ray, with the hook in every way it can get there: each step in the
 #               store, each file as without us: half an hour, LLAMAFACTORY="--ways torchrun --hooks autoload" (installs LLaMA-Factory and Ray, 2 GB with a CPU build of torch, as above)
@@ -93,7 +95,7 @@ IDLE ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint format flips guides models bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-killed campaign-ray campaign-ray-train campaign-llamafactory campaign-hostile campaign-doctor damage crash-states kill-stores kill-heads kill-gc kill-pull nspawn clean
+.PHONY: demo test lint format flips guides models bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-killed campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-hostile campaign-doctor damage crash-states kill-stores kill-heads kill-gc kill-pull nspawn clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -134,6 +136,9 @@ campaign-resume: $(VENV)/.installed-test $(BENCH_VENV)/.installed
 
 campaign-killed: $(VENV)/.installed-test $(BENCH_VENV)/.installed
 	$(BIN)/python -m tests.campaigns.killed --python $(BENCH_VENV)/bin/python $(KILLED)
+
+campaign-titan: $(VENV)/.installed-test $(BENCH_VENV)/.installed
+	$(BIN)/python -m tests.campaigns.titan --python $(BENCH_VENV)/bin/python $(TITAN)
 
 campaign-llamafactory: $(LLAMAFACTORY_VENV)/.installed
 	$(LLAMAFACTORY_VENV)/bin/python -m tests.campaigns.llamafactory $(LLAMAFACTORY)
