@@ -51,9 +51,13 @@ _SEARCHED = re.compile(r"run-[A-Za-z0-9_-]{1,60}")  # a trial of Trainer.hyperpa
 _RESERVED = ("consolidated", FINAL, *NESTED)
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
-_WEIGHTS = re.compile(r"((adapter_)?model(-\d{5}-of-\d{5})?\.safetensors)|((pytorch|adapter)_model(-\d{5}-of-\d{5})?\.bin)")
+WEIGHTS = re.compile(r"((adapter_)?model(-\d{5}-of-\d{5})?\.safetensors)|((pytorch|adapter)_model(-\d{5}-of-\d{5})?\.bin)")
 # A model's own files, and what a trainer says of it when it is done.  Logs lie there, too: they grow while nothing else does.
-_OF_MODEL = re.compile(r"[A-Za-z0-9].*\.(safetensors|bin|json|model|jinja|tiktoken|py|md)|(vocab|merges)\.txt|\.tmp.{6}", re.DOTALL)
+# In transformers' tokenizers vocabularies end in .spm (Marian, Speech2Text), .codes (PhoBERT), .tokenizer (ProphetNet), too.
+OF_MODEL = re.compile(
+    r"[A-Za-z0-9].*\.(safetensors|bin|json|model|spm|codes|tokenizer|jinja|tiktoken|py|md)|(vocab|merges|dict)\.txt|\.tmp.{6}",
+    re.DOTALL,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,10 +224,10 @@ def _final(output_dir: Path, names: Collection[str]) -> Spot | None:
     """The model in a run's root, without what else lies there.  A checkpoint that somebody gives as a run has no root."""
     if any(pattern.fullmatch(output_dir.name) for pattern, _, _ in _NUMBERED):
         return None
-    weights = (n for n in names if n.endswith((".safetensors", ".bin")) and _WEIGHTS.fullmatch(n))
+    weights = (n for n in names if n.endswith((".safetensors", ".bin")) and WEIGHTS.fullmatch(n))
     if not any(_is_file(output_dir / n) for n in weights):
         return None
-    return Spot(FINAL, "final", output_dir, tuple(sorted(n for n in names if _OF_MODEL.fullmatch(n))))
+    return Spot(FINAL, "final", output_dir, tuple(sorted(n for n in names if OF_MODEL.fullmatch(n))))
 
 
 def _holds(path: Path, pattern: re.Pattern[str]) -> bool:

@@ -35,6 +35,7 @@ NAMES = (
         "chat_template.jinja",
     ),
     *("model.bin", "notes.txt", ".tmpabcdef", "tokenizer.model", "training_args.bin", "modeling_x.py", "events.out"),
+    *("source.spm", "bpe.codes", "dict.txt", "prophetnet.tokenizer"),
 )
 
 

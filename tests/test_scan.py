@@ -168,6 +168,14 @@ def test_the_model_in_the_root_is_found_without_checkpoints_logs_and_spool(tmp_p
     assert found["final"] == ("final", [*parts, "model-00002-of-00002.safetensors", "training_args.bin", "vocab.txt"])
 
 
+@pytest.mark.parametrize(
+    "vocabulary", ["source.spm", "bpe.codes", "dict.txt", "prophetnet.tokenizer", "tokenizer.model", "qwen.tiktoken"]
+)
+def test_every_kind_of_vocabulary_belongs_to_the_model_in_the_root(tmp_path: Path, vocabulary: str) -> None:
+    lay(tmp_path, "model.safetensors", vocabulary)
+    assert names(tmp_path)["final"] == ("final", sorted(["model.safetensors", vocabulary]))
+
+
 @pytest.mark.parametrize("names_", [["config.json", "training_args.bin"], ["optimizer.bin"], ["model/model.safetensors"]])
 def test_a_root_without_weights_has_no_model(tmp_path: Path, names_: list[str]) -> None:
     lay(tmp_path, *names_)

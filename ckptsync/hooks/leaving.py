@@ -10,19 +10,16 @@ import atexit
 import contextlib
 import fcntl
 import os
-import re
 import sys
 import time
 from collections.abc import Callable, Collection
 from functools import cache
 from pathlib import Path
 
+from ckptsync.scan import OF_MODEL, WEIGHTS
 from ckptsync.spool import pins
 from ckptsync.walk import OURS, Listing, walk
 
-# the same as in `ckptsync.scan`, which imports what a training's environment may not have; a test holds them together
-_WEIGHTS = re.compile(r"((adapter_)?model(-\d{5}-of-\d{5})?\.safetensors)|((pytorch|adapter)_model(-\d{5}-of-\d{5})?\.bin)")
-_OF_MODEL = re.compile(r"[A-Za-z0-9].*\.(safetensors|bin|json|model|jinja|tiktoken|py|md)|(vocab|merges)\.txt|\.tmp.{6}", re.DOTALL)
 RESTART = 15.0  # seconds: longer than a service needs to begin again
 _POLL = 0.5  # seconds
 Weights = frozenset[tuple[str, int, int]]
@@ -33,7 +30,7 @@ def weights(root: Path) -> Weights:
     found = set()
     with contextlib.suppress(FileNotFoundError), os.scandir(root) as entries:
         for entry in entries:
-            if _WEIGHTS.fullmatch(entry.name):
+            if WEIGHTS.fullmatch(entry.name):
                 info = entry.stat(follow_symlinks=False)
                 found.add((entry.name, info.st_ino, info.st_mtime_ns))
     return frozenset(found)
@@ -42,7 +39,7 @@ def weights(root: Path) -> Weights:
 def final_model(root: Path) -> Listing:
     """The files in a run's root that belong to its final model."""
     with os.scandir(root) as entries:
-        names = [e.name for e in entries if _OF_MODEL.fullmatch(e.name)]
+        names = [e.name for e in entries if OF_MODEL.fullmatch(e.name)]
     return walk(root, names)
 
 
