@@ -7,12 +7,14 @@ opening and reading, which our own scans do, would hint for ever, and an event f
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
+import heapq
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,7 +34,8 @@ from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver
 from watchdog.observers.polling import PollingObserverVFS
 
-Mode = Literal["events", "polling", "waiting", "none"]
+Mode = Literal["events", "polling", "waiting", "glanced", "none"]
+MOST = 20  # directories that are watched at a time: watchdog has three threads for each, and `systemd/` allows a service 256 tasks
 POLL_S = 10  # often enough to beat a scan a minute; each time costs one stat of every file on a file server
 
 # Where other machines write without this kernel hearing of it; fuse.* too.
@@ -75,7 +78,8 @@ Hint = Callable[[str], object]
 def watch(paths: Iterable[str], hint: Hint, poll_s: int = POLL_S) -> Watch:
     """Call ``hint`` from another thread with each of ``paths`` below which something may be worth a look; "" means any of them.  It may be called very often.
 
-    Paths need not exist yet: the nearest directory above is watched until `Watch.refresh` finds them.
+    Paths need not exist yet: the nearest directory above is watched until `Watch.refresh` finds them.  Of more than `MOST` paths those are watched
+    that changed last; who calls glances at the others (`ckptsync.daemon.posts`), and finds them here with the next refresh.
     """
     return Watch(tuple(dict.fromkeys(paths)), hint, poll_s)
 
@@ -102,9 +106,9 @@ class Watch:
 
     def refresh(self) -> None:
         """Watch what has come into being, and again what was replaced.  Cheap where nothing changed; call it before every scan."""
-        mounts = _mountinfo()
+        mounts, lively = _mountinfo(), _liveliest(self._paths)
         for path in self._paths:
-            aim = _aim(path, mounts)
+            aim = _aim(path, mounts) if path in lively else None
             armed = self._armed.get(path)
             limit = _limit(armed[0].directory) if armed and armed[2] == "events" else None
             if aim and armed and armed[0] == aim and not limit and _is_alive(armed[1]):
@@ -114,8 +118,9 @@ class Watch:
                 self._armed[path] = (aim, *_arm(aim, _Listener(partial(self._hint, path)), self._poll_s, limit))
 
     def modes(self) -> dict[str, Mode]:
-        """How each path is watched: by events, by polling, waiting for it to be made, or not at all."""
-        return {path: self._armed[path][2] if path in self._armed else "none" for path in self._paths}
+        """How each path is watched: by events, by polling, waiting for it to be made, not here since others changed later, or not at all."""
+        lacking: Mode = "glanced" if len(self._paths) > MOST else "none"
+        return {path: self._armed[path][2] if path in self._armed else lacking for path in self._paths}
 
     def notes(self) -> tuple[str, ...]:
         """What an operator should know, in words: where events cannot be had, and that some were lost."""
@@ -170,6 +175,17 @@ class _Losses(logging.Handler):
         return (f"file system events were lost, {self._count} times, and looked for instead: {self._last}",) if self._count else ()
 
 
+def _liveliest(paths: Collection[str]) -> Collection[str]:
+    """Those that changed last, where there are too many: their trainings go on."""
+    return paths if len(paths) <= MOST else set(heapq.nlargest(MOST, paths, _changed))
+
+
+def _changed(path: str) -> int:
+    with contextlib.suppress(OSError):
+        return Path(path).stat().st_mtime_ns
+    return 0  # not there yet, or not ours to read
+
+
 def _aim(path: str, mounts: str) -> _Aim | None:
     """The directory to watch for ``path``: itself, or the nearest one above that exists."""
     try:
@@ -200,22 +216,27 @@ def _arm(aim: _Aim, listener: _Listener, poll_s: int, limit: OSError | None) -> 
             if limit:
                 raise limit
             return _started(Observer(), aim, listener, _FINISHED), "events" if aim.is_whole else "waiting"
-        except OSError as e:
-            if e.errno not in _LIMITS:
+        except (OSError, RuntimeError) as e:
+            if not isinstance(e, OSError) or e.errno not in _LIMITS:
                 _log.warning("not watched path=%s error=%s", aim.directory, e)
                 return None, "none"
             _log.warning("inotify limit reached, polling instead path=%s every=%ss error=%s", aim.directory, poll_s, e)
     try:
         polling = PollingObserverVFS(os.lstat, os.scandir, polling_interval=poll_s)  # lstat: links lead out of the directory
         return _started(polling, aim, listener, _POLLED), "polling" if aim.is_whole else "waiting"
-    except OSError as e:
+    except (OSError, RuntimeError) as e:
         _log.warning("not watched path=%s error=%s", aim.directory, e)
         return None, "none"
 
 
 def _started(observer: BaseObserver, aim: _Aim, listener: _Listener, events: list[type[FileSystemEvent]]) -> BaseObserver:
+    """Raises OSError, and RuntimeError where this user or service may have no more threads."""
     observer.schedule(listener, aim.directory, recursive=aim.is_whole, event_filter=events)
-    observer.start()
+    try:
+        observer.start()
+    except RuntimeError:
+        observer.stop()  # what it has begun
+        raise
     return observer
 
 
