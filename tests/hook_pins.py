@@ -1,12 +1,13 @@
-"""What the hook does when it commits a save, without a trainer."""
+"""What the hook does when it commits a save, without a trainer; and what a worker does that finds one."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+from ckptsync.spool.links import grow
 from ckptsync.spool.marks import Commit, write_mark
-from ckptsync.spool.pins import publish
+from ckptsync.spool.pins import Pin, open_pin, pins, publish
 from ckptsync.walk import walk
 
 
@@ -22,3 +23,11 @@ def commit(source: Path, save: str = "save") -> Path:
     step = int(source.name.rpartition("-")[2])
     write_mark(fresh / "commit.json", Commit("train", save, source.name, step, 1, (0,), "host", "hf", 0.0, told))
     return publish(source.parent, source.name, fresh)
+
+
+def pinned(source: Path, node: str = "n0") -> Pin:
+    """All of it, by a worker."""
+    pin = open_pin(source.parent, source.name, 0, node)
+    assert pin is not None
+    assert grow(pin, source, [f.path for f in walk(source).files]) == ()
+    return pins(source.parent)[0]

@@ -14,9 +14,9 @@ import pytest
 from ckptsync.errors import Incomplete
 from ckptsync.spool.links import grow, harden, trim
 from ckptsync.spool.marks import Took
-from ckptsync.spool.pins import Pin, adopt, claim, compare, drop, mark_stored, open_pin, pins, publish, pulse, record
+from ckptsync.spool.pins import adopt, claim, compare, drop, mark_stored, open_pin, pins, publish, pulse, record
 from ckptsync.walk import Stat, walk
-from tests.hook_pins import commit
+from tests.hook_pins import commit, pinned
 
 
 @pytest.fixture
@@ -26,13 +26,6 @@ def source(tmp_path: Path) -> Path:
     (root / "a").write_bytes(b"aaa")
     (root / "sub" / "b").write_bytes(b"bb")
     return root
-
-
-def pinned(source: Path, node: str = "n0") -> Pin:
-    pin = open_pin(source.parent, source.name, 0, node)
-    assert pin is not None
-    assert grow(pin, source, [f.path for f in walk(source).files]) == ()
-    return pins(source.parent)[0]
 
 
 def test_a_pin_survives_rotation(source: Path) -> None:

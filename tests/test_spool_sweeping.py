@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.spool.links import grow
 from ckptsync.spool.marks import Begun, begun_path, write_mark
-from ckptsync.spool.pins import Pin, claim, open_pin, pins
+from ckptsync.spool.pins import claim, pins
 from ckptsync.spool.sweeping import sweep, tidy
-from ckptsync.walk import walk
+from tests.hook_pins import pinned
 
 LATER = 7 * 3600.0
 
@@ -25,13 +24,6 @@ def source(tmp_path: Path) -> Path:
     root.mkdir()
     (root / "a").write_bytes(b"aaa")
     return root
-
-
-def pinned(source: Path, node: str = "n0") -> Pin:
-    pin = open_pin(source.parent, source.name, 0, node)
-    assert pin is not None
-    assert grow(pin, source, [f.path for f in walk(source).files]) == ()
-    return pins(source.parent)[0]
 
 
 def left(out: Path) -> list[str]:
