@@ -38,5 +38,6 @@ def test_children_end_when_the_story_fails(tmp_path: Path) -> None:
         pids.extend(child.process.pid for child in children)
         raise ZeroDivisionError
     assert pids
-    assert "phase=stopped" in (tmp_path / "etc" / "head.log").read_text()
+    log = (tmp_path / "etc" / "head.log").read_text()
+    assert "phase=stopped" in log or "phase=abandoned" in log, "asked, not killed; abandoned where the disk stalls"
     assert not any(map(is_alive, pids))

@@ -91,6 +91,7 @@ def test_a_restart_repeats_nothing_and_still_says_what_is_over(tmp_path: Path) -
         second.offer([], 1060.0)
         second.offer([], 1060.0 + HOLD)
         assert there.next()["alarms"][0]["status"] == "resolved"
+        until(lambda: second.posted.delivered == 1)
         [path] = (tmp_path / "cache").iterdir()
         assert "secret" not in path.read_text()
         assert path.stat().st_mode & 0o777 == 0o600
