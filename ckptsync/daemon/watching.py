@@ -131,7 +131,7 @@ class Watching:
         self._due, self._planned = float("inf"), now
         self._unsent = []
         workers, began = self._workers, time.thread_time()
-        self._lanes.retain({worker.line for worker in workers.values()})
+        self._lanes.retain({line for worker in workers.values() for line in worker.lines})
         for run, worker in workers.items():
             try:
                 remember(run.path / OURS, self._store.url)

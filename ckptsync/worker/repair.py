@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
-from ckptsync.errors import CkptsyncError, Incomplete
+from ckptsync.errors import Incomplete
 from ckptsync.records import saves
 from ckptsync.records.fate import fate
 from ckptsync.records.manifest import FileEntry
-from ckptsync.records.names import OURS, parse_record_name, records_prefix
+from ckptsync.records.names import parse_record_name
 from ckptsync.records.state import Records, proof
 from ckptsync.worker.content import Source, is_stored
 from ckptsync.worker.hold import Held, Hold
-from ckptsync.worker.knowledge import Knowledge
-from ckptsync.worker.looking import Seen
-from ckptsync.worker.result import Failure, Repaired, failure
 from ckptsync.worker.road import Road
-from ckptsync.worker.saving import outgoing
-from ckptsync.worker.selecting import EVERYTHING
 
 OF_BYTES = ("missing", "size", "digest")  # damage that other bytes than the named ones make
 OF_MEANING = ("parse", "load")  # damage that may have been taken with the file
@@ -56,47 +51,6 @@ def wanted(records: Records, node: str, place: str, known: Iterable[saves.Known]
             if at is not None and finding.kind in (*OF_BYTES, *OF_MEANING):
                 requests[at.name] = Request(report, finding.name, at.name, at.entry, finding.kind)
     return tuple(requests[name] for name in sorted(requests))
-
-
-def answer(
-    run: str,
-    seen: Sequence[Seen],
-    knowledge: Knowledge,
-    served: dict[tuple[str, str], str],
-    busy: Collection[str] = (),
-    *,
-    added: Added = tuple,
-) -> tuple[list[Repaired], list[Failure]]:
-    """Serve all that reports about a run's places want.
-
-    ``served``: report and finding of what was served before, with the reason where it could not be; kept as long as the report is not answered.
-    ``busy``: checkpoints that are being sent now, and have to wait.  ``added``: what the hook has added to any save, where that is still here.
-    """
-    known = knowledge.of(run)
-    repairs: list[Repaired] = []
-    failures: list[Failure] = []
-    road = Road(knowledge.store, knowledge.node, tuple)
-    asked: set[tuple[str, str]] = set()
-    for place in known.damaged():
-        checkpoint = place.partition("~")[0]
-        if checkpoint in busy:
-            asked.update(key for key in served if key[0].startswith(records_prefix(run, place)))
-            continue
-        holds = [outgoing(s, EVERYTHING).hold for s in seen if s.spot.name == checkpoint]
-        for request in wanted(known.place(place), knowledge.node, place, known.manifests(checkpoint)):
-            asked.add((request.report, request.finding))
-            if (request.report, request.finding) in served:
-                continue
-            try:
-                reason = serve(request, holds, road, added)
-            except CkptsyncError as e:  # not served: the next tick tries again
-                failures.append(failure(run, checkpoint, e))
-                continue
-            served[request.report, request.finding] = reason
-            repairs.append(Repaired(run, request.report, request.finding, reason))
-    for old in [key for key in served if key[0].startswith(f"{run}/{OURS}/") and key not in asked]:
-        del served[old]
-    return repairs, failures
 
 
 def lacks(served: Mapping[tuple[str, str], str], broken: Iterable[str] = ()) -> dict[str, tuple[str, ...]]:

@@ -25,7 +25,7 @@ from ckptsync.worker.result import Failure, Phase, Progress, failure
 from ckptsync.worker.saving import Desk, Memory, begun, known_already, progress, save, standing
 from ckptsync.worker.send import Road
 from ckptsync.worker.settle import is_hopeless
-from ckptsync.worker.sharing import Job, Name, Share, shares
+from ckptsync.worker.sharing import Job, Share, shares
 from ckptsync.worker.watched import Key, Watched, recorded
 
 NOTES = 10  # of saves that were missed; the log has them all
@@ -47,8 +47,8 @@ class Sending:
         self._planned = 0.0
         self.notes: tuple[str, ...] = ()
 
-    def plan(self, watched: Sequence[Watched], now: float, ready: Collection[str]) -> Collection[Name]:
-        """Decide of each of them, and have sent what is due.  Gives the names in hand.
+    def plan(self, watched: Sequence[Watched], now: float, ready: Collection[str]) -> None:
+        """Decide of each of them, and have sent what is due.
 
         ``ready``: runs of which the store's records were read just before; the others have to wait.
         """
@@ -69,7 +69,6 @@ class Sending:
         for one in first:
             self._lookout.tried(one)
         self._carrier.post(self, [self._job(one, now, told) for one in first])
-        return names
 
     def told(self) -> tuple[list[Progress], list[Failure]]:
         """What became of each by now, in their order.  A failure is told until another try has ended, what was sent until the next plan."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 from ckptsync.errors import CkptsyncError
 from ckptsync.spool.sweeping import sweep
@@ -17,10 +16,10 @@ from ckptsync.worker.lanes import AtOnce, Carrier
 from ckptsync.worker.letting_go import Letting
 from ckptsync.worker.looking import Look, Seat
 from ckptsync.worker.lookout import Lookout
+from ckptsync.worker.mending import Mending
 from ckptsync.worker.observed import Rule
 from ckptsync.worker.options import RunDir, WorkerOptions, checked_options
-from ckptsync.worker.remembering import added_here
-from ckptsync.worker.result import ON_THE_WAY, Failure, Progress, Repaired, WorkerResult, failure
+from ckptsync.worker.result import ON_THE_WAY, Failure, Progress, WorkerResult, failure
 from ckptsync.worker.saving import Memory
 from ckptsync.worker.selecting import chosen
 from ckptsync.worker.sending import Sending
@@ -36,11 +35,9 @@ class _Done:
 
     watched: Sequence[Watched] = ()
     gone: list[Progress] = field(default_factory=list)
-    repairs: list[Repaired] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
 
-    def add(self, repairs: Sequence[Repaired], gone: Sequence[Progress], failures: Sequence[Failure]) -> None:
-        self.repairs += repairs
+    def add(self, gone: Sequence[Progress], failures: Sequence[Failure]) -> None:
         self.gone += gone
         self.failures += failures
 
@@ -68,17 +65,17 @@ class Worker:
         sender = carrier or AtOnce(options.threads)
         self._sending = Sending(options, self._knowledge, self._lookout, self._clock, self._memory, carrier=sender)
         self._letting = Letting(options, self._knowledge, self._lookout)
-        self._served: dict[tuple[str, str], str] = {}
+        self._mending = Mending(self._knowledge, sender)
         self._broken: frozenset[str] = frozenset()
-        self._lacks: dict[str, tuple[str, ...]] = {}
+        self._unmendable: frozenset[str] = frozenset()
         self._done = _Done()
         for run in options.runs:
             sweep(run.path, node)
 
     @property
-    def line(self) -> object:
-        """What its saves wait in, as its carrier is told."""
-        return self._sending
+    def lines(self) -> tuple[object, ...]:
+        """What its saves, and what it mends, wait in, as its carrier is told."""
+        return self._sending, self._mending
 
     def look(self, now: float) -> Look:
         """Pin what has appeared, and judge it.  ``now`` in seconds on any clock that only grows."""
@@ -100,36 +97,35 @@ class Worker:
         found = self.look(now)
         watched = self._lookout.watched()
         ready, unread = self._read()
-        names = {run.name for run in ready}
-        in_hand = self._sending.plan(watched, now, names)
+        self._sending.plan(watched, now, {run.name for run in ready})
         for one in watched:
             if one.found.settled:  # what could not even be tried has to wait for the next tick, too
                 self._lookout.tried(one)
         self._forget(watched)
         self._done = _Done(watched, failures=[*found.failures, *unread])
+        seen = {run: [w.seen for w in watched if w.seen.run == run.name] for run in ready}
+        self._mending.plan(seen)
         for run in ready:
-            seen = [w.seen for w in watched if w.seen.run == run.name]
-            busy = {checkpoint for name, checkpoint in in_hand if name == run.name}
-            added = partial(added_here, run.path)
-            served, broken = repair.answer(run.name, seen, self._knowledge, self._served, busy, added=added)
-            here = {s.spot.name for s in seen} | {f.checkpoint for f in found.failures if f.run == run.name}
+            here = {s.spot.name for s in seen[run]} | {f.checkpoint for f in found.failures if f.run == run.name}
             gone, stuck = self._letting.go(run, here)
-            self._done.add(served, gone, [*broken, *stuck])
-        self._lacks = repair.lacks(self._served, self._unmended())
+            self._done.add(gone, stuck)
+        self._unmendable = self._unmended()
         told = [*self._sending.told()[0], *self._done.gone]
         self._clock.measure_in_time(now, is_idle=bool(told) and all(p.phase in DONE for p in told))
 
     def told(self, now: float) -> WorkerResult:
         """What became by now of all that the last plan saw."""
         told, wrong = self._sending.told()
+        repairs, unmended = self._mending.told()
         told, done = [*told, *self._done.gone], self._done
         waiting = {(p.run, p.checkpoint) for p in told if p.phase in ON_THE_WAY}
         since = {f"{w.seen.run}/{w.seen.spot.name}": w.first for w in reversed(done.watched) if w.key[:2] in waiting}
         sent = sum(p.size for p in told if p.phase == "sent")
         notes = (*self._clock.notes, *self._sending.notes)
-        failures = (*done.failures, *wrong)
+        failures = (*done.failures, *unmended, *wrong)
+        lacks = repair.lacks(self._mending.served, self._unmendable)
         return WorkerResult(
-            self._options.node, tuple(told), tuple(done.repairs), failures, self._lookout.due(now), since, sent, notes, self._lacks
+            self._options.node, tuple(told), tuple(repairs), failures, self._lookout.due(now), since, sent, notes, lacks
         )
 
     def _unmended(self) -> frozenset[str]:
