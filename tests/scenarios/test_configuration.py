@@ -1,0 +1,57 @@
+"""What a user mistypes, or sets twice, is told; what a message names is there."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+import yaml
+
+from tests.scenarios.world import World
+
+
+@pytest.mark.stores("path")
+def test_a_variable_that_beats_the_file_is_told_without_its_secrets(world: World) -> None:
+    other = world.home / "other"
+    service = world.service("node0", ["worker"], {"alerts": {"webhook": "https://h/geheim"}, **runs(world)}, starts=False)
+    overrides = {"CKPTSYNC_STORE": str(other), "CKPTSYNC_ALERTS_WEBHOOK": "https://h/geheimer"}
+    service.start(overrides)
+    told = service.wait(phase="starting")
+    assert told["store"] == str(other)
+    assert all(word in told["overridden"] for word in ("store.url", world.store.url, "CKPTSYNC_STORE", "CKPTSYNC_ALERTS_WEBHOOK"))
+    service.wait(phase="started")
+    done = world.run("ls", "-c", service.config, environment=overrides)
+    assert all(word in done.err for word in ("store.url", world.store.url, "CKPTSYNC_STORE", str(other)))
+    assert "geheim" not in done.err + service.text()
+
+
+@pytest.mark.stores("path", "sftp")
+def test_a_mistyped_store_is_not_made_and_a_new_one_is_said(world: World) -> None:
+    save = world.save("sft")
+    done = world.run("push", save, f"{world.store.url}/mistyped/store", "--node", "node0", code=2)
+    assert "mistyped" in done.err
+    assert not [name for name in world.store.names() if "mistyped" in name]
+    assert "new store" in world.push(save).err
+    assert "new store" not in world.push(save).err
+
+
+@pytest.mark.stores("path")
+def test_output_directories_that_match_nothing_are_told_in_the_log_and_in_status(world: World) -> None:
+    service = world.service("node0", ["worker"], {"worker": {"runs": [{"path": f"{world.home}/none/*"}], "scan_every": "1s"}})
+    assert service.wait(phase="no-match")["level"] == "warning"
+    world.until(lambda: f"{world.home}/none/*" in world.run("status", world.store.url).out, "status to tell of it")
+
+
+@pytest.mark.stores("path")
+def test_the_commands_that_hints_name_print_what_they_say(world: World) -> None:
+    hint = world.run("run", "-c", world.home / "nowhere.yaml", "--json", code=2).error["hint"]
+    command = next(part for part in hint.split("`") if part.startswith("ckptsync "))
+    example = yaml.safe_load(world.run(*shlex.split(command)[1:]).out)
+    assert example["store"]["url"]
+    assert "CKPTSYNC_STORE" in world.run("help", "cli").out
+
+
+def runs(world: World) -> dict[str, object]:
+    """A worker's output directory that is there."""
+    world.output("sft").mkdir(parents=True)
+    return {"worker": {"runs": [{"path": f"{world.home}/node0/out/*"}], "scan_every": "1s"}}

@@ -1,0 +1,108 @@
+"""The hook in a training script: every save is kept although rotation deletes it at once, and training never notices."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.scenarios.world import VECTORS, World, files_below
+
+MARKED = """
+import shutil, sys
+from pathlib import Path
+from ckptsync import mark_saved
+
+out, source = Path(sys.argv[1]), Path(sys.argv[2])
+for step in range(1, 5):
+    saved = out / f"checkpoint-{step}"
+    shutil.copytree(source, saved, copy_function=shutil.copyfile)
+    state = saved / "trainer_state.json"
+    state.write_text(state.read_text().replace('"global_step": 4', f'"global_step": {step}'))
+    mark_saved(saved, part="all")
+    if step > 1:
+        shutil.rmtree(out / f"checkpoint-{step - 1}")
+print("trained")
+"""
+
+TRAINED = """
+import sys
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+from ckptsync.hooks.hf import CkptSyncCallback
+
+torch.manual_seed(0)
+config = LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2)
+data = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 16
+args = TrainingArguments(sys.argv[1], max_steps=4, save_steps=1, save_total_limit=1, per_device_train_batch_size=2, report_to=[], use_cpu=True, disable_tqdm=True)
+Trainer(LlamaForCausalLM(config), args, train_dataset=data, callbacks=[CkptSyncCallback()]).train()
+print("trained")
+"""
+
+
+def train(world: World, script: str, *words: object) -> None:
+    path = world.home / "train.py"
+    path.write_text(script)
+    environment = {**world.environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    done = subprocess.run(
+        [sys.executable, path, *map(str, words)], env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    assert "trained" in done.stdout
+
+
+@pytest.mark.stores("path", "s3")
+def test_marked_saves_survive_rotation_with_no_worker_there(world: World) -> None:
+    source = VECTORS / "hf-ddp/out/checkpoint-4"
+    train(world, MARKED, world.output("sft"), source)
+    world.worker()
+    for step in range(1, 5):
+        world.wait(f"sft/checkpoint-{step}", "COMPLETE")
+        stored = world.stored("sft", f"checkpoint-{step}")
+        assert {n: d for n, d in stored.items() if n != "trainer_state.json"} == {
+            n: d for n, d in files_below(source).items() if n != "trainer_state.json"
+        }
+
+
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
+@pytest.mark.stores("path")
+def test_every_save_of_a_trainer_that_keeps_one_is_stored(world: World) -> None:
+    train(world, TRAINED, world.output("sft"))
+    assert sorted(p.name for p in world.output("sft").glob("checkpoint-*")) == ["checkpoint-4"]
+    world.worker()
+    world.head(head={"config_from": {}})
+    for step in range(1, 5):
+        world.wait(f"sft/checkpoint-{step}", "VERIFIED")
+    assert world.model("sft/checkpoint-1") != world.model("sft/checkpoint-4")
+
+
+@pytest.mark.stores("path")
+def test_training_goes_on_where_the_hook_cannot_work(world: World) -> None:
+    out = world.output("sft")
+    out.mkdir(parents=True)
+    (out / "_ckptsync").write_text("a file where a directory should be")
+    train(world, MARKED, out, VECTORS / "hf-ddp/out/checkpoint-4")
+    assert sorted(p.name for p in out.glob("checkpoint-*")) == ["checkpoint-4"]
+
+
+@pytest.mark.stores("path")
+def test_push_sends_what_the_hook_kept(world: World) -> None:
+    train(world, MARKED, world.output("sft"), VECTORS / "hf-ddp/out/checkpoint-4")
+    world.push(world.output("sft"))
+    assert world.statuses() == {f"sft/checkpoint-{step}": "COMPLETE" for step in range(1, 5)}
+
+
+@pytest.mark.stores("path")
+def test_nothing_is_written_into_a_checkpoint(world: World, tmp_path: Path) -> None:
+    saved = world.save("sft")
+    before, times = files_below(saved), {p: p.stat().st_mtime_ns for p in saved.rglob("*")}
+    world.worker()
+    world.wait("sft/checkpoint-4", "COMPLETE")
+    assert files_below(saved) == before
+    assert {p: p.stat().st_mtime_ns for p in saved.rglob("*")} == times
+    assert sorted(p.name for p in world.output("sft").iterdir()) == ["_ckptsync", "checkpoint-4"]
+    assert tmp_path.exists()

@@ -1,0 +1,187 @@
+"""Every layout is merged bit for bit as its framework would; what is broken, hostile or two saves in one is refused, and runs nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scenarios.world import COMMAND, VECTORS, Command, Done, files_below, flipped, tensors
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+TOLD: dict[str, Any] = {path.parent.name: json.loads(path.read_text()) for path in sorted(VECTORS.glob("*/vector.json"))}
+READABLE = [name for name, told in TOLD.items() if not told.get("needs") or find_spec(told["needs"])]
+ONE_DIRECTORY = [name for name in READABLE if len(TOLD[name]["sources"]) == 1]
+
+
+def run(*words: object, code: int = 0) -> Done:
+    done = Command(
+        [*COMMAND, *map(str, words)], {k: v for k, v in os.environ.items() if not k.startswith("CKPTSYNC_")}, Path.cwd()
+    ).end()
+    assert done.code == code, f"{words}: {done.code}\n{done.out}\n{done.err}"
+    assert "Traceback" not in done.err, done.err
+    return done
+
+
+def sources(name: str) -> list[Path]:
+    return [VECTORS / name / source for source in TOLD[name]["sources"]]
+
+
+def reference(name: str, dtype: str) -> dict[str, Any]:
+    found = dict(tensors((VECTORS / name / TOLD[name][dtype]).read_bytes()))
+    if TOLD[name].get("tied_names") and TOLD[name]["kind"] == "zero":
+        found[HEAD] = found[EMBEDDING]  # DeepSpeed's own gathering leaves the second name of a tied weight out
+    if TOLD[name].get("adapter"):
+        found = {key.replace(".default.", "."): value for key, value in found.items()}
+    return found
+
+
+def merged(folder: Path) -> dict[str, Any]:
+    return {key: value for path in folder.glob("*.safetensors") for key, value in tensors(path.read_bytes()).items()}
+
+
+@pytest.mark.parametrize("name", READABLE)
+def test_a_checkpoint_becomes_the_model_that_its_framework_gathers(name: str, tmp_path: Path) -> None:
+    run("merge", *sources(name), tmp_path / "out", "--dtype", "keep")
+    assert merged(tmp_path / "out") == reference(name, "keep")
+
+
+@pytest.mark.parametrize("name", [n for n in READABLE if TOLD[n]["keep"] != TOLD[n]["auto"]])
+def test_by_default_each_tensor_is_as_the_model_had_it(name: str, tmp_path: Path) -> None:
+    run("merge", *sources(name), tmp_path / "out")
+    assert merged(tmp_path / "out") == reference(name, "auto")
+
+
+def test_inspect_and_a_dry_run_change_nothing(tmp_path: Path) -> None:
+    shutil.copytree(VECTORS / "hf-zero2/out", tmp_path / "in")
+    before = files_below(tmp_path)
+    found = run("inspect", tmp_path / "in/checkpoint-4", "--json").json
+    assert [source["state"] for source in found["sources"]] == ["complete", "complete"] or found["preferred"]
+    run("merge", tmp_path / "in/checkpoint-4", tmp_path / "out", "--dry-run")
+    assert files_below(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", ["hf-fsdp2-2node", "hf-zero3-2node"])
+def test_a_missing_node_is_named(name: str, tmp_path: Path) -> None:
+    done = run("merge", sources(name)[0], tmp_path / "out", "--json", code=3)
+    assert json.loads(done.err.splitlines()[-1])["exit_code"] == 3
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_is_there_already_is_never_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/model.safetensors").write_bytes(b"mine")
+    run("merge", *sources("hf-fsdp1"), tmp_path / "out", code=2)
+    assert files_below(tmp_path / "out") == {"model.safetensors": b"mine"}
+
+
+@pytest.mark.parametrize("name", ["hf-fsdp1", "hf-zero3-2node", "acc-ranks-fsdp1"])
+def test_a_flipped_bit_in_the_weights_is_refused(name: str, tmp_path: Path) -> None:
+    copies = []
+    for n, source in enumerate(sources(name)):
+        shutil.copytree(source, tmp_path / f"{n}")
+        copies.append(tmp_path / f"{n}")
+    weights = [
+        p
+        for copy in copies
+        for p in sorted(copy.rglob("*"))
+        if p.suffix in (".distcp", ".bin", ".pt") and p.stat().st_size > 30_000
+    ]
+    weights = [p for p in weights if "optimizer" not in p.as_posix()]
+    _damage(weights[0])
+    for path in (p for copy in copies for p in copy.rglob("*")):
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+    run("merge", *copies, tmp_path / "out", code=10)
+    assert not (tmp_path / "out").exists()
+
+
+def test_shards_of_two_trainings_are_not_one_model_even_where_their_times_are_equal(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    shutil.copytree(VECTORS / "raw-ds-zero2-odd/out", one)
+    shutil.copytree(one, other)
+    shard = next(p for p in sorted(other.rglob("*_optim_states.pt")) if "rank_1_" in p.name)
+    _rewrite(shard, lambda data: bytes(b ^ (1 if n % 4 == 2 else 0) for n, b in enumerate(data)) if len(data) > 60 else data)
+    (one / shard.relative_to(other)).write_bytes(shard.read_bytes())
+    for path in one.rglob("*"):
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+    done = run("merge", one, tmp_path / "out", "--dtype", "keep", "--json", code=10)
+    assert "1" in done.err
+    assert not (tmp_path / "out").exists()
+
+
+class Evil:
+    """A pickle that would make a file."""
+
+    def __init__(self, at: Path) -> None:
+        self.at = at
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, (f"touch {self.at}",)
+
+
+@pytest.mark.parametrize(
+    "name", ["pytorch_model.bin", "global_step4/mp_rank_00_model_states.pt", "model/.metadata", "model_world_size_1_rank_0.pt"]
+)
+@pytest.mark.parametrize("command", ["merge", "inspect", "verify", "push"])
+def test_a_pickle_is_never_executed(name: str, command: str, tmp_path: Path) -> None:
+    canary, at = tmp_path / "canary", tmp_path / "checkpoint-4" / name
+    at.parent.mkdir(parents=True)
+    data = pickle.dumps({"module": Evil(canary), "weight": Evil(canary)})
+    if name.endswith(".metadata"):
+        at.write_bytes(data)
+        (at.parent / "__0_0.distcp").write_bytes(b"")
+    else:
+        with zipfile.ZipFile(at, "w") as archive:
+            archive.writestr("archive/data.pkl", data)
+            archive.writestr("archive/version", b"3\n")
+    words: dict[str, list[object]] = {"merge": [tmp_path / "out"], "push": [tmp_path / "store"]}
+    done = Command(
+        [*COMMAND, command, str(tmp_path / "checkpoint-4"), *map(str, words.get(command, []))], os.environ, tmp_path
+    ).end()
+    assert "Traceback" not in done.err
+    assert command == "push" or done.code in (3, 5, 10)
+    assert not canary.exists()
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json"])
+def test_a_link_out_of_the_checkpoint_is_not_followed(name: str, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    source = tmp_path / "in"
+    shutil.copytree(VECTORS / "hf-ddp/out/checkpoint-4", source)
+    (secret / name).write_bytes((source / name).read_bytes())
+    (source / name).unlink()
+    (source / name).symlink_to(secret / name)
+    done = Command([*COMMAND, "merge", str(source), str(tmp_path / "out")], os.environ, tmp_path).end()
+    assert "Traceback" not in done.err
+    assert not (tmp_path / "out" / name).exists()
+
+
+def _damage(path: Path) -> None:
+    """Turn a bit over in every record of an archive, or in a file of many archives."""
+    data = bytearray(path.read_bytes())
+    if zipfile.is_zipfile(path) and path.suffix != ".distcp":
+        with zipfile.ZipFile(path) as archive:
+            for info in archive.infolist():
+                if "/data/" in info.filename:
+                    data[info.header_offset + 30 + len(info.filename) + info.file_size // 2 + 100] ^= 16
+    else:
+        data[:] = flipped(bytes(data), 0.6)
+    path.write_bytes(data)
+
+
+def _rewrite(path: Path, change: Any) -> None:
+    """The same archive with changed records, and CRCs that fit them."""
+    with zipfile.ZipFile(path) as archive:
+        records = [(info, archive.read(info)) for info in archive.infolist()]
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for info, data in records:
+            archive.writestr(info.filename, change(data) if "/data/" in info.filename else data)

@@ -1,0 +1,98 @@
+"""Checkpoints that no rule keeps go, after a grace; the last verified one and what a person keeps never do."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from tests.scenarios.world import World
+
+
+def verified(world: World, *steps: int) -> None:
+    """A run with these checkpoints, all of them VERIFIED."""
+    head = world.head()
+    for seed, step in enumerate(steps):
+        world.push(world.save("sft", step=step, seed=seed))
+        world.wait(f"sft/checkpoint-{step}", "VERIFIED")
+    head.stop()
+
+
+def places(world: World) -> dict[str, str]:
+    return {name.removeprefix("sft/checkpoint-"): status for name, status in world.statuses().items()}
+
+
+@pytest.mark.stores("path", "s3")
+def test_what_no_rule_keeps_is_marked_first_and_goes_after_the_grace(world: World) -> None:
+    verified(world, 1, 2, 3)
+    gc = ("gc", world.store.url, "--keep-last", "1")
+    world.run(*gc, "--grace", "1h", "--dry-run")
+    assert set(places(world).values()) == {"VERIFIED"}
+    world.run(*gc, "--grace", "1h")
+    assert places(world) == {"1": "RETIRED", "2": "RETIRED", "3": "VERIFIED"}
+    assert any(name.startswith("sft/checkpoint-1/") for name in world.store.names()), "gone before the grace was over"
+    world.run(*gc, "--grace", "0s")
+    world.run(*gc, "--grace", "0s")
+    assert {name.split("/")[1] for name in world.store.names() if name.startswith("sft/checkpoint-")} == {"checkpoint-3"}
+    world.verify()
+
+
+@pytest.mark.stores("path")
+def test_a_person_keeps_and_releases(world: World) -> None:
+    verified(world, 1, 2)
+    world.run("keep", "sft/checkpoint-1", "--store", world.store.url, "--reason", "the paper")
+    for _ in range(2):
+        world.run("gc", world.store.url, "--keep-last", "1", "--grace", "0s")
+    assert places(world) == {"1": "VERIFIED", "2": "VERIFIED"}
+    world.run("keep", "sft/checkpoint-1", "--store", world.store.url, "--release")
+    for _ in range(2):
+        world.run("gc", world.store.url, "--keep-last", "1", "--grace", "0s")
+    assert places(world).get("2") == "VERIFIED"
+    assert not [name for name in world.store.names() if name.startswith("sft/checkpoint-1/")]
+
+
+@pytest.mark.stores("path")
+def test_what_is_retired_comes_back_when_a_person_keeps_it(world: World) -> None:
+    verified(world, 1, 2)
+    world.run("gc", world.store.url, "--keep-last", "1", "--grace", "1h")
+    assert places(world)["1"] == "RETIRED"
+    world.run("keep", "sft/checkpoint-1", "--store", world.store.url)
+    assert places(world) == {"1": "VERIFIED", "2": "VERIFIED"}
+
+
+@pytest.mark.stores("path")
+def test_nothing_goes_without_a_rule_nor_the_last_that_is_verified(world: World) -> None:
+    verified(world, 1)
+    world.run("gc", world.store.url, "--max-age", "1s", "--grace", "0s")
+    world.run("gc", world.store.url, "--max-age", "1s", "--grace", "0s")
+    assert places(world) == {"1": "VERIFIED"}
+
+
+@pytest.mark.stores("path")
+def test_a_head_with_rules_does_it_by_itself_and_workers_send_nothing_again(world: World) -> None:
+    world.worker()
+    head = world.head(retention={"keep_last": 1, "grace": "1s"})
+    for seed, step in enumerate((1, 2)):
+        world.save("sft", step=step, seed=seed)
+        world.wait(f"sft/checkpoint-{step}", "VERIFIED")
+    head.stop()  # a head looks for what is to go at its start, and then every ten minutes
+    head.start()
+    world.wait("sft/checkpoint-1", "RETIRED")
+    head.stop()
+    time.sleep(1)
+    head.start()
+    world.until(lambda: not [n for n in world.store.names() if n.startswith("sft/checkpoint-1/")], "the old one to go")
+    world.wait_at_rest()
+    assert not [name for name in world.store.names() if name.startswith("sft/checkpoint-1/")]
+    assert places(world)["2"] == "VERIFIED"
+
+
+@pytest.mark.stores("path")
+def test_shards_go_and_the_model_stays(world: World) -> None:
+    verified(world, 1, 2)
+    for _ in range(2):
+        world.run("gc", world.store.url, "--shards", "drop-after:1", "--keep-last", "9", "--grace", "0s")
+    names = world.store.names()
+    assert not [name for name in names if name.startswith("sft/checkpoint-1/")]
+    assert "sft/consolidated/checkpoint-1/model.safetensors" in names
+    assert places(world) == {"1": "VERIFIED", "2": "VERIFIED"}

@@ -1,0 +1,234 @@
+"""What an operator does with the services: configure, reload, watch, run two of them, and read their exit codes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import threading
+import urllib.request
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scenarios.world import VECTORS, World, files_below, flipped, reference
+
+
+@pytest.mark.stores("path", "s3")
+def test_two_heads_make_one_model(world: World) -> None:
+    world.push_two_nodes("sft", "hf-fsdp2-2node")
+    heads = [world.head("head0", head={"dtype": "auto"}), world.head("head1", head={"dtype": "bf16"})]
+    world.wait("sft/checkpoint-4", "VERIFIED")
+    first = world.model("sft/checkpoint-4")
+    world.wait_at_rest()
+    assert world.model("sft/checkpoint-4") == first
+    assert set(world.statuses().values()) == {"VERIFIED"}
+    assert all(head.is_running() for head in heads)
+    world.verify("--level", "parse")
+
+
+@pytest.mark.stores("path")
+def test_two_workers_of_one_node_id_are_not_both_at_work(world: World) -> None:
+    first = world.worker("node0")
+    first.wait(phase="started")
+    world.save("sft")
+    world.wait("sft/checkpoint-4", "COMPLETE")
+    second = world.service("copy", ["worker"], {**first.configuration})
+    assert second.ended() == 2
+    assert first.is_running()
+
+
+@pytest.mark.stores("path")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "roles: [worker",
+        "roles: [wroker]\nstore: {url: /tmp}\n",
+        "\xff\xfe",
+        "store: {url: /tmp}\nworker: {runs: [{path: relative}]}\n",
+        "a: &a [*a]\n",
+    ],
+    ids=["empty", "broken", "typo", "no text", "relative", "alias"],
+)
+def test_a_configuration_that_cannot_be_is_refused_with_2(world: World, tmp_path: Path, text: str) -> None:
+    (tmp_path / "bad.yaml").write_bytes(text.encode("latin-1"))
+    done = world.run("run", "-c", tmp_path / "bad.yaml", code=2)
+    assert "bad.yaml" in done.err
+    world.run("run", "-c", tmp_path / "nowhere.yaml", code=2)
+
+
+@pytest.mark.stores("path")
+def test_sighup_takes_up_a_new_configuration_and_refuses_a_bad_one(world: World) -> None:
+    worker = world.worker()
+    worker.wait(phase="started")
+    configuration = worker.configuration
+    worker.config.write_text("roles: [wroker]\n")
+    worker.signal(signal.SIGHUP)
+    worker.wait(phase="not-reloaded")
+    more = {"path": f"{world.home}/node9/out/*"}
+    worker.configure(configuration | {"worker": configuration["worker"] | {"runs": [*configuration["worker"]["runs"], more]}})
+    worker.signal(signal.SIGHUP)
+    worker.wait(count=2, phase="started")
+    world.save("late", node="node9")
+    world.save("sft")
+    world.wait("late/checkpoint-4", "COMPLETE")
+    world.wait("sft/checkpoint-4", "COMPLETE")
+    assert worker.is_running()
+
+
+@pytest.mark.stores("path")
+def test_exit_codes_say_what_to_do(world: World, tmp_path: Path) -> None:
+    saved = world.save("sft")
+    world.run("--help")
+    world.run("merge", "--help")
+    world.run("no-such-command", code=2)
+    world.run("push", tmp_path / "nothing", world.store.url, code=2)
+    world.run("ls", "ftp9://nowhere/x", code=2)
+    world.push(saved)
+    world.run("pull", "sft/checkpoint-9", tmp_path / "back", "--store", world.store.url, code=2)
+    world.run("inspect", VECTORS / "hf-fsdp2-2node/node0/out/checkpoint-4", code=3)
+    (tmp_path / "megatron/mp_rank_00").mkdir(parents=True)
+    (tmp_path / "megatron/mp_rank_00/model_optim_rng.pt").write_bytes(b"PK")
+    world.run("merge", tmp_path / "megatron", tmp_path / "out", code=5)
+    world.store.write(name := "sft/checkpoint-4/model.safetensors", flipped(world.store.read(name)))
+    world.run("verify", world.store.url, code=10)
+
+
+@pytest.mark.stores("path")
+def test_errors_are_json_where_json_is_asked_for(world: World, tmp_path: Path) -> None:
+    done = world.run("ls", tmp_path / "nowhere", "--json", code=2)
+    assert set(done.error) == {"error", "hint", "exit_code"}
+    assert done.error["exit_code"] == 2
+    assert done.out == ""
+
+
+@pytest.mark.stores("path")
+def test_status_names_nodes_runs_and_alarms(world: World) -> None:
+    world.worker()
+    world.head()
+    world.save("sft")
+    world.wait("sft/checkpoint-4", "VERIFIED")
+    world.until(lambda: len(world.run("status", world.store.url, "--json").json["nodes"]) == 2, "two heartbeats")
+    told = world.run("status", world.store.url, "--json").json
+    assert {node["node"]: node["state"] for node in told["nodes"]} == {"node0": "alive", "head": "alive"}
+    assert [run["run"] for run in told["runs"]] == ["sft"]
+    assert told["alarms"] == []
+    world.run("status", world.store.url, "--check")
+
+
+@pytest.mark.stores("path")
+def test_metrics_and_health_are_served_beside_slow_clients(world: World) -> None:
+    port = _free_port()
+    world.head(metrics={"listen": f"127.0.0.1:{port}"})
+    world.push(world.save("sft"))
+    world.wait("sft/checkpoint-4", "VERIFIED")
+    slow = [socket.create_connection(("127.0.0.1", port), 10) for _ in range(40)]
+    for each in slow:
+        each.sendall(b"GET /metrics HTTP/1.1\r\n")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=30) as answer:
+        assert answer.status == 200
+    world.until(lambda: b'state="verified"} 1' in _metrics(port).replace(b'run="sft",', b""), "metrics of the verified checkpoint")
+    for each in slow:
+        each.close()
+
+
+def _metrics(port: int) -> bytes:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+        return bytes(answer.read())
+
+
+@pytest.fixture
+def webhook() -> Iterator[tuple[str, list[Any]]]:
+    """A chat that takes alerts: its URL, and what it was told."""
+    told: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            told.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(204)
+            self.end_headers()
+
+        def log_message(self, *args: object) -> None:
+            """Say nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/", told
+        server.shutdown()
+
+
+@pytest.mark.stores("path")
+def test_damage_is_told_to_a_webhook(world: World, webhook: tuple[str, list[Any]]) -> None:
+    url, told = webhook
+    world.head(alerts={"webhook": url}, verify={"period": "2s"})
+    world.push(world.save("sft"))
+    world.wait("sft/checkpoint-4", "VERIFIED")
+    world.store.write(name := "sft/checkpoint-4/trainer_state.json", flipped(world.store.read(name)))
+    world.until(lambda: any("damaged sft/checkpoint-4" in str(message) for message in told), "the alert")
+
+
+@pytest.mark.stores("s3")
+def test_a_refused_key_ends_no_service_that_has_worked(world: World) -> None:
+    credentials = world.home / "credentials"
+    right = "[default]\naws_access_key_id={AWS_ACCESS_KEY_ID}\naws_secret_access_key={AWS_SECRET_ACCESS_KEY}\n".format(
+        **world.environment
+    )
+    wrong = right.replace("aws_secret_access_key=", "aws_secret_access_key=not")
+    credentials.write_text(wrong)
+    for key in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        world.environment.pop(key)
+    world.environment["AWS_SHARED_CREDENTIALS_FILE"] = str(credentials)
+    services = [world.worker(), world.head()]
+    assert [service.ended() for service in services] == [2, 2], "a key that never worked is a mistake in the configuration"
+    credentials.write_text(right)
+    for service in services:
+        service.start()
+    world.save("first")
+    world.wait("first/checkpoint-4", "VERIFIED")
+    credentials.write_text(wrong)
+    for service in services:
+        service.kill()
+        service.start()
+        service.wait(phase="waiting")
+        assert service.is_running()
+    saved = world.save("second")
+    credentials.write_text(right)
+    world.wait("second/checkpoint-4", "VERIFIED")
+    assert world.stored("second", "checkpoint-4") == files_below(saved)
+
+
+@pytest.mark.stores("path")
+@pytest.mark.parametrize("name", ["..", ".hidden", "_ours", "consolidated", "a b", "ü", "x" * 200, "new\nline", "-rf"])
+def test_odd_names_of_runs_do_no_harm(world: World, name: str) -> None:
+    if name == "..":
+        world.run("push", world.save("sft"), world.store.url, "--run", name, code=2)
+        assert not [n for n in world.store.names() if n != ".ckptsync/store.json"]
+        return
+    saved = world.save(name)
+    done = world.start("push", saved, world.store.url, "--node", "node0").end()
+    assert "Traceback" not in done.err
+    assert done.code in (0, 2)
+    listed = world.statuses()
+    assert (list(listed.values()) == ["COMPLETE"]) == (done.code == 0)
+    assert {path.name for path in world.home.iterdir()} <= {"store", "node0", "cache", ".cache"}
+
+
+@pytest.mark.stores("path")
+def test_two_checkpoints_of_one_training_become_two_models(world: World) -> None:
+    world.head()
+    for step in (4, 8):
+        world.push_two_nodes("sft", "hf-fsdp2-2node", step)
+    for step in (4, 8):
+        world.wait(f"sft/checkpoint-{step}", "VERIFIED")
+        assert world.model(f"sft/checkpoint-{step}") == reference("hf-fsdp2-2node")
+    assert files_below(world.output("sft") / "checkpoint-4")
+
+
+def _free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])

@@ -1,0 +1,369 @@
+"""What scenarios are told in: nodes that train, commands that a user types, services that run and are killed.
+
+Words of the product's interface (statuses, keys of its JSON) stand here and in the scenarios alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.scenarios.stores import Store
+
+VECTORS = Path(__file__).parent.parent / "vectors"
+BASE = VECTORS / "base"
+COMMAND = shlex.split(os.environ.get("SCENARIOS_COMMAND", "")) or [sys.executable, "-m", "ckptsync"]
+PATIENCE = 120.0  # seconds: for what happens within one or two on a machine with nothing else to do
+
+Bits = Mapping[str, tuple[str, tuple[int, ...], bytes]]
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that has ended."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """What `--json` printed."""
+        return json.loads(self.out)
+
+    @property
+    def error(self) -> Mapping[str, Any]:
+        """What `--json` printed of an error."""
+        found = json.loads(self.err.splitlines()[-1])
+        assert isinstance(found, dict)
+        return found
+
+
+class World:
+    """One store, the nodes that send to it, and the commands that a user types."""
+
+    def __init__(self, home: Path, store: Store) -> None:
+        self.home, self.store = home, store
+        self._services: list[Service] = []
+        clean = {key: value for key, value in os.environ.items() if not key.startswith(("CKPTSYNC_", "AWS_"))}
+        self.environment = {**clean, **store.environment, "XDG_CACHE_HOME": str(home / "cache"), "HOME": str(home)}
+
+    # commands
+
+    def run(self, *words: object, code: int = 0, environment: Mapping[str, str] | None = None, cwd: Path | None = None) -> Done:
+        """A command to its end; its exit code must be `code`."""
+        done = self.start(*words, environment=environment, cwd=cwd).end()
+        assert done.code == code, f"{words}: exit code {done.code}, not {code}\n{done.out}\n{done.err}"
+        assert "Traceback" not in done.err, done.err
+        return done
+
+    def start(self, *words: object, environment: Mapping[str, str] | None = None, cwd: Path | None = None) -> Command:
+        """A command that runs, to be killed or waited for."""
+        return Command([*COMMAND, *map(str, words)], {**self.environment, **(environment or {})}, cwd or self.home)
+
+    def push(self, path: Path, *words: object, node: str = "node0", code: int = 0) -> Done:
+        """As a node that has no worker sends a checkpoint."""
+        return self.run("push", path, self.store.url, "--node", node, *words, code=code)
+
+    def push_two_nodes(self, run: str, vector: str, step: int = 4) -> dict[str, bytes]:
+        """A save that two nodes write at the same time, and then send by hand; its files."""
+        parts = {node: self.save(run, step=step, vector=vector, node=node) for node in ("node0", "node1")}
+        for node, part in parts.items():
+            self.push(part, node=node)
+        return {name: data for part in parts.values() for name, data in files_below(part).items()}
+
+    def ls(self) -> dict[str, Row]:
+        """`run/place` -> what `ls` says of it; nothing of a store that nobody has begun."""
+        if ".ckptsync/store.json" not in self.store.names():
+            return {}
+        return {f"{row['run']}/{row['place']}": row for row in self.run("ls", self.store.url, "--json").json["places"]}
+
+    def statuses(self) -> dict[str, str]:
+        """`run/place` -> its status."""
+        return {name: row["word"] for name, row in self.ls().items()}
+
+    def wait(self, place: str, status: str) -> None:
+        """Until a place has a status."""
+        self.until(lambda: self.statuses().get(place) == status, f"{place} to be {status}")
+
+    def until(self, is_so: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
+        """Until something is so; else the scenario fails, and shows what the services said."""
+        end = time.monotonic() + patience
+        while not is_so():
+            if time.monotonic() > end:
+                said = "\n".join(f"--- {s.name}\n{s.text()[-3000:]}" for s in self._services)
+                raise AssertionError(f"waited {patience:.0f} s for {what}; {self.run('ls', self.store.url).out}\n{said}")
+            time.sleep(0.25)
+
+    def wait_at_rest(self, quiet: float = 4.0) -> None:
+        """Until the store's own files and records have not changed for a while: services look every second here."""
+        seen, since = self._records(), time.monotonic()
+        end = since + PATIENCE
+        while time.monotonic() - since < quiet and time.monotonic() < end:
+            time.sleep(0.2)
+            if (now := self._records()) != seen:
+                seen, since = now, time.monotonic()
+
+    def _records(self) -> list[str]:
+        return [name for name in self.store.names() if not name.startswith(".ckptsync/") and "/sending/" not in name]
+
+    def verify(self, *words: object, code: int = 0) -> Done:
+        """The store, read by hand."""
+        return self.run("verify", self.store.url, *words, "--json", code=code)
+
+    def model(self, place: str) -> Bits:
+        """The consolidated model of `run/place`, tensor by tensor, out of the store."""
+        run, _, rest = place.partition("/")
+        prefix = f"{run}/consolidated/{rest}/"
+        names = [n for n in self.store.names() if n.startswith(prefix) and n.endswith(".safetensors")]
+        assert names, f"no model of {place}"
+        return {k: v for name in names for k, v in tensors(self.store.read(name)).items()}
+
+    def stored(self, run: str, place: str) -> dict[str, bytes]:
+        """The trainer's files of a place, by their names in the checkpoint."""
+        prefix = f"{run}/{place}/"
+        return {n.removeprefix(prefix): self.store.read(n) for n in self.store.names() if n.startswith(prefix)}
+
+    # services
+
+    def worker(self, node: str = "node0", **more: Any) -> Service:
+        """A worker of a node's output directories, started."""
+        worker = {"quiet": "500ms", "unmarked": "1s", "scan_every": "1s", "runs": [{"path": f"{self.home}/{node}/out/*"}]}
+        return self.service(node, ["worker"], {"worker": worker | more.pop("worker", {}), **more})
+
+    def head(self, name: str = "head", **more: Any) -> Service:
+        """A head that verifies, started."""
+        head = {"every": "1s", "config_from": {"*": str(BASE)}}
+        keys = {"head": head | more.pop("head", {}), "verify": {"level": "parse", "tick": "1s"} | more.pop("verify", {})}
+        return self.service(name, ["head", "verifier"], keys | more)
+
+    def service(self, node: str, roles: Sequence[str], keys: Mapping[str, Any], *, starts: bool = True) -> Service:
+        """`ckptsync run` with a configuration."""
+        found = Service(
+            self, node, {"node": node, "roles": list(roles), "store": {"url": self.store.url}, "log": {"format": "json"}, **keys}
+        )
+        self._services.append(found)
+        if starts:
+            found.start()
+        return found
+
+    def close(self) -> None:
+        """Nothing of ours goes on running."""
+        for service in self._services:
+            service.kill()
+
+    # trainings
+
+    def output(self, run: str, node: str = "node0") -> Path:
+        """A training's output directory on a node."""
+        return self.home / node / "out" / run
+
+    def save(self, run: str, step: int = 4, vector: str = "hf-ddp", node: str = "node0", **more: Any) -> Path:
+        """Write a node's part of one save as its trainer does, file after file."""
+        return write_save(self.output(run, node) / f"checkpoint-{step}", vector, node, **more)
+
+
+class Command:
+    """A command that runs."""
+
+    def __init__(self, words: Sequence[str], environment: Mapping[str, str], cwd: Path) -> None:
+        self._process = subprocess.Popen(
+            words,
+            env=dict(environment),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def end(self, patience: float = 120.0) -> Done:
+        """Wait for it."""
+        try:
+            out, err = self._process.communicate(timeout=patience)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            out, err = self._process.communicate()
+            raise AssertionError(f"{self._process.args!r} did not end within {patience:.0f} s\n{out}\n{err}") from None
+        return Done(self._process.returncode, out, err)
+
+    def kill(self) -> Done:
+        """SIGKILL; it may have ended before."""
+        self._process.kill()
+        return self.end()
+
+    def is_running(self) -> bool:
+        """Whether it has not ended by itself."""
+        return self._process.poll() is None
+
+
+class Service:
+    """`ckptsync run`, started, killed and started again."""
+
+    def __init__(self, world: World, name: str, configuration: Mapping[str, Any]) -> None:
+        self.name, self._world = name, world
+        self.config, self._log = world.home / f"{name}.yaml", world.home / f"{name}.log"
+        self.configure(configuration)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def configure(self, configuration: Mapping[str, Any]) -> None:
+        """Another configuration, for the next start or SIGHUP."""
+        self.configuration = dict(configuration)
+        self.config.write_text(yaml.safe_dump(self.configuration))
+
+    def start(self, environment: Mapping[str, str] | None = None) -> None:
+        """In a process group of its own, so that a kill takes its children, too."""
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*COMMAND, "run", "-c", str(self.config)],
+                env={**self._world.environment, **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def text(self) -> str:
+        """Its log."""
+        return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+    def lines(self, **wanted: str) -> list[Mapping[str, Any]]:
+        """Lines of its log that have these keys with these values, such as `phase="sent"`."""
+        found = [json.loads(line) for line in self.text().splitlines() if line.startswith("{") and line.endswith("}")]
+        return [line for line in found if all(line.get(key) == value for key, value in wanted.items())]
+
+    def wait(self, count: int = 1, **wanted: str) -> Mapping[str, Any]:
+        """Until its log has such a line (the `count`-th)."""
+        self._world.until(lambda: len(self.lines(**wanted)) >= count, f"{self.name} to say {wanted}")
+        return self.lines(**wanted)[count - 1]
+
+    def signal(self, number: int) -> None:
+        """To the process itself."""
+        assert self._process
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL to it and all of its children."""
+        if self._process and self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def stop(self) -> int:
+        """SIGTERM; its exit code."""
+        self.signal(signal.SIGTERM)
+        return self.ended()
+
+    def ended(self, patience: float = 30.0) -> int:
+        """Its exit code, waited for."""
+        assert self._process
+        return self._process.wait(patience)
+
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process is not None and self._process.poll() is None
+
+
+# what trainers write
+
+
+def write_save(
+    target: Path, vector: str, node: str = "node0", *, seed: int = 0, ballast: int = 0, without: str = "", pause: float = 0.0
+) -> Path:
+    """A checkpoint as its trainer writes it: shards, then what describes them, then random states, then the trainer's state.
+
+    `seed`: other weights of the same sizes (of safetensors), another history; `ballast`: bytes of a further file, so that sending
+    takes a while; `without`: a file that is left out; `pause`: seconds between files.
+    """
+    source = _source(vector, node)
+    names = sorted((p.relative_to(source).as_posix() for p in source.rglob("*") if p.is_file()), key=_turn)
+    for name in (n for n in names if n != without):
+        path = target / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(_changed(name, (source / name).read_bytes(), _step(target), seed))
+        if ballast and name == names[0]:
+            (target / f"extra_{node}.distcp").write_bytes(random.Random(seed).randbytes(ballast))
+        time.sleep(pause)
+    return target
+
+
+def reference(vector: str) -> Bits:
+    """The model that the framework itself made of the vector."""
+    told = json.loads((VECTORS / vector / "vector.json").read_text())
+    return tensors((VECTORS / vector / told["auto"]).read_bytes())
+
+
+def nodes_of(vector: str) -> list[str]:
+    """`node0` and `node1` for a save of two nodes."""
+    return [f"node{i}" for i in range(len(json.loads((VECTORS / vector / "vector.json").read_text())["sources"]))]
+
+
+def tensors(data: bytes) -> Bits:
+    """Every tensor of a safetensors file, read in the plainest way there is."""
+    base = 8 + int.from_bytes(data[:8], "little")
+    found = {}
+    for name, entry in json.loads(data[8:base]).items():
+        if name != "__metadata__":
+            start, end = entry["data_offsets"]
+            found[name] = (entry["dtype"], tuple(entry["shape"]), data[base + start : base + end])
+    return found
+
+
+def flipped(data: bytes, at: float = 0.5) -> bytes:
+    """With one bit turned over."""
+    place = min(int(len(data) * at), len(data) - 1)
+    return data[:place] + bytes([data[place] ^ 16]) + data[place + 1 :]
+
+
+def files_below(path: Path) -> dict[str, bytes]:
+    """Every file of a directory."""
+    return {p.relative_to(path).as_posix(): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+def copy_save(source: Path, target: Path) -> None:
+    """As `cp -rnp` copies a checkpoint."""
+    shutil.copytree(source, target, dirs_exist_ok=True)
+
+
+def _source(vector: str, node: str) -> Path:
+    told = json.loads((VECTORS / vector / "vector.json").read_text())
+    return VECTORS / vector / str(told["sources"][int(node.removeprefix("node") or 0) if len(told["sources"]) > 1 else 0])
+
+
+def _turn(name: str) -> tuple[int, str]:
+    base = name.rpartition("/")[2]
+    if base == "trainer_state.json":
+        return 4, name
+    if base.startswith(("rng_state", "random_states")):
+        return 3, name
+    if base in (".metadata", "latest") or base.endswith(".index.json"):
+        return 1, name
+    return (0 if name.endswith((".distcp", ".safetensors", ".bin", "_states.pt")) else 2), name
+
+
+def _step(target: Path) -> int | None:
+    number = target.name.rpartition("-")[2]
+    return int(number) if number.isdigit() else None
+
+
+def _changed(name: str, data: bytes, step: int | None, seed: int) -> bytes:
+    if name == "trainer_state.json":
+        told = json.loads(data)
+        told["log_history"] = [*told.get("log_history", ()), {"step": step, "seed": seed}]
+        return json.dumps(told | ({} if step is None else {"global_step": step})).encode()
+    if seed and name.endswith(".safetensors"):
+        return flipped(data, 0.9 - seed / 1000)
+    return data
