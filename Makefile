@@ -1,6 +1,7 @@
 # make demo     the whole story on this machine in a minute: needs Python 3.10 or newer, no torch
 # make test     what CI runs: format, lint, types, tests.  Installs torch: for its small CPU build, where there is one,
 #               PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make test
+# make scenarios   what users do, and must see then, by commands and services alone, on a directory, on S3 and over SFTP; `make test` runs them, too
 # make campaign kill processes of a small cluster at any moment, a hundred times and more if asked: CAMPAIGN="--rounds 20 --seed 7"
 # make campaign-trainers   train for real on two nodes, with the hook and without: DDP, FSDP2, ZeRO-2, ZeRO-3; each step of each training must be in the
 #               store and equal to what the framework gathered (as root on Linux each node has a network of its own): a quarter of an hour a
@@ -28,6 +29,8 @@
 #               needed): PULL="--stores posix --calls 40 --seed 7"
 # make crash-states   cut the power at every moment of a store's work, in a simulation (strace is needed): CRASH="--states 5000 --random 100"
 # make damage   damage every vector in every way, and see that nothing goes unseen: DAMAGE="--flips 400 --only zero3"
+# make fuzz     try inputs that nobody would write at every door (merges, pickles, records, heartbeats, configuration, command lines, spool, servers) for a minute, and
+#               keep what is wrong in tests/fuzz_findings: FUZZ="--seconds 600 --door records --seed 7", FUZZ="--replay tests/fuzz_findings/records/*"
 # make flips   ten thousand single bits turned over in a store, a thousand pages zeroed, files cut, swapped, stale, missing, extra, and ten thousand clean
 #               looks: `ckptsync verify` has to find all of it and make nothing up: FLIPS="--flips 1000 --store s3"
 # make bench-verify   verification beside `cat` (cold) and `sha256sum` (warm): VERIFY="--gib 1 --rounds 9"
@@ -95,7 +98,7 @@ IDLE ?=
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint format flips guides models bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-killed campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-hostile campaign-doctor damage crash-states kill-stores kill-heads kill-gc kill-pull nspawn clean
+.PHONY: demo test scenarios lint format flips guides models bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-killed campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-hostile campaign-doctor damage fuzz crash-states kill-stores kill-heads kill-gc kill-pull nspawn clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -103,6 +106,9 @@ demo: $(VENV)/.installed
 
 test: lint
 	$(BIN)/python -m pytest -n $(JOBS) $(TESTS)
+
+scenarios: $(VENV)/.installed-test
+	$(BIN)/python -m pytest -n $(JOBS) tests/scenarios
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
@@ -174,6 +180,9 @@ bench-head: $(VENV)/.installed-test
 
 damage: $(VENV)/.installed-test
 	$(BIN)/python -m tests.campaigns.damage $(DAMAGE)
+
+fuzz: $(VENV)/.installed-test
+	$(BIN)/python -m tests.campaigns.fuzz $(FUZZ)
 
 flips: $(VENV)/.installed-test
 	$(BIN)/python -m tests.campaigns.flips $(FLIPS)

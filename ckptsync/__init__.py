@@ -22,7 +22,7 @@ def mark_saved(path: str | os.PathLike[str], *, part: Literal["mine", "all"] = "
     Ranks are found by torch's process group, which must be there where there are several (for ``part="mine"``), else in the environment
     (``RANK``, ``WORLD_SIZE``, Open MPI's, PMI's, Slurm's).  On several nodes the first save of a training is pinned in the call for the second.
 
-    ``path``: the checkpoint's own directory, or Lightning's file, under a name that a worker finds (docs/trainers.md): ``checkpoint-N``,
+    ``path``: the checkpoint's own directory, or Lightning's file, under a name that a worker finds (`ckptsync help trainers`): ``checkpoint-N``,
     ``checkpoints/checkpoint_K``, ``global_stepN``, ``step-N``, ``NAME.ckpt``; or the output directory with the final model in it.
 
     It waits for nobody, needs neither torch nor transformers, and says whether all is pinned now: `True` on one rank at most.  What

@@ -17,6 +17,7 @@ except ImportError:  # there are no wheels for this machine: zlib gives the same
 
 SMALLEST_BLOCK = 4 << 10
 MOST_BLOCKS = 1024
+MOST_OF_ALL = 1 << 19  # blocks of all files of one manifest: 18 MiB of JSON
 BLOCK_HEX = 32  # 128 bits are enough to tell which block changed; the file's digest has all 256
 
 
@@ -30,10 +31,10 @@ class FileDigest:
     blocks: tuple[str, ...]
 
 
-def block_size(size: int) -> int:
-    """A power of two, at least 4 KiB, such that a file has at most 1024 blocks."""
-    block = SMALLEST_BLOCK
-    while block * MOST_BLOCKS < size:
+def block_size(size: int, files: int = 1) -> int:
+    """Return a power of two, at least 4 KiB, such that a file has at most 1024 blocks, and fewer where it is one of many ``files``."""
+    block, most = SMALLEST_BLOCK, max(1, min(MOST_BLOCKS, MOST_OF_ALL // max(1, files) - 4))  # 4: the rest of a file's entry
+    while block * most < size:
         block *= 2
     return block
 
@@ -44,10 +45,13 @@ def digest(data: bytes | bytearray | memoryview) -> str:
 
 
 class Digester:
-    """Digests a stream whose size is known beforehand: ``update`` with every chunk, then ``result``."""
+    """Digests a stream whose size is known beforehand: ``update`` with every chunk, then ``result``.
 
-    def __init__(self, size: int) -> None:
-        self._block_size = block_size(size)
+    ``block``: bytes of a block, by default those of a file alone.
+    """
+
+    def __init__(self, size: int, block: int = 0) -> None:
+        self._block_size = block or block_size(size)
         self._file, self._block = blake3(), blake3()
         self._size, self._room = 0, self._block_size
         self._blocks: list[str] = []
@@ -75,9 +79,9 @@ class Digester:
         self._block, self._room = blake3(), self._block_size
 
 
-def digest_stream(chunks: Iterable[bytes | bytearray | memoryview], size: int) -> FileDigest:
+def digest_stream(chunks: Iterable[bytes | bytearray | memoryview], size: int, block: int = 0) -> FileDigest:
     """Digest of a whole stream that should have ``size`` bytes; ``result.size`` is what it had."""
-    digester = Digester(size)
+    digester = Digester(size, block)
     for chunk in chunks:
         digester.update(chunk)
     return digester.result()

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from ckptsync.decoding import Count
 from ckptsync.errors import Corrupt, Incomplete
 
 Shape = tuple[int, ...]
@@ -66,7 +67,7 @@ class Tensor:
     """A named tensor, in the dtype that the model itself has, and its stored copies.
 
     ``tied`` names the tensor whose bytes this one shares, where the framework says so.  ``remark`` is for whoever merges it: equal
-    ones are said once.
+    ones are said once.  Each copy is the most precise one, rounded to its own dtype, unless ``unlike`` says why it need not be.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Tensor:
     copies: tuple[Copy, ...]
     tied: str | None = None
     remark: str = ""
+    unlike: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +87,9 @@ class Demands:
     ``resume``: what else a resumed training needs.  ``world``: how many ranks wrote, where known.
     """
 
-    model: dict[str, int | None] = field(default_factory=dict)
-    resume: dict[str, int | None] = field(default_factory=dict)
-    world: int | None = None
+    model: dict[str, Count | None] = field(default_factory=dict)
+    resume: dict[str, Count | None] = field(default_factory=dict)
+    world: Count | None = None
 
 
 class Files(Protocol):

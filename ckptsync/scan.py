@@ -15,21 +15,21 @@ from pathlib import Path
 from typing import Literal
 
 from ckptsync.errors import ConfigError, StoreError
-from ckptsync.walk import Listing, Stat, walk
+from ckptsync.walk import OURS, Listing, Stat, walk
 
 Family = Literal["trainer", "accelerate", "deepspeed", "dcp", "verl", "lightning", "final"]
 FINAL = "final"  # the model that a trainer leaves beside its checkpoints when it is done
 NESTED = ("checkpoints", "checkpoint")  # accelerate's projects, torchtitan's dump folder, Lightning under most loggers
 # of a rank's own; of its experts; of a pipeline's layers: a node may hold those of one kind alone
 _STATES = re.compile(
-    r"(bf16_|fp16_)?(zero_pp_rank_\d+_|expp_rank_\d+_|(layer_\d+_)?expert_\d+_)?mp_rank_\d+_(model|optim)_states\.pt"
-    r"|layer_\d+(-model_\d+)?-model_states\.pt"
+    r"(bf16_|fp16_)?(zero_pp_rank_[0-9]+_|expp_rank_[0-9]+_|(layer_[0-9]+_)?expert_[0-9]+_)?mp_rank_[0-9]+_(model|optim)_states\.pt"
+    r"|layer_[0-9]+(-model_[0-9]+)?-model_states\.pt"
 )
-_DCP = re.compile(r"\.metadata|__\d+_\d+\.distcp|.+\.safetensors(\.index\.json)?")
+_DCP = re.compile(r"\.metadata|__[0-9]+_[0-9]+\.distcp|.+\.safetensors(\.index\.json)?")
 # of its PPO trainer; of its SFT trainer, which has no directory for its one model
 _VERL = re.compile(
-    r"actor|critic|model|optimizer|extra|dist_ckpt|huggingface|data(_\d+)?\.pt"
-    r"|(model|optim|extra_state)_world_size_\d+_rank_\d+\.pt|.+\.safetensors"
+    r"actor|critic|model|optimizer|extra|dist_ckpt|huggingface|data(_[0-9]+)?\.pt"
+    r"|(model|optim|extra_state)_world_size_[0-9]+_rank_[0-9]+\.pt|.+\.safetensors"
 )
 _ANYTHING = re.compile(r".*", re.DOTALL)
 # by its name, and by a name of something in it where a directory of that name may be anything
@@ -37,7 +37,7 @@ _NUMBERED: tuple[tuple[re.Pattern[str], Family, re.Pattern[str] | None], ...] = 
     (re.compile(r"checkpoint-[0-9]{1,18}"), "trainer", None),
     (re.compile(r"checkpoint_[0-9]{1,18}"), "accelerate", None),
     (
-        re.compile(r"checkpoint_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d\.\d{6}", re.ASCII),
+        re.compile(r"checkpoint_[0-9]{4}-[0-9][0-9]-[0-9][0-9]_[0-9][0-9]-[0-9][0-9]-[0-9][0-9]\.[0-9]{6}", re.ASCII),
         "accelerate",
         None,
     ),  # Ray Train, whatever is in it
@@ -48,10 +48,13 @@ _NUMBERED: tuple[tuple[re.Pattern[str], Family, re.Pattern[str] | None], ...] = 
 _LIGHTNING = ".ckpt"  # a file, or the directory of a sharded one
 _VERSION = re.compile(r"version_[0-9]{1,9}")
 _SEARCHED = re.compile(r"run-[A-Za-z0-9_-]{1,60}")  # a trial of Trainer.hyperparameter_search
-_RESERVED = ("consolidated", FINAL, *NESTED)
+_RESERVED = ("consolidated", *NESTED)
+_NO_CHECKPOINT = (OURS, ".ckptsync")  # a spool, and the records of a store that somebody copied by hand
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
-WEIGHTS = re.compile(r"((adapter_)?model(-\d{5}-of-\d{5})?\.safetensors)|((pytorch|adapter)_model(-\d{5}-of-\d{5})?\.bin)")
+WEIGHTS = re.compile(
+    r"((adapter_)?model(-[0-9]{5}-of-[0-9]{5})?\.safetensors)|((pytorch|adapter)_model(-[0-9]{5}-of-[0-9]{5})?\.bin)"
+)
 # A model's own files, and what a trainer says of it when it is done.  Logs lie there, too: they grow while nothing else does.
 # In transformers' tokenizers vocabularies end in .spm (Marian, Speech2Text), .codes (PhoBERT), .tokenizer (ProphetNet), too.
 OF_MODEL = re.compile(
@@ -119,6 +122,36 @@ def spot_at(directory: Path) -> Spot | None:
     """``directory`` itself as a checkpoint, or ``None`` if nothing says that it is one."""
     path = directory.resolve()
     return _spot(path.parent, path.name)
+
+
+def is_plain(name: str) -> bool:
+    """Return whether a store can keep a checkpoint under this very name."""
+    return _PLAIN.fullmatch(name) is not None and name not in _RESERVED
+
+
+def is_named_like_one(name: str) -> bool:
+    """Return whether a directory's name begins as a checkpoint's does, such as ``checkpoint-4 (copy)``."""
+    return any(found and not name[found.end() :][:1].isdigit() for found in (pattern.match(name) for pattern, _, _ in _NUMBERED))
+
+
+def uncovered(directory: Path, found: Collection[Spot]) -> tuple[str, ...]:
+    """List what lies in an output directory and is in none of the checkpoints ``found``; a directory's name ends in a slash."""
+    return tuple(_uncovered(directory, "", found))
+
+
+def _uncovered(directory: Path, prefix: str, found: Collection[Spot]) -> Iterator[str]:
+    whole = {spot.path for spot in found if spot.only is None}
+    if directory in whole:
+        return
+    single = {spot.path / name for spot in found for name in spot.only or ()}
+    for entry in sorted(_entries(directory), key=lambda e: e.name):
+        path, is_folder = directory / entry.name, entry.is_dir(follow_symlinks=False)
+        if entry.name in _NO_CHECKPOINT or path in (whole if is_folder else single):
+            continue
+        if is_folder and any(path in (each, *each.parents) for each in (*whole, *single)):
+            yield from _uncovered(path, f"{prefix}{entry.name}/", found)
+        else:
+            yield f"{prefix}{entry.name}{'/' if is_folder else ''}"
 
 
 def homes(path: Path) -> Iterator[tuple[Path, Spot]]:
@@ -236,7 +269,7 @@ def _holds(path: Path, pattern: re.Pattern[str]) -> bool:
 
 def _plain(tag: str) -> str:
     """A tag as one component of a store's names; a tag that is none keeps its letters and gets a digest."""
-    return tag if _PLAIN.fullmatch(tag) and tag not in _RESERVED else _tagged(tag)
+    return tag if is_plain(tag) and tag != FINAL else _tagged(tag)
 
 
 def _tagged(tag: str) -> str:

@@ -1,6 +1,17 @@
-"""Durations (``1h30m``) and sizes (``5 GB``) as people read them."""
+"""Durations (``1h30m``), sizes (``5 GB``) and text of strangers as people read them."""
 
 from __future__ import annotations
+
+
+def clean(text: str, most: int = 0) -> str:
+    """``text`` with control characters and marks of direction made visible, and no longer than ``most`` characters, if that is not 0.
+
+    Names and errors in a store come from anyone who may write to it; terminals and chats obey what is in them.
+    """
+    if most and len(text) > most:
+        text = f"{text[: most - 1]}…"
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
 
 _UNITS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from ckptsync.spool import folders
 from ckptsync.stores import ending
 
 settings.register_profile("untimed", deadline=None)  # an example that waits for a busy machine is no failure
@@ -34,3 +36,10 @@ def _garbage_of_commands_is_garbage() -> Iterator[None]:
     """A command keeps what it has made from the cycle collector, since its process ends with it; here it would keep open files too."""
     yield
     gc.unfreeze()
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Path:
+    """The spool of an output directory, with nothing in it."""
+    folders.make(tmp_path / "_ckptsync")
+    return tmp_path / "_ckptsync"

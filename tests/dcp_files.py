@@ -98,7 +98,7 @@ def item(data: bytes, shape: Shape, strides: Shape | None = None) -> bytes:
     """What ``torch.save`` writes of one float32 tensor."""
     plain = tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
     call = tensor_call(StorageId("FloatStorage", "0", len(data) // 4), 0, shape, strides or plain)
-    return torch_zip_file({"data.pkl": torch_pickle(call), "byteorder": b"little", "data/0": data})
+    return torch_zip_file({"data.pkl": torch_pickle(call), "byteorder": b"little", "data/0": data, "version": b"3\n"})
 
 
 def checkpoint(

@@ -63,3 +63,10 @@ def doctor(words: Sequence[object], setup: str = "", within: Sequence[str] = (),
 def kinds(told: Mapping[str, Any]) -> list[str]:
     """The kinds of what was found, each once."""
     return sorted({finding["kind"] for finding in told["findings"]})
+
+
+def open_to_all(path: Path) -> None:
+    """What pytest keeps for root."""
+    for above in path.parents:
+        if above.stat().st_uid == 0 and above.is_relative_to("/tmp"):
+            above.chmod(above.stat().st_mode | 0o055)

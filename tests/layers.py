@@ -23,7 +23,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"__main__"}),
 )
 BASE = frozenset(
-    {"", "collector", "crc", "digest", "errors", "model", "paths", "units"}
+    {"", "collector", "crc", "decoding", "digest", "errors", "model", "parsing", "paths", "units"}
 )  # one room without a folder; "" is ckptsync itself, its version
 DOORS: Mapping[str, tuple[str, ...]] = {
     "": ("ckptsync.hooks.marking",)
@@ -195,11 +195,6 @@ def problems(module: str, source: str) -> list[str]:
 def is_pure(module: str) -> bool:
     """Whether the tables say that a module decides and does nothing."""
     return _matches(module, PURE) and module not in NOT_PURE
-
-
-def has_behaviour(source: str) -> bool:
-    """Whether a module has any function; one of values alone is tested where they are used."""
-    return any(isinstance(node, ast.FunctionDef | ast.Lambda) for node in ast.walk(ast.parse(source)))
 
 
 def cycles(graph: Mapping[str, frozenset[str]]) -> list[tuple[str, ...]]:

@@ -28,10 +28,10 @@ class Asked:
 
 @dataclass
 class Say:
-    """A response.  ``length``: what it says of its body, if that is not true."""
+    """A response.  ``length``: what it says of its body, if that is not true.  A body that is an iterator comes in chunks, for as long as it lasts."""
 
     status: int = 200
-    body: bytes = b""
+    body: bytes | Iterator[bytes] = b""
     headers: dict[str, str] = field(default_factory=dict)
     length: int | None = None
 
@@ -70,6 +70,7 @@ def scripted(*answers: Say | Callable[[Asked], Say]) -> Iterator[Script]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        wbufsize = 64 << 10  # head and body in one packet: else each answer waits 40 ms
 
         def log_message(self, *_: object) -> None:
             pass
@@ -83,13 +84,25 @@ def scripted(*answers: Say | Callable[[Asked], Say]) -> Iterator[Script]:
             self.send_response_only(say.status)  # without a Date of its own
             for name, value in say.headers.items():
                 self.send_header(name.replace("_", "-"), value)
+            if not isinstance(say.body, bytes):
+                self._stream(say.body)
+                return
             if "Content-Length" not in say.headers:
                 self.send_header("Content-Length", str(len(say.body) if say.length is None else say.length))
             self.end_headers()
             if self.command != "HEAD":
-                self.wfile.write(say.body)
+                with contextlib.suppress(ConnectionError):  # it may be more than anybody wants
+                    self.wfile.write(say.body)
             if say.length is not None:
                 self.close_connection = True
+
+        def _stream(self, pieces: Iterator[bytes]) -> None:
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            with contextlib.suppress(ConnectionError):
+                for piece in pieces:
+                    self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+                self.wfile.write(b"0\r\n\r\n")
 
         do_GET = do_PUT = do_POST = do_DELETE = do_HEAD = _any  # noqa: N815
 

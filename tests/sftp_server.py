@@ -5,14 +5,18 @@ replaces (rename replaces), unsynced (no fsync of directories), limits=N (READ a
 In trouble: full (no WRITE succeeds, and statvfs says why), denied (no file is opened to be written), unreadable (no
 directory but the first is listed), lose=KIND=MARKER (the first request of that kind is done, but not answered, and the
 connection ends; the file MARKER tells that it was).
-log=FILE tells what changes something, or makes it durable.  Lying: huge, vast, more, empty, strange, names, modeless, endless, bottomless, chatty, silent, old.
+changes=FILE has what is replaced in packets: a list of [number of the packet, offset, bytes there, hexadecimal bytes instead, whether the packet's length is right].
+log=FILE tells what changes something, or makes it durable.  Lying: huge, vast, more, empty, strange, names, modeless, endless, bottomless, branching, noisy, chatty,
+silent, old, unmakeable, answer=KIND=TYPE=HEX (requests of that kind are answered so), mutate=SEED (every fourth answer, about, is not what it should be).
 """
 
 # ruff: noqa: PTH104, PTH112, PTH116, PTH118, PTH115, PTH119, PTH123, PTH208  paths are bytes here
 
 from __future__ import annotations
 
+import json
 import os
+import random
 import select
 import struct
 import sys
@@ -26,6 +30,8 @@ OFFERED = ("posix-rename@openssh.com", "fsync@openssh.com", "statvfs@openssh.com
 FILES: dict[bytes, int] = {}
 LISTINGS: dict[bytes, list[bytes]] = {}
 HANDLES = iter(range(1 << 30))
+NUMBERS = iter(range(1 << 30))
+CHANGES = json.loads(Path(VALUES["changes"]).read_text()) if "changes" in VALUES else []
 Fields = tuple[bytes, ...]
 EXTENDED, STATUS, HANDLE, DATA, NAME, ATTRS, EXTENDED_REPLY = 200, 101, 102, 103, 104, 105, 201
 
@@ -100,7 +106,7 @@ def listed(body: bytes) -> tuple[int, bytes]:
     handle, (path, _) = b"%d" % next(HANDLES), take(body)
     if "unreadable" in FAULTS and handle != b"0":
         return status(3)
-    names = [path] if "bottomless" in FAULTS else [os.path.join(path, name) for name in os.listdir(path)]
+    names = [path] if FAULTS & {"bottomless", "branching"} else [os.path.join(path, name) for name in os.listdir(path)]
     LISTINGS[handle] = names
     return HANDLE, text(handle)
 
@@ -111,6 +117,10 @@ def entries(body: bytes) -> tuple[int, bytes]:
     if "endless" in FAULTS:
         more = b"".join(text(b"n%d" % next(HANDLES)) + text(b"") + attributes(os.lstat("/dev/null")) for _ in range(2000))
         return NAME, struct.pack(">I", 2000) + more
+    if "branching" in FAULTS:
+        LISTINGS[handle] = []
+        both = b"".join(text(name) + text(b"") + attributes(os.lstat("/")) for name in (b"a", b"b"))
+        return (NAME, struct.pack(">I", 2) + both) if names else status(1)
     if "bottomless" in FAULTS:
         LISTINGS[handle] = []
         return (NAME, struct.pack(">I", 1) + text(b"a") + text(b"") + attributes(os.lstat("/"))) if names else status(1)
@@ -190,6 +200,11 @@ def log(kind: int, body: bytes) -> None:
 def answer(kind: int, body: bytes) -> tuple[int, bytes]:
     if "log" in VALUES:
         log(kind, body)
+    lie = VALUES.get("answer", "0=").split("=")
+    if kind == int(lie[0]):
+        return int(lie[1]), bytes.fromhex(lie[2])
+    if kind == 14 and "unmakeable" in FAULTS:
+        return status(3)
     try:
         return ACTS[kind](body)
     except (FileNotFoundError, NotADirectoryError):
@@ -215,6 +230,16 @@ def send(data: bytes) -> None:
         data = data[os.write(1, data) :]
 
 
+def say(packet: bytes) -> None:
+    """Send it, changed as was asked for."""
+    number, body, size = next(NUMBERS), packet, len(packet)
+    for at, start, count, instead, is_right in CHANGES:
+        if at == number:
+            body = body[:start] + bytes.fromhex(instead) + body[start + count :]
+            size = len(body) if is_right else size
+    send(struct.pack(">I", size) + body)
+
+
 def request() -> tuple[int, int, bytes]:
     body = received(int.from_bytes(received(4), "big"))
     return body[0], int.from_bytes(body[1:5], "big"), body[5:]
@@ -228,25 +253,45 @@ def is_lost(kind: int) -> bool:
     return True
 
 
+def mutated(chance: random.Random, kind: int, body: bytes) -> tuple[int, bytes]:
+    """Something near what it should be."""
+    at = chance.randrange(len(body) + 1)
+    return chance.choice(
+        [
+            (kind, body[:at]),
+            (kind, body[:at] + chance.choice([b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", bytes(4)]) + body[at + 4 :]),
+            (kind, body[:at] + chance.randbytes(chance.randrange(40)) + body[at:]),
+            (chance.choice([STATUS, HANDLE, DATA, NAME, ATTRS, EXTENDED_REPLY, 0, 255]), body),
+            (STATUS, struct.pack(">I", chance.choice([0, 1, 2, 3, 4, 8, 99, 1 << 31]))),
+            (kind, text(bytes(200_000))),
+            (kind, b""),
+        ]
+    )
+
+
 def main() -> None:
+    chance = random.Random(VALUES["mutate"]) if "mutate" in VALUES else None
+    while "noisy" in FAULTS:
+        os.write(2, b"x" * 4096)
     if "silent" in FAULTS:
         time.sleep(60)
     if "chatty" in FAULTS:
         send(b"Welcome to this machine!\n")
     received(9)
     offered = b"" if "plain" in FAULTS else b"".join(text(name.encode()) + text(b"1") for name in OFFERED)
-    send(text(b"\2" + struct.pack(">I", 2 if "old" in FAULTS else 3) + offered))
+    say(b"\2" + struct.pack(">I", 2 if "old" in FAULTS else 3) + offered)
     while True:
         waiting = [request()]
         while "reorder" in FAULTS and select.select([0], [], [], 0.002)[0]:
             waiting.append(request())
         answers = [(number, kind, answer(kind, body)) for kind, number, body in waiting]
-        for number, asked, (kind, body) in reversed(answers):
+        for number, asked, said in reversed(answers):
             if is_lost(asked):
                 return
+            kind, body = mutated(chance, *said) if chance and chance.random() < 0.25 else said
             if "vast" in FAULTS:
                 send(struct.pack(">I", 1 << 30))
-            send(text(bytes([kind]) + struct.pack(">I", number + ("strange" in FAULTS)) + body))
+            say(bytes([kind]) + struct.pack(">I", number + ("strange" in FAULTS)) + body)
 
 
 if __name__ == "__main__":

@@ -5,9 +5,11 @@ import pytest
 from ckptsync.catalogue.fresh import fresh, fresh_place, read_records
 from ckptsync.errors import Corrupt, StoreError, Unsupported
 from ckptsync.head.consolidate import HeadOptions, tick
+from ckptsync.records.coding import LIMITS
 from ckptsync.records.places import record_names
 from ckptsync.records.report import Report
 from ckptsync.records.tombstone import Tombstone
+from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
 from tests.filled import contents, flip, newer, put, two_nodes
 
@@ -133,3 +135,33 @@ def test_a_record_is_one_request_and_one_that_nobody_could_have_written_is_not_r
     assert [s.word for s in fresh(store).places] == ["COMPLETE"]
     name, parsed = next(iter(record_names(e.name for e in store.names("")).items()))
     assert [type(f.error) for f in read_records(store, {name: parsed}, {name: 1 << 40})[1]] == [Corrupt]
+
+
+@pytest.mark.parametrize("number", ["00", "\u0660", "000000", "0" * 40])
+def test_a_copied_manifest_under_another_spelling_of_its_number_does_not_count(number: str) -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    before = fresh(store)
+    for name in record_names(entry.name for entry in list(store.names(""))):
+        store.write(name.replace("-0-", f"-{number}-"), [read_all(store, name)])
+    assert len(list(store.names(""))) > len(before.mtimes)
+    assert [len(seen.manifests) for seen in fresh(store).places] == [len(seen.manifests) for seen in before.places]
+    assert fresh(store).faults == ()
+
+
+def test_a_record_that_is_larger_than_its_kind_may_be_is_not_fetched_and_hides_no_other_place() -> None:
+    store = _Counted()
+    two_nodes(store)
+    two_nodes(store, "zero3", "checkpoint-5")
+    large = {
+        name: LIMITS[parsed.kind] + 1
+        for name, parsed in record_names(n.name for n in store.names("run/.ckptsync/checkpoint-4/")).items()
+    }
+    for name, size in large.items():
+        store.write(name, [bytes(size)])
+    store.read.clear()
+    found = fresh(store)
+    assert {fault.name for fault in found.faults} == {*large}
+    assert all(isinstance(fault.error, Corrupt) and "expected of a" in str(fault.error) for fault in found.faults)
+    assert [seen.place for seen in found.readable] == ["checkpoint-5"]
+    assert not set(store.read) & {*large}

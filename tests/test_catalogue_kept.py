@@ -79,6 +79,14 @@ def test_units_of_another_shape_are_an_empty_cache() -> None:
     assert loaded() == Cache()
 
 
+@pytest.mark.parametrize("units", [b"\xa1\xff", b"\x91" * 100_000 + b"\xc0", b"\x91\x93\xa1\xff\xa1a\x80", b"\xdd\xff\xff\xff\xff"])
+def test_units_that_are_none_are_an_empty_cache(units: bytes) -> None:
+    for body in (msgspec.msgpack.encode(kept._Kept(URL, {}, msgspec.Raw(units))), units):
+        kept.path(URL).parent.mkdir(exist_ok=True)
+        kept.path(URL).write_bytes(kept._HEAD + digest(body).encode() + body)
+        assert loaded() == Cache()
+
+
 def test_a_home_that_cannot_be_written_costs_only_time(cache: Cache, home: Path) -> None:
     (home / "ckptsync").write_text("a file where the directory would be")
     kept.save(URL, cache)

@@ -18,7 +18,7 @@ def test_the_whole_story_is_told_and_seen(tmp_path: Path) -> None:
     begun = time.monotonic()
     command = [sys.executable, "-m", "ckptsync", "demo", "--json", "--dir", str(tmp_path / "d")]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
-    assert (ran.returncode, ran.stderr) == (0, "")
+    assert (ran.returncode, ran.stderr) == (0, f"ckptsync: {tmp_path}/d/store: a new store was made here\n")
     events = [json.loads(line) for line in ran.stdout.splitlines()]
     words = [row["state"] for event in events for row in event.get("table", []) if row["run"] == "fsdp2"]
     assert words.index("VERIFIED") < words.index("DAMAGED") < len(words) - 1 - words[::-1].index("VERIFIED")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ckptsync.cli.main import main
-from tests.doctor_real import doctor, environment, kinds, needs_namespaces
+from tests.doctor_real import doctor, environment, kinds, needs_namespaces, open_to_all
 
 PORT = str(20000 + os.getpid() % 12000)  # which no other process of these tests has
 SHIFTED = Path(__file__).parent / "campaigns/shifted_clock.c"
@@ -237,6 +237,22 @@ def test_variables_of_the_services_own_file_are_heeded(
     assert store.is_dir()
 
 
+def test_the_python_that_trains_gets_no_keys_of_the_service(
+    tmp_path: Path, store: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "before")
+    told = tmp_path / "told"
+    trains = tmp_path / "python"
+    trains.write_text(f'#!/bin/sh\nenv > {told}\nexec {sys.executable} "$@"\n')
+    trains.chmod(0o755)
+    source = config(tmp_path)
+    source.with_suffix(".env").write_text("AWS_SECRET_ACCESS_KEY=hunter2\n")
+    asked(capsys, "-c", source, "--python", trains)
+    assert "PATH=" in told.read_text()
+    assert os.environ["AWS_SECRET_ACCESS_KEY"] == "hunter2"
+    assert "AWS_SECRET_ACCESS_KEY=before" in told.read_text()
+
+
 def test_settings_that_are_known_to_go_wrong_are_found(store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     old = environment(tmp_path / "old", {"transformers": "5.15.0", "llamafactory": "0.9.2", "ray": "2.54.0"})
     (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}}')
@@ -268,6 +284,7 @@ def test_without_a_store_or_a_node_that_spoke_there_is_nothing_to_compare(
     assert main(["doctor", str(store)]) == 2
     assert "ckptsync doctor --publish" in capsys.readouterr().err
     assert main(["doctor", str(store), "--fresh", "soon"]) == 2
+    assert main(["doctor", "--fresh", "yesterday"]) == 2  # where nothing is compared, too
 
 
 def test_warnings_are_printed_and_end_with_0_unless_strict(tmp_path: Path, python: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -368,3 +385,19 @@ def test_a_password_in_a_stores_url_is_not_told(capsys: pytest.CaptureFixture[st
         assert main(["doctor", "--json", *words, "s3://me:s3cret@bucket"]) == 2
         told = capsys.readouterr()
         assert "s3cret" not in told.out + told.err
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes directories of others")
+def test_what_root_says_in_another_users_store_is_said_by_that_user(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "theirs").mkdir()
+    open_to_all(tmp_path / "any")
+    os.chown(tmp_path / "theirs", 65534, 65534)
+    for store in (tmp_path / "theirs", tmp_path / "theirs/new"):
+        told = asked(capsys, "--publish", store, "--node", "n0")
+        assert told["published"], told
+    assert {path.lstat().st_uid for path in (tmp_path / "theirs").rglob("*")} == {65534}
+    (tmp_path / "theirs/elsewhere").mkdir()
+    shutil.rmtree(tmp_path / "theirs/.ckptsync")
+    (tmp_path / "theirs/.ckptsync").symlink_to(tmp_path / "theirs/elsewhere")
+    told = asked(capsys, "--publish", tmp_path / "theirs", "--node", "n0")
+    assert "not-published" in kinds(told) or "store-unreachable" in kinds(told)

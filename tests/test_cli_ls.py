@@ -1,14 +1,17 @@
 """``ckptsync ls`` as a transcript."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import pytest
 
 from ckptsync.cli.main import main
+from ckptsync.head.consolidate import HeadOptions, one
 from ckptsync.stores.posix.store import PosixStore
 from tests.cli_store import make
+from tests.filled import DEMO, send
 
 
 @pytest.fixture
@@ -40,6 +43,24 @@ def test_ls_json_has_the_facets(store: Path, capsys: pytest.CaptureFixture[str])
     assert (zero["word"], zero["model"], len(zero["evidence"])) == ("ARRIVING", None, 2)
 
 
+def test_ls_says_which_code_a_model_does_not_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    made = PosixStore(str(make(tmp_path / "store")))
+    source = Path(shutil.copytree(DEMO / "fsdp2" / "node0" / "checkpoint-4", tmp_path / "source"))
+    (source / "config.json").write_text(
+        json.dumps(json.loads((DEMO / "base/config.json").read_text()) | {"auto_map": {"A": "b.C"}})
+    )
+    (source / "modeling_x.py").write_text("")
+    send(made, source, "node0", "checkpoint-8", run="coded")
+    send(made, DEMO / "fsdp2" / "node1" / "checkpoint-4", "node1", "checkpoint-8", run="coded")
+    one(made, "coded", "checkpoint-8", HeadOptions())
+    assert main(["ls", str(tmp_path / "store")]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "coded" in line]
+    assert line.endswith("/coded/consolidated/checkpoint-8; code left out: config.json: auto_map, modeling_x.py")
+    assert main(["ls", str(tmp_path / "store"), "--json"]) == 0
+    left = {place["run"]: place["left_out"] for place in json.loads(capsys.readouterr().out)["places"]}
+    assert left == {"coded": ["config.json: auto_map", "modeling_x.py"], "fsdp2": [], "zero3": []}
+
+
 def test_an_empty_store_and_no_store_at_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "s" / ".ckptsync").mkdir(parents=True)
     (tmp_path / "s" / ".ckptsync" / "store.json").write_text('{"format":1}\n')
@@ -69,3 +90,21 @@ def test_what_was_seen_before_is_not_read_again_and_deleting_the_cache_costs_onl
     shutil.rmtree(tmp_path / "cache")
     assert main(["ls", str(store)]) == 0
     assert (capsys.readouterr().out, len([name for name in read if "manifest-" in name])) == (told[0][0], 3)
+
+
+def test_of_two_saves_of_one_name_the_older_says_which_is_newer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out, store = tmp_path / "out", tmp_path / "store"
+    out.mkdir()
+    for at, weights in ((1_700_000_000, b"\2\0\0\0\0\0\0\0{}"), (1_700_090_000, b"\4\0\0\0\0\0\0\0{  }")):
+        (out / "model.safetensors").write_bytes(weights)
+        os.utime(out / "model.safetensors", (at, at))
+        assert main(["push", str(out), str(store)]) == 0
+    newer = next(path.name for path in (store / "out").glob("final~*"))
+    capsys.readouterr()
+    assert main(["ls", str(store), "--json"]) == 0
+    told = {place["place"]: place["newer"] for place in json.loads(capsys.readouterr().out)["places"]}
+    assert told == {"final": newer, newer: None}
+    assert main(["ls", str(store)]) == 0
+    lines = {line.split()[1]: line for line in capsys.readouterr().out.splitlines()}
+    assert lines["final"].endswith(f"; {newer} is newer")
+    assert "is newer" not in lines[newer]

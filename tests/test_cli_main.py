@@ -158,3 +158,12 @@ def test_a_command_that_is_called_again_leaves_its_garbage_to_the_collector(tmp_
     gc.unfreeze()
     main(["ls", str(tmp_path / "store")])
     assert gc.get_freeze_count() == 0
+
+
+def test_what_an_error_or_a_warning_repeats_commands_no_terminal(tmp_path: Path) -> None:
+    evil = "a\x1b[2J\u202e"
+    program = f"import logging; from ckptsync.cli import main as m; m.main(['ls', {str(tmp_path / evil)!r}]); logging.getLogger('ckptsync').warning({evil!r})"
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stderr.splitlines()
+    assert said[0].startswith("ckptsync: error: ")
+    assert said[-1] == "ckptsync: a\\x1b[2J\\u202e"
+    assert all(line.isprintable() for line in said)

@@ -1,6 +1,7 @@
 """``ckptsync merge`` as a transcript, on the demo's real shards."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,41 @@ def test_a_dry_run_says_the_same_and_writes_nothing(tmp_path: Path, capsys: pyte
     planned, written = map(json.loads, capsys.readouterr().out.splitlines())
     assert {f["path"]: f["size"] for f in planned["files"]} == {f["path"]: f["size"] for f in written["files"]}
     assert (planned["tensors"], planned["bytes"], planned["source"]) == (written["tensors"], written["bytes"], written["source"])
+
+
+def with_code(directory: Path, name: str) -> Path:
+    """A configuration that leads to code, in the checkpoint or beside it."""
+    directory.mkdir(exist_ok=True)
+    config = json.loads((DATA / "base" / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"auto_map": {"AutoModel": f"modeling_{name}.X"}}))
+    (directory / f"modeling_{name}.py").write_text(name)
+    return directory
+
+
+def test_code_in_a_checkpoint_is_left_out_and_said_and_code_that_is_named_is_taken(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = with_code(Path(shutil.copytree(FSDP[0], tmp_path / "checkpoint-4")), "theirs")
+    mine = with_code(tmp_path / "mine", "mine")
+    left = ["config.json: auto_map", "modeling_theirs.py"]
+    for number, (more, left_out, auto_map, code) in enumerate(
+        (
+            ([], left, None, {}),
+            (["--config-from", str(mine)], left[1:], {"AutoModel": "modeling_mine.X"}, {"modeling_mine.py": "mine"}),
+            (["--allow-code"], [], {"AutoModel": "modeling_theirs.X"}, {"modeling_theirs.py": "theirs"}),
+        )
+    ):
+        out = tmp_path / f"out{number}"
+        assert main(["merge", str(source), FSDP[1], str(out), "--json", *more]) == 0
+        result = json.loads(capsys.readouterr().out)
+        assert result["left_out"] == left_out
+        assert any("--allow-code" in note for note in result["notes"]) is bool(left_out)
+        config = json.loads((out / "config.json").read_text())
+        assert config.get("auto_map") == auto_map
+        assert config["model_type"] == "llama"
+        assert {path.name: path.read_text() for path in out.glob("*.py")} == code
+    assert main(["merge", str(source), FSDP[1], str(tmp_path / "out"), "--dry-run"]) == 0
+    assert f"left out, since code in a checkpoint may be anyone's: {', '.join(left)};" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ckptsync.catalogue.fresh import fresh
 from ckptsync.cli.main import main
-from ckptsync.stores.contract import read_all
+from ckptsync.head.consolidate import HeadOptions, tick
+from ckptsync.records.tombstone import Tombstone
+from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.opening import create_store, open_store
+from ckptsync.verify.due import Schedule
+from ckptsync.verify.tick import tick as verify_tick
+from ckptsync.worker.offering import offered
+from ckptsync.worker.options import RunDir, WorkerOptions
+from ckptsync.worker.push import push_offer
+from ckptsync.worker.tick import Worker
 from tests.cli_store import DATA, SHARD, flip, make
 from tests.sshd import sshd
+from tests.verified import put
 from tests.weed import weed
 
 
@@ -111,3 +124,135 @@ def test_it_comes_from_stores_elsewhere_too(kind: str, made: Path, tmp_path: Pat
     assert main(["pull", f"{url}/fsdp2", str(tmp_path / "model"), "--consolidated"]) == 0
     assert below(tmp_path / "out/checkpoint-4") == trained("fsdp2")
     assert below(tmp_path / "model") == below(made / "fsdp2/consolidated/checkpoint-4")
+
+
+def one_save(path: Path) -> Store:
+    """``fsdp2`` of two nodes whose hooks agreed on a save id, VERIFIED."""
+    store = create_store(str(path))
+    for node in ("node0", "node1"):
+        push_offer(replace(offered(DATA / "fsdp2" / node), run="fsdp2", save="0123456789abcdef"), store, node)
+    tick(store, HeadOptions(), 0.0)
+    verify_tick(store, Schedule(), time.time())
+    return store
+
+
+def workers(tmp_path: Path, store: Store, nodes: tuple[str, str] = ("node0", "node1")) -> list[Worker]:
+    return [
+        Worker(WorkerOptions(node, (RunDir("fsdp2", tmp_path / out),), quiet=0.0, unmarked=0.0), store)
+        for node, out in zip(nodes, "AB", strict=True)
+    ]
+
+
+def phases(watching: list[Worker], *at: float) -> list[str]:
+    found: list[str] = []
+    for now in at:
+        for result in [worker.tick(now) for worker in watching]:
+            assert result.failures == ()
+            found += [p.phase for p in result.progress]
+    return found
+
+
+def state(store: Store) -> dict[str, tuple[str, int]]:
+    return {s.place: (s.word, len(s.manifests)) for s in fresh(store).places}
+
+
+def bring(how: str, tmp_path: Path, url: Path) -> None:
+    """Both nodes' shards onto A, and what node1 needs, or all, onto B."""
+    a, b = tmp_path / "A", tmp_path / "B"
+    if how == "pull":
+        assert main(["pull", "fsdp2/checkpoint-4", str(a), "--store", str(url)]) == 0
+        assert main(["pull", "fsdp2/checkpoint-4", str(b), "--store", str(url), "--node", "node1"]) == 0
+        return
+    for out, first, second in ((a, "node0", "node1"), (b, "node1", "node0")):
+        for node in (first, second):
+            shutil.copytree(DATA / "fsdp2" / node, out, dirs_exist_ok=True)  # with times, as `cp -rp`
+        if how == "copied without times":
+            for path in (p for p in out.rglob("*") if p.is_file()):
+                os.utime(path, ns=(5, path.stat().st_mtime_ns + 10**12))
+
+
+@pytest.mark.parametrize("nodes", [("node0", "node1"), ("other0", "other1")])
+@pytest.mark.parametrize("how", ["pull", "copied", "copied without times"])
+def test_what_was_pulled_or_copied_between_nodes_is_the_save_that_the_store_has(
+    how: str, nodes: tuple[str, str], tmp_path: Path
+) -> None:
+    store = one_save(tmp_path / "store")
+    bring(how, tmp_path, tmp_path / "store")
+    watching = workers(tmp_path, store, nodes)
+    assert set(phases(watching, 0.0, 5.0, 2000.0, 2001.0)) <= {"stored", "elsewhere"}
+    assert state(store) == {"checkpoint-4": ("VERIFIED", 2)}
+    for rotated in ("optimizer_0/__1_0.distcp", "rng_state_1.pth"):
+        (tmp_path / "A" / "checkpoint-4" / rotated).unlink(missing_ok=True)
+    assert set(phases(watching, 2010.0, 4000.0)) <= {"stored", "elsewhere"}
+    shutil.rmtree(tmp_path / "B" / "checkpoint-4")
+    assert set(phases(watching, 4010.0, 6000.0)) <= {"stored", "elsewhere"}
+    assert state(store) == {"checkpoint-4": ("VERIFIED", 2)}
+
+
+@pytest.mark.parametrize("how", ["pull", "copied without times"])
+def test_a_copy_serves_when_the_store_s_own_is_damaged(how: str, tmp_path: Path) -> None:
+    store = one_save(tmp_path / "store")
+    bring(how, tmp_path, tmp_path / "store")
+    watching = workers(tmp_path, store, ("other0", "other1"))
+    phases(watching, 0.0, 1.0)
+    flip(tmp_path / "store" / "fsdp2" / SHARD)
+    assert main(["verify", str(tmp_path / "store")]) == 10
+    assert [r.name for r in watching[0].tick(2.0).repairs if not r.reason] == [SHARD]
+    assert main(["verify", str(tmp_path / "store")]) == 0
+    assert state(store) == {"checkpoint-4": ("VERIFIED", 2)}
+
+
+def test_a_copy_of_what_retention_gave_up_is_not_sent_again(tmp_path: Path) -> None:
+    store = one_save(tmp_path / "store")
+    bring("pull", tmp_path, tmp_path / "store")
+    (seen,) = fresh(store).places
+    put(store, Tombstone("fsdp2", "checkpoint-4", "checkpoint-4", 0, tuple(k.name for k in seen.manifests), "keep_last"))
+    assert set(phases(workers(tmp_path, store, ("other0", "other1")), 0.0, 5.0, 2000.0)) == {"retired"}
+    assert state(store) == {"checkpoint-4": ("RETIRED", 2)}
+
+
+def test_a_copy_with_other_times_is_read_once_and_not_after_a_restart(tmp_path: Path) -> None:
+    store = one_save(tmp_path / "store")
+    bring("copied without times", tmp_path, tmp_path / "store")
+    shards = [p for p in (tmp_path / "A").rglob("*.distcp") if "_ckptsync" not in p.parts]
+    phases(workers(tmp_path, store), 0.0, 1.0)
+    assert all(p.stat().st_atime_ns != 5 for p in shards)
+    for path in shards:
+        os.utime(path, ns=(5, path.stat().st_mtime_ns))
+    assert set(phases(workers(tmp_path, store), 0.0, 1.0)) == {"stored"}
+    assert all(p.stat().st_atime_ns == 5 for p in shards)
+
+
+def test_what_is_added_to_a_pulled_checkpoint_is_sent_and_leaves_one_save(tmp_path: Path) -> None:
+    store = one_save(tmp_path / "store")
+    bring("pull", tmp_path, tmp_path / "store")
+    for out in "AB":
+        (tmp_path / out / "checkpoint-4" / "README.md").write_text("evaluated")
+    watching = workers(tmp_path, store)
+    assert "sent" in phases(watching, 0.0, 5.0, 2000.0)
+    assert "sent" not in phases(watching, 2001.0, 4000.0)
+    (word,) = {word for word, _ in state(store).values()}
+    assert word == "CONSOLIDATED"
+    verify_tick(store, Schedule(), time.time())
+    assert {word for word, _ in state(store).values()} == {"VERIFIED"}
+
+
+@pytest.mark.parametrize("nodes", [("node0", "node1"), ("other0", "other1")])
+def test_what_a_resumed_training_writes_over_a_pulled_checkpoint_is_another_save(nodes: tuple[str, str], tmp_path: Path) -> None:
+    store = one_save(tmp_path / "store")
+    bring("pull", tmp_path, tmp_path / "store")
+    for out, rank in (("A", 0), ("B", 1)):
+        for path in sorted((tmp_path / out / "checkpoint-4").rglob(f"__{rank}_0.distcp")):
+            data = bytearray(path.read_bytes())
+            data[len(data) // 2] ^= 1
+            path.write_bytes(data)
+    watching = workers(tmp_path, store, nodes)
+    assert "sent" in phases(watching, 0.0, 5.0, 2000.0)
+    assert set(phases(watching, 2001.0, 4000.0)) == {"stored"}
+    assert state(store).pop("checkpoint-4") == ("VERIFIED", 2)
+    (again,) = [s for s in fresh(store).places if s.place != "checkpoint-4"]
+    assert again.word == "COMPLETE"
+    for out, rank in (("A", 0), ("B", 1)):
+        for path in (tmp_path / out / "checkpoint-4").rglob(f"__{rank}_0.distcp"):
+            (at,) = again.files[str(path.relative_to(tmp_path / out / "checkpoint-4"))]
+            assert read_all(store, at.name) == path.read_bytes()

@@ -45,6 +45,7 @@ def test_json_tells_what_was_sent(tmp_path: Path, capsys: pytest.CaptureFixture[
     ("arguments", "code", "said"),
     [
         (["{tmp}/absent", "{tmp}/s"], 2, "no such directory"),
+        (["{data}/node0/checkpoint-4/trainer_state.json", "{tmp}/s"], 2, "not a directory"),
         (["{tmp}", "{tmp}/s"], 2, "no checkpoint in it"),
         (["{data}/node0", "{tmp}/s", "--node", "a/b"], 2, "--node: 'a/b'"),
         (["{data}/node0", "{tmp}/s", "--run", "../up"], 2, "up"),
@@ -155,3 +156,36 @@ def test_a_dry_run_counts_what_was_chosen(tmp_path: Path, capsys: pytest.Capture
         assert main(["push", str(FSDP / "node0"), str(tmp_path / "s"), "--send", preset, "--dry-run", "--json"]) == 0
         counts += [c["files"] for c in json.loads(capsys.readouterr().out)["checkpoints"]]
     assert counts[0] > counts[1] > 0
+
+
+def test_what_is_left_out_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(FSDP / "node0", tmp_path / "out")
+    (tmp_path / "out" / "runs").mkdir()
+    (tmp_path / "out" / "train.log").write_text("x")
+    (tmp_path / "out" / "checkpoint-4" / "link").symlink_to("train.log")
+    words = ["push", str(tmp_path / "out"), str(tmp_path / "s"), "--exclude", "rng_state*"]
+    assert main([*words, "--dry-run", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["left_out"] == ["runs/", "train.log"]
+    assert [c["left_out"] for c in told["checkpoints"]] == [["link", "rng_state_0.pth"]]
+    assert main([*words, "--json"]) == 0
+    assert [c["left_out"] for c in json.loads(capsys.readouterr().out)["checkpoints"]] == [["link", "rng_state_0.pth"]]
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "left out: link, rng_state_0.pth" in said
+    assert "left out, in no checkpoint: runs/, train.log" in said
+
+
+def test_a_store_inside_a_checkpoint_is_refused_before_it_is_made(tmp_path: Path) -> None:
+    shutil.copytree(FSDP / "node0" / "checkpoint-4", tmp_path / "best")
+    assert main(["push", str(tmp_path / "best"), str(tmp_path / "best" / "store")]) == 2
+    assert not (tmp_path / "best" / "store").exists()
+
+
+def test_a_run_that_a_store_cannot_keep_wants_another_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(FSDP / "node0" / "checkpoint-4", tmp_path / ".cache" / "dcp")
+    words = ["push", str(tmp_path / ".cache" / "dcp"), str(tmp_path / "s")]
+    assert main(words) == 2
+    assert "--run NAME" in capsys.readouterr().err
+    assert main([*words, "--run", "mine"]) == 0
+    assert "mine/dcp: sent" in capsys.readouterr().out

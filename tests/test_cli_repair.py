@@ -74,6 +74,27 @@ def test_a_dry_run_writes_nothing(store: Path) -> None:
     assert tree(store) == before
 
 
+def test_a_checkpoint_that_is_named_is_read_before_it_is_called_undamaged(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["repair", str(store), "fsdp2/checkpoint-4"]) == 0
+    assert "fsdp2/checkpoint-4: nothing is damaged (every byte that is there was read: " in capsys.readouterr().out
+    flip(store / f"fsdp2/{SHARD}")
+    before = tree(store)
+    assert main(["repair", str(store), "fsdp2/checkpoint-4", "--dry-run"]) == 3
+    assert f"waits for a node: {SHARD}" in capsys.readouterr().out
+    assert tree(store) == before
+    assert main(["repair", str(store), "fsdp2/checkpoint-4"]) == 3
+    assert word(store) == "DAMAGED"
+
+
+def test_what_a_node_has_sent_again_is_read_by_the_next_repair(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = (store / f"fsdp2/{SHARD}").read_bytes()
+    damaged(store, f"fsdp2/{SHARD}")
+    (store / f"fsdp2/{SHARD}").write_bytes(whole)
+    assert main(["repair", str(store), "fsdp2/checkpoint-4"]) == 0
+    assert "nothing is damaged" in capsys.readouterr().out
+    assert word(store) == "VERIFIED"
+
+
 def test_a_shard_is_asked_of_the_node_that_runs_and_of_one_that_does_not(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     damaged(store, f"fsdp2/{SHARD}")
     assert main(["repair", str(store)]) == 3

@@ -1,5 +1,6 @@
 """``ckptsync run`` as a program."""
 
+import json
 import shutil
 import signal
 import subprocess
@@ -43,6 +44,28 @@ def test_it_serves_until_a_signal_and_exits_0(tmp_path: Path) -> None:
         child.send_signal(signal.SIGTERM)
         assert child.wait(10) == 0
         assert time.monotonic() - begun < 5
+
+
+def test_its_first_line_says_on_what_it_works_and_what_a_variable_overrides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configured(tmp_path)
+    with started(config) as child:
+        assert child.stderr
+        first = json.loads(child.stderr.readline())
+        child.send_signal(signal.SIGTERM)
+    assert (first["phase"], first["store"], first["outputs"]) == ("starting", f"{tmp_path}/store", f"{tmp_path}/out")
+    assert "overridden" not in first
+    monkeypatch.setenv("CKPTSYNC_STORE", f"{tmp_path}/other")
+    told = f"{config}:2: store.url: {tmp_path}/store is overridden by CKPTSYNC_STORE={tmp_path}/other"
+    with started(config) as child:
+        assert child.stderr
+        first = json.loads(child.stderr.readline())
+        child.send_signal(signal.SIGTERM)
+    assert (first["level"], first["store"], first["overridden"]) == ("warning", f"{tmp_path}/other", told)
+    for command in (["ls", "-c", config], ["push", str(DATA), "-c", config, "--dry-run"], ["status", "-c", config]):
+        main(command)
+        assert capsys.readouterr().err.count(told) == 1, command
 
 
 def test_the_second_worker_of_one_id_exits_2_and_the_first_goes_on(tmp_path: Path) -> None:

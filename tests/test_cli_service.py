@@ -152,6 +152,18 @@ def test_a_user_s_own_unit_is_written_where_that_user_s_systemd_looks(
     assert "loginctl enable-linger" in capsys.readouterr().out
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has another user's home")
+def test_root_writes_and_removes_nothing_in_another_users_home(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "home").mkdir(exist_ok=True)
+    os.chown(tmp_path / "home", 65534, 65534)
+    assert install(config, "--user") == 2
+    assert "and this is root" in capsys.readouterr().err
+    assert main(["service", "uninstall", "--user"]) == 2
+    assert not list((tmp_path / "home").iterdir())
+
+
 def test_a_head_runs_as_a_user_of_its_own_or_as_one_that_is_named(config: Path, tmp_path: Path) -> None:
     config.write_text(f"roles: [head]\nstore: {{url: {tmp_path}/store}}\n")
     assert install(config, "--as", ME) == 0

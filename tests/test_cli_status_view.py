@@ -1,6 +1,7 @@
 """An overview as text: everything is there, nothing is wider than asked, nothing commands the terminal."""
 
 import unicodedata
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -101,3 +102,16 @@ def test_a_check_has_a_line_for_each_alarm_or_one_that_all_is_well() -> None:
         "WARNING node-lost",
     ]
     assert alarm_lines(shown(heart())) == ["OK: nodes: 1 alive; runs: 0; places: none; 0 B + models 0 B"]
+
+
+def test_what_a_node_says_of_itself_is_not_shown_without_end() -> None:
+    job = Job("x" * 100_000, "y" * 100_000)
+    seen = shown(
+        heart(roles=("z" * 100_000,), errors=("e" * 100_000,) * 9, jobs=(job,) * 999, disk=(Disk("/d" * 100_000, 1, 2, 3),) * 999)
+    )
+    assert sum(map(len, lines(seen))) < 500_000
+
+
+@pytest.mark.parametrize("at", [-1e12, 1e12, 1e300])
+def test_a_files_time_that_no_calendar_has_hides_nothing(at: float) -> None:
+    assert any("boss" in line for line in lines(replace(busy(), at=at)))

@@ -52,7 +52,7 @@ def test_a_worker_goes_on_by_itself_when_its_store_is_back(tmp_path: Path) -> No
     (tmp_path / "out").mkdir()
     worker.start()
     try:
-        assert until(lambda: "worker" in worker.log.read_text()), worker.log.read_text()
+        assert until(lambda: "phase=started" in worker.log.read_text()), worker.log.read_text()
         with away(weed().pid):
             shutil.copytree(FSDP / "node0" / "checkpoint-4", tmp_path / "out" / "checkpoint-4")
             assert until(lambda: "trying again" in worker.log.read_text()), worker.log.read_text()

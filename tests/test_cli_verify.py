@@ -7,8 +7,13 @@ from pathlib import Path
 import pytest
 
 from ckptsync.cli.main import main
+from ckptsync.stores.opening import open_store
+from ckptsync.worker.options import RunDir, WorkerOptions
+from ckptsync.worker.tick import Worker
 from tests.cli_store import DATA, SHARD, flip, make
+from tests.policies import policy
 from tests.vector import vector
+from tests.weed import weed
 
 
 @pytest.fixture
@@ -36,6 +41,100 @@ def test_verify_names_the_file_and_the_tensors_and_exits_10(store: Path, capsys:
     assert f"digest: {SHARD}: " in said
     assert f"; overlaps {finding['tensors'][0]}" in said
     assert main(["verify", str(store / "zero3"), "--level", "stat"]) == 0
+
+
+def records(store: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(store)): p.read_bytes() for p in store.rglob(".ckptsync/*/*.json")}
+
+
+def listed(capsys: pytest.CaptureFixture[str], store: Path) -> dict[str, str]:
+    capsys.readouterr()
+    main(["ls", str(store), "--json"])
+    found = json.loads(capsys.readouterr().out)["places"]
+    return {p["run"]: f"{p['word']} {' '.join(p['evidence'])}".strip() for p in found}
+
+
+def test_what_a_verification_by_hand_finds_is_recorded_and_repaired_by_the_worker(
+    store: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").mkdir()
+    shutil.copytree(DATA / "fsdp2" / "node0", tmp_path / "out", dirs_exist_ok=True)
+    flip(store / "fsdp2" / SHARD)
+    assert main(["verify", str(store)]) == 10
+    assert f"`ckptsync repair {store} fsdp2/checkpoint-4`" in capsys.readouterr().out
+    assert listed(capsys, store)["fsdp2"].startswith(f"DAMAGED {SHARD}: digest: ")
+    assert main(["status", str(store), "--check"]) == 10
+    first = records(store)
+    for _ in range(2):
+        assert main(["verify", str(store)]) == 10
+    assert records(store) == first
+
+    worker = Worker(WorkerOptions("node0", (RunDir("fsdp2", tmp_path / "out"),)), open_store(str(store)))
+    assert [(r.name, r.reason) for r in worker.tick(0.0).repairs] == [(SHARD, "")]
+    assert listed(capsys, store)["fsdp2"] == f"DAMAGED {SHARD}: uploaded again, not yet verified"
+    assert main(["verify", str(store)]) == 0
+    assert listed(capsys, store)["fsdp2"] == "VERIFIED"
+    assert main(["status", str(store), "--check"]) != 10
+    second = records(store)
+    assert main(["verify", str(store)]) == 0
+    assert records(store) == second
+
+
+def test_a_file_that_is_sent_again_and_damaged_again_is_asked_for_again(store: Path, tmp_path: Path) -> None:
+    shutil.copytree(DATA / "fsdp2" / "node0", tmp_path / "out")
+    worker = Worker(WorkerOptions("node0", (RunDir("fsdp2", tmp_path / "out"),)), open_store(str(store)))
+    for now in range(2):
+        flip(store / "fsdp2" / SHARD)
+        assert main(["verify", str(store / "fsdp2")]) == 10
+        assert [r.name for r in worker.tick(float(now)).repairs] == [SHARD]
+    assert main(["verify", str(store / "fsdp2")]) == 0
+
+
+@pytest.mark.parametrize("harm", ["consolidated", "missing", "truncated", "record"])
+def test_every_damage_that_a_verification_finds_is_seen_by_the_others(
+    store: Path, harm: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard = store / "fsdp2" / SHARD
+    if harm == "consolidated":
+        flip(store / "fsdp2" / "consolidated" / "checkpoint-4" / "model.safetensors")
+    elif harm == "missing":
+        shard.unlink()
+    elif harm == "truncated":
+        shard.write_bytes(shard.read_bytes()[:-1])
+    else:
+        flip(next((store / "fsdp2" / ".ckptsync" / "checkpoint-4").glob("manifest-node0-*")))
+    assert main(["verify", str(store / "fsdp2" / "checkpoint-4")]) == 10
+    assert "hint: `ckptsync repair" in capsys.readouterr().out
+    assert main(["status", str(store), "--check"]) in (1, 10)
+    if harm != "record":
+        assert listed(capsys, store)["fsdp2"].startswith("DAMAGED ")
+
+
+def test_a_consolidated_checkpoint_that_is_verified_by_hand_is_verified(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for report in (store / "fsdp2" / ".ckptsync" / "checkpoint-4").glob("report-*"):
+        report.unlink()
+    assert listed(capsys, store)["fsdp2"] == "CONSOLIDATED"
+    assert main(["verify", str(store), "--level", "stat"]) == 0
+    assert listed(capsys, store)["fsdp2"] == "CONSOLIDATED"
+    assert main(["verify", str(store)]) == 0
+    assert listed(capsys, store)["fsdp2"] == "VERIFIED"
+
+
+def test_a_store_that_may_not_be_written_is_told_to_have_nothing_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, bucket = make(tmp_path / "made"), weed().bucket()
+    for path in (p for p in made.rglob("*") if p.is_file()):
+        weed().client().put_object(Bucket=bucket, Key=f"store/{path.relative_to(made)}", Body=path.read_bytes())
+    weed().client().put_object(Bucket=bucket, Key=f"store/fsdp2/{SHARD}", Body=b"\0" * (made / "fsdp2" / SHARD).stat().st_size)
+    key = weed().identity(*policy("policy-worker", bucket, "store"))
+    monkeypatch.setenv("CKPTSYNC_STORAGE_OPTIONS", json.dumps(key))
+    assert main(["verify", f"s3://{bucket}/store"]) == 10
+    out, err = capsys.readouterr()
+    assert f"`ckptsync repair s3://{bucket}/store fsdp2/checkpoint-4`" in out
+    assert "warning: nothing was recorded: " in err
+    assert main(["verify", f"s3://{bucket}/store", "--json"]) == 10
+    assert list(json.loads(capsys.readouterr().out)["not_recorded"]) == [f"s3://{bucket}/store"]
 
 
 @pytest.mark.parametrize(("target", "code"), [("fsdp2/node0/checkpoint-4", 3), ("base", 5), ("absent", 2)])

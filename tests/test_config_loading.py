@@ -62,6 +62,25 @@ def test_the_environment_overrides_the_file_and_its_problems_name_the_variable()
     assert "unknown variable (did you mean CKPTSYNC_WORKER_QUIET?)" in problems(GOOD, {"CKPTSYNC_WORKER_QUIETT": "1s"})
 
 
+def test_what_a_variable_overrides_in_a_file_is_told_without_secrets() -> None:
+    text = "store: {url: /a, options: {key: geheim}}\nnode: n0\nroles: [head]\nalerts: {webhook: https://h/geheim}\nlog: {level: info}\n"
+    environment = {
+        "CKPTSYNC_STORE": "/b",
+        "CKPTSYNC_STORAGE_OPTIONS": '{"key": "geheim2"}',
+        "CKPTSYNC_ALERTS_WEBHOOK": "https://h/geheim2",
+        "CKPTSYNC_LOG_LEVEL": "info",  # the same value
+        "CKPTSYNC_HEAD_JOBS": "3",  # a key that the file does not give
+    }
+    assert read(text, "x.yaml", environment).overridden == (
+        "x.yaml:1: store.url: /a is overridden by CKPTSYNC_STORE=/b",
+        "x.yaml:1: store.options: *** is overridden by CKPTSYNC_STORAGE_OPTIONS=***",
+        "x.yaml:4: alerts.webhook: *** is overridden by CKPTSYNC_ALERTS_WEBHOOK=***",
+    )
+    (told,) = read("store: {url: /a}\nroles: [head]\n", "x.yaml", {"CKPTSYNC_STORE": "s3://key:geheim@bucket"}).overridden
+    assert told == "x.yaml:1: store.url: /a is overridden by CKPTSYNC_STORE=***"
+    assert read(text, "x.yaml", {}).overridden == ()
+
+
 def test_variables_inside_values_are_not_expanded() -> None:
     assert read("store: {url: '/mnt/${HOME}'}\nroles: [head]\n", "c.yaml", {"HOME": "/root"}).store.url == "/mnt/${HOME}"
 
@@ -80,8 +99,8 @@ def test_what_is_not_yaml_is_refused_with_its_line() -> None:
     assert "not YAML" in problems("store: \x00\n")
 
 
-def test_a_recursive_alias_ends_as_a_problem() -> None:
-    assert "problem" in problems("store: &a\n  url: *a\n  options: *a\n") or "not a string" in problems("store: &a\n  url: *a\n")
+def test_an_alias_is_a_problem_that_has_its_line() -> None:
+    assert problems("store: &a\n  url: *a\n") == "c.yaml:2: not plain YAML: an alias (*name) is not read here: write its values out"
 
 
 def test_a_worker_wants_runs_and_a_head_does_not() -> None:
@@ -109,6 +128,12 @@ def test_without_a_file_the_environment_tells_options_and_limits() -> None:
     assert options == {"profile": "lab"}
     assert (limits.threads, limits.patience, limits.bandwidth) == (9, 120.0, None)
     assert from_environment({})[0] == {}
+
+
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, '{"a":"\\ud800"}', '{"a":"\udcff"}', "[1]", '{"a":' + "9" * 5000 + "}"])
+def test_options_that_are_no_object_of_json_are_a_problem(text: str) -> None:
+    with pytest.raises(ConfigError, match="CKPTSYNC_STORAGE_OPTIONS: not "):
+        from_environment({"CKPTSYNC_STORAGE_OPTIONS": text})
 
 
 def test_what_the_environment_tells_wrongly_is_told_at_once_without_its_values() -> None:

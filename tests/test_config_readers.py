@@ -64,6 +64,8 @@ from ckptsync.stores.timetable import Timetable
         ("verify.level", "deep"),
         ("head.jobs", 0),
         ("head.engine", "spark"),
+        ("head.allow_code", "yes"),
+        ("head.allow_code", 1),
         ("head.patience_node", "0"),
         ("verify.period", "0"),
         ("log.level", "loud"),
@@ -78,6 +80,8 @@ def test_a_value_of_the_wrong_kind_is_a_problem(key: str, value: object) -> None
     ("key", "value", "read"),
     [
         ("roles", "worker, head", ("worker", "head")),
+        ("head.allow_code", "True", True),
+        ("head.allow_code", False, False),
         ("roles", ["head", "head"], ("head",)),
         ("worker.runs", ["/data/*"], (RunConfig("/data/*"),)),
         ("worker.runs", [{"path": "/data", "name": "x"}], (RunConfig("/data", "x"),)),

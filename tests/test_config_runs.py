@@ -1,9 +1,12 @@
 """Which output directories are there, and under which names."""
 
+import os
 from glob import escape
 from pathlib import Path
 
-from ckptsync.config.runs import output_directories, places
+import pytest
+
+from ckptsync.config.runs import existing_directories, output_directories, places
 from ckptsync.config.values import RunConfig
 
 
@@ -135,3 +138,39 @@ def test_directories_that_are_given_by_name_are_taken_whatever_lies_in_them(tmp_
     (tmp_path / "out" / "sub").mkdir(parents=True)
     found = output_directories([RunConfig(f"{tmp_path}/*"), RunConfig(f"{tmp_path}/out/sub")], "/store")
     assert [r.name for r in found.runs] == ["out", "sub"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes directories of other users")
+def test_what_a_wildcard_matches_is_left_out_where_other_users_decide_what_lies_there(tmp_path: Path) -> None:
+    for name in ("mine", "theirs", "everybodys", "sticky", "theirs-above/out", "groups"):
+        (tmp_path / "jobs" / name).mkdir(parents=True)
+    (tmp_path / "jobs" / "everybodys").chmod(0o777)
+    (tmp_path / "jobs" / "sticky").chmod(0o1777)
+    (tmp_path / "jobs" / "groups").chmod(0o775)
+    os.chown(tmp_path / "jobs" / "theirs", 65534, 65534)
+    os.chown(tmp_path / "jobs" / "theirs-above", 65534, 65534)
+    runs = [RunConfig(f"{tmp_path}/jobs/*"), RunConfig(f"{tmp_path}/jobs/*/out")]
+    found = output_directories(runs, "/store")
+    assert [r.name for r in found.runs] == ["groups", "mine", "sticky"]
+    assert found.problems == ()
+    theirs = "it belongs to uid 65534, and this is uid 0"
+    at = f"{tmp_path}/jobs"
+    assert set(found.unsafe) == {
+        f"{at}/everybodys: left out: {at}/everybodys: others may write there (chmod o-w)",
+        f"{at}/theirs-above: left out: {at}/theirs-above: {theirs}",
+        f"{at}/theirs-above/out: left out: {at}/theirs-above: {theirs}",
+        f"{at}/theirs: left out: {at}/theirs: {theirs}",
+    }
+    assert [r.name for r in existing_directories(runs, "/store").runs][:2] == ["everybodys", "groups"]
+    given = RunConfig(f"{tmp_path}/jobs/theirs", "named")
+    assert given in output_directories([*runs, given], "/store").runs, "who names it answers for it"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes directories of other users")
+def test_the_name_of_a_run_is_not_taken_by_another_users_directory(tmp_path: Path) -> None:
+    for job in ("a", "b"):
+        (tmp_path / job / "out").mkdir(parents=True)
+    os.chown(tmp_path / "a", 65534, 65534)
+    found = output_directories([RunConfig(f"{tmp_path}/?/out", "one")], "/store")
+    assert [r.path for r in found.runs] == [f"{tmp_path}/b/out"]
+    assert found.problems == ()

@@ -1,5 +1,7 @@
 """YAML with the line of each key."""
 
+import time
+
 import pytest
 
 from ckptsync.config.yaml_lines import parse
@@ -8,7 +10,14 @@ from ckptsync.errors import ConfigError
 
 def test_every_key_has_its_line() -> None:
     document = parse("# head\nstore:\n  url: /x\n\nworker:\n  quiet: 5s\n  runs:\n    - path: /a\n", "c")
-    assert document.lines == {"store": 2, "store.url": 3, "worker": 5, "worker.quiet": 6, "worker.runs": 7}
+    assert document.lines == {
+        "store": 2,
+        "store.url": 3,
+        "worker": 5,
+        "worker.quiet": 6,
+        "worker.runs": 7,
+        "worker.runs.[].path": 8,
+    }
     assert document.values == {"store": {"url": "/x"}, "worker": {"quiet": "5s", "runs": [{"path": "/a"}]}}
     assert document.twice == ()
 
@@ -23,7 +32,7 @@ def test_an_empty_file_is_no_value() -> None:
 
 @pytest.mark.parametrize("text", ["a: [", "a: b: c", "\t- x", "!!python/object/apply:os.system ['true']", "a: !odd x"])
 def test_what_is_not_plain_yaml_is_refused_and_runs_nothing(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"^c(:\d+)?: not YAML: "):
+    with pytest.raises(ConfigError, match=r"^c(:\d+)?: not (plain )?YAML: "):
         parse(text, "c")
 
 
@@ -31,3 +40,60 @@ def test_a_key_is_a_word_whatever_yaml_would_make_of_it() -> None:
     document = parse("alerts:\n  on: [damage]\n  off: no\nyes: 1\n", "c")
     assert document.values == {"alerts": {"on": ["damage"], "off": False}, "yes": 1}
     assert document.lines["alerts.on"] == 2
+
+
+BOMB = "a: &a [x,x,x,x,x,x,x,x,x]\n" + "".join(
+    f"{b}: &{b} [{','.join([f'*{a}'] * 9)}]\n" for a, b in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("0b_", "no number, though"),
+        ("0x_", "no number, though"),
+        ("9" * 5000, "no number, though"),
+        ("!!int x", "no number, though"),
+        ("!!float ''", "no number, though"),
+        ("!!bool maybe", "neither true nor false"),
+        ("!!binary aaaa", "a value of type"),
+        ("!!set {a}", "a value of type"),
+        ("!!str [1]", "a value of type"),
+        ("!<%00> x", "a value of type"),
+        ('"\\ud800"', "half a character"),
+        ("[" * 200_000, "more than 50 levels"),
+        ("{a: " * 50_000, "more than 50 levels"),
+        ("- " * 100, "sequence entries are not allowed here"),
+        ("{[a]: 1}", "a key that is no word"),
+        ("&x [*x]", "an alias"),
+    ],
+)
+def test_what_is_more_than_plain_values_is_a_problem_with_its_line(value: str, why: str) -> None:
+    with pytest.raises(ConfigError, match=rf"^c:2: not (plain )?YAML: .*{why}") as caught:
+        parse(f"# head\na: {value}", "c")
+    assert len(str(caught.value)) < 300
+    assert value[:20] not in str(caught.value)  # it may be a secret
+
+
+@pytest.mark.parametrize("text", ['"\\Uffffffff"', "a\0", "\ud800", BOMB, "%YAML 9.9\n--- a"])
+def test_what_no_text_has_is_a_problem_too(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^c(:\d)?: not (plain )?YAML: "):
+        parse(text, "c")
+
+
+def test_dates_are_words_and_numbers_that_are_none_too() -> None:
+    assert parse("a: 2001-99-99\nb: 2001-01-01\nc: 0o8\nd: 1e9\n<<: x\n", "c").values == {
+        "a": "2001-99-99",
+        "b": "2001-01-01",
+        "c": "0o8",
+        "d": "1e9",
+        "<<": "x",
+    }
+
+
+def test_a_long_file_is_read_once_and_a_longer_one_not_at_all() -> None:
+    started = time.process_time()
+    assert len(parse("".join(f"key{i}: v\n" for i in range(20_000)), "c").lines) == 20_000
+    assert time.process_time() - started < 30  # it takes two
+    with pytest.raises(ConfigError, match=r"^c: \d+ characters, at most 262144"):
+        parse("a: 1\n" * 100_000, "c")

@@ -97,7 +97,7 @@ def test_a_restart_repeats_nothing_and_still_says_what_is_over(tmp_path: Path) -
         assert path.stat().st_mode & 0o777 == 0o600
 
 
-@pytest.mark.parametrize("damage", [b"{", b"[1]", b'{"x": {"alarm": {}}}'])
+@pytest.mark.parametrize("damage", [b"{", b"[1]", b'{"\xff":{}}', b"[" * 100_000, b'{"x": {"alarm": {}}}'])
 def test_without_its_file_or_with_another_stores_it_tells_once_more(tmp_path: Path, damage: bytes) -> None:
     with hook() as there:
         man = postman(there, tmp_path)

@@ -3,11 +3,14 @@
 import shutil
 from pathlib import Path
 
+import pytest
+
 import ckptsync
+from ckptsync.catalogue import kept
 from ckptsync.catalogue.fresh import fresh
 from ckptsync.config.loading import read
 from ckptsync.config.values import Config
-from ckptsync.daemon.heading import Heads, of_head
+from ckptsync.daemon.heading import Catalogues, Heads, of_head
 from ckptsync.head.consolidate import HeadOptions, one
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
@@ -97,3 +100,11 @@ def make_two(path: Path, store: Store) -> None:
         push_now(copied / node, store, node, "fsdp2")
     one(store, "fsdp2", "checkpoint-5", HeadOptions())
     verify(store, "fsdp2", "checkpoint-5", "digest", 0.0)
+
+
+def test_what_one_role_reads_is_its_own_though_another_takes_it_at_that_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catalogues = Catalogues(configured(tmp_path / "store")[1])
+    monkeypatch.setattr(kept, "save", lambda *_: catalogues.recent())  # as another thread does between reading and returning
+    assert catalogues.read().summaries == ()

@@ -98,3 +98,12 @@ def test_a_librarys_debugging_is_nobodys_business() -> None:
     logging.getLogger("botocore.auth").warning("seen")
     assert "0123" not in stream.getvalue()
     assert "seen" in stream.getvalue()
+
+
+def test_a_traceback_commands_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    configure(LogConfig("info", "text"))
+    odd = ValueError("a\x1b[2J\u202e")
+    logging.getLogger("ckptsync").error("failed", exc_info=odd)
+    said = capsys.readouterr().err.split("\n")
+    assert len(said) > 2
+    assert all(line.isprintable() for line in said)

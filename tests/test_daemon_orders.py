@@ -31,7 +31,19 @@ def test_a_message_is_one_line_and_what_it_was_after_the_journey(said: At | Done
     assert message(encode(said)) == said
 
 
-@pytest.mark.parametrize("line", [b"", b"{}", b"null", b'{"type":"at","done":"x"}', b"[" * 100_000, b"\xff", b'{"type":"order"}'])
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"{}",
+        b"null",
+        b'{"type":"at","done":"x"}',
+        b"[" * 100_000,
+        b"\xff",
+        b'{"type":"order"}',
+        b'{"type":"done","lines":[],"errors":["\xff"]}',
+    ],
+)
 def test_what_is_no_message_is_none(line: bytes) -> None:
     assert message(line) is None
 

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import os
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
+import ckptsync
+from ckptsync.catalogue import kept
 from ckptsync.cli.demo_processes import running
 from ckptsync.config.loading import read
 from ckptsync.config.values import Config
 from ckptsync.daemon.served import Absent, opened, remember, remembers
 from ckptsync.daemon.watching import Watching
-from ckptsync.errors import StoreError
-from ckptsync.stores.opening import create_store, is_store
+from ckptsync.errors import ConfigError, StoreError
+from ckptsync.fleet.heartbeat import Heartbeat, listed
+from ckptsync.stores.opening import create_store, is_store, open_store
 from tests.ticks import until
+from tests.weed import weed
+
+DATA = Path(ckptsync.__file__).parent / "demo_data" / "fsdp2"
 
 
 def config(home: Path, roles: str = "worker", store: str = "store") -> Config:
@@ -59,6 +68,23 @@ def test_a_service_waits_for_a_store_that_is_not_there_and_goes_on_when_it_comes
     assert head.process.returncode == 0
 
 
+def test_a_worker_makes_no_directory_above_a_store_but_waits_for_it_and_tells_which_runs_match_nothing(tmp_path: Path) -> None:
+    worker = {"runs": [f"{tmp_path}/none/*", f"{tmp_path}/out"]}
+    given: dict[str, object] = {"node": "n", "roles": ["worker"], "store": {"url": f"{tmp_path}/mount/store"}, "worker": worker}
+    (tmp_path / "out").mkdir()
+    with running(tmp_path / "etc", {"worker": given}) as (child,):
+        until(lambda: "phase=waiting" in child.log.read_text(), 20)
+        said = [line for line in child.log.read_text().splitlines() if "phase=no-match" in line]
+        assert [json.loads(line)["detail"] for line in said] == [f"worker.runs: no directory {tmp_path}/none/* is there yet"]
+        assert json.loads(said[0])["level"] == "warning"
+        assert not (tmp_path / "mount").exists()
+        (tmp_path / "mount").mkdir()
+        until(lambda: "phase=started" in child.log.read_text(), 20)
+        told = f"worker.runs: no directory {tmp_path}/none/* is there yet"
+        store = open_store(str(tmp_path / "mount/store"))
+        assert until(lambda: any(told in heart.notes for _, heart in listed(store) if isinstance(heart, Heartbeat)), 60)
+
+
 def test_another_store_is_another_matter(tmp_path: Path) -> None:
     opened(config(tmp_path))
     spool = tmp_path / "out/_ckptsync"
@@ -76,10 +102,13 @@ def test_a_spool_that_cannot_be_written_is_an_error_and_one_that_cannot_be_read_
     assert not remembers(tmp_path, "/store")
 
 
-def test_a_store_elsewhere_is_remembered_however_its_url_is_spelt(tmp_path: Path) -> None:
-    remember(tmp_path, "s3a://bucket/x/")
-    assert remembers(tmp_path, "s3://bucket/x")
-    assert not remembers(tmp_path, "s3://bucket/y")
+def test_a_store_elsewhere_is_remembered_however_its_url_is_spelt(spool: Path) -> None:
+    remember(spool, "s3a://bucket/x/")
+    assert remembers(spool, "s3://bucket/x")
+    assert not remembers(spool, "s3://bucket/y")
+    (spool / "store").unlink()
+    os.mkfifo(spool / "store")
+    assert not remembers(spool, "s3://bucket/x")
 
 
 def test_a_service_whose_store_cannot_be_reached_waits_for_it_and_can_be_stopped(tmp_path: Path) -> None:
@@ -92,3 +121,56 @@ def test_a_service_whose_store_cannot_be_reached_waits_for_it_and_can_be_stopped
         head.process.terminate()
         assert head.process.wait(10) == 0
     assert "hunter2" not in head.log.read_text()
+
+
+@pytest.mark.parametrize("role", ["worker", "head"])
+def test_a_start_is_refused_for_good_only_where_the_store_never_let_this_machine_in(tmp_path: Path, role: str) -> None:
+    url = f"s3://{weed().bucket()}/store"
+    create_store(url, weed().options())
+    remembers = tmp_path / "out/_ckptsync/store" if role == "worker" else kept.path(url)
+
+    def start(**more: object) -> None:
+        told = {"url": url, "options": {**weed().options(secret="another"), **more}}
+        opened(read(json.dumps({"roles": [role], "worker": {"runs": [str(tmp_path / "out")]}, "store": told}), "c", {}))
+
+    with pytest.raises(ConfigError, match="SignatureDoesNotMatch"):
+        start()
+    remembers.parent.mkdir(parents=True, exist_ok=True)
+    remembers.write_text(f"{url}\n")
+    with pytest.raises(Absent, match="SignatureDoesNotMatch"):
+        start()
+    with pytest.raises(ConfigError, match="which s3fs has not"):
+        start(unknown=1)
+
+
+def test_services_whose_key_is_refused_go_on_with_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key is changed in the server first, and in the file of credentials a while later."""
+    server = weed()
+    url, key = f"s3://{server.bucket()}/store", server.identity({"Action": "s3:*", "Resource": "*"})
+    keys = tmp_path / "credentials"
+
+    def tell(secret: str) -> None:
+        keys.write_text(f"[default]\naws_access_key_id = {key['key']}\naws_secret_access_key = {secret}\n")
+
+    tell(key["secret"])
+    for name, value in {"SHARED_CREDENTIALS_FILE": str(keys), "ENDPOINT_URL": server.endpoint, "REGION": "us-east-1"}.items():
+        monkeypatch.setenv(f"AWS_{name}", value)
+    common: dict[str, object] = {"store": {"url": url}, "log": {"format": "text"}, "limits": {"patience": "1s"}}
+    for node in ("node0", "node1"):
+        copytree(DATA / node / "checkpoint-4", tmp_path / "out" / "checkpoint-4", dirs_exist_ok=True)
+    given: dict[str, dict[str, object]] = {
+        "worker": {**common, "node": "w", "roles": ["worker"], "worker": {"runs": [str(tmp_path / "out")], "scan_every": "1s"}},
+        "head": {**common, "node": "h", "roles": ["head", "verifier"], "head": {"every": "1s"}, "verify": {"tick": "1s"}},
+    }
+    with running(tmp_path / "etc", given) as services:
+        for service in services:
+            assert until(lambda log=service.log: "phase=started" in log.read_text(), 60)  # type: ignore[misc]
+        server.rekey(key["key"], "another")
+        for service in services:  # a heart beats every 30 s
+            assert until(lambda log=service.log: "tick=heartbeat failures=" in log.read_text(), 90)  # type: ignore[misc]
+            assert service.process.poll() is None
+        tell("another")
+        for service in services:
+            assert until(lambda log=service.log: "tick=heartbeat phase=recovered" in log.read_text(), 90)  # type: ignore[misc]
+        assert until(lambda: "phase=verified" in services[1].log.read_text(), 90)
+    assert [service.process.returncode for service in services] == [0, 0]

@@ -330,3 +330,47 @@ def test_what_the_configuration_says_of_a_worker_is_what_it_is_told(tmp_path: Pa
     assert worker_options(config, "n0", runs) == WorkerOptions(
         "n0", runs, 1, 2, 3, 4, "newest", "drop", "weights", ("*",), ("rng*",), 10**9, "every:5", "verified", 4
     )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes directories of other users")
+def test_what_other_users_put_in_the_way_ends_no_worker_and_is_a_problem_with_its_reason(tmp_path: Path, out: Path) -> None:
+    (out / "theirs").mkdir()
+    os.chown(out / "theirs", 65534, 65534)
+    with watching(tmp_path) as (found, store):
+        write(out / "run" / "checkpoint-1")
+        (out / "linked").mkdir()
+        (out / "linked" / "_ckptsync").mkdir()
+        os.chown(out / "linked" / "_ckptsync", 65534, 65534)
+        found.look()
+        errors = found.look().errors
+        assert any("theirs: left out" in error and "it belongs to uid 65534" in error for error in errors)
+        assert any("linked/_ckptsync: belongs to uid 65534" in error for error in errors)
+        send(found)
+        assert places(store) == {"checkpoint-1"}
+
+
+def test_a_save_whose_output_directory_is_removed_while_it_is_sent_is_told_of_though_nobody_looks_there_any_more(
+    tmp_path: Path, out: Path
+) -> None:
+    with watching(tmp_path) as (found, store):
+        write(out / "job/checkpoint-1")
+        found.look()
+        store.held = "job/checkpoint-1/weights.bin"
+        found.send()
+        carrying = [threading.Thread(target=lane.tick) for lane in found.carrying]
+        for each in carrying:
+            each.start()
+        assert store.reached.wait(60)
+        shutil.rmtree(out / "job")
+        found.look()
+        assert found.runs() == {}
+        store.held = ""
+        store.go_on.set()
+        for each in carrying:
+            each.join()
+        found._due = 0.0  # as when `scan_every` has passed
+        found.send()
+        found._next = 0.0
+        (note,) = [note for note in found.look().notes if "lost" in note]
+        assert note.startswith("lost job/checkpoint-1: its files were removed before all of them were stored; the store has ")
+        assert found._parting == {}

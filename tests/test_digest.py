@@ -9,7 +9,7 @@ from blake3 import blake3
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsync.digest import BLOCK_HEX, MOST_BLOCKS, SMALLEST_BLOCK, Digester, block_size, crc32, digest, digest_stream
+from ckptsync.digest import BLOCK_HEX, MOST_BLOCKS, MOST_OF_ALL, SMALLEST_BLOCK, Digester, block_size, crc32, digest, digest_stream
 
 CONTENT = random.Random(1).randbytes(5 * SMALLEST_BLOCK + 7)
 
@@ -66,3 +66,15 @@ def test_sums_are_zlibs_whoever_makes_them() -> None:
     for size in (0, 1, 63, 1 << 16):
         data = bytes(range(256)) * (size // 256) + bytes(size % 256)
         assert crc32(memoryview(data), 7) == zlib.crc32(data, 7)
+
+
+def test_the_blocks_of_many_files_are_few_enough_for_one_manifest() -> None:
+    for files in (1, 512, 2048, 100_000, 10**9):
+        block = block_size(1 << 36, files)
+        count = -(-(1 << 36) // block)
+        assert count * min(files, MOST_OF_ALL) <= max(MOST_OF_ALL, 1024)
+        assert count > 1 or files > MOST_OF_ALL // 6
+    assert block_size(1 << 36, 500) == block_size(1 << 36)
+    assert all(files * (250 + 35 * (1 << 36) // block_size(1 << 36, files)) < 32 << 20 for files in range(1, 110_000, 77))
+    data = bytes(range(256)) * 64
+    assert digest_stream([data], len(data), 8192).blocks == tuple(digest(data[i : i + 8192])[:32] for i in (0, 8192))

@@ -15,7 +15,9 @@ _AT = {"Finding": 1, "refusal": 1, "fail": 0, "warn": 0, "say": 0, "_warn": 0, "
 def kinds_of_the_code() -> set[str]:
     sources = [*(ROOT / "ckptsync/doctor").glob("*.py"), ROOT / "ckptsync/cli/doctor.py"]
     calls = [node for path in sources for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
-    given = [call.args[_AT[call.func.id]] for call in calls if isinstance(call.func, ast.Name) and call.func.id in _AT]
+    given = [
+        call.args[_AT[call.func.id]] for call in calls if isinstance(call.func, ast.Name) and call.func.id in _AT and call.args
+    ]
     return {str(arg.value) for arg in given if isinstance(arg, ast.Constant)} | {f"store-{right}" for right in WHY}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -12,7 +13,8 @@ import pytest
 
 from ckptsync.doctor.asking import Asked
 from ckptsync.doctor.places import last_two, space, wrong
-from tests.doctor_real import PROJECT, doctor, kinds, needs_namespaces
+from tests.doctor_real import PROJECT, doctor, kinds, needs_namespaces, open_to_all
+from tests.test_spool_folders import SWAP
 
 HERE = Asked("n0", os.geteuid())
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of other users")
@@ -33,9 +35,12 @@ def found(path: Path, asked: Asked = HERE) -> list[tuple[str, str]]:
 
 def test_a_sound_directory_has_no_fault_and_keeps_no_trace(tmp_path: Path) -> None:
     save(tmp_path, 1)
-    assert found(tmp_path) == []
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["_ckptsync", "checkpoint-1"]
-    assert list((tmp_path / "_ckptsync").iterdir()) == []
+    for has_spool in (False, True):
+        if has_spool:
+            (tmp_path / "_ckptsync").mkdir(mode=0o700)
+        assert found(tmp_path) == []
+        assert [p.name for p in tmp_path.rglob("*") if p.name != "_ckptsync"] == ["checkpoint-1", "model.safetensors"]
+        assert (tmp_path / "_ckptsync").is_dir() == has_spool
 
 
 def test_the_newest_two_are_by_the_times_of_their_files(tmp_path: Path) -> None:
@@ -66,9 +71,40 @@ def test_a_model_that_would_not_fit_twice_is_a_warning_as_long_as_nothing_was_sa
 
 
 @as_root
-def test_root_is_told_that_it_is_not_the_worker(tmp_path: Path) -> None:
-    os.chown(tmp_path, 65534, 65534)
-    assert found(tmp_path) == [("warn", "asked-as-root")]
+def test_root_is_told_that_it_is_not_the_worker_and_lets_the_worker_try(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    os.chown(out, 65534, 65534)
+    open_to_all(out)
+    assert found(out) == [("warn", "asked-as-root")]
+    one = save(out, 5)
+    one.chmod(0o600)
+    assert found(out) == [("warn", "asked-as-root"), ("fail", "unreadable")]
+    (out / "_ckptsync").mkdir()
+    assert ("fail", "output-not-writable") in found(out), "a spool of root's is not the worker's"
+
+
+@as_root
+def test_root_gives_nothing_of_its_own_to_who_swaps_the_spool(tmp_path: Path) -> None:
+    """`_ckptsync` was made, and then given away by its name, which was a link to a file of root's by then."""
+    out, target = tmp_path / "out", tmp_path / "shadow"
+    out.mkdir()
+    os.chown(out, 65534, 65534)
+    open_to_all(out)
+    target.mkdir(mode=0o700)
+    given: list[object] = []
+    swapping = subprocess.Popen([sys.executable, "-c", SWAP, out, target])
+    try:
+        for _ in range(100):
+            found(out)
+            given += [path for path in (target, *target.iterdir()) if path.stat().st_uid]
+            with contextlib.suppress(FileNotFoundError):  # swapped while it was looked at
+                given += [path for path in out.rglob("*") if path.lstat().st_uid == 0]
+    finally:
+        swapping.kill()
+        swapping.wait()
+    assert given == []
+    assert list(target.iterdir()) == []
 
 
 ASK = """import os, sys
@@ -80,9 +116,7 @@ print(*[f.kind for f in wrong(Path(sys.argv[1]), Asked("n0", os.geteuid()))])"""
 
 def found_by_nobody(out: Path) -> list[str]:
     """What a user who owns nothing here finds."""
-    for above in out.parents:
-        if above.stat().st_uid == 0 and above.is_relative_to("/tmp"):
-            above.chmod(above.stat().st_mode | 0o055)
+    open_to_all(out)
     nobody = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
     done = subprocess.run([*nobody, sys.executable, "-c", ASK, str(out)], capture_output=True, text=True, cwd=PROJECT, check=False)
     assert done.returncode == 0, done.stderr
@@ -169,10 +203,24 @@ def test_before_the_first_save_a_directory_of_another_user_is_found_but_for_one_
 
 
 @as_root
-def test_what_root_makes_where_pins_will_be_is_the_trainers(tmp_path: Path) -> None:
-    os.chown(tmp_path, 65534, 65534)
-    found(tmp_path)
-    assert (tmp_path / "_ckptsync").stat().st_uid == 65534
+def test_root_makes_nothing_in_another_users_directory(tmp_path: Path) -> None:
+    """Whatever is made there is made by a child that has become that user."""
+    out = tmp_path / "out"
+    save(out, 5)
+    os.chown(out, 65534, 65534)
+    open_to_all(out)
+    program = "import sys; from pathlib import Path; from tests.test_doctor_places import found; found(Path(sys.argv[1]))"
+    trace = tmp_path / "trace"
+    calls = "trace=openat,mkdirat,mkdir,linkat,link,chown,fchownat,fchown,renameat2,rename,renameat,setuid"
+    subprocess.run(
+        ["strace", "-f", "-e", calls, "-o", str(trace), sys.executable, "-c", program, str(out)], check=True, cwd=PROJECT
+    )
+    lines = trace.read_text().splitlines()
+    became = {line.split()[0] for line in lines if "setuid(65534)" in line}
+    made = [line for line in lines if "O_CREAT" in line or "mkdir" in line or "link" in line.split("(")[0] or "chown" in line]
+    assert became
+    assert made
+    assert [line for line in made if line.split()[0] not in became and "__pycache__" not in line and "/run/mount" not in line] == []
 
 
 def test_a_file_system_that_tells_no_size_has_room() -> None:

@@ -12,7 +12,7 @@ from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.fleet import facts as facts_of
 from ckptsync.fleet import heartbeat
 from ckptsync.fleet.facts import Facts, Train
-from ckptsync.fleet.heartbeat import Heartbeat
+from ckptsync.fleet.heartbeat import LIMIT, Heartbeat
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.posix.store import PosixStore
 from tests.doctor_nodes import pair
@@ -48,10 +48,12 @@ def test_what_nodes_say_is_read_back_by_their_names_in_the_store() -> None:
 def test_a_node_cannot_speak_for_another_and_what_is_odd_is_told() -> None:
     store = MemoryStore()
     store.write(launch_name("n0"), [b'{"node": "n9", "versions": {"torch": "1"}}'])
-    store.write(launch_name("n1"), [b"[1]"])
+    wrong = (b"[1]", b'{"host":"\xff"}', b'{"at":' + b"9" * 5000 + b"}", b"[" * 100_000, b" " * (LIMIT + 1))
+    for n, data in enumerate(wrong, 1):
+        store.write(launch_name(f"n{n}"), [data])
     found, odd = published(store, 0.0, 1e12)
     assert [f["node"] for f in found] == ["n0"]
-    assert [type(e) for e in odd] == [Corrupt]
+    assert [str(e).split(":")[0] for e in odd] == [launch_name(f"n{n}") for n in range(1, len(wrong) + 1)]
     with pytest.raises(Corrupt):
         launch_name("../x")
 
@@ -128,3 +130,9 @@ def test_gpus_of_two_kinds_are_found_while_they_train_and_how_many_a_node_has_is
     told = [replace(facts("n0", "a"), gpus=("H200",) * 8), replace(facts("n1", "b"), gpus=("L4",) * 4)]
     assert [f.kind for f in compare(trainings(told)["run"])] == ["gpus-mixed"]
     assert compare(trainings([told[0], replace(told[1], gpus=("H200",) * 4)])["run"]) == ()
+
+
+def test_what_is_no_text_is_published_as_well_as_it_can_be() -> None:
+    store = MemoryStore()
+    publish(store, {"node": "n0", "job": "a\udcff", "variables": {"NCCL_IB_HCA": "\udcff"}, "host": "\u00e9"})
+    assert published(store, 0.0, 1e12) == ([{"node": "n0", "job": "a?", "variables": {"NCCL_IB_HCA": "?"}, "host": "\u00e9"}], [])

@@ -87,3 +87,17 @@ def test_a_message_is_plain_json_with_a_text_for_chats_that_stays_short() -> Non
     lines = made["text"].splitlines()
     assert lines[0] == "ckptsync: 26 raised (/store)"
     assert (len(lines), lines[-1]) == (MOST + 2, "and 6 more")
+
+
+def test_an_alert_commands_no_terminal_forges_no_line_and_has_an_end() -> None:
+    """Names and errors in a store come from anyone who may write to it."""
+    evil = "a\x1b[2J\r\nCRITICAL \u202e\u200b\x9b"
+    alarms = [Alarm("waiting", f"{n}{evil}", "warning", None, evil * 10_000, evil) for n in range(2)]
+    told = document(decide(alarms, {}, TERMS, 0.0).messages, "/store", "head", 0.0)
+    lines = told["text"].split("\n")
+    assert len(lines) == 3
+    assert all(line.isprintable() for line in lines)
+    assert all(value.isprintable() for one in told["alarms"] for value in one.values() if isinstance(value, str))
+    assert "\\x1b[2J\\r\\nCRITICAL \\u202e" in lines[1]
+    assert len(told["text"]) < 50_000
+    assert len({one["key"] for one in told["alarms"]}) == 2

@@ -157,7 +157,7 @@ def test_an_object_without_end_is_not_made_a_pattern() -> None:
 def test_values_of_entries_that_take_too_much_memory_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     data = pickle.dumps(like(3000), 4)
     loads(data, NAMES)
-    monkeypatch.setattr(machine, "ROOM", 1 << 18)
+    monkeypatch.setattr(machine, "MOST", 1 << 18)
     with pytest.raises(Corrupt, match="take more than"):
         loads(data, NAMES)
 
@@ -168,5 +168,5 @@ def test_entries_are_taken_to_need_no_more_memory_than_one_by_one() -> None:
     for names in (NAMES, ONE_BY_ONE):
         one = Machine(data, names, None)
         frequent.run(one)
-        rooms.append(machine.ROOM - one.room)
+        rooms.append(Machine(data, names, None).room - one.room)
     assert 0.8 * rooms[1] < rooms[0] < 1.1 * rooms[1]

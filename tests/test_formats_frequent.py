@@ -156,14 +156,14 @@ def test_a_class_that_is_declared_takes_no_arguments() -> None:
 
 @pytest.mark.parametrize("unit", [b"}", b"]", b"(", b"N", b"K\x01", b"h\x00", b"\x94", b"(N", b"}NNs", b"M\x00\xff", b")\x85"])
 def test_values_that_take_too_much_memory_are_refused(unit: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "ROOM", 1 << 20)
+    monkeypatch.setattr(machine, "MOST", 1 << 20)
     with contextlib.suppress(MemoryError), pytest.raises(Corrupt, match=r"take more than|within each other"):
         loads(b"\x80\x04N\x94" + unit * 300_000 + b".", ALLOWED)
 
 
 @pytest.mark.parametrize("unit", [b"}", b"]", b"\x8f", b"M\x00\xff", b")\x85"])
 def test_what_values_take_is_counted_and_not_how_many_there_are(unit: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "ROOM", 3 << 20)
+    monkeypatch.setattr(machine, "MOST", 3 << 20)
     with pytest.raises(Corrupt, match="take more than"):
         loads(b"\x80\x04" + unit * 100_000 + b".", ALLOWED)
     with pytest.raises(Corrupt, match="one value"):

@@ -5,14 +5,20 @@ from __future__ import annotations
 import collections
 import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.formats.inert import Anybodys, Made, Name, Unknown, brief, has_unknown, loads, made
+from ckptsync.formats import machine
+from ckptsync.formats.inert import Anybodys, Made, Name, Unknown, brief, loads, made, with_unknown
+from tests import hostile_pickles
 from tests.plain_files import Call, Global, torch_pickle
+
+ROOT = Path(__file__).parents[1]
 
 
 class Payload:
@@ -52,10 +58,12 @@ def test_where_anybodys_names_are_words_nothing_is_run_either(tmp_path: Path, pr
 def test_an_object_of_nobodys_class_is_found_however_deep_it_lies() -> None:
     odd, known = Unknown(Name("own", "Class"), ()), Name("a", "b")
     for value in (odd, [1, (odd,)], {"a": {2: odd}}, {odd: 1}, Made(known, (odd,)), Made(known, (), {"x": odd}), {odd}):
-        assert has_unknown(value)
+        assert with_unknown({"ours": [1], "odd": value, "same": value}) == {"odd", "same"}
     endless: list[object] = [Made(known, (), {"x": {1}}), "text"]
     endless.append(endless)
-    assert not has_unknown(endless)
+    assert not with_unknown({"endless": endless})
+    endless.append(odd)
+    assert with_unknown({"endless": endless, odd: 1, "ours": 2}) == {"endless", odd}
 
 
 def test_a_name_that_is_known_is_never_anybodys() -> None:
@@ -96,3 +104,12 @@ def test_a_value_is_shown_without_walking_into_it() -> None:
     assert brief((1, "x", None)) == "(1, 'x', None)"
     assert brief(10**5000) == "a int"
     assert len(brief("x" * 10**6)) < 100
+
+
+def test_hostile_pickles_end_soon_and_take_memory_in_proportion_to_their_size() -> None:
+    found = subprocess.run([sys.executable, "-m", "tests.hostile_pickles"], check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    rows = [line.split("\t") for line in found.stdout.splitlines()]
+    assert len(rows) == len(hostile_pickles.MAKE)
+    assert not [row for row in rows if row[-1].startswith("died")]
+    assert not [row for row in rows if int(row[3]) > 2 * machine.FLOOR + machine.FACTOR * int(row[1])]
+    assert not [row for row in rows if row[-1] != "read" and not row[-1].startswith("Corrupt")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import tracemalloc
 from collections.abc import Callable
 from math import prod
 from typing import Any
@@ -105,6 +106,12 @@ BAD = {
     "a number": 5,
     "a name twice": b'{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"a":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}}',
     "a field twice": b'{"a":{"dtype":"U8","dtype":"I8","shape":[4],"data_offsets":[0,4]}}',
+    "an offset twice": b'{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,2],"data_offsets":[0,4]}}',
+    "numbers of 4000 digits": b'{"a":{"dtype":"U8","shape":[%s,%s],"data_offsets":[0,4]}}' % (b"9" * 4000, b"9" * 4000),
+    "metadata that is no text": {"__metadata__": {"step": 4}, "a": entry(0, 4)},
+    "metadata that is a list": {"__metadata__": ["pt"], "a": entry(0, 4)},
+    "metadata twice": b'{"__metadata__":{},"__metadata__":{},"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}',
+    "metadata that is not UTF-8": b'{"__metadata__":{"a":"\xff"},"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}',
     "deep": b"[" * 100_000,
     "deep inside": b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     "not JSON": b"{'a': 1}",
@@ -121,6 +128,27 @@ def test_a_bad_header_is_corrupt(header: object) -> None:
         read_all(raw_safetensors(header, bytes(4)))
     with pytest.raises(Corrupt, match="m: "):
         read_all(raw_safetensors(header, bytes(9)))
+
+
+def test_no_metadata_may_be_said_to_be_none_and_fields_that_nobody_knows_are_passed_over() -> None:
+    data = raw_safetensors(
+        {"__metadata__": None, "a": entry(0, 4) | {"zz": [1]}, "data_offsets": entry(4, 4, shape=(0,))}, bytes(4)
+    )
+    assert list(read_all(data)) == ["a", "data_offsets"]
+
+
+@pytest.mark.parametrize(
+    "place", [b'{"a":%s}', b'{"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4],"zz":%s}}', b'{"__metadata__":%s}']
+)
+def test_a_header_takes_memory_in_proportion_to_its_length(place: bytes) -> None:
+    data = raw_safetensors(place % (b"[" + b"[]," * 1_000_000 + b"0]"), bytes(4))
+    tracemalloc.start()
+    try:
+        with contextlib.suppress(Corrupt):
+            read_all(data)
+        assert tracemalloc.get_traced_memory()[1] < 6 * len(data)  # as values it takes 26 times as much
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(("dtype", "elements", "size"), [("F4", 8, 4), ("F6_E2M3", 4, 3), ("F6_E3M2", 4, 3)])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import zipfile
 from collections.abc import Iterator
 from math import prod
 from typing import Any
@@ -102,7 +104,7 @@ def test_an_item_that_is_no_tensor_is_corrupt() -> None:
 
 
 def pickled(value: object) -> bytes:
-    return torch_zip_file({"data.pkl": torch_pickle(value), "data/0": bytes(16)})
+    return torch_zip_file({"data.pkl": torch_pickle(value), "data/0": bytes(16), "version": b"3\n"})
 
 
 FLOATS = StorageId("FloatStorage", "0", 4)
@@ -140,6 +142,14 @@ def test_a_storage_that_is_shorter_than_its_pickle_says_is_corrupt() -> None:
         part(files, archive, value)
 
 
+def test_an_expanded_tensor_that_would_fill_a_disk_is_refused_and_a_small_one_is_not() -> None:
+    files, value, archive = loaded(pickled(tensor_call(StorageId("FloatStorage", "0", 4), 0, (1 << 30, 4), (0, 1))))
+    with pytest.raises(Unsupported, match="16 bytes that are named again and again"):
+        part(files, archive, value)
+    files, value, archive = loaded(saved(torch.arange(4.0).expand(5000, 4)))
+    assert elements(files, archive, value) == raw(torch.arange(4.0).expand(5000, 4))
+
+
 def test_a_storage_key_reaches_no_other_record() -> None:
     files, value, archive = loaded(pickled(tensor_call(StorageId("FloatStorage", "../data.pkl", 1), 0, (1,), (1,))))
     with pytest.raises(Corrupt, match="no record"):
@@ -156,7 +166,7 @@ def test_one_changed_byte_in_a_pickle_is_read_or_refused_and_never_crashes() -> 
     text = torch_pickle({"w": tensor_call(FLOATS, 0, (2, 2), (2, 1)), "o": Call(Global("collections", "OrderedDict"))})
     for changed in _changed(text):
         with contextlib.suppress(CkptsyncError):
-            files, value, archive = loaded(torch_zip_file({"data.pkl": changed, "data/0": bytes(16)}))
+            files, value, archive = loaded(torch_zip_file({"data.pkl": changed, "data/0": bytes(16), "version": b"3\n"}))
             for stored in value.values() if isinstance(value, dict) else ():
                 part(files, archive, stored) if isinstance(stored, Stored) else None
 
@@ -178,3 +188,32 @@ def test_only_torch_names_element_types() -> None:
 def test_plain_items_are_what_torch_would_have_written() -> None:
     files, value, archive = loaded(item(b"aaaabbbbccccdddd", (2, 2), (1, 2)))
     assert elements(files, archive, value) == b"aaaaccccbbbbdddd"
+
+
+def with_version(record: str, version: bytes) -> bytes:
+    """An archive of torch's own, with another version in that record."""
+    archive = zipfile.ZipFile(io.BytesIO(saved({"w": torch.ones(3)})))
+    records = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+    del records["version"]
+    return torch_zip_file({**records, record: version} if record else records)
+
+
+@pytest.mark.parametrize(
+    "version", [b"3\n", b"1", b"0", b"10", b"11", b"", b" 3", b"+3", b"-1", b"3x", b"x3", b"0x3", b"\x003", b"9" * 30]
+)
+@pytest.mark.parametrize("record", ["version", ".data/version", ""])
+def test_an_archive_is_opened_if_torch_takes_its_version(record: str, version: bytes) -> None:
+    data = with_version(record, version)
+    try:
+        torch.load(io.BytesIO(data), weights_only=True)
+    except (RuntimeError, IndexError):
+        with pytest.raises((Corrupt, Unsupported), match="version"):
+            loaded(data)
+    else:
+        assert loaded(data)[1].keys() == {"w"}
+
+
+def test_a_version_whose_bytes_are_damaged_is_corrupt() -> None:
+    data = saved({"w": torch.ones(3)})
+    with pytest.raises(Corrupt, match="version is b'7"):
+        loaded(data.replace(b"3\n", b"7\n"))

@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
 from ckptsync.catalogue.fresh import fresh
 from ckptsync.digest import digest
-from ckptsync.errors import CkptsyncError, Incomplete, Unsupported
+from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
+from ckptsync.head.agreeing import Agreement
 from ckptsync.head.consolidate import HeadOptions, one
 from ckptsync.merge.plan import FORMAT, Options
 from ckptsync.records.coding import decode_any
 from ckptsync.records.names import parse_record_name
-from ckptsync.records.seal import Seal
+from ckptsync.records.seal import Seal, SealedFile
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store
 from ckptsync.stores.memory import MemoryStore
+from ckptsync.verify.due import Schedule
+from ckptsync.verify.tick import tick as verify
 from tests.dying import Crash, Dying
-from tests.filled import DEMO, contents, put, read, two_nodes
+from tests.filled import DEMO, contents, put, read, send, two_nodes
 from tests.interleaved import raced
 
 PLACE = ("run", "checkpoint-4")
@@ -157,6 +163,16 @@ def test_an_agreement_of_an_older_program_is_followed_by_the_next_and_one_of_a_n
             assert [(s.n, s.options["dtype"]) for s in sealed(store)] == [(1, "bf16")]
 
 
+@pytest.mark.parametrize("data", [b'{"run":"\xff"}', b"[" * 100_000, b" " * ((4 << 20) + 1), b""], ids=len)
+def test_an_agreement_that_cannot_be_read_is_followed_by_the_next(plain: HeadOptions, data: bytes) -> None:
+    store = Proven()
+    two_nodes(store)
+    store.write(AGREEMENT, [data])
+    store.write(AGREEMENT.replace("-0.", "-00."), [data])  # no agreement at all
+    one(store, *PLACE, plain)
+    assert [s.n for s in sealed(store)] == [1]
+
+
 def test_a_head_that_was_overtaken_before_the_first_weights_follows(plain: HeadOptions) -> None:
     store = Overtaken(AGREEMENT)
     two_nodes(store)
@@ -227,3 +243,195 @@ def test_a_head_with_other_configuration_at_hand_mends_what_the_first_has_sealed
         assert fresh(store).readable[0].word == "COMPLETE"
         one(store, *PLACE, other)
         assert {name: contents(store)[name] for name in before} == before
+
+
+# What somebody may try who can write to the store: a policy of S3 keeps a worker's key from it (`tests/test_s3_policies.py`), a path nobody.
+
+BESIDE = "run/consolidated/checkpoint-4/"
+OWN = (DEMO / "base/config.json").read_bytes()
+EVIL = json.dumps(json.loads(OWN) | {"auto_map": {"AutoModelForCausalLM": "modeling_evil.Evil"}}).encode()
+CODE = b"print('evil')"
+BASE = HeadOptions(config_from={"*": str(DEMO / "base")})
+
+
+def two_nodes_with(store: Store, tmp_path: Path, files: Mapping[str, bytes]) -> None:
+    """The demo's checkpoint, to which its first node adds files."""
+    own = copytree(DEMO / "fsdp2/node0/checkpoint-4", tmp_path / "own")
+    for name, data in files.items():
+        (own / name).write_bytes(data)
+    send(store, own, "node0")
+    send(store, DEMO / "fsdp2/node1/checkpoint-4", "node1")
+
+
+def plant(store: Store, files: Mapping[str, bytes], *, of: str = "given", **more: object) -> None:
+    """An agreement that gives these files, which lie there."""
+    [seen] = fresh(store).readable
+    for name, data in files.items():
+        with contextlib.suppress(Corrupt):  # no store takes such a name
+            store.write(BESIDE + name, [data])
+    described = tuple(SealedFile(name, len(data), digest(data)) for name, data in files.items())
+    names = tuple(k.name for k in seen.manifests)
+    planted = Agreement(*PLACE, 0, names, "auto", 5_000_000_000, "dcp:pytorch_model_fsdp_0")
+    store.write(AGREEMENT, [replace(planted, **{of: described, **more}).encoded()])  # type: ignore[arg-type]
+
+
+def published(store: Store, options: HeadOptions) -> dict[str, bytes]:
+    """What of the model is VERIFIED, once a head and a verifier have done what they do."""
+    one(store, *PLACE, options)
+    verify(store, Schedule(), time.time())
+    seen = fresh(store).of(*PLACE)
+    assert seen
+    assert seen.seal
+    assert seen.word == "VERIFIED"
+    return {file.path: read(store, BESIDE + file.path) for file in seen.seal.files}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "model.safetensors",
+            "model.safetensors.index.json",
+            "trainer_state.json",
+            "adapter_config.json",
+            "modeling_evil.py",
+            "evil.py",
+        ),
+        *(
+            "../../checkpoint-4/config.json",
+            "a/config.json",
+            "./config.json",
+            "CONFIG.json",
+            "con\u0301fig.json",
+            "c\u03bfnfig.json",
+            "",
+        ),
+    ],
+)
+def test_an_agreement_gives_only_what_may_stand_beside_a_model(name: str) -> None:
+    store = MemoryStore()
+    two_nodes(store)
+    plant(store, {name: b'{"evil": 1}'})
+    made = published(store, HeadOptions())
+    assert made.keys() == {"model.safetensors"}
+    assert b"evil" not in made["model.safetensors"][:4096]
+
+
+def test_an_agreement_gives_no_file_twice_and_reads_none_elsewhere() -> None:
+    class Reading(MemoryStore):
+        def read_into(self, name: str, start: int, out: memoryview) -> None:
+            assert ".." not in name
+            super().read_into(name, start, out)
+
+    for name in ("tokenizer.json", "../../../elsewhere/checkpoint-4/config.json"):
+        store = Reading()
+        two_nodes(store)
+        plant(store, {name: b"{}"}, given=(SealedFile(name, 2, digest(b"{}")),) * 2)
+        assert published(store, HeadOptions()).keys() == {"model.safetensors"}
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "chat_template.jinja"])
+def test_an_agreement_never_replaces_what_the_checkpoint_has(tmp_path: Path, name: str) -> None:
+    store = MemoryStore()
+    two_nodes_with(store, tmp_path, {name: OWN})
+    plant(store, {name: b'{"evil": 1}'})
+    assert published(store, BASE)[name] == OWN
+
+
+@pytest.mark.parametrize("more", [{}, {"of": "code"}, {"allow_code": True}])
+def test_an_agreement_brings_no_code_that_the_head_would_not_bring_itself(tmp_path: Path, more: dict[str, object]) -> None:
+    for files in ({"config.json": EVIL, "modeling_evil.py": CODE}, {"config.json": EVIL}, {"modeling_evil.py": CODE}):
+        store = MemoryStore()
+        two_nodes(store)
+        plant(store, files, **more)  # type: ignore[arg-type]
+        assert published(store, HeadOptions()).keys() == {"model.safetensors"}
+    store = MemoryStore()
+    mine = copytree(DEMO / "base", tmp_path / "base")
+    (mine / "modeling_mine.py").write_bytes(b"mine")
+    two_nodes(store)
+    plant(store, {"modeling_mine.py": CODE}, **more)  # type: ignore[arg-type]
+    assert published(store, HeadOptions(config_from={"*": str(mine)}))["modeling_mine.py"] == b"mine"
+
+
+def test_what_lies_beside_a_model_is_never_taken_up() -> None:
+    store = Proven()
+    two_nodes(store)
+    for name in ("config.json", "tokenizer.json"):
+        store.write(BESIDE + name, [b'{"evil": 1}'])
+    made = published(store, BASE)
+    assert {name: data for name, data in made.items() if b"evil" in data} == {}
+    assert made["tokenizer.json"] == (DEMO / "base/tokenizer.json").read_bytes()
+
+
+def test_what_lies_beside_a_model_is_not_taken_up_later_either() -> None:
+    store = Proven()
+    two_nodes(store)
+    one(store, *PLACE, HeadOptions())
+    store.write(CONFIG, [b'{"evil": 1}'])
+    with pytest.raises(Incomplete, match="other bytes lie there") as caught:
+        one(store, *PLACE, BASE)
+    assert "delete the file" in str(caught.value.hint)
+    assert len(sealed(store)) == 1
+    store.delete(CONFIG)
+    assert json.loads(published(store, BASE)["config.json"])["model_type"] == "llama"
+
+
+@pytest.mark.parametrize("at", [AGREEMENT, MODEL])
+def test_a_given_file_that_is_replaced_after_it_was_agreed_on_is_never_published(at: str) -> None:
+    class Replacing(MemoryStore):
+        def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+            super().create(name, chunks, about)
+            if name == at:
+                super().write(CONFIG, [read(self, CONFIG).replace(b"llama", b"evil!")])
+
+    store = Replacing()
+    two_nodes(store)
+    with pytest.raises(Incomplete, match=r"not what .* says any more"):
+        one(store, *PLACE, BASE)
+    assert b"evil" in read(store, CONFIG)
+    assert json.loads(published(store, BASE)["config.json"])["model_type"] == "llama"
+
+
+def test_heads_of_one_configuration_follow_each_others_code_and_others_do_not(tmp_path: Path) -> None:
+    mine = copytree(DEMO / "base", tmp_path / "base")
+    (mine / "config.json").write_bytes(EVIL)
+    (mine / "modeling_evil.py").write_bytes(CODE)
+    coding = HeadOptions(config_from={"*": str(mine)})
+    for lives in itertools.count(0, 3):
+        for own in ({}, {"config.json": EVIL.replace(b"modeling_evil", b"modeling_other")}):
+            store = Proven()
+            two_nodes_with(store, tmp_path / f"{lives}{len(own)}", own)
+            try:
+                one(Dying(store, lives), *PLACE, coding)
+            except Crash:
+                began = AGREEMENT in contents(store)
+                made = published(store, coding)
+                assert json.loads(made["config.json"])["auto_map"] == {"AutoModelForCausalLM": "modeling_evil.Evil"}
+                assert made["modeling_evil.py"] == CODE
+                assert [s.n for s in sealed(store)] == [0]
+            else:
+                assert lives > 9
+                return
+            other = Proven()
+            two_nodes_with(other, tmp_path / f"{lives}{len(own)}o", own)
+            with pytest.raises(Crash):
+                one(Dying(other, lives), *PLACE, coding)
+            assert not {"modeling_evil.py"} & published(other, BASE).keys()
+            assert [s.n for s in sealed(other)] == [int(began)]
+
+
+def test_a_head_that_allows_no_code_does_not_follow_one_that_does_and_is_followed_by_it(tmp_path: Path) -> None:
+    allowing = HeadOptions(Options(allow_code=True))
+    for first, second, numbers in ((allowing, HeadOptions(), [1]), (HeadOptions(), allowing, [0])):
+        store = Proven()
+        two_nodes_with(store, tmp_path / str(numbers), {"config.json": EVIL, "modeling_evil.py": CODE})
+        with pytest.raises(Crash):
+            one(Dying(store, 8), *PLACE, first)
+        assert AGREEMENT in contents(store)
+        assert published(store, second).keys() == {"model.safetensors", "config.json"}
+        [seal] = sealed(store)
+        assert ([seal.n], seal.left_out, seal.options["allow_code"]) == (
+            numbers,
+            ("config.json: auto_map", "modeling_evil.py"),
+            "false",
+        )

@@ -40,8 +40,9 @@ def test_what_is_there_already_is_left_if_it_is_the_same_and_in_the_way_if_not(s
 
 
 @pytest.mark.parametrize("store", [MemoryStore(), Mute()])
-def test_who_comes_second_is_told_what_lies_there(store: MemoryStore) -> None:
-    assert [placed(store, "x", data, 100) for data in (b"one", b"two", b"one")] == [b"one"] * 3
+def test_who_comes_second_learns_that_other_bytes_lie_there(store: MemoryStore) -> None:
+    assert [placed(store, "x", data) for data in (b"one", b"two", b"one")] == [True, False, True]
+    assert read(store, "x") == b"one"
 
 
 def test_only_the_very_bytes_are_whole() -> None:

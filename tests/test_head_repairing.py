@@ -7,10 +7,10 @@ import pytest
 from ckptsync.catalogue.fresh import fresh
 from ckptsync.catalogue.summary import Fault
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.head.repairing import Ground, How, NodeWord, plan, standing
+from ckptsync.head.repairing import Ground, How, NodeWord, plan
 from ckptsync.records.names import RecordName
 from ckptsync.records.report import Finding, Level, Verdict
-from ckptsync.records.state import Snapshot
+from ckptsync.records.state import Snapshot, standing
 from ckptsync.stores.memory import MemoryStore
 from tests.filled import put, report_on, two_nodes
 

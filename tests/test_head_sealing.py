@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 
 import pytest
 
+from ckptsync.catalogue.fresh import fresh
 from ckptsync.errors import Corrupt, Incomplete
 from ckptsync.head.consolidate import HeadOptions, Memory, tick
 from ckptsync.merge.plan import Options
+from ckptsync.model import Demands
 from ckptsync.records.report import Finding
+from ckptsync.records.seal import Seal
 from ckptsync.records.state import Snapshot
 from ckptsync.records.tombstone import Tombstone
 from ckptsync.stores.contract import UNKNOWN, About, Chunk
 from ckptsync.stores.memory import MemoryStore
-from tests.filled import DEMO, FIRST, SECOND, contents, flip, put, report_on, send, two_nodes
+from tests.filled import DEMO, FIRST, SECOND, contents, flip, manifest_of, put, read, report_on, send, two_nodes
 from tests.test_head_consolidate import BASE, CONFIG, MODEL, SHARD, VECTORS, seals
 
 
@@ -160,6 +165,65 @@ def test_a_configuration_that_nothing_has_any_more_is_said_to_be_lost() -> None:
     failed = tick(store, HeadOptions(), 0.0).failed
     assert [type(f.error) for f in failed] == [Incomplete]
     assert "config.json: nothing has its content any more" in str(failed[0].error)
+
+
+def sealed(store: MemoryStore) -> Seal:
+    seen = fresh(store).of("run", "checkpoint-4")
+    assert seen
+    assert seen.seal
+    return seen.seal
+
+
+def coded(directory: Path, own: Path, name: str) -> Path:
+    """A copy with a configuration that leads to code, and the code."""
+    copytree(own, directory)
+    config = json.loads((DEMO / "base/config.json").read_text()) | {"auto_map": {"AutoModel": f"modeling_{name}.X"}}
+    (directory / "config.json").write_text(json.dumps(config))
+    (directory / f"modeling_{name}.py").write_text(name)
+    return directory
+
+
+@pytest.mark.parametrize("place", ["checkpoint-4", "final"])
+def test_code_that_a_node_has_sent_is_left_out_at_once_and_later(tmp_path: Path, place: str) -> None:
+    for is_late in (False, True):
+        store = MemoryStore()
+        two_nodes(store)
+        if is_late:
+            tick(store, HeadOptions(), 0.0)
+        directory = coded(tmp_path / f"{place}{is_late}", DEMO / "base", "theirs")
+        if place == "final":
+            send(store, directory, "node0", place)
+        else:
+            put_files(store, directory)
+        tick(store, HeadOptions(), 0.0)
+        seal = sealed(store)
+        assert {f.path for f in seal.files} >= {"config.json", "tokenizer.json"}
+        assert not [f.path for f in seal.files if f.path.endswith(".py")]
+        assert seal.left_out == ("config.json: auto_map", "modeling_theirs.py")
+        assert b"auto_map" not in read(store, CONFIG)
+
+
+def put_files(store: MemoryStore, directory: Path) -> None:
+    """What a node sends later of a checkpoint, under a further manifest."""
+    for path in directory.iterdir():
+        store.write(f"run/checkpoint-4/{path.name}", [path.read_bytes()])
+    put(store, replace(manifest_of(directory, "node0"), n=1, demands=Demands(), sources=()))
+
+
+def test_a_model_with_the_operators_code_is_made_again_as_it_was(tmp_path: Path) -> None:
+    theirs = coded(tmp_path / "theirs", DEMO / "fsdp2/node0/checkpoint-4", "theirs")
+    options = HeadOptions(config_from={"*": str(coded(tmp_path / "mine", DEMO / "base", "mine"))})
+    store = MemoryStore()
+    send(store, theirs, "node0")
+    send(store, DEMO / "fsdp2/node1/checkpoint-4", "node1")
+    tick(store, options, 0.0)
+    before = contents(store)
+    assert sealed(store).left_out == ("modeling_theirs.py",)
+    assert json.loads(read(store, CONFIG))["auto_map"] == {"AutoModel": "modeling_mine.X"}
+    for name in [name for name in before if "/consolidated/" in name]:
+        store.delete(name)
+    assert not tick(store, options, 0.0).failed
+    assert contents(store) == before
 
 
 def test_ties_that_are_known_too_late_do_not_change_the_weights() -> None:

@@ -54,35 +54,35 @@ def written(folder: Path) -> dict[str, Any]:
     return {p.name: json.loads(p.read_text()) for p in folder.iterdir() if p.is_file()}
 
 
-def test_configuration_and_tokenizer_are_written_and_the_model_s_own_are_left_alone(tmp_path: Path) -> None:
+def test_configuration_and_tokenizer_are_written_and_the_model_s_own_are_left_alone(spool: Path) -> None:
     model = FSDPLlama()
-    assert added.write_added(model, Kept("tokenizer.json"), tmp_path / "added") == []
-    found = written(tmp_path / "added")
+    assert added.write_added(model, Kept("tokenizer.json"), spool / "added") == []
+    found = written(spool / "added")
     assert set(found) == {"config.json", "generation_config.json", "tokenizer.json"}
     assert (found["config.json"]["architectures"], found["config.json"]["dtype"]) == ("['Llama']", "bfloat16")
     assert (model.config.architectures, model.config.dtype) == (None, None)
 
 
-def test_of_an_adapter_its_own_configuration_with_its_base_is_written(tmp_path: Path) -> None:
+def test_of_an_adapter_its_own_configuration_with_its_base_is_written(spool: Path) -> None:
     model: Any = FSDPLlama()
     model.peft_config = {"default": Kept("adapter_config.json", base_model_name_or_path=None)}
-    assert added.write_added(model, None, tmp_path / "added") == []
-    found = written(tmp_path / "added")
+    assert added.write_added(model, None, spool / "added") == []
+    found = written(spool / "added")
     assert set(found) == {"adapter_config.json"}
     assert found["adapter_config.json"]["base_model_name_or_path"] == "base/model"
 
 
-def test_what_cannot_be_written_is_said_and_the_rest_is_written(tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_said_and_the_rest_is_written(spool: Path) -> None:
     model = FSDPLlama()
     model.generation_config = SimpleNamespace(save_pretrained=lambda folder: 1 / 0)
-    assert added.write_added(model, Kept("tokenizer.json"), tmp_path / "added") == [
+    assert added.write_added(model, Kept("tokenizer.json"), spool / "added") == [
         "the generation configuration could not be added: ZeroDivisionError: division by zero"
     ]
-    assert set(written(tmp_path / "added")) == {"config.json", "tokenizer.json"}
+    assert set(written(spool / "added")) == {"config.json", "tokenizer.json"}
 
 
-def test_any_model_at_all_will_do(tmp_path: Path) -> None:
-    assert added.write_added(object(), None, tmp_path / "added") == []
+def test_any_model_at_all_will_do(spool: Path) -> None:
+    assert added.write_added(object(), None, spool / "added") == []
     assert added.about_model(object()) == {}
 
 
@@ -115,13 +115,13 @@ def test_the_collator_s_tokenizer_is_the_model_s_where_there_is_no_other() -> No
     assert added.processing_of({"train_dataloader": None}) is None
 
 
-def test_what_breaks_off_half_way_leaves_nothing_of_it(tmp_path: Path) -> None:
+def test_what_breaks_off_half_way_leaves_nothing_of_it(spool: Path) -> None:
     class Full(Kept):
         def save_pretrained(self, folder: Path) -> None:
             super().save_pretrained(folder)
             (folder / "vocab.json").write_text('{"half": ')
             raise OSError(errno.ENOSPC, "no space left on device")
 
-    (said,) = added.write_added(FSDPLlama(), Full("tokenizer.json"), tmp_path)
+    (said,) = added.write_added(FSDPLlama(), Full("tokenizer.json"), spool / "added")
     assert said.startswith("the tokenizer could not be added: OSError")
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "generation_config.json"]
+    assert sorted(p.name for p in (spool / "added").iterdir()) == ["config.json", "generation_config.json"]

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import shlex
 import subprocess
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -88,16 +90,50 @@ def test_a_trainer_that_tells_of_fewer_events_is_heard_from_the_first_that_comes
     assert begun(tmp_path) == 1
 
 
-def test_an_option_that_cannot_be_is_said_and_every_step_is_kept_all_the_same(tmp_path: Path) -> None:
-    done = trained(tmp_path, "one = Trainer(str(out))", TRAIN, CKPTSYNC_WAIT="soon")
-    assert set(commits(tmp_path)) == PINS
-    assert "CKPTSYNC_WAIT: 'soon' is not a duration" in done.stderr
+def test_a_wait_that_is_none_is_said_at_both_ends_and_everything_is_sent_all_the_same(tmp_path: Path) -> None:
+    out, store = tmp_path / "out", tmp_path / "store"
+    wait = f"""
+import time
+until = time.monotonic() + 90
+wanted = Path({str(store)!r}) / "out" / "checkpoint-3" / "model.safetensors"
+while not wanted.exists() and time.monotonic() < until: time.sleep(0.1)
+assert wanted.exists()
+"""
+    done = trained(out, "one = Trainer(str(out))", TRAIN, wait, CKPTSYNC_STORE=str(store), CKPTSYNC_WAIT="soon")
+    first, *_, last = done.stderr.splitlines()
+    assert first == last
+    assert first.startswith("ckptsync: CKPTSYNC_WAIT: 'soon' is not a duration")
+
+
+def test_the_last_line_says_that_all_is_stored_where_somebody_waited_for_it(tmp_path: Path) -> None:
+    out, store = tmp_path / "out", tmp_path / "store"
+    done = trained(out, "one = Trainer(str(out))", TRAIN, CKPTSYNC_STORE=str(store), CKPTSYNC_WAIT="90s")
+    assert done.stderr.splitlines()[-1] == f"ckptsync: all is stored that was kept of {out}, in {store}"
+    assert len(list((store / "out").glob("*/model.safetensors"))) == len(PINS)
+
+
+@pytest.mark.skipif(find_spec("gcsfs") is not None, reason="the worker of this test lacks gcsfs")
+@pytest.mark.parametrize("wait", ["60s", ""])
+def test_the_last_line_says_what_to_install_and_the_push_that_sends_what_is_left(tmp_path: Path, wait: str) -> None:
+    out = tmp_path / "my out"
+    ended = "import time; until = time.monotonic() + 60\nwhile not one.callbacks[-1]._workers[out].poll() and time.monotonic() < until: time.sleep(0.1)"
+    ended = ended.replace("_workers[out]", "_workers[out][0]")
+    told = {"CKPTSYNC_STORE": "gs://bucket/x", "CKPTSYNC_WAIT": wait, "CKPTSYNC_RUN": "sft"}
+    done = trained(out, "one = Trainer(str(out))", TRAIN, ended, **told)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ckptsync: not stored: checkpoint-1, checkpoint-2, checkpoint-3, final: ")
+    assert "gs:// is not installed; hint: pip install gcsfs" in last
+    assert last.endswith(f"ckptsync push '{out}' gs://bucket/x --run sft")
+    *words, _, _, _ = shlex.split(last.partition("send what is left: ")[2])
+    sent = ran("-m", *words, str(tmp_path / "store"), cwd=ROOT, path=(ROOT,))
+    assert sent.returncode == 0, sent.stderr
+    assert len(list((tmp_path / "store" / "my out").glob("*/model.safetensors"))) == len(PINS)
 
 
 def test_where_nothing_can_be_kept_nobody_says_that_it_is(tmp_path: Path) -> None:
     (tmp_path / "_ckptsync").write_text("a file where the spool would be")
     done = trained(tmp_path, "one = Trainer(str(out))", TRAIN)
-    assert "ckptsync: could not begin: FileExistsError" in done.stderr
+    assert f"ckptsync: could not begin: UnsafeSpool: {tmp_path}/_ckptsync: no directory" in done.stderr
     assert ON not in done.stderr
 
 
@@ -148,3 +184,12 @@ one = Trainer(str(out / 'out'), callbacks=[shared, Killing()])
     done = trained(tmp_path, OWN, shared, killing % at_work, TRAIN)
     assert "the embedded worker ended with exit code -9: see embedded.log in" in done.stderr
     assert (tmp_path / "store" / "out" / "checkpoint-3" / "model.safetensors").exists() == stored
+
+
+def test_the_last_line_says_it_of_a_worker_that_covers_several_directories_too(tmp_path: Path) -> None:
+    cover = "from ckptsync.hooks import embedded; embedded.cover({out.parent})"
+    ended = "embedded.say_ended({out.parent}, 'error: s3://b: no key')"
+    done = trained(tmp_path / "out", cover, "one = Trainer(str(out))", TRAIN, ended, CKPTSYNC_STORE="s3://b")
+    last = done.stderr.splitlines()[-1]
+    assert "not stored: checkpoint-1, checkpoint-2, checkpoint-3, final: error: s3://b: no key; then send" in last
+    assert last.endswith(f"ckptsync push {tmp_path}/out s3://b")

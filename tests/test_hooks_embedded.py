@@ -61,11 +61,17 @@ def test_what_it_cannot_do_is_in_its_log(tmp_path: Path) -> None:
     worker = embedded.start(at, "nothing://such", "", os.getpid())
     assert worker.wait(60) == 2
     assert "nothing" in (at.spool / "embedded.log").read_text()
-    assert embedded.last_error(at.spool) in (at.spool / "embedded.log").read_text().splitlines()[-2]
+    error, _, hint = embedded.last_error(at.spool).partition("; hint: ")
+    said = (at.spool / "embedded.log").read_text().splitlines()
+    assert error in said[-2]
+    assert hint in said[-1]
 
 
 SAID = {
-    "ckptsync: error: no such store\nckptsync: hint: make it\n": "no such store",
+    "ckptsync: error: no such store\nckptsync: hint: make it\n": "no such store; hint: make it",
+    "ckptsync: error: of the one before\nckptsync: hint: no\nTraceback (most recent call last):\n  File\nModuleNotFoundError: No module named 'msgspec'\n": (
+        f"ModuleNotFoundError: No module named 'msgspec'; hint: {sys.executable} -m pip install ckptsync brings what it needs"
+    ),
     "ckptsync: error: two problems\n  this\n  that\n": "two problems",
     "ckptsync: error: of the one before\nTraceback (most recent call last):\n  File\nTypeError: 1\n": "TypeError: 1",
     'ckptsync: error: of the one before\n{"message": "sent"}\n': "",
@@ -74,9 +80,9 @@ SAID = {
 
 
 @pytest.mark.parametrize(("log", "reason"), SAID.items())
-def test_the_reason_is_the_last_thing_it_said(tmp_path: Path, log: str, reason: str) -> None:
-    (tmp_path / "embedded.log").write_text("x" * 99999 + "\n" + log if log else "")
-    assert embedded.last_error(tmp_path) == reason
+def test_the_reason_is_the_last_thing_it_said(spool: Path, log: str, reason: str) -> None:
+    (spool / "embedded.log").write_text("x" * 99999 + "\n" + log if log else "")
+    assert embedded.last_error(spool) == reason
 
 
 def sent(output_dir: Path, store: Path | str, run: str = "") -> None:

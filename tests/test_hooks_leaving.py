@@ -80,14 +80,14 @@ def test_an_exception_that_nobody_caught_is_seen_at_the_end(script: str, failed:
     assert done.stdout.strip() == str(failed)
 
 
-def test_a_worker_at_work_is_seen_and_not_disturbed(tmp_path: Path) -> None:
+def test_a_worker_at_work_is_seen_and_not_disturbed(spool: Path) -> None:
     locks = Locks("n0")
-    assert not leaving.is_served(tmp_path)
-    locks.hold(tmp_path)
-    assert leaving.is_served(tmp_path)
+    assert not leaving.is_served(spool)
+    locks.hold(spool)
+    assert leaving.is_served(spool)
     locks.close()
-    assert not leaving.is_served(tmp_path)
-    locks.hold(tmp_path)
+    assert not leaving.is_served(spool)
+    locks.hold(spool)
     locks.close()
 
 

@@ -286,3 +286,29 @@ def test_a_part_that_is_marked_too_early_for_all_is_completed_by_its_files_or_ne
     for after in (1.0, 100.0, 800.0):
         worker.tick(after)
     assert words(store) == {"checkpoint-4": "COMPLETE"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes directories of other users")
+@pytest.mark.parametrize("kind", ["theirs", "link"])
+def test_in_a_spool_that_is_not_this_users_nothing_is_kept_and_one_line_says_why(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    marking._told.clear()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    saved(tmp_path / "out")
+    if kind == "theirs":
+        (tmp_path / "out" / "_ckptsync").mkdir()
+        os.chown(tmp_path / "out" / "_ckptsync", 65534, 65534)
+    else:
+        (tmp_path / "out" / "_ckptsync").symlink_to(elsewhere)
+        os.chown(tmp_path / "out" / "_ckptsync", 65534, 65534, follow_symlinks=False)
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert ckptsync.mark_saved(tmp_path / "out" / "checkpoint-5") is False
+    (line,) = caplog.messages
+    assert "_ckptsync: " in line
+    assert "belongs to uid 65534" in line or "a link that somebody else may have made" in line
+    assert list(elsewhere.iterdir()) == []
+    with pytest.raises(ConfigError, match="_ckptsync"):
+        ckptsync.mark_saved(tmp_path / "out" / "checkpoint-5", strict=True)

@@ -52,7 +52,7 @@ def test_the_ranks_of_a_node_share_what_the_first_has_brought(tmp_path: Path, re
         assert (Path(first) / "zero").read_text() == "0"
     with pytest.raises(Incomplete), as_directory(reported):
         pass
-    assert [path.suffix for path in (tmp_path / "node").iterdir()] == [".lock"]
+    assert [path.name for path in (tmp_path / "node").glob("*/*")] == ["lock"]
 
 
 def test_ranks_that_come_and_go_at_once_all_have_it(tmp_path: Path, reported: Checkpoint) -> None:
@@ -69,7 +69,7 @@ def test_ranks_that_come_and_go_at_once_all_have_it(tmp_path: Path, reported: Ch
     for one in ranks:
         one.join()
     assert seen == ["0"] * 80
-    assert [path.suffix for path in (tmp_path / "node").iterdir()] == [".lock"]
+    assert [path.name for path in (tmp_path / "node").glob("*/*")] == ["lock"]
 
 
 def test_what_a_killed_rank_had_half_brought_is_brought_anew(tmp_path: Path, reported: Checkpoint) -> None:
@@ -83,16 +83,22 @@ def test_what_a_killed_rank_had_half_brought_is_brought_anew(tmp_path: Path, rep
         assert [path for path in half.parent.iterdir() if path.is_dir()] == [half]
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="makes a directory of another user")
-def test_what_another_user_has_put_there_is_not_given(reported: Checkpoint) -> None:
+@pytest.mark.skipif(os.getuid() != 0, reason="makes directories of another user")
+def test_what_another_user_has_put_there_is_neither_given_nor_in_the_way(tmp_path: Path, reported: Checkpoint) -> None:
     with as_directory(reported) as brought:
         home = Path(brought).parent
+    (home.parent / "lock").unlink()
+    home.parent.rmdir()
     (home / NAME).mkdir(parents=True)
     (home / NAME / "zero").write_text("evil")
     (home / ".whole").touch()
-    os.chown(home, 65534, 65534)
+    (home.parent.with_name(f"ckptsync-ray-{os.getuid()}.lock")).symlink_to("/dev/null")
+    (home.parent.with_name(f"ckptsync-ray-{os.getuid()}-0")).symlink_to(tmp_path)
+    os.chown(home.parent, 65534, 65534)
     with as_directory(reported) as brought:
         assert (Path(brought) / "zero").read_text() == "0"
+        above = Path(brought).parents[1].stat()
+        assert (above.st_uid, above.st_mode & 0o777) == (os.getuid(), 0o700)
 
 
 def test_what_is_damaged_in_the_store_is_not_given(tmp_path: Path) -> None:

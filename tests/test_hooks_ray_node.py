@@ -105,9 +105,9 @@ def test_what_keeps_a_worker_from_its_work_is_heard_while_the_training_goes_on(
     trains.communicate()
 
 
-def test_it_is_no_child_of_the_process_that_starts_it(tmp_path: Path) -> None:
+def test_it_is_no_child_of_the_process_that_starts_it(spool: Path) -> None:
     worker = embedded.start_apart(
-        [sys.executable, "-c", "import sys; sys.stdin.read(); import time; time.sleep(60)"], tmp_path / "log", tmp_path
+        [sys.executable, "-c", "import sys; sys.stdin.read(); import time; time.sleep(60)"], spool / "log", spool
     )
     try:
         children = {int(child) for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()}
@@ -119,9 +119,9 @@ def test_it_is_no_child_of_the_process_that_starts_it(tmp_path: Path) -> None:
     assert gone(worker.pid, worker.began)
 
 
-def test_a_process_that_cannot_be_started_is_an_error(tmp_path: Path) -> None:
+def test_a_process_that_cannot_be_started_is_an_error(spool: Path) -> None:
     with pytest.raises(OSError, match="could not be started"):
-        embedded.start_apart([str(tmp_path / "none")], tmp_path / "log", tmp_path)
+        embedded.start_apart([str(spool / "none")], spool / "log", spool)
 
 
 def test_of_several_that_begin_at_once_one_works_and_the_next_comes_after_it(tmp_path: Path) -> None:

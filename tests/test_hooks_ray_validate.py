@@ -5,11 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from ckptsync.catalogue.fresh import fresh
 from ckptsync.errors import ConfigError
 from ckptsync.hooks import ray_note, ray_validate
 from ckptsync.hooks.ray import validate
 from ckptsync.hooks.ray_upload import Part, send
 from ckptsync.records.report import Finding, Report
+from ckptsync.stores.opening import open_store
 from tests.ray_checkpoints import Checkpoint, Disk
 from tests.vector import vector
 
@@ -40,6 +42,8 @@ def test_damage_is_a_metric_and_no_exception(tmp_path: Path, caplog: pytest.LogC
     assert told["ckptsync_verdict"] == "damaged"
     assert "state" in told["ckptsync_findings"][0]
     assert f"{tmp_path}/store/sft/{NAME}" in caplog.text
+    (seen,) = fresh(open_store(str(tmp_path / "store"))).places
+    assert seen.word == "DAMAGED"  # it is recorded, so that a worker sends it again
 
 
 @pytest.mark.parametrize("config", [None, {}, {"level": "digest"}])

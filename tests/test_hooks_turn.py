@@ -14,12 +14,12 @@ from tests.standing import ROOT
 
 
 @pytest.mark.parametrize("ends_first", ["worker", "training"])
-def test_who_is_at_work_is_waited_for_and_after_the_training_not_for_ever(tmp_path: Path, ends_first: str) -> None:
+def test_who_is_at_work_is_waited_for_and_after_the_training_not_for_ever(spool: Path, ends_first: str) -> None:
     trains = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     answers = list[bool]()
-    with (tmp_path / "worker-node.lock").open("w") as lock:
+    with (spool / "worker-node.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        waiting = threading.Thread(target=lambda: answers.append(await_turn(tmp_path, trains.pid, 0.1)))
+        waiting = threading.Thread(target=lambda: answers.append(await_turn(spool, trains.pid, 0.1)))
         waiting.start()
         if ends_first == "training":
             waiting.join(1)
@@ -31,10 +31,10 @@ def test_who_is_at_work_is_waited_for_and_after_the_training_not_for_ever(tmp_pa
     assert answers == [ends_first == "worker"]
 
 
-def test_where_nobody_is_at_work_it_begins_also_for_a_training_that_has_gone(tmp_path: Path) -> None:
+def test_where_nobody_is_at_work_it_begins_also_for_a_training_that_has_gone(spool: Path) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
-    assert await_turn(tmp_path, gone.pid)
+    assert await_turn(spool, gone.pid)
 
 
 CLAIM = """
@@ -62,7 +62,7 @@ def test_of_two_trainings_of_a_machine_the_first_has_the_nodes_own_id_in_one_sto
     assert claimed("node", str(tmp_path), Path("/b/_ckptsync")) == "node"
 
 
-def test_of_several_that_begin_at_once_one_does_and_the_others_wait(tmp_path: Path) -> None:
+def test_of_several_that_begin_at_once_one_does_and_the_others_wait(spool: Path) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
-    assert [await_turn(tmp_path, gone.pid, 0.1) for _ in range(3)] == [True, False, False]
+    assert [await_turn(spool, gone.pid, 0.1) for _ in range(3)] == [True, False, False]

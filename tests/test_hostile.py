@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -13,13 +16,21 @@ from typing import Any
 import pytest
 
 from ckptsync.catalogue.fresh import fresh
+from ckptsync.cli.main import main
+from ckptsync.digest import digest
+from ckptsync.doctor.publishing import publish
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete
+from ckptsync.fleet import facts, heartbeat
+from ckptsync.fleet.facts import Facts
+from ckptsync.fleet.heartbeat import Heartbeat
 from ckptsync.layouts import table
 from ckptsync.records.names import STORE_FILE
 from ckptsync.stores.memory import MemoryStore
+from ckptsync.stores.opening import open_store
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.verify.loading import limits, load, loading
 from ckptsync.verify.target import Asked, target, verify
+from tests.cli_store import make
 from tests.hostile import headers, pickles, records, truncations, zips
 from tests.hostile.running import SECONDS
 from tests.plain_files import MemoryFiles, tree
@@ -119,7 +130,7 @@ def test_a_hostile_manifest_does_not_hide_an_honest_one(tmp_path: Path) -> None:
     arrive(store, WHOLE)
     for _, name, data in list(records.manifests())[:3]:
         store.write(name, [data])
-    (report,) = verify(target(str(tmp_path)), Asked("parse"))
+    (report,) = (one.report for one in verify(target(str(tmp_path)), Asked("parse")))
     assert report.verdict == "damaged"
     assert {f.name.partition("/manifest-")[0] for f in report.findings if f.kind == "digest"} == {".ckptsync/checkpoint-4"}
 
@@ -132,7 +143,7 @@ def test_a_link_in_a_store_is_not_followed(tmp_path: Path) -> None:
     model = tmp_path / "store" / "run" / "checkpoint-4" / "model.safetensors"
     model.rename(tmp_path / "outside")
     model.symlink_to(tmp_path / "outside")
-    (report,) = verify(target(str(tmp_path / "store")), Asked("load"))
+    (report,) = (one.report for one in verify(target(str(tmp_path / "store")), Asked("load")))
     assert [(f.kind, f.name) for f in report.findings if f.kind == "missing"] == [("missing", "checkpoint-4/model.safetensors")]
 
 
@@ -142,3 +153,74 @@ def test_the_loading_child_survives_hostile_headers_and_says_why(kind: str, tmp_
     attack.build(tmp_path)
     with (tmp_path / headers.FILE).open("rb") as file, loading() as child:
         assert load(child, file.fileno(), "safetensors", limits(100)).fault
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A store with all that lies beside checkpoints."""
+    path = make(tmp_path_factory.mktemp("hostile") / "store")
+    store = PosixStore(str(path))
+    for node in ("node0", "node1"):
+        heart = Heartbeat(node, "i", "m", 1, "1", 1.0, ("worker",), "1", told=time.time())
+        heartbeat.write(store, heart)
+        facts.write(store, Facts(node, "h", "m", "u", "022", "1", "3.11", "6"), heart.roles)
+        publish(store, {"node": node, "host": node, "at": time.time()})
+    return path
+
+
+HARM: dict[str, Callable[[bytes], bytes]] = {
+    "a flipped bit": lambda data: re.sub(
+        rb'":"(.)', lambda found: b'":"' + bytes([found[1][0] | 0x80]), data, count=1, flags=re.DOTALL
+    ),
+    "text that is not UTF-8": lambda data: data.replace(b'":"', b'":"\xff'),
+    "deep": lambda data: b"[" * 200_000,
+    "numbers of 4000 digits": lambda data: re.sub(rb'(?<!format)":[0-9.]+', b'":' + b"9" * 4000, data),
+    "cut short": lambda data: data[: len(data) // 2],
+}
+BROKEN = {
+    "heartbeat": ".ckptsync/nodes/node0.json",
+    "facts": ".ckptsync/nodes/node0~facts.json",
+    "launch": ".ckptsync/launches/node0.json",
+    "manifest": "fsdp2/.ckptsync/*/manifest-node0-*",
+    "seal": "fsdp2/.ckptsync/*/seal-*",
+    "report": "fsdp2/.ckptsync/*/report-*",
+    "agreement": "fsdp2/.ckptsync/*/agreement-*",
+}
+
+
+@pytest.mark.parametrize("harm", HARM)
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_file_of_one_node_or_place_hides_no_other(
+    kind: str, harm: str, told: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = str(shutil.copytree(told, tmp_path / "store"))
+    (broken,) = (tmp_path / "store").glob(BROKEN[kind])
+    data = HARM[harm](broken.read_bytes())
+    if kind in ("manifest", "seal", "report"):  # as somebody could write it, its digest in its name
+        broken = broken.rename(broken.with_name(f"{broken.stem[:-16]}{digest(data)[:16]}.json"))
+    broken.chmod(0o600)
+    broken.write_bytes(data)
+    for command in (["ls"], ["status"], ["doctor"], ["gc", "--keep-last", "1", "--dry-run"]):
+        assert main([*command, url]) in ((0, 2) if command == ["doctor"] else (0, 1, 3, 10))
+        said = capsys.readouterr()
+        if command == ["ls"]:
+            assert "zero3" in said.out
+        if command == ["status"]:
+            assert "node1" in said.out
+        is_seen_there = {
+            "heartbeat": ["status"],
+            "facts": ["status"],
+            "launch": ["doctor"],
+            "manifest": ["ls"],
+            "seal": ["ls"],
+            "report": ["ls"],
+        }
+        if command == is_seen_there.get(kind):
+            assert broken.name.removesuffix(".json") in said.out + said.err
+
+
+def test_a_reason_that_is_no_text_is_recorded_as_well_as_it_can_be(told: Path, tmp_path: Path) -> None:
+    url = str(shutil.copytree(told, tmp_path / "store"))
+    assert main(["keep", "fsdp2/checkpoint-4", "--store", url, "--reason", "a\udcffb"]) == 0
+    (seen,) = (s for s in fresh(open_store(url)).places if s.run == "fsdp2")
+    assert [k.reason for k in seen.records.keeps.values()] == ["a\ufffdb"]

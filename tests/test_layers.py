@@ -11,10 +11,6 @@ from tests import layers
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "ckptsync"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
-LONGEST = 300  # lines of a file
-UNTESTED_BY_NAME = {
-    "__main__": "one line; the tests of the command line start it",
-}
 
 
 def dotted(path: Path) -> str:
@@ -48,17 +44,6 @@ def test_the_tables_name_only_what_is_there() -> None:
     assert set(layers.NOT_PURE) <= set(modules)
     for pattern in layers.PURE:
         assert any(layers._matches(module, (pattern,)) for module in modules), pattern
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: dotted(p) or "ckptsync")
-def test_a_file_is_short(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= LONGEST
-
-
-@pytest.mark.parametrize("path", [p for p in SOURCES if p.name != "__init__.py"], ids=dotted)
-def test_a_module_has_its_own_test_file(path: Path) -> None:
-    if layers.has_behaviour(path.read_text()) and dotted(path) not in UNTESTED_BY_NAME:
-        assert (ROOT / "tests" / f"test_{dotted(path).replace('.', '_')}.py").is_file()
 
 
 @pytest.mark.parametrize("path", [p for p in SOURCES if p.name == "__init__.py"], ids=lambda p: dotted(p) or "ckptsync")

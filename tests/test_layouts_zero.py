@@ -80,13 +80,13 @@ def test_files_of_parallel_ranks_that_the_model_does_not_have_are_never_passed_o
 
 @pytest.mark.parametrize("stage", [1, 2])
 def test_the_models_own_weights_are_read_from_the_model_file_alone(stage: int) -> None:
-    of = Zero(stage, 3, [{"w": values((400, 50), 0)}], buffers={"n": values((3,), 1, torch.int64)})
+    of = Zero(stage, 3, [{"w": values((4000, 1000), 0)}], buffers={"n": values((3,), 1, torch.int64)})
     held, optim = files(of), [f"global_step2/zero_pp_rank_{r}_mp_rank_00_optim_states.pt" for r in range(3)]
     for dtype in ("auto", "bf16"):
         assert prepare(held, Options(dtype)).reads == {"global_step2/mp_rank_00_model_states.pt"}
         before = held.read
         same(merged(held, dtype), expected(of, "auto"))
-        assert held.read - before < 2 * 400 * 50 + 30_000  # two bytes a parameter, and pickles
+        assert held.read - before < 2 * 4000 * 1000 + 2_000_000  # two bytes a parameter, pickles, and samples of the masters
     assert prepare(held, Options("keep")).reads == {"global_step2/mp_rank_00_model_states.pt", *optim}
 
 
@@ -107,7 +107,7 @@ def test_an_optimizer_file_that_is_missing_is_reported_every_time(stage: int, go
 
 def test_a_model_without_zero_is_read_from_its_model_file() -> None:
     held = MemoryFiles({"global_step2/mp_rank_00_model_states.pt": saved(model(Zero(0, 4, [WEIGHT]), 0))})
-    same(merged(held, "keep"), {n: (t + 1).to(torch.bfloat16) for n, t in WEIGHT.items()})
+    same(merged(held, "keep"), {n: t.to(torch.bfloat16) for n, t in WEIGHT.items()})
 
 
 def test_masters_without_names_are_left_out_and_it_is_said() -> None:
@@ -268,3 +268,57 @@ def test_frozen_parameters_that_were_left_out_of_a_save_are_said_to_be(name: str
     files = held(name)
     (root,) = zero.roots(files.sizes())
     assert zero.tensors(files, root)[0].remark.count("frozen parameters, if there were any, were left out") == said
+
+
+@pytest.mark.parametrize("dtype", ["keep", "auto"])
+@pytest.mark.parametrize("stage", [1, 2])
+@pytest.mark.parametrize("odd", ["mp_rank_00_model_states.pt", *(f"zero_pp_rank_{r}_mp_rank_00_optim_states.pt" for r in range(3))])
+def test_a_file_of_another_run_is_refused_by_its_name(dtype: DType, stage: int, odd: str) -> None:
+    of, other = (Zero(stage, 3, [{"w": values((7, 9), n)}, {"b": values((40,), n + 5)}]) for n in (0, 8))
+    held = MemoryFiles({**files(of).content, f"global_step2/{odd}": files(other).content[f"global_step2/{odd}"]})
+    with pytest.raises(Corrupt, match=f"^global_step2/{odd}: its values of [wb] are not those in global_step2/") as e:
+        merged(held, dtype)
+    assert "different saves" in (e.value.hint or "")
+
+
+@pytest.mark.parametrize("odd", range(4))
+def test_a_rank_of_another_run_shows_in_samples_of_a_large_model(odd: int) -> None:
+    noise = torch.Generator().manual_seed(1)
+    one = {f"layer{n}": torch.randn(300, 700, generator=noise) for n in range(9)} | {"tiny": torch.ones(3)}
+    other = {name: tensor + 1e-5 * torch.randn(tensor.shape, generator=noise) for name, tensor in one.items()}
+    name = f"global_step2/zero_pp_rank_{odd}_mp_rank_00_optim_states.pt"
+    held = files(Zero(2, 4, [one]))
+    prepare(held, Options("keep"))
+    held.content[name] = files(Zero(2, 4, [other])).content[name]
+    before = held.read
+    with pytest.raises(Corrupt, match=name):
+        prepare(held, Options("keep"))
+    assert held.read - before < 3_000_000  # of 11 MB
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_masters_that_round_to_infinity_zero_or_nan_are_those_of_the_model(dtype: torch.dtype) -> None:
+    odd = torch.tensor(
+        [torch.nan, -torch.nan, torch.inf, -0.0, 1e38, 3.4e38, 1e-7, 6e-8, -1e-45, 1 + 2**-8, 1 + 3 * 2**-8, 65519.0, 65520.0]
+    )
+    held = files(Zero(2, 2, [{"w": odd}]))
+    state = model(Zero(2, 2, [{"w": odd}]), 0)
+    state["module"]["w"] = odd.to(dtype)
+    held.content["global_step2/mp_rank_00_model_states.pt"] = saved(state)
+    prepare(held, Options("keep"))
+
+
+@pytest.mark.parametrize("key", ["quantize_training", "zenflow"])
+def test_weights_that_training_changes_beside_their_masters_are_not_compared_and_it_is_said(key: str) -> None:
+    of = Zero(2, 2, [WEIGHT])
+    state = model(of, 0)
+    state["module"] = {name: tensor * 2 for name, tensor in state["module"].items()}
+    state["ds_config"] = (
+        {"quantize_training": {"enabled": True}}
+        if key == "quantize_training"
+        else {"zero_optimization": {"stage": 2, "zenflow": {"topk_ratio": 0.1}}}
+    )
+    held = files(of)
+    held.content["global_step2/mp_rank_00_model_states.pt"] = saved(state)
+    same(merged(held, "keep"), expected(of, "keep"))
+    assert any(f"trained with {key}" in note and "not compared" in note for note in prepare(held, Options("keep")).notes)

@@ -83,7 +83,7 @@ def test_a_loss_scaler_that_has_come_further_tells_of_another_save() -> None:
     def scaler(steps: int) -> StateFile:
         made = Call(Global("deepspeed.runtime.fp16.loss_scaler", "DynamicLossScaler"))
         state = {"single_partition_of_fp32_groups": [], "partition_count": [2], "loss_scaler": made, "n": steps}
-        data = torch_zip_file({"data.pkl": torch_pickle({"optimizer_state_dict": state})})
+        data = torch_zip_file({"data.pkl": torch_pickle({"optimizer_state_dict": state}), "version": b"3\n"})
         found = load(MemoryFiles({f"o{steps}": data}), f"o{steps}")
         found.content["optimizer_state_dict"]["loss_scaler"].state = {"cur_iter": steps, "cur_scale": 16.0}
         return found

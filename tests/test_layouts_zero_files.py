@@ -65,7 +65,9 @@ def test_real_files_say_stage_world_and_prefix(name: str, wanted: Setup) -> None
 
 def test_the_stage_may_be_a_number_an_enum_or_missing() -> None:
     enum = Call(Global("deepspeed.runtime.zero.config", "ZeroStageEnum"), 3)
-    data = torch_zip_file({"data.pkl": torch_pickle({"optimizer_state_dict": {"zero_stage": enum, "partition_count": 5}})})
+    data = torch_zip_file(
+        {"data.pkl": torch_pickle({"optimizer_state_dict": {"zero_stage": enum, "partition_count": 5}}), "version": b"3\n"}
+    )
     assert setup(MemoryFiles({OPTIM_0: data}), "") == Setup(3, 5)
     assert setup(one(STATE), "") == Setup(2, 3)
     assert setup(one({"partition_count": [2]}), "") == Setup(1, 2)
@@ -142,7 +144,7 @@ def test_a_part_is_where_a_tensor_lies() -> None:
 
 
 def test_a_pickle_in_a_state_file_runs_nothing() -> None:
-    data = torch_zip_file({"data.pkl": torch_pickle({"x": Call(Global("os", "system"), "true")})})
+    data = torch_zip_file({"data.pkl": torch_pickle({"x": Call(Global("os", "system"), "true")}), "version": b"3\n"})
     with pytest.raises(Unsupported, match=r"os\.system"):
         load(MemoryFiles({"a": data}), "a")
 

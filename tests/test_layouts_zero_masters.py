@@ -111,5 +111,5 @@ def test_fragments_follow_each_other_and_their_padding_is_left_out() -> None:
 
 
 def test_a_fragment_that_is_too_short_is_corrupt() -> None:
-    with pytest.raises(Corrupt, match="fewer than 3 elements"):
+    with pytest.raises(Corrupt, match="fragments of \\[2, 3\\] elements, 3 expected"):
         from_fragments("f", (7,), "BF16", [fragment("0", 3), fragment("1", 2), fragment("2", 3)])

@@ -7,12 +7,14 @@ from itertools import pairwise
 import pytest
 
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.layouts import zero, zero_slices
+from ckptsync.formats.inert import Made, Name
+from ckptsync.layouts import zero, zero_masters, zero_slices
 from ckptsync.layouts.zero_files import StateFile, load, optimizer_state
 from tests.deepspeed_files import TAG, held
 from tests.plain_files import MemoryFiles
 from tests.torch_files import saved
-from tests.zero_checkpoint import merged
+from tests.zero_checkpoint import Zero, merged, values
+from tests.zero_checkpoint import files as checkpoint
 
 VECTORS = [
     "raw-ds-zero1-bf16",
@@ -82,3 +84,14 @@ def test_parameters_that_were_dealt_out_are_found_where_they_lie_though_no_shape
     shapes = {name: shape for group in told for name, shape in group.items()}
     found = [list(zero_slices.groups([ranks], shapes, dealt=dealt)[0]) for dealt in (True, False)]
     assert found[0] == list(told[0]) != found[1]
+
+
+@pytest.mark.parametrize("numel", [0, 1])
+def test_a_slice_of_no_elements_where_the_partition_has_some_is_corrupt(numel: int) -> None:
+    held = checkpoint(Zero(2, 2, [{"w": values((8,), 0)}]))
+    ranks = [load(held, n) for n in optim(held)]
+    fragment = Made(Name("deepspeed.utils.tensor_fragment", "fragment_address"), (), {"start": 0, "numel": numel})
+    optimizer_state(ranks[1])["param_slice_mappings"] = [{"w": fragment}]
+    copies = zero_masters.copies(held, 2, ranks, [{"w": (8,)}])
+    with pytest.raises(Corrupt, match=r"optim_states\.pt: its slice of w is"):
+        zero_slices.check(held, ranks, 0, copies)

@@ -37,12 +37,12 @@ def test_weights_come_first_the_configuration_late_and_the_index_last() -> None:
 def test_configuration_is_taken_from_the_checkpoint_first_and_then_from_the_places_in_order() -> None:
     alone = MemoryFiles({"model.safetensors": MODEL, "tokenizer.json": b"own"})
     one, two = (
-        MemoryFiles({"config.json": b"one", "tokenizer.json": b"one"}),
-        MemoryFiles({"config.json": b"two", "merges.txt": b"two"}),
+        MemoryFiles({"config.json": b'"one"', "tokenizer.json": b"one"}),
+        MemoryFiles({"config.json": b'"two"', "merges.txt": b"two"}),
     )
     written, merged = run(alone, config=(one, two))
     assert {n: d for n, d in written.items() if n != "model.safetensors"} == {
-        "config.json": b"one",
+        "config.json": b'"one"',
         "tokenizer.json": b"own",
         "merges.txt": b"two",
     }
@@ -117,7 +117,7 @@ def small_units(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(units, "MOST", 8192)
     before = threading.active_count()
     yield
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 @pytest.mark.usefixtures("small_units")

@@ -158,6 +158,21 @@ def test_whatever_stops_a_merge_leaves_nothing(nodes: tuple[Path, ...], out: Pat
     assert not list(out.parent.iterdir())
 
 
+def test_nothing_is_written_elsewhere_where_another_directory_takes_the_name_meanwhile(nodes: tuple[Path, ...], out: Path) -> None:
+    elsewhere = out.parent / "elsewhere"
+    elsewhere.mkdir()
+
+    def swapped(_done: int, _total: int) -> None:
+        for work in out.parent.glob(f".{out.name}.ckptsync-*"):  # as whoever owns the directory above may
+            if not work.is_symlink() and not (out.parent / "aside").exists():
+                work.rename(out.parent / "aside")
+                work.symlink_to(elsewhere)
+
+    merge_local(nodes, out, Options(max_shard_size=1), progress=swapped)
+    assert (out.parent / "aside/model.safetensors.index.json").exists()
+    assert not list(elsewhere.iterdir())
+
+
 def test_a_destination_that_appears_meanwhile_is_left_alone(nodes: tuple[Path, ...], out: Path) -> None:
     prepared = prepare_local(nodes, out, KEEP)
     out.mkdir()
@@ -203,6 +218,17 @@ def test_configuration_comes_from_what_was_given_then_the_checkpoint_then_around
         name: json.loads((out / name).read_text()) for name in ("config.json", "generation_config.json", "tokenizer_config.json")
     }
     assert found == {"config.json": "given", "generation_config.json": "checkpoint", "tokenizer_config.json": "run"}
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json"])
+def test_a_configuration_is_written_as_it_was_looked_through_for_code(nodes: tuple[Path, ...], out: Path, name: str) -> None:
+    around = nodes[0].parent / name
+    code = json.dumps({"model_type": "llama", "auto_map": {"AutoModel": "modeling_x.X"}})
+    around.write_text('{"model_type": "llama"}'.ljust(len(code)))
+    prepared = prepare_local(nodes, out, KEEP)
+    around.write_text(code)
+    carry_out_local(prepared)
+    assert json.loads((out / name).read_text()) == {"model_type": "llama"}
 
 
 def test_a_place_for_configuration_that_is_not_there_is_said(nodes: tuple[Path, ...], out: Path) -> None:
@@ -288,7 +314,7 @@ def test_memory_does_not_grow_with_the_model(tmp_path: Path, dtype: str) -> None
 def test_a_damaged_configuration_is_corrupt_and_named(nodes: tuple[Path, ...], out: Path, content: bytes) -> None:
     for name in ("config.json", "tokenizer.json"):
         (nodes[0] / name).write_bytes(content)
-        refused(Corrupt, f"{name}: is no JSON", nodes, out)
+        refused(Corrupt, f"{name}: not JSON", nodes, out)
         (nodes[0] / name).write_bytes(b'{"model": "' + b"x" * (2 << 20) + b'"}\n')
     merge_local(nodes, out, KEEP)
 

@@ -46,7 +46,7 @@ def test_configuration_and_base_model_may_lie_elsewhere() -> None:
 def test_a_damaged_configuration_elsewhere_is_corrupt() -> None:
     stores = in_run()
     stores[BUCKET].write("run/config.json", [b"{"])
-    with pytest.raises(Corrupt, match=r"config\.json: is no JSON"):
+    with pytest.raises(Corrupt, match=r"config\.json: not JSON"):
         look(Asked([CHECKPOINT], OUT, KEEP), reaching(stores))
 
 

@@ -85,3 +85,54 @@ def test_directories_that_were_written_hours_apart_are_asked_about(saved: Path, 
         os.utime(moved, (1e9 + 3600 * hours, 1e9 + 3600 * hours))
         notes = merge_local([saved, other], tmp_path / str(hours), KEEP).notes
         assert any("3 hours after" in note and "of one save?" in note for note in notes) == is_told
+
+
+@pytest.fixture
+def trained(tmp_path: Path) -> Path:
+    """The Trainer's whole model above DeepSpeed's shards, every file of one second."""
+    place = tmp_path / "checkpoint-4"
+    shutil.copytree(vector("hf-zero2").sources[0], place)
+    for path in place.rglob("*"):
+        os.utime(path, (1e9, 1e9))
+    return place
+
+
+def other_values(path: Path, *, of: int) -> None:
+    """Change the last bytes of a safetensors file: weights that training has taken elsewhere."""
+    data = bytearray(path.read_bytes())
+    data[-of:] = bytes(byte ^ 1 for byte in data[-of:])
+    path.write_bytes(bytes(data))
+
+
+@pytest.mark.parametrize("source", [[], ["--source", "zero", "--dtype", "keep"]])
+def test_a_whole_model_of_another_run_than_the_shards_below_it_is_refused(
+    trained: Path, source: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["merge", str(trained), str(tmp_path / "same"), *source]) == 0
+    other_values(trained / "model.safetensors", of=400)
+    assert main(["merge", str(trained), str(tmp_path / "out"), *source]) == 10
+    told = capsys.readouterr().err
+    assert "its values of" in told
+    assert all(name in told for name in ("model.safetensors", "optim_states.pt"))
+    assert not (tmp_path / "out" / "model.safetensors").exists()
+
+
+def test_an_adapter_of_another_run_than_the_shards_below_it_is_refused(tmp_path: Path) -> None:
+    place = shutil.copytree(vector("hf-zero3-lora").sources[0], tmp_path / "checkpoint-4")
+    merge_local([place], tmp_path / "same", KEEP)
+    other_values(place / "adapter_model.safetensors", of=40)
+    with pytest.raises(Corrupt, match=r"its values of .*lora_.* are not those in (adapter_model|global_step4/zero)"):
+        merge_local([place], tmp_path / "out", KEEP)
+
+
+def test_a_whole_model_of_a_later_step_is_not_compared(trained: Path, tmp_path: Path) -> None:
+    other_values(trained / "model.safetensors", of=400)
+    state = trained / "trainer_state.json"
+    state.write_text(state.read_text().replace('"global_step": 4', '"global_step": 5'))
+    merge_local([trained], tmp_path / "out", KEEP)
+
+
+def test_shards_that_cannot_be_read_leave_the_whole_model_as_it_is_and_it_is_said(trained: Path, tmp_path: Path) -> None:
+    (trained / "global_step4" / "zero_pp_rank_1_mp_rank_00_optim_states.pt").write_bytes(b"PK\x03\x04 and no more")
+    found = merge_local([trained], tmp_path / "out", KEEP)
+    assert any("not compared with zero:global_step4" in note for note in found.notes)

@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from ckptsync.merge.output import beside, dtype_to_tell, index, is_beside, with_dtype
+from ckptsync.errors import Corrupt
+from ckptsync.merge.output import beside, code_of, dtype_to_tell, index, is_beside, with_dtype, without_code
 from ckptsync.merge.plan import DTYPES, Options, plan
 from ckptsync.model import Copy, Extent, Part, Tensor
 
@@ -51,6 +52,15 @@ def test_what_from_pretrained_reads_is_copied(name: str) -> None:
         "my_config.json",
         "all_results.json",
         "train.py",
+        "modeling_x.pyc",
+        "modeling_x.so",
+        "modeling_é.py",
+        "CONFIG.json",
+        "config.json/",
+        "./config.json",
+        "configuration.json",
+        "modules.json",
+        "inference.ipynb",
     ],
 )
 def test_what_belongs_to_the_training_is_not(name: str) -> None:
@@ -111,5 +121,56 @@ def test_a_configuration_that_needs_no_change_is_kept_byte_for_byte(config: byte
 
 
 def test_any_text_in_a_configuration_survives() -> None:
-    changed = with_dtype(b'{"dtype":"float32","a":"\\ud800","b":"\xc3\xbc"}', "bfloat16")
-    assert json.loads(changed) == {"dtype": "bfloat16", "a": "\ud800", "b": "ü"}
+    changed = with_dtype(b'{"dtype":"float32","a":"\\ud83d\\ude00","b":"\xc3\xbc"}', "bfloat16")
+    assert json.loads(changed) == {"dtype": "bfloat16", "a": "\U0001f600", "b": "ü"}
+
+
+CODE = (
+    '{"auto_map": {"AutoModel": "modeling_x.X"}}',
+    '{"auto_map": ["modeling_x.X", null]}',
+    '{"\\u0061uto_map": "anyone/repository--x.X"}',
+    '{"auto_map": {"AutoModel": "modeling_x.X"}, "auto_map": {}}',
+    '{"custom_pipelines": {"t": {"impl": "x.X"}}}',
+    '{"trust_remote_code": true}',
+    '{"trust_remote_code": 1}',
+    '{"attn_implementation": "anyone/kernel"}',
+    '{"_attn_implementation": {"": "eager", "text": "anyone/kernel"}}',
+    '{"experts_implementation": "anyone/kernel"}',
+    '{"auto_mapping": {"base_model_class": "X", "parent_library": "x"}}',
+    '{"auto_mapping": {"base_model_class": "X", "parent_library": "transformers_modules.x"}}',
+    '{"megatron_core": "x"}',
+)
+
+
+@pytest.mark.parametrize("text", CODE)
+def test_what_leads_to_code_is_taken_out_wherever_it_stands(text: str) -> None:
+    for outer in (text, f'{{"vision_config": {text}}}', f'{{"all": [1, {text}]}}', f'{{"x": {text}, "x": 1}}'):
+        held = outer[:-1] + ', "hidden_size": 8}'
+        assert code_of("config.json", held.encode())
+        cleaned = without_code("config.json", held.encode(), {})
+        assert not code_of("config.json", cleaned)
+        assert json.loads(cleaned)["hidden_size"] == 8
+
+
+def test_what_only_looks_like_it_stays_byte_for_byte() -> None:
+    for text in (
+        '{"label2id": {"auto_map": 3, "trust_remote_code": 0}}',
+        '{"auto_map": null, "custom_pipelines": {}, "trust_remote_code": false}',
+        '{"attn_implementation": "sdpa", "_name_or_path": "org/model"}',
+        '{"megatron_core": "megatron.core", "auto_mapping": null}',
+        '{"auto_mapping": {"base_model_class": "X", "parent_library": "transformers.models.llama.modeling_llama"}}',
+        '["auto_map"]',
+    ):
+        assert without_code("config.json", text.encode(), {"auto_map": 1}) == text.encode()
+
+
+def test_code_that_the_operators_own_file_names_takes_its_place() -> None:
+    known = {"auto_map": {"AutoModel": "modeling_mine.Mine"}}
+    given = b'{"auto_map": {"AutoModel": "modeling_x.X"}, "trust_remote_code": true, "hidden_size": 8}'
+    assert json.loads(without_code("config.json", given, known)) == {"hidden_size": 8, **known}
+
+
+@pytest.mark.parametrize("data", [b"{", b"\xff", b"[" * 100_000, '{"a": 1}'.encode("utf-16"), b'\xef\xbb\xbf{"a": 1}', b"1" * 5000])
+def test_a_configuration_that_cannot_be_read_is_not_said_to_be_without_code(data: bytes) -> None:
+    with pytest.raises(Corrupt, match="not JSON"):
+        without_code("config.json", data, {})

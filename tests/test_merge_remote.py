@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -254,12 +256,13 @@ def test_statistics_are_of_every_file_though_some_are_there(here: dict[str, byte
     assert content(store) == here
 
 
-def test_a_record_that_is_none_is_said_and_left_alone() -> None:
+@pytest.mark.parametrize("data", [b'{"plan": 1}', b'{"plan":"\xff"}', b"[" * 100_000, b" " * ((32 << 20) + 1)], ids=len)
+def test_a_record_that_is_none_is_said_and_left_alone(data: bytes) -> None:
     store = MemoryStore("mem://out")
-    store.write(RECORD, [b'{"plan": 1}'])
-    with pytest.raises(Corrupt, match="no record of a merge"):
+    store.write(RECORD, [data])
+    with pytest.raises(Corrupt, match=r"not a record of a merge|bytes, at most"):
         merge_into(store, far(TWO_NODES.sources))
-    assert content(store) == {RECORD: b'{"plan": 1}'}
+    assert content(store) == {RECORD: data}
 
 
 def test_a_destination_inside_a_source_is_refused() -> None:
@@ -276,3 +279,13 @@ def test_a_missing_rank_is_told_in_the_same_words_as_here(tmp_path: Path) -> Non
     with pytest.raises(Incomplete) as elsewhere:
         merge_into(MemoryStore("mem://out"), far(TWO_NODES.sources[:1]))
     assert (str(here.value), here.value.hint) == (str(elsewhere.value), elsewhere.value.hint)
+
+
+def test_a_source_whose_path_is_no_text_is_merged_into_a_store(tmp_path: Path, here: dict[str, bytes]) -> None:
+    odd = tmp_path / os.fsdecode(b"s\xff")
+    sources = [
+        Path(shutil.copytree(source, odd / str(n), copy_function=shutil.copy2)) for n, source in enumerate(TWO_NODES.sources)
+    ]
+    store = MemoryStore("mem://out")
+    merge_into(store, {}, sources)
+    assert content(store) == here

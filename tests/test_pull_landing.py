@@ -54,6 +54,23 @@ def test_no_link_is_followed_where_files_are_brought_to(tmp_path: Path, inside: 
     assert not here.final.exists()
 
 
+def test_nothing_lands_elsewhere_where_another_directory_takes_the_name_meanwhile(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere/fsdp").mkdir(parents=True)
+    (tmp_path / "elsewhere/.ckptsync-a.0.part").touch()
+    os.utime(tmp_path / "elsewhere/fsdp", ns=(1, 1))
+    here, store = landing(tmp_path / "out"), store_of_two()
+    with here.begun() as target:
+        here.work.rename(tmp_path / "out" / "aside")  # as whoever owns the output directory may
+        here.work.symlink_to(tmp_path / "elsewhere")
+        for file in here.order.files:
+            target.write(file.under, [read_all(store, file.name)])
+        here.check_room()
+        here.become()
+    assert sorted(path.name for path in (tmp_path / "elsewhere").rglob("*")) == [".ckptsync-a.0.part", "fsdp"]
+    assert (tmp_path / "elsewhere/fsdp").stat().st_mtime_ns == 1
+    assert lying(tmp_path / "out" / "aside") == ALL
+
+
 def test_an_output_directory_may_be_a_link_and_an_empty_checkpoint_is_none(tmp_path: Path) -> None:
     (tmp_path / "disk/checkpoint-4").mkdir(parents=True)
     (tmp_path / "out").symlink_to(tmp_path / "disk")

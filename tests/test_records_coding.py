@@ -11,7 +11,7 @@ import pytest
 from ckptsync.digest import digest, digest_stream
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.model import Demands
-from ckptsync.records.coding import Record, decode, decode_any, encode, is_made_anew, record_name
+from ckptsync.records.coding import LIMITS, Record, decode, decode_any, encode, is_made_anew, record_name
 from ckptsync.records.keep import Keep
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.names import RecordKind, RecordName, parse_record_name
@@ -85,8 +85,8 @@ def test_what_is_no_record_is_corrupt(data: bytes) -> None:
 
 def test_a_number_with_zeros_before_it_names_no_record() -> None:
     data = encode(TOMBSTONE)
-    with pytest.raises(Corrupt, match="speaks of"):
-        decode(record_name(TOMBSTONE, data).replace("-0-", "-00-"), data, Tombstone)
+    for number in ("00", "\u0660", "0" * 5000, "1" * 19):
+        assert parse_record_name(record_name(TOMBSTONE, data).replace("-0-", f"-{number}-")) is None
 
 
 AT_ONCE = """
@@ -120,3 +120,36 @@ def test_only_a_damaged_seal_or_report_or_word_to_keep_hides_no_place() -> None:
     anew = ("seal", "report", "keep")
     assert told == {kind: [kind in anew, False] for kind in KINDS}
     assert not is_made_anew(None, Corrupt("x"))
+
+
+def test_what_would_be_too_large_for_any_reader_is_refused_where_it_is_written() -> None:
+    with pytest.raises(
+        Unsupported, match=r"^run/checkpoint-5: its keep would have \d+ bytes, at most 4194304 can be read"
+    ) as caught:
+        encode(replace(KEEP, reason="x" * LIMITS["keep"]))
+    assert "110,000 files" in caught.value.hint
+    many = tuple(replace(FILE, path=f"experts/layer_{n:06}_expert_model_states.pt") for n in range(120_000))
+    data = encode(replace(MANIFEST, files=many))
+    assert decode(record_name(replace(MANIFEST, files=many), data), data, Manifest).files == many
+    with pytest.raises(Unsupported, match="its manifest would have"):
+        encode(replace(MANIFEST, files=tuple(replace(f, path=f"{f.path}{'y' * 100}") for f in many)))
+
+
+NUMBERS = [
+    (MANIFEST, {"n": True}),
+    (MANIFEST, {"started": -(10**400)}),
+    (MANIFEST, {"clock_offset": 10**400}),
+    (MANIFEST, {"demands": {"model": {"x": 2**63}, "resume": {}, "world": 1}}),
+    (MANIFEST, {"ranks": [False]}),
+    (SEAL, {"tensors": [{"name": "w", "dtype": "F32", "shape": [10**4000], "file": "m", "start": 0, "size": 1, "digest": ""}]}),
+    (REPORT, {"when": 1e300}),
+    (REPORT, {"read": -1}),
+    (TOMBSTONE, {"ended": {"a": 10**400}}),
+    (KEEP, {"format": True}),
+]
+
+
+@pytest.mark.parametrize(("record", "changes"), NUMBERS)
+def test_a_number_that_nothing_can_have_is_corrupt(record: Record, changes: dict[str, Any]) -> None:
+    with pytest.raises(Corrupt, match="not a "):
+        decode(*forged(record, **changes), type(record))  # type: ignore[type-var]

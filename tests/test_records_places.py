@@ -18,6 +18,7 @@ def test_people_read_by_run_and_step() -> None:
         ("a", "final"),
         ("b", "checkpoint-1"),
     ]
+    assert reading_order("run", "step-7\u00b2") > reading_order("run", "step-7")
 
 
 def test_a_place_knows_its_own_files_and_no_others() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -37,6 +38,9 @@ from tests.weed import weed
 
 DATA = Path(ckptsync.__file__).parent / "demo_data" / "fsdp2"
 SHARD = "fsdp2/checkpoint-4/pytorch_model_fsdp_0/__0_0.distcp"
+MODEL = "fsdp2/consolidated/checkpoint-4/model.safetensors"
+RECORDS = "fsdp2/.ckptsync/checkpoint-4"
+DIGEST = "0123456789abcdef"
 PIECE = memoryview(bytes(1 << 20))
 WEEK = 8 * 86400.0
 EVERYTHING: Statement = {"Effect": "Allow", "Action": "*", "Resource": "*"}
@@ -65,6 +69,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Story:
         out = tmp_path_factory.mktemp("fsdp2")
         work(worker, out, by_worker)
         head = store_of(bucket, "policy-head", by_head, open_store)
+        weed().client().put_object(Bucket=bucket, Key=f"store/{MODEL}", Body=b"of a head that died, with other options")
         reports = [lead(head, 0.0, by_head)]
         flip(bucket, f"store/{SHARD}")
         reports.append(lead(head, WEEK, by_head))
@@ -148,9 +153,13 @@ def test_the_worker_may_do_all_that_it_asks_for_and_deletes_nothing(story: Story
     assert "s3:DeleteObject" not in actions(statements("worker", story)) | {a.action for a in story.worker}
 
 
-def test_the_head_may_do_all_that_it_asks_for_and_deletes_nothing(story: Story) -> None:
+def test_the_head_may_do_all_that_it_asks_for_and_deletes_only_what_is_in_the_way_of_a_model(story: Story) -> None:
     assert refused(story.head, statements("head", story)) == []
-    assert "s3:DeleteObject" not in actions(statements("head", story)) | {a.action for a in story.head}
+    deleted = {a.resource for a in story.head if a.action == "s3:DeleteObject"}
+    assert deleted == {f"arn:aws:s3:::{story.bucket}/store/{MODEL}"}
+    for other in (SHARD, f"{RECORDS}/manifest-n0-0-{DIGEST}.json", f"{RECORDS}/seal-0-{DIGEST}.json"):
+        asked = Asked("s3:DeleteObject", f"arn:aws:s3:::{story.bucket}/store/{other}")
+        assert not is_allowed(asked, statements("head", story))
 
 
 @pytest.mark.parametrize("action", sorted(actions([*policy("policy-worker"), *policy("policy-kms")])))
@@ -183,25 +192,84 @@ def test_the_bucket_lets_everything_through_over_tls_and_nothing_without(story: 
 
 def test_the_bucket_refuses_to_write_a_record_twice() -> None:
     rules = [EVERYTHING, *policy("bucket-policy")]
-    for kind in ("manifest-n0-0", "seal-0", "report-1", "tombstone-0"):
-        record = f"arn:aws:s3:::BUCKET/PREFIX/run/.ckptsync/checkpoint-4/{kind}-0123456789abcdef.json"
+    kinds = ("manifest-n0-0", "seal-0", "report-1", "tombstone-0", "keep-0")
+    for name in (*(f"{RECORDS}/{kind}-{DIGEST}.json" for kind in kinds), f"{RECORDS}/agreement-0.json", ".ckptsync/store.json"):
+        record = f"arn:aws:s3:::BUCKET/PREFIX/{name}"
         once = {"aws:SecureTransport": "true", "s3:ObjectCreationOperation": "true", "s3:if-none-match": "*"}
         assert is_allowed(Asked("s3:PutObject", record, once), rules)
         assert not is_allowed(Asked("s3:PutObject", record, {k: v for k, v in once.items() if "match" not in k}), rules)
 
 
+HEADS_OWN = (
+    MODEL,
+    "fsdp2/consolidated/checkpoint-4/modeling_evil.py",
+    "fsdp2/consolidated/checkpoint-77/config.json",
+    f"{RECORDS}/agreement-0.json",
+    f"{RECORDS}/agreement-999.json",
+    "fsdp2/.ckptsync/checkpoint-4~0a1b2c3d/agreement-0.json",
+    f"{RECORDS}/seal-9-{DIGEST}.json",
+    f"{RECORDS}/report-9-{DIGEST}.json",
+    f"{RECORDS}/tombstone-9-{DIGEST}.json",
+    f"{RECORDS}/keep-9-{DIGEST}.json",
+)
+
+
 def test_a_worker_cannot_delete_nor_speak_for_the_head_nor_leave_its_prefix(story: Story) -> None:
     worker = opened("worker", story)
+    for name in HEADS_OWN:
+        with pytest.raises(StoreError, match="denied"):
+            worker.write(name, [b"{}"])
     for forbidden in (
+        lambda: worker.create(HEADS_OWN[1], [b"{}"]),
+        lambda: worker.create(f"{RECORDS}/agreement-1.json", [b"{}"]),
         lambda: worker.delete(SHARD),
-        lambda: worker.write("fsdp2/.ckptsync/checkpoint-4/seal-9-0123456789abcdef.json", [b"{}"]),
-        lambda: worker.write("fsdp2/.ckptsync/checkpoint-4/report-9-0123456789abcdef.json", [b"{}"]),
+        lambda: worker.write(HEADS_OWN[1], [PIECE] * 20, About(20 << 20)),
         lambda: opened("worker", story, "elsewhere").write("x", [b""]),
         lambda: list(opened("worker", story, "elsewhere").names("")),
     ):
         with pytest.raises(StoreError, match="denied"):
             forbidden()
     assert worker.size(SHARD)
+
+
+def test_a_worker_may_send_files_of_a_trainer_whose_names_are_like_a_heads() -> None:
+    rules = policy("policy-worker")
+    for name in (
+        "checkpoint-4/consolidated.00.pth",
+        "checkpoint-4/seal-1.json",
+        f"checkpoint-4/seal-9-{DIGEST}.json",
+        "checkpoint-4/agreement-0.json",
+        f".ckptsync/checkpoint-4/manifest-n0-0-{DIGEST}.json",
+        ".ckptsync/checkpoint-4/sending/n0",
+        ".ckptsync/checkpoint-4/files/n0/consolidated.00.pth",
+    ):
+        assert is_allowed(Asked("s3:PutObject", f"arn:aws:s3:::BUCKET/PREFIX/run/{name}"), rules), name
+    by_run = [
+        {**s, "Resource": [r.replace("PREFIX/*/consolidated/", "PREFIX/run/consolidated/") for r in s["Resource"]]} for s in rules
+    ]
+    inner = Asked("s3:PutObject", "arn:aws:s3:::BUCKET/PREFIX/run/epoch_0_step_20/model/consolidated/config.json")
+    assert (is_allowed(inner, rules), is_allowed(inner, by_run)) == (False, True), "as docs/s3.md says"
+
+
+def test_a_key_of_one_node_of_one_run_speaks_for_no_other(story: Story) -> None:
+    """By the list of resources in docs/s3.md."""
+    told = (CONFIGS.parent / "docs" / "s3.md").read_text()
+    [listed] = re.findall(r"```json\n(\[.*?\])\n```", told, re.DOTALL)
+    rules = policy("policy-worker", story.bucket, "store")
+    for node, run in (("n0", "fsdp2"), ("other", "fsdp2"), ("n0", "other")):
+        own = json.loads(listed.replace("BUCKET/PREFIX", f"{story.bucket}/store").replace("RUN", run).replace("NODE", node))
+        narrow = [{**s, "Resource": own} if s["Sid"] == "SendFilesAndReadThemBack" else s for s in rules]
+        puts = [
+            a for a in story.worker if a.action == "s3:PutObject" and "node1" not in a.resource and "store.json" not in a.resource
+        ]
+        names = {a.resource.partition("/store/")[2] for a in refused(puts, narrow)}
+        if (node, run) == ("n0", "fsdp2"):
+            assert names == set()
+        elif run == "fsdp2":
+            assert any("manifest-n0-" in name for name in names)
+            assert ".ckptsync/nodes/n0.json" in names
+        else:
+            assert SHARD in names
 
 
 def test_a_head_cannot_touch_shards_and_manifests(story: Story) -> None:

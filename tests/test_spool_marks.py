@@ -23,35 +23,35 @@ def here(**changes: object) -> Begun:
     return dataclasses.replace(mine, **changes)  # type: ignore[arg-type]
 
 
-def test_what_is_written_is_read_again(tmp_path: Path) -> None:
-    marks.write_mark(marks.begun_path(tmp_path, "p1"), BEGUN)
-    marks.write_mark(marks.save_folder(tmp_path, "checkpoint-1", "s") / "rank-0.json", MARK)
-    marks.write_mark(tmp_path / "pins" / "checkpoint-1.0" / "commit.json", COMMIT)
-    marks.write_mark(tmp_path / "pins" / "checkpoint-1.0" / "took.json", Took(1, 2, 3, "tf", "s"))
-    assert marks.begun(tmp_path) == (BEGUN,)
-    assert marks.marks(tmp_path, "checkpoint-1") == (MARK,)
-    assert marks.commit_of(tmp_path / "pins" / "checkpoint-1.0") == COMMIT
-    assert marks.took_of(tmp_path / "pins" / "checkpoint-1.0") == Took(1, 2, 3, "tf", "s")
+def test_what_is_written_is_read_again(spool: Path) -> None:
+    marks.write_mark(marks.begun_path(spool, "p1"), BEGUN)
+    marks.write_mark(marks.save_folder(spool, "checkpoint-1", "s") / "rank-0.json", MARK)
+    marks.write_mark(spool / "pins" / "checkpoint-1.0" / "commit.json", COMMIT)
+    marks.write_mark(spool / "pins" / "checkpoint-1.0" / "took.json", Took(1, 2, 3, "tf", "s"))
+    assert marks.begun(spool) == (BEGUN,)
+    assert marks.marks(spool, "checkpoint-1") == (MARK,)
+    assert marks.commit_of(spool / "pins" / "checkpoint-1.0") == COMMIT
+    assert marks.took_of(spool / "pins" / "checkpoint-1.0") == Took(1, 2, 3, "tf", "s")
 
 
-def test_marks_of_another_checkpoint_are_not_told(tmp_path: Path) -> None:
-    marks.write_mark(marks.save_folder(tmp_path, "checkpoint-10", "s") / "rank-0.json", MARK)
-    assert marks.marks(tmp_path, "checkpoint-1") == ()
+def test_marks_of_another_checkpoint_are_not_told(spool: Path) -> None:
+    marks.write_mark(marks.save_folder(spool, "checkpoint-10", "s") / "rank-0.json", MARK)
+    assert marks.marks(spool, "checkpoint-1") == ()
 
 
-def test_where_nothing_was_written_there_is_nothing(tmp_path: Path) -> None:
-    assert marks.begun(tmp_path) == ()
-    assert marks.marks(tmp_path, "checkpoint-1") == ()
-    assert marks.commit_of(tmp_path) is None
-    assert marks.took_of(tmp_path) == Took()
-    assert marks.said(tmp_path) == ()
+def test_where_nothing_was_written_there_is_nothing(spool: Path) -> None:
+    assert marks.begun(spool) == ()
+    assert marks.marks(spool, "checkpoint-1") == ()
+    assert marks.commit_of(spool) is None
+    assert marks.took_of(spool) == Took()
+    assert marks.said(spool) == ()
 
 
-def test_a_mark_that_cannot_be_written_leaves_nothing_behind(tmp_path: Path) -> None:
-    (tmp_path / "commit.json").mkdir()
+def test_a_mark_that_cannot_be_written_leaves_nothing_behind(spool: Path) -> None:
+    (spool / "commit.json").mkdir()
     with pytest.raises(OSError, match="directory"):
-        marks.write_mark(tmp_path / "commit.json", COMMIT)
-    assert [p.name for p in tmp_path.iterdir()] == ["commit.json"]
+        marks.write_mark(spool / "commit.json", COMMIT)
+    assert [p.name for p in spool.iterdir()] == ["commit.json"]
 
 
 def test_a_save_has_an_id_of_its_own_each_time() -> None:
@@ -97,13 +97,13 @@ def test_nobody_can_tell_of_another_machine_or_container() -> None:
     assert marks.is_running(here(boot=marks.boot().partition(" ")[0] + " pid:[1]")) is None
 
 
-def test_what_a_hook_says_is_a_line_each_and_never_much(tmp_path: Path) -> None:
+def test_what_a_hook_says_is_a_line_each_and_never_much(spool: Path) -> None:
     for n in range(100):
-        marks.say(tmp_path, f"{n}: two\nlines " + "x" * 3000)
-    assert [line.split(":")[0] for line in marks.said(tmp_path)] == [str(n) for n in range(90, 100)]
-    assert sum(p.stat().st_size for p in tmp_path.iterdir()) < 200_000
+        marks.say(spool, f"{n}: two\nlines " + "x" * 3000)
+    assert [line.split(":")[0] for line in marks.said(spool)] == [str(n) for n in range(90, 100)]
+    assert sum(p.stat().st_size for p in spool.iterdir()) < 200_000
 
 
-def test_a_name_that_is_no_utf_8_is_said_all_the_same(tmp_path: Path) -> None:
-    marks.say(tmp_path, os.fsdecode(b"checkpoint-4/caf\xe9: gone"))
-    assert marks.said(tmp_path) == ("checkpoint-4/caf\\udce9: gone",)
+def test_a_name_that_is_no_utf_8_is_said_all_the_same(spool: Path) -> None:
+    marks.say(spool, os.fsdecode(b"checkpoint-4/caf\xe9: gone"))
+    assert marks.said(spool) == ("checkpoint-4/caf\\udce9: gone",)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ckptsync.errors import Corrupt, NotFound, StoreError
+from ckptsync.errors import Corrupt, NotFound
 from ckptsync.stores.contract import checked_prefix, read_all
 from ckptsync.stores.memory import MemoryStore
 
@@ -11,7 +11,7 @@ def test_a_small_file_is_read_whole_and_a_big_one_refused() -> None:
     store = MemoryStore()
     store.write("a", [b"0123456789"])
     assert read_all(store, "a", 10) == b"0123456789"
-    with pytest.raises(StoreError, match="a: 10 bytes, at most 9 expected"):
+    with pytest.raises(Corrupt, match="a: 10 bytes, at most 9 expected"):
         read_all(store, "a", 9)
     with pytest.raises(NotFound):
         read_all(store, "b")

@@ -137,7 +137,8 @@ def test_it_says_once_that_nothing_is_continued(url: str, caplog: pytest.LogCapt
         store = create_store(url)
         store.write("a", [b"x"])
         read_all(GenericStore(remote(url)), "a")
-    assert [record.message for record in caplog.records] == [f"{url}: {NOTE}"], "and not to who reads"
+    made = f"{url}: a new store was made here"
+    assert [record.message for record in caplog.records] == [f"{url}: {NOTE}", made], "and not to who reads"
     assert not store.is_exclusive
 
 

@@ -30,6 +30,8 @@ def test_a_time_is_found_however_it_is_said(info: dict[str, object]) -> None:
     assert changed(info) == AT
 
 
-@pytest.mark.parametrize("info", [{}, {"mtime": None}, {"modified": "yesterday"}])
+@pytest.mark.parametrize(
+    "info", [{}, {"mtime": None}, {"modified": "yesterday"}, {"modify": "99999999999999"}, {"modify": "\u00b2" * 14}]
+)
 def test_nothing_said_is_the_beginning_of_time(info: dict[str, object]) -> None:
     assert changed(info) == 0.0

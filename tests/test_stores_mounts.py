@@ -49,6 +49,7 @@ def test_a_path_is_on_the_innermost_mount_and_as_late_as_its_options_say(path: s
 
 def test_lines_that_say_nothing_are_passed_over() -> None:
     assert chosen(["", "nonsense\n", "1 2 3 - \n", "22 1 254:0 / / rw -\n"], "/a") == Mount("")
+    assert chosen(["22 1 0:5 / /a rw - nfs4 h:/a rw,acregmax=\u00b2\n"], "/a").late == 60
 
 
 def test_this_machines_table_is_read() -> None:

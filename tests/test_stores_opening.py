@@ -10,7 +10,7 @@ from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError, Uns
 from ckptsync.records.names import STORE_FILE
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.stores.opening import create_store, directory_of, is_store, open_store
+from ckptsync.stores.opening import NoParent, create_store, directory_of, is_store, open_store
 from ckptsync.stores.urls import path_of
 from tests.paced import Counted
 
@@ -18,6 +18,7 @@ from tests.paced import Counted
 def test_a_store_is_made_once_and_found_by_path_and_url(tmp_path: Path) -> None:
     url = str(tmp_path / "with space" / "store")
     assert not is_store(url)
+    (tmp_path / "with space").mkdir()
     create_store(url).write("a", [b"x"])
     create_store(url)
     quoted = "file://" + url.replace(" ", "%20")
@@ -30,8 +31,18 @@ def test_a_store_is_made_once_and_found_by_path_and_url(tmp_path: Path) -> None:
 
 def test_many_may_make_a_store_at_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as pool:
-        urls = {store.url for store in pool.map(lambda _: create_store(str(tmp_path / "new/store")), range(16))}
-    assert urls == {str(tmp_path / "new/store")}
+        urls = {store.url for store in pool.map(lambda _: create_store(str(tmp_path / "store")), range(16))}
+    assert urls == {str(tmp_path / "store")}
+
+
+def test_a_store_is_made_only_in_a_directory_that_is_there_and_once_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(NoParent, match=r"there is no directory .*/mistyped$") as caught:
+        create_store(str(tmp_path / "mistyped/store"))
+    assert "mounted" in caught.value.hint
+    assert list(tmp_path.iterdir()) == []
+    for _ in range(2):
+        create_store(str(tmp_path / "store"))
+    assert [record.getMessage() for record in caplog.records] == [f"{tmp_path}/store: a new store was made here"]
 
 
 def test_readers_make_no_store(tmp_path: Path) -> None:
@@ -73,7 +84,13 @@ def test_a_path_is_made_absolute_and_home_is_found(tmp_path: Path, monkeypatch: 
     ("content", "error"),
     [
         (b'{"format":2}', Unsupported),
-        (b'{"format":"x"}', Unsupported),
+        (b'{"format":"x"}', Corrupt),
+        (b'{"format":true}', Corrupt),
+        (b'{"format":1.0}', Corrupt),
+        (b'{"format":0}', Corrupt),
+        (b'{"format":%s}' % (b"9" * 5000), Corrupt),
+        (b'{"format":1}' + b" " * (1 << 16), Corrupt),
+        (b'{"format":"\xff"}', Corrupt),
         (b"{}", Corrupt),
         (b"[1]", Corrupt),
         (b"", Corrupt),
@@ -84,7 +101,7 @@ def test_a_newer_or_broken_store_is_refused(tmp_path: Path, content: bytes, erro
     (tmp_path / ".ckptsync").mkdir()
     (tmp_path / STORE_FILE).write_bytes(content)
     for call in (open_store, create_store):
-        with pytest.raises(error, match="format"):
+        with pytest.raises(error, match=r"format|65536 expected"):
             call(str(tmp_path))
     assert (tmp_path / STORE_FILE).read_bytes() == content
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 import threading
 import time
 from collections.abc import Iterator
@@ -8,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.errors import StoreError
+from ckptsync.errors import StoreError, Transient
 from ckptsync.stores import ending, signs
-from ckptsync.stores.contract import Store, read_all
-from ckptsync.stores.limits import LEAST_PIECE, MOST_PIECE, Unlimited
-from ckptsync.stores.memory import MemoryStore
-from ckptsync.stores.pace import GATHER, MAKES_WAY, Paced, Paces
+from ckptsync.stores.contract import About, Store, read_all
+from ckptsync.stores.limits import LEAST_PIECE, MOST_PIECE
+from ckptsync.stores.pace import GATHER, MAKES_WAY, Paces
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.timetable import parse
 from tests.paced import Counted
@@ -48,24 +48,14 @@ class Clock:
         return Paces(parse(text), clock=lambda: self.now, sleep=self.sleep, wall=self.wall)
 
 
-class TestPacedMemory(StoreContract):
-    @pytest.fixture
-    def store(self) -> Store:
-        return Paced(MemoryStore(), Unlimited())
-
-    @pytest.fixture
-    def again(self, store: Store) -> Store:
-        return store
-
-
 class TestPacedPosix(StoreContract):
     @pytest.fixture
     def store(self, tmp_path: Path) -> Store:
-        return Paced(PosixStore(str(tmp_path)), Counted())
+        return PosixStore(str(tmp_path), pace=Counted())
 
     @pytest.fixture
     def again(self, tmp_path: Path) -> Store:
-        return Paced(PosixStore(str(tmp_path)), Counted())
+        return PosixStore(str(tmp_path), pace=Counted())
 
 
 @pytest.mark.parametrize("rate", [100_000, 1_000_000, 50_000_000])
@@ -245,9 +235,9 @@ def test_who_waits_for_many_bytes_gives_signs_of_life_and_a_heartbeat_gives_none
     assert signs.given() == before
 
 
-def test_bytes_in_both_directions_are_asked_for_in_small_pieces() -> None:
+def test_bytes_in_both_directions_are_asked_for_in_small_pieces(tmp_path: Path) -> None:
     pace = Counted()
-    store = Paced(MemoryStore(), pace)
+    store = PosixStore(str(tmp_path), pace=pace)
     content = bytes(range(256)) * 4096
     store.write("a", [content])
     store.create("b", [content[:10]])
@@ -271,8 +261,24 @@ def test_pieces_follow_the_timetable() -> None:
     assert (before, paces.piece) == (MOST_PIECE, LEAST_PIECE)
 
 
-def test_a_paced_store_moves_such_pieces() -> None:
+def test_a_paced_store_moves_such_pieces(tmp_path: Path) -> None:
     pace = Counted()
     pace.piece = 700_000
-    Paced(MemoryStore(), pace).write("a", [bytes(1 << 20)])
+    PosixStore(str(tmp_path), pace=pace).write("a", [bytes(1 << 20)])
     assert pace.taken == [700_000, (1 << 20) - 700_000]
+
+
+def test_what_a_killed_writer_has_written_to_a_directory_is_not_paced_again(tmp_path: Path) -> None:
+    """Else one that is restarted sooner than the bandwidth lets it read never gets on."""
+    content, about = random.Random(1).randbytes(3 << 20), About(3 << 20, "origin")
+
+    def killed() -> Iterator[bytes]:
+        yield content[: 2 << 20]
+        raise Transient("killed")
+
+    with pytest.raises(Transient):
+        PosixStore(str(tmp_path)).create("a", killed(), about)
+    pace = Counted()
+    PosixStore(str(tmp_path), pace=pace).create("a", [content], about)
+    assert sum(pace.taken) == 1 << 20
+    assert (tmp_path / "a").read_bytes() == content

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import calendar
 import email.utils
+import gzip
+import itertools
+import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from ckptsync.errors import ConfigError, NotFound, StoreError, Transient
-from ckptsync.stores.contract import read_all
+from ckptsync.stores.contract import About, read_all
 from ckptsync.stores.s3.store import S3Store
 from ckptsync.stores.urls import Remote
 from tests.s3_script import Asked, Say, error, scripted
@@ -79,10 +83,26 @@ def test_a_bucket_of_another_region_is_asked_there() -> None:
         assert regions == ["us-east-1", "eu-west-1", "eu-west-1"]
 
 
-def test_a_redirect_for_the_moment_is_followed() -> None:
-    with scripted(STORED) as there, scripted(error(307, "TemporaryRedirect", Location=there.endpoint + "/bucket/pre/a")) as here:
-        here.store().write("a", [b"x"])
-        assert [a.key for a in there.asked] == ["pre/a"]
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_no_other_host_is_asked_whatever_location_says(status: int) -> None:
+    with scripted(*[STORED] * 9) as there:
+        port = there.endpoint.rpartition(":")[2]
+        for location in (
+            f"{there.endpoint}/bucket/pre/a",
+            f"http://localhost:{port}/",
+            f"http://u:p@127.0.0.1:{port}/",
+            f"//127.0.0.1:{port}/",
+        ):
+            with scripted(*[error(status, "", Location=location)] * 9) as here, pytest.raises(StoreError) as caught:
+                here.store(patience=0).write("a", [b"x"])
+            assert "no other host" in caught.value.hint
+        assert not there.asked
+
+
+def test_regions_that_send_to_each_other_end_with_patience() -> None:
+    answers = [error(301, "PermanentRedirect", x_amz_bucket_region=f"eu-west-{n % 2 + 1}") for n in range(200)]
+    with scripted(*answers) as script, pytest.raises(Transient):
+        script.store(patience=0.5).write("a", [b"x"])
 
 
 def test_credentials_that_ended_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,6 +123,29 @@ def test_credentials_that_ended_are_read_again(tmp_path: Path, monkeypatch: pyte
             store.write("a", [b"x"])
     assert not isinstance(caught.value, Transient)
     assert "new credentials" in caught.value.hint
+
+
+def test_a_key_that_is_changed_is_waited_for_once_the_store_has_worked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = tmp_path / "credentials"
+    text = "[default]\naws_access_key_id = {0}\naws_secret_access_key = s\n"
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(shared))
+    monkeypatch.setattr("ckptsync.stores.s3.access.LOOK_EVERY", 0.0)
+    refusal = error(403, "SignatureDoesNotMatch")
+
+    def changed(_: Asked) -> Say:
+        shared.write_text(text.format("NEW"))
+        return refusal
+
+    shared.write_text(text.format("OLD"))
+    with scripted(STORED, refusal, changed, STORED, *[refusal] * 99) as script:
+        store = script.store(key=None, secret=None)
+        for _ in range(2):
+            store.write("a", [b"x"])
+        assert ["NEW" in a.headers["authorization"] for a in script.asked] == [False, False, False, True]
+        with pytest.raises(Transient, match="SignatureDoesNotMatch"):
+            store.write("a", [b"x"])
+    with scripted(refusal) as script, pytest.raises(ConfigError, match="SignatureDoesNotMatch"):
+        script.store().write("a", [b"x"])
 
 
 def test_no_secret_is_ever_told() -> None:
@@ -177,3 +220,185 @@ def test_a_file_that_is_shorter_than_its_head_said_is_read_again() -> None:
     ) as script:
         assert read_all(script.store(), "a") == b"xyz"
         assert [a.headers.get("range") for a in script.asked] == [None, "bytes=0-2", "bytes=1-2"], "from where it broke"
+
+
+ROW = "<Contents><Key>pre/{}</Key><Size>{}</Size><LastModified>{}</LastModified></Contents>"
+WHEN = "2026-11-21T10:48:36Z"
+LAUGHS = (
+    "<!DOCTYPE l [<!ENTITY a 'aaaaaaaaaa'>" + "".join(f"<!ENTITY {c} '{f'&{chr(ord(c) - 1)};' * 10}'>" for c in "bcdefghij") + "]>"
+)
+DIGITS = ["-1", "9" * 400, "9" * 5000, "\u00b2", "1_0", "0x10", "1.5", "many"]
+"""What is no number, though Python may think so."""
+
+
+def listing(inner: str, declared: str = "", encoding: str = "utf-8") -> Say:
+    return Say(200, f"{declared}<ListBucketResult><Name>bucket</Name>{inner}</ListBucketResult>".encode(encoding))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        listing("&j;", f"<?xml version='1.0'?>{' ' * 2000}{LAUGHS}"),
+        listing("&j;", f"<?xml version='1.0' encoding='utf-16'?>{LAUGHS}", "utf-16"),
+        listing("", f"<!--{'x' * 70_000}--><!DOCTYPE ListBucketResult SYSTEM 'file:///etc/passwd'>"),
+        *(listing("", f"<?xml version='1.0' encoding='{name}'?>") for name in ("klingon", "shift_jis", "idna", "base64", "utf-7")),
+        listing("<a/>" * 1_000_000),
+        listing("<a>" * 1_000_000),
+        listing("<Contents>" * 800_000),
+        listing(f"<Contents>{'<' * 2_000_000}</Contents>"),
+        listing(f"<Contents>{'<a></a>' * 500_000}</Contents>"),
+        Say(200, gzip.compress(bytes(1 << 20)), {"Content-Encoding": "gzip"}),
+        Say(200, b"<Error><Code>InternalError</Code></Error>"),
+        *(listing(ROW.format("a", digits, WHEN)) for digits in [*DIGITS, "\u0663"]),
+        *(listing(ROW.format("a", 1, moment)) for moment in ("yesterday", "2026-13-45T99:00:00Z", "9" * 5000)),
+    ],
+)
+def test_a_listing_that_is_nonsense_is_transient(answer: Say) -> None:
+    before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.monotonic()
+    with scripted(answer) as script, pytest.raises(Transient):
+        list(script.store(patience=0).names(""))
+    assert time.monotonic() - start < 20
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10, "KiB"
+
+
+@pytest.mark.parametrize("size", [1 << 10, 1 << 20])
+@pytest.mark.parametrize("status", [200, 400, 503])
+def test_an_answer_without_an_end_is_ended(status: int, size: int) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with scripted(Say(status, itertools.repeat(b"<ListBucketResult>".ljust(size)))) as script, pytest.raises(Transient):
+        list(script.store(patience=0).names(""))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 300 << 10, "KiB"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        lambda _: (ROW.format("a", 1, WHEN), "same"),
+        lambda n: (ROW.format("a", 1, WHEN), f"token {n % 3}"),
+        lambda n: (ROW.format("a", 1, WHEN), f"token {n}"),
+        lambda n: ("<CommonPrefixes><Prefix>pre/a/</Prefix></CommonPrefixes>", f"token {n}"),
+        lambda n: (ROW.format(n % 7, 1, WHEN), f"token {n}"),
+        lambda n: ("", f"token {n}"),
+    ],
+)
+def test_a_listing_without_an_end_is_ended(page: Callable[[int], tuple[str, str]]) -> None:
+    def say(asked: Asked) -> Say:
+        rows, token = page(len(script.asked))
+        return listing(f"{rows}<IsTruncated>true</IsTruncated><NextContinuationToken>{token}</NextContinuationToken>")
+
+    for listed in (lambda store: list(store.names("")), lambda store: store.dirs("")):
+        with scripted(*[say] * 2000) as script, pytest.raises(Transient, match="listing"):
+            listed(script.store())
+
+
+def test_a_listing_of_ever_new_names_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckptsync.stores.s3.xml.NAMES", 50)
+
+    def say(asked: Asked) -> Say:
+        n = len(script.asked)
+        return listing(f"{ROW.format(n, 1, WHEN)}<IsTruncated>true</IsTruncated><NextContinuationToken>{n}</NextContinuationToken>")
+
+    with scripted(*[say] * 100) as script, pytest.raises(Transient, match="does not end"):
+        list(script.store().names(""))
+
+
+@pytest.mark.parametrize("digits", DIGITS)
+def test_a_length_that_is_nonsense_is_transient(digits: str) -> None:
+    with scripted(Say(200, b"", {"Content-Length": digits})) as script, pytest.raises(Transient):
+        script.store(patience=0).size("a")
+    with scripted(Say(404), Say(200, b"", {"Content-Length": digits})) as script, pytest.raises(Transient):
+        script.store(patience=0).create("a", [b"x"])
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        *DIGITS,
+        "Wed, 21 Oct 2015 07:28:00 +99999999999999999999",
+        "Mon, 01 Jan 0001 00:00:00 -0000",
+        "Fri, 31 Dec 9999 23:59:59 GMT",
+    ],
+)
+def test_a_time_that_is_nonsense_is_as_if_it_were_not_said(told: str) -> None:
+    with scripted(error(503, "SlowDown", Retry_After=told), FOUND) as script:
+        assert script.store().size("a") == 3
+    with scripted(*[error(403, "RequestTimeTooSkewed", Date=told)] * 9) as script, pytest.raises(StoreError, match="Skewed"):
+        script.store(patience=0).write("a", [b"x"])
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        None,
+        "",
+        "bytes 1-3/6",
+        "bytes 0-9/10",
+        "bytes 0-1/6",
+        "bytes 5-2/6",
+        "bytes */6",
+        "items 0-2/6",
+        *(f"bytes 0-2/{digits}" for digits in DIGITS),
+        "bytes -1-2/6",
+        f"bytes 0-{'9' * 5000}/6",
+    ],
+)
+def test_a_range_that_is_not_the_one_asked_for_is_transient(told: str | None) -> None:
+    with (
+        scripted(Say(206, b"abc", {} if told is None else {"Content-Range": told})) as script,
+        pytest.raises(Transient, match="bytes 0-2 wanted"),
+    ):
+        script.store(patience=0).read_into("a", 0, memoryview(bytearray(3)))
+
+
+def begun(page: str = "<UploadId>u</UploadId>") -> str:
+    return f"<Upload><Key>pre/a</Key>{page}<Initiated>{WHEN}</Initiated><ChecksumAlgorithm>CRC32</ChecksumAlgorithm></Upload>"
+
+
+PART = "<Part><PartNumber>{}</PartNumber><Size>{}</Size><ETag>e</ETag></Part>"
+ENDLESS = "<IsTruncated>true</IsTruncated><NextKeyMarker>{0}</NextKeyMarker><NextPartNumberMarker>{0}</NextPartNumberMarker>"
+
+
+@pytest.mark.parametrize(
+    ("uploads", "parts"),
+    [
+        *((begun(), PART.format(digits, 5)) for digits in [*DIGITS, ""]),
+        *((begun(), PART.format(1, digits)) for digits in [*DIGITS, ""]),
+        (begun(), ENDLESS),
+        (begun(), PART.format(1, 5) + ENDLESS),
+        (begun(), "".join(PART.format(n, 5) for n in range(1, 9000)) + ENDLESS),
+        (ENDLESS, ""),
+        (begun() + ENDLESS, ""),
+        (begun(""), ""),
+        ("", ""),
+    ],
+)
+def test_unfinished_uploads_that_are_nonsense_are_transient(uploads: str, parts: str) -> None:
+    """The last of them: the upload that is begun has no identity.  A request without one would be about the file itself."""
+
+    def say(asked: Asked) -> Say:
+        assert asked.method != "DELETE"
+        if asked.method in ("HEAD", "PUT"):
+            return Say(404)
+        if asked.method == "POST":
+            return Say(200, b"<InitiateMultipartUploadResult/>")
+        name, inner = ("ListMultipartUploads", uploads) if "uploads" in asked.query else ("ListParts", parts)
+        return Say(200, f"<{name}Result>{inner.format(len(script.asked))}</{name}Result>".encode())
+
+    with scripted(*[say] * 2000) as script:
+        store = script.store(patience=0)
+        store.least = 5 << 20
+        with pytest.raises(Transient, match="not S3's"):
+            store.create("a", [bytes(6 << 20)] * 2, About(size=12 << 20, origin="o"))
+
+
+def test_a_removal_that_says_200_and_means_an_error_is_one() -> None:
+    with (
+        scripted(Say(200, b"\n<?xml version='1.0'?><Error><Code>AccessDenied</Code></Error>")) as script,
+        pytest.raises(StoreError),
+    ):
+        script.store(patience=0).delete("a")
+
+
+def test_a_proxys_page_in_place_of_a_listing_is_asked_for_again() -> None:
+    with scripted(Say(200, b"<html>log in</html>"), listing(ROW.format("a", 1, WHEN))) as script:
+        assert [entry.name for entry in script.store().names("")] == ["a"]

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,6 +47,25 @@ def test_a_key_that_lets_nobody_in_is_a_configuration_error(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match=r"does not let .* in: .*Permission denied \(publickey\)") as caught:
         over_ssh(tmp_path, options={"key_filename": str(other)}).size("a")
     assert "authorized_keys" in caught.value.hint
+
+
+def test_a_key_that_was_let_in_before_is_tried_again(tmp_path: Path) -> None:
+    with another_sshd() as server:
+        allowed = server.dir / "authorized_keys"
+        key = allowed.read_text()
+        store = bare(server.url(tmp_path), server.options, replace(AT_ONCE, patience=2.0))
+        store.write("a", [b"x"])
+        allowed.write_text("")
+        again = bare(server.url(tmp_path), server.options, AT_ONCE)
+        with pytest.raises(ConfigError, match="does not let"):
+            again.size("a")
+        for child in Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split():
+            if Path(f"/proc/{child}/comm").read_text() == "ssh\n":
+                os.kill(int(child), signal.SIGKILL)
+        with pytest.raises(Transient, match="does not let"):
+            store.size("a")
+        allowed.write_text(key)
+        assert store.size("a") == again.size("a") == 1
 
 
 def test_without_ssh_the_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,7 @@ def test_a_lying_server_is_believed_nothing_and_asked_no_more(tmp_path: Path, fa
     def step(session: Session) -> None:
         handle = opened(session, tmp_path / "a")
         answer = session.answer(Kind.FSTAT, text(handle), Kind.ATTRS)
-        session.parsed(answer.attributes)
+        answer.attributes()
         session.read_into(handle, 0, out)
 
     with pytest.raises(StoreError, match="the answer is no SFTP") as caught:

@@ -5,14 +5,16 @@ import random
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from ckptsync.errors import ConfigError, Corrupt, Exists, NotFound, StoreError, Transient
+from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Exists, NotFound, StoreError, Transient
 from ckptsync.records.names import STORE_FILE
 from ckptsync.stores.contract import About, Store, read_all
-from ckptsync.stores.opening import create_store, is_store, open_store
+from ckptsync.stores.limits import Limits
+from ckptsync.stores.opening import NoParent, create_store, is_store, open_store
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.sftp.store import SftpStore
 from tests.sftp_stores import AT_ONCE, SOON, cut_after, over_ssh, remote, served
@@ -67,6 +69,10 @@ def test_what_either_has_not_finished_neither_lists(tmp_path: Path) -> None:
 def test_a_store_is_made_and_found_over_ssh(tmp_path: Path) -> None:
     server = sshd()
     url = server.url(tmp_path / "new" / "store")
+    with pytest.raises(NoParent, match=r"there is no directory .*/new on "):
+        create_store(url, server.options)
+    assert inside(tmp_path) == []
+    (tmp_path / "new").mkdir()
     assert not is_store(url, server.options)
     with pytest.raises(ConfigError, match="no such directory"):
         open_store(url, server.options)
@@ -247,3 +253,85 @@ def test_the_sshd_config_that_is_recommended_serves_a_store_and_no_shell(tmp_pat
         )
     assert b"uid" not in shell.stdout
     assert (tmp_path / "store/run/a").stat().st_mode & 0o777 == 0o640
+
+
+def _number(value: int, size: int = 4) -> str:
+    return value.to_bytes(size, "big").hex()
+
+
+def _text(value: bytes) -> str:
+    return _number(len(value)) + value.hex()
+
+
+_FILE = f"{_number(5)}{_number(0, 8)}{_number(0o100644)}"
+LSTAT, OPEN, OPENDIR, READDIR, MKDIR, WRITE, RENAME, EXTENDED = 7, 3, 11, 12, 14, 6, 18, 200
+LIES = [
+    f"{LSTAT}=105={_number(5)}{'ff' * 8}{_number(0o100644)}",  # a file of 2^64 - 1 bytes
+    f"{READDIR}=104={_number(1)}{_text(b'a')}{_text(b'')}{_number(5)}{'ff' * 8}{_number(0o100644)}",
+    f"{READDIR}=104={_number(1)}{_text(b'.')}{_text(b'')}{_FILE}",  # nothing, for ever
+    f"{READDIR}=104={_number(1)}{_text(b'a')}{_text(b'')}{_FILE}",  # the same, for ever
+    f"{READDIR}=104={_number(1 << 31)}",
+    f"{OPEN}=102={_text(b'h' * 30_000)}",
+    f"{OPENDIR}=102={_number(1 << 31)}",
+    *(f"{kind}=101={_number(code)}" for kind in (LSTAT, OPEN, OPENDIR, READDIR, MKDIR, WRITE) for code in (0, 1, 99)),
+    *(f"{kind}={answer}=" for kind in (LSTAT, OPEN, OPENDIR, READDIR, MKDIR, WRITE, RENAME) for answer in (101, 102, 104, 105)),
+    f"{EXTENDED}=201=00",
+]
+
+
+def _asked_for_everything(store: SftpStore, seed: int = 0) -> list[Exception | None]:
+    def step(do: Callable[[], object]) -> Exception | None:
+        try:
+            do()
+        except CkptsyncError as e:
+            return e
+        return None
+
+    steps: list[Callable[[], object]] = [
+        lambda: list(store.names("")),
+        lambda: store.dirs(""),
+        lambda: store.size("d/e/f"),
+        lambda: store.read_into("g", 5, memoryview(bytearray(200_000))),
+        lambda: store.read_into("d/e/f", 5, memoryview(bytearray(90))),
+        lambda: store.create("n/small", [b"abc"], About(size=3, origin="o")),
+        lambda: store.create("n/large", [bytes(1 << 20)] * 3, About(size=3 << 20, origin="o")),
+        lambda: store.write("n/written", [b"abc"]),
+        lambda: store.delete("d/e/f"),
+        store.make_root,
+    ]
+    random.Random(seed).shuffle(steps)
+    return [step(do) for do in steps]
+
+
+def _filled(path: Path) -> Path:
+    (path / "d/e").mkdir(parents=True)
+    (path / "d/e/f").write_bytes(b"x" * 1000)
+    (path / "g").write_bytes(b"y" * 300_000)
+    return path
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_a_server_answers_is_an_error_of_the_store(tmp_path: Path, seed: int) -> None:
+    _asked_for_everything(served(_filled(tmp_path), f"mutate={seed}", limits=Limits(patience=0, stall=20)), seed)
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lie_of_a_server_is_an_error_of_the_store(tmp_path: Path, lie: str) -> None:
+    found = _asked_for_everything(served(_filled(tmp_path), f"answer={lie}", limits=AT_ONCE))
+    assert any(isinstance(e, StoreError) for e in found)
+
+
+def test_a_directory_that_may_not_be_made_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="n: permission denied"):
+        served(tmp_path, "unmakeable").create("n/a", [b"x"], About(size=1))
+
+
+def test_directories_in_directories_have_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ckptsync.stores.sftp.listing.NAMES", 300)
+    with pytest.raises(StoreError, match="more than 300 files"):
+        list(served(tmp_path, "branching").names(""))
+
+
+def test_a_server_that_talks_and_does_not_answer_is_given_up(tmp_path: Path) -> None:
+    with pytest.raises(Transient, match="not a byte came"):
+        served(tmp_path, "noisy", limits=Limits(patience=0, stall=0.5)).size("a")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import contextlib
+import random
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -8,11 +10,13 @@ import pytest
 
 from ckptsync.errors import Exists, StoreError, Transient
 from ckptsync.stores.contract import About
-from ckptsync.stores.parts import Part
+from ckptsync.stores.limits import Limits
+from ckptsync.stores.parts import PART, Part
 from ckptsync.stores.sftp.commit import claim, replace
 from ckptsync.stores.sftp.files import ServerFiles
 from ckptsync.stores.sftp.upload import SftpTarget, left_behind, token
 from ckptsync.stores.sftp.ways import Ways
+from tests.paced import Counted
 from tests.sftp_stores import files_of, over_ssh, served
 
 ABOUT = About(8, "node:/a:8:1")
@@ -92,7 +96,7 @@ def test_further_leftovers_go_with_the_commit(tmp_path: Path) -> None:
     for n, data in enumerate([b"go", b"goodmo", b"g"]):
         (tmp_path / f"run/.ckptsync-{token('run/a', ABOUT)}-{n}.part").write_bytes(data)
     upload = target(files_of(tmp_path)).begin()
-    assert upload.left == 6
+    assert upload.left.size == 6
     upload.put(part(1, 0, b"goodmore"))
     upload.commit(8)
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["a"]
@@ -149,3 +153,42 @@ def test_a_name_taken_meanwhile_is_told_and_nothing_left(tmp_path: Path) -> None
     files = files_of(tmp_path)
     SftpTarget(files, Ways(files), "run/a", ABOUT, partial(replace, files, "run/a")).put_whole(memoryview(b"repaired"))
     assert (tmp_path / "run/a").read_bytes() == b"repaired"
+
+
+def test_what_is_recorded_to_be_durable_is_not_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading costs what sending does: a writer restarted sooner than it has read everything would never get on."""
+    monkeypatch.setattr("ckptsync.stores.sftp.upload.STEP_S", 0.0)
+    content = random.Random(1).randbytes(5 * PART + 5)
+    about, moved = About(len(content), "node:/a"), []
+
+    def until(end: int) -> Iterator[bytes]:
+        yield content[:end]
+        if end < len(content):
+            raise Transient("killed")
+
+    for end in (3 * PART, 4 * PART, len(content)):  # of each of the first two, what follows the last whole part is not sent
+        pace = Counted()
+        store = served(tmp_path, "limits=261120", limits=Limits(pace=pace, patience=0, stall=30))
+        with contextlib.nullcontext() if end == len(content) else pytest.raises(Transient):
+            store.create("run/a", until(end), about)
+        moved.append(sum(pace.taken))
+    assert moved[1] < PART + 6 * 65536
+    assert moved[2] < 2 * PART + 6 * 65536
+    assert (tmp_path / "run/a").read_bytes() == content
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["a"]
+
+
+def test_a_writer_killed_while_it_takes_over_leaves_the_record_and_another_s_start_is_seen(tmp_path: Path) -> None:
+    begins = f".ckptsync-{token('run/a', ABOUT)}-"
+    (tmp_path / "run").mkdir()
+    (tmp_path / f"run/{begins}0.part").write_bytes(b"goodmo")
+    for record in ("0.4", "1.4"):  # of the second the file is gone: its writer was killed before it had it
+        (tmp_path / f"run/{begins}{record}.part").touch()
+    upload = target(files_of(tmp_path)).begin()
+    assert upload.left.durable == 4
+    assert any(name.endswith(".4.part") and upload.part[4:-5] in name for name in unfinished(tmp_path))
+    assert not upload.is_there(part(1, 0, b"gold"))
+    assert upload.is_there(part(1, 0, b"good"))
+    upload.put(part(2, 4, b"more"))
+    upload.commit(8)
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["a"]

@@ -4,13 +4,14 @@ import os
 import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from ckptsync.errors import ConfigError, Corrupt, Incomplete
 from ckptsync.model import read_whole
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.stores.tree import LocalFiles, Overlay, StoreFiles, is_no_content
+from ckptsync.stores.tree import MERGING, LocalFiles, Overlay, StoreFiles, is_no_content
 
 
 def plant(root: Path, **files: bytes) -> Path:
@@ -190,3 +191,19 @@ def test_a_directory_of_links_alone_is_refused_with_what_to_do(tmp_path: Path) -
     with pytest.raises(ConfigError, match="holds links alone") as caught:
         LocalFiles(str(tmp_path / "snapshots"))
     assert "cp -rL" in caught.value.hint
+
+
+@pytest.mark.parametrize("data", [b"\xff", b"[" * 200_000, b"[]", b'{"ended":true}', b""])
+def test_what_is_no_record_of_a_merge_is_in_nobodys_way(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    (tmp_path / MERGING).write_bytes(data)
+    assert list(LocalFiles(str(tmp_path)).sizes()) == ["model.safetensors"]
+
+
+def test_a_pipe_under_the_name_of_a_merges_record_holds_nobody(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_bytes(b"x")
+    os.mkfifo(tmp_path / MERGING)
+    looking = Thread(target=lambda: LocalFiles(str(tmp_path)), daemon=True)
+    looking.start()
+    looking.join(30)
+    assert not looking.is_alive()

@@ -8,7 +8,7 @@ from ckptsync.formats import torch_zip
 from ckptsync.model import Extent
 from ckptsync.verify.archives import items
 from ckptsync.verify.checksums import checksums
-from tests.plain_files import MemoryFiles, safetensors_file, tree
+from tests.plain_files import MemoryFiles, safetensors_file, torch_zip_file, tree
 from tests.vector import vector
 
 FSDP = tree(*vector("hf-fsdp2-2node").sources).content
@@ -48,3 +48,9 @@ def test_a_flipped_bit_in_an_optimizers_shard_is_found(files: dict[str, bytes], 
 def test_what_has_none_is_not_claimed() -> None:
     found, reading = checksums(MemoryFiles({"m.safetensors": safetensors_file({"a": ("U8", (3,), b"abc")}), "a.json": b"{}"}))
     assert (found, reading.files, reading.size, reading.of_files) == ([], 0, 0, 2)
+
+
+def test_an_archive_of_a_version_that_torch_does_not_open_is_found() -> None:
+    data = torch_zip_file({"data.pkl": b"\x80\x02N.", "byteorder": b"little", "version": b"0"})
+    found, _ = checksums(MemoryFiles({"rng_state_0.pth": data}))
+    assert ["version is b'0'" in str(one) for one in found] == [True]

@@ -69,7 +69,10 @@ def test_the_child_imports_little_of_ckptsync() -> None:
         "import sys, ckptsync.verify.child; print(*(m for m in sys.modules if m.startswith(('ckptsync', 'blake3', 'msgspec'))))"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert set(done.stdout.split()) == {"ckptsync", *(f"ckptsync.verify{name}" for name in ("", ".bits", ".child", ".inert"))}
+    assert set(done.stdout.split()) == {
+        "ckptsync",
+        *(f"ckptsync.verify{name}" for name in ("", ".bits", ".child", ".inert", ".sandbox")),
+    }
 
 
 def test_the_best_values_of_lightnings_callbacks_begin_as_infinities_and_are_no_finding() -> None:

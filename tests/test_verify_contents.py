@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptsync.digest import SMALLEST_BLOCK
+from ckptsync.digest import SMALLEST_BLOCK, digest_stream
 from ckptsync.errors import StoreError
 from ckptsync.records.names import consolidated_prefix, file_name
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
-from tests.verified import PLACE, RUN, TENSORS, WHOLE, arrive, damage, flip, place, verified, whole_store
+from tests.verified import PLACE, RUN, TENSORS, WHOLE, arrive, damage, entry, flip, manifest, place, put, verified, whole_store
 
 SEALED = consolidated_prefix(RUN, PLACE) + "model.safetensors"
 STORE = whole_store()
@@ -117,3 +119,13 @@ def test_a_file_that_reads_differently_twice_is_not_called_well() -> None:
     (found,) = verified(store).findings
     assert (found.kind, found.ranges) == ("digest", ())
     assert "twice" in found.detail
+
+
+def test_damage_in_a_file_of_large_blocks_is_told_by_block() -> None:
+    store, data = MemoryStore(), bytes(range(256)) * 256
+    store.write(file_name(RUN, PLACE, "model.bin"), [data])
+    found = digest_stream([data], len(data), 16 << 10)
+    file = replace(entry("model.bin", data), block_size=found.block_size, blocks=found.blocks)
+    put(store, replace(manifest({"model.bin": data}), files=(file,)))
+    flip(store, file_name(RUN, PLACE, "model.bin"), 20_000, 3)
+    assert [f.ranges for f in verified(store).findings if f.kind == "digest"] == [((16 << 10, 32 << 10),)]

@@ -15,6 +15,7 @@ from ckptsync.records.report import Report
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.verify.reporting import write_report
+from ckptsync.verify.sampling import Sample
 from ckptsync.verify.target import Asked, InStore, Plain, target, verify
 from tests.plain_files import MemoryFiles
 from tests.verified import PLACE, RUN, WHOLE, arrive, damage, flip, manifest, seal, verified
@@ -29,7 +30,7 @@ def store(tmp_path: Path) -> PosixStore:
 
 
 def asked(path: str) -> list[Report]:
-    return list(verify(target(path), Asked("parse")))
+    return [one.report for one in verify(target(path), Asked("parse"))]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +49,7 @@ def test_a_directory_of_a_store_finds_its_place(store: PosixStore, below: str, r
     found = target(f"{store.root}/{below}")
     assert isinstance(found, InStore)
     assert (found.store.url, found.run, found.place) == (store.root, run, place)
-    assert [(r.place, r.verdict) for r in verify(found, Asked("parse"))] == [(PLACE, "ok")]
+    assert [(one.report.place, one.report.verdict) for one in verify(found, Asked("parse"))] == [(PLACE, "ok")]
 
 
 def test_a_consolidated_model_alone_is_verified_against_its_seal(store: PosixStore) -> None:
@@ -90,7 +91,7 @@ def test_a_newer_record_is_refused_after_the_others_were_verified(store: PosixSt
     data = json.dumps({**json.loads(encode(manifest(WHOLE))), "format": 99}).encode()
     store.write(f"{RUN}/.ckptsync/checkpoint-9/manifest-n0-0-{digest(data)[:16]}.json", [data])
     reports = verify(target(store.root), Asked("stat"))
-    assert next(reports).place == PLACE
+    assert next(reports).report.place == PLACE
     with pytest.raises(Unsupported, match="format 99"):
         next(reports)
 
@@ -114,3 +115,18 @@ def test_a_place_of_which_one_manifest_is_gone_is_damage_and_what_is_there_is_re
     (report,) = asked(store.root)
     assert damage(report) == [("missing", extra.removeprefix(f"{RUN}/"))]
     assert report.read
+
+
+def test_a_sample_keeps_what_stands_against_the_files_that_it_left_out(store: PosixStore) -> None:
+    for name in ("model.safetensors", "config.json"):
+        flip(store, f"{RUN}/{PLACE}/{name}", 3)
+    write_report(store, verified(store))
+    store.write(f"{RUN}/{PLACE}/config.json", [WHOLE["config.json"]])
+    seen: dict[frozenset[str], set[str] | None] = {}
+    for seed in range(20):
+        (one,) = verify(target(store.root), Asked("digest", sample=Sample(0.01, seed)))
+        if one.report.verdict == "damaged":
+            found = {f.name for f in one.report.findings if f.kind == "digest"}
+            seen[frozenset(found)] = {f.name for f in one.news.findings if f.kind == "digest"} if one.news else None
+    assert frozenset({f"{PLACE}/model.safetensors"}) in seen
+    assert all(news is None or f"{PLACE}/config.json" in news for news in seen.values())

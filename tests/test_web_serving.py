@@ -1,7 +1,9 @@
 """Pages over real sockets."""
 
+import contextlib
 import socket
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -102,3 +104,44 @@ def test_more_than_many_at_once_are_refused_at_once() -> None:
     for one in asking:
         one.join(20)
     web.close()
+
+
+def connected(port: int, head: bytes) -> socket.socket:
+    made = socket.create_connection(("127.0.0.1", port))
+    made.settimeout(20)
+    made.sendall(head)
+    return made
+
+
+def test_who_sends_a_head_byte_by_byte_is_cut_off_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving._Answering, "timeout", 1.0)
+    with listening() as web, connected(web.port, b"GET /metrics HTTP/1.0\r\nX: ") as slow:
+        slow.settimeout(0.05)
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            try:
+                slow.sendall(b"x")
+                assert slow.recv(1) == b""
+                break
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                break
+        assert time.monotonic() < end
+
+
+@pytest.mark.parametrize("head", [b"", b"GET /metrics HTTP/1.0\r\nX: ", b"GET /large HTTP/1.0\r\n\r\n"])
+def test_who_holds_all_places_keeps_nobody_out(head: bytes) -> None:
+    web = Listener("127.0.0.1:0", {**PAGES, "/large": lambda: Page(200, bytes(32 << 20))})
+    with contextlib.ExitStack() as stack:
+        stack.callback(web.close)
+        for _ in range(3 * MANY):
+            stack.enter_context(connected(web.port, head))
+            assert got(web.port, "/metrics") == (200, b"m 1\n")
+
+
+def test_a_head_that_is_too_long_has_no_answer() -> None:
+    with listening() as web, contextlib.suppress(ConnectionError):
+        many = b"".join(b"X-%d: %s\r\n" % (n, b"x" * 60_000) for n in range(5))
+        with connected(web.port, b"GET /metrics HTTP/1.0\r\n" + many + b"\r\n") as talking:
+            assert talking.recv(1) == b""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -175,14 +176,14 @@ def test_one_that_may_not_go_keeps_no_other_back(tmp_path: Path, monkeypatch: py
     w = run(tmp_path, store)
     for n in (1, 2):
         verify(store, f"checkpoint-{n}")
-    rename = Path.rename
+    rename = os.rename
 
-    def refused(self: Path, target: Path) -> Path:
-        if self.name == "checkpoint-1":
+    def refused(path: str, target: str, **where: int) -> None:
+        if path == "checkpoint-1":
             raise PermissionError(errno.EPERM, "Operation not permitted")
-        return rename(self, target)
+        rename(path, target, **where)
 
-    monkeypatch.setattr(Path, "rename", refused)
+    monkeypatch.setattr(os, "rename", refused)
     found = w.tick(1000.0)
     assert [(f.checkpoint, f.error) for f in found.failures] == [("checkpoint-1", "ConfigError")]
     assert there(tmp_path) == ["checkpoint-1", "checkpoint-3"]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
-from ckptsync.digest import digest, digest_stream
+from ckptsync.digest import MOST_OF_ALL, digest, digest_stream
 from ckptsync.errors import Incomplete, StoreError, Transient
 from ckptsync.records.manifest import FileEntry
 from ckptsync.stores import ending
@@ -148,3 +148,9 @@ def test_nothing_large_is_read_to_its_end_by_a_process_that_is_about_to_end(tmp_
         with pytest.raises(Transient, match="about to end"):
             next(stream)
         ending.begin()
+
+
+def test_a_file_of_many_has_few_blocks(tmp_path: Path) -> None:
+    one = Source(held(tmp_path, LARGE), "n0", files=MOST_OF_ALL // 8)
+    assert len(one.digested().blocks) in (3, 4)
+    assert one.entry.digest == digest_stream([LARGE], len(LARGE)).digest

@@ -149,10 +149,10 @@ def test_what_cannot_be_copied_is_told_and_tried_again(out: Path, source: Path) 
     looking = Looking(out)
     looking.after(0)
     (pin,) = pins(out)
-    (pin.path / ".copy").mkdir()
+    (pin.root / "a").mkdir(parents=True)
     looking.after(STILL)
     assert "not copied, rotation may take it" in looking.after(0).notes[0]
-    (pin.path / ".copy").rmdir()
+    (pin.root / "a").rmdir()
     looking.after(0)
     assert (looking.pinned(), looking.after(0).notes) == (["a", "c", "sub/b"], ())
     assert walk(source).files

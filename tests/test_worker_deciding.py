@@ -10,7 +10,7 @@ from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.saves import Known
 from ckptsync.records.tombstone import Tombstone
 from ckptsync.walk import Stat
-from ckptsync.worker.deciding import displaced, has_mate, holder, is_retired, missing, span, stored
+from ckptsync.worker.deciding import displaced, has_mate, holder, is_retired, missing, part, span, stored
 
 S = 10**9
 
@@ -57,14 +57,48 @@ def test_a_displaced_file_is_due_beside_the_checkpoint_until_it_is_there() -> No
     assert displaced("n1", there, {due.name: 1}) == (due,)
 
 
-def test_files_are_stored_if_one_place_of_one_node_has_them_all() -> None:
-    told = [manifest("n0", a="x"), manifest("n0", 1, b="y"), manifest("n1", c="z"), manifest("n0", place="c-1~2", c="z")]
-    assert stored([entry("a", "x"), entry("b", "y")], told) is not None
-    assert stored([entry("a", "x"), entry("c", "z")], told) is None
-    assert stored([entry("a", "y")], told) is None
-    assert stored([], told) is None
-    assert holder(stats(a="x", b="y"), told) is not None
-    assert holder(stats(at=1, a="x"), told) is None
+def test_files_are_stored_if_one_place_has_them_all_from_whatever_nodes() -> None:
+    told = [manifest("n0", a="x"), manifest("n0", 1, b="y"), manifest("n1", c="z"), manifest("n0", place="c-1~2", d="z")]
+    assert stored([entry("a", "x"), entry("b", "y")], "n0", told) == told[1]
+    assert stored([entry("a", "x"), entry("c", "z")], "n1", told) == told[2]
+    assert stored([entry("a", "x"), entry("d", "z")], "n0", told) is None
+    assert stored([entry("a", "y")], "n0", told) is None
+    assert stored([], "n0", told) is None
+
+
+def test_what_a_pull_gives_is_stored_and_another_node_s_content_of_a_path_has_still_to_be_said() -> None:
+    told = [manifest("n0", a="x", own="0"), manifest("n1", b="y", own="1"), manifest("n2", c="z")]
+    pulled = [entry("a", "x"), entry("b", "y"), entry("c", "z")]
+    for node, own, is_stored in [
+        ("n0", "0", True),
+        ("n1", "0", True),  # all of it, pulled for everybody
+        ("n1", "1", True),
+        ("n3", "1", True),  # pulled for n1, whose place n3 takes
+        ("n0", "1", False),
+        ("n2", "1", False),
+        ("n3", "2", False),
+    ]:
+        assert (stored([*pulled, entry("own", own)], node, told) is not None) is is_stored, (node, own)
+
+
+def test_of_another_node_a_time_without_a_fraction_may_be_chance() -> None:
+    whole, exact = [manifest("n0", a="x"), manifest("n1", b="y")], [manifest("n0", at=7, a="x"), manifest("n1", at=7, b="y")]
+    assert holder(stats(a="x"), "n0", whole) == whole[0]
+    assert holder(stats(a="x", b="y"), "n0", whole) is None
+    assert holder(stats(7, a="x", b="y"), "n0", exact) == exact[0]
+    assert holder(stats(7, a="x", b="y"), "n2", exact) == exact[1]
+    assert holder(stats(1, a="x"), "n0", exact) is None
+    read = {("a", 1, 1): digest(b"x"), ("b", 1, 1): digest(b"y")}
+    assert holder(stats(1, a="x", b="y"), "n2", exact, read) == exact[1]
+    assert holder(stats(1, a="x", b="y"), "n2", exact[:1], read) is None
+
+
+def test_a_later_manifest_has_the_ranks_of_its_own_files() -> None:
+    whole = replace(manifest("n0", at=5, rng_state_0="x", c="y"), ranks=(0, 1))
+    files = [entry("rng_state_1.pth", "x", 5), entry("c", "y", 5)]
+    found = part(replace(whole, files=tuple(files), started=5, ended=5), files[1:])
+    assert (found.files, found.ranks) == ((files[1],), ())
+    assert part(replace(whole, files=tuple(files)), files[:1]).ranks == (1,)
 
 
 def test_a_mate_is_of_the_same_time_on_the_stores_clock() -> None:

@@ -37,7 +37,7 @@ def test_what_lies_in_the_spool_is_read_for_the_checkpoints_asked_for(tmp_path: 
     write_mark(begun_path(spool, "p"), BEGUN)
     for mark in (*BOTH, replace(MARK, checkpoint="checkpoint-8")):
         write_mark(save_folder(spool, mark.checkpoint, mark.save) / f"rank-{mark.rank}.json", mark)
-    assert read_hooked(tmp_path, ("checkpoint-4",)) == Hooked((BEGUN,), {"checkpoint-4": BOTH})
+    assert read_hooked(tmp_path, ("checkpoint-4",)) == Hooked((replace(BEGUN, process="p"),), {"checkpoint-4": BOTH})
 
 
 def test_a_commit_counts_as_long_as_the_files_are_what_it_says() -> None:

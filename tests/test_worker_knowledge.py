@@ -33,11 +33,11 @@ def test_what_was_read_last_is_known_until_the_next_reading(tmp_path: Path) -> N
     save(one, desk(store, Memory()))
     knowledge = Knowledge(store, "n0", EVERYTHING, lambda: 0)
     before = store.listed
-    assert not knowledge.is_stored(one)
+    assert not knowledge.is_done(one)
     assert not knowledge.is_done(one)
     assert store.listed == before
     knowledge.read("run")
-    assert knowledge.is_stored(one)
+    assert knowledge.is_done(one)
     assert knowledge.is_done(one)
     assert not knowledge.is_proven("run", "checkpoint-4", one.hold.stats)
     assert store.listed == before + 1
@@ -67,7 +67,7 @@ def test_a_reading_that_began_earlier_and_ended_later_is_no_news_and_is_what_its
 
     store.meanwhile = meanwhile
     assert not knowledge.read("run").records
-    assert knowledge.is_stored(one)
+    assert knowledge.is_done(one)
 
 
 def test_what_a_report_proves_needs_no_pin_any_more(tmp_path: Path) -> None:
@@ -89,8 +89,8 @@ def test_what_is_left_out_by_choice_is_no_part_of_what_has_to_be_stored(tmp_path
     everything, part = (Knowledge(store, "n0", selection, lambda: 0) for selection in (EVERYTHING, chosen))
     for knowledge in (everything, part):
         knowledge.read("run")
-    assert part.is_stored(one)
-    assert not everything.is_stored(one)
+    assert part.is_done(one)
+    assert not everything.is_done(one)
 
 
 def test_a_save_that_this_node_said_it_was_sending_is_begun(tmp_path: Path) -> None:

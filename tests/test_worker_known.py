@@ -9,19 +9,22 @@ from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.model import Demands
 from ckptsync.records.coding import encode, record_name
 from ckptsync.records.manifest import Manifest
-from ckptsync.records.report import Report
+from ckptsync.records.report import Finding, Report
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.worker.known import Known, read_known
 
 
 class Counting(MemoryStore):
-    """Counts what is read."""
+    """Counts what is read; the first bit of one file is broken."""
 
     count = 0
+    broken = ""
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         self.count += 1
         super().read_into(name, start, out)
+        if name == self.broken:
+            out[0] ^= 1
 
 
 def filled() -> tuple[Counting, str, str]:
@@ -81,6 +84,23 @@ def test_a_record_that_somebody_touched_is_read_again() -> None:
     known = read_known(store, "run", Known())
     store.write(manifest, [b"{}"])
     assert manifest in read_known(store, "run", known).broken
+
+
+def test_a_record_that_a_new_report_names_is_read_again_though_its_size_and_time_stay() -> None:
+    store, manifest, _ = filled()
+    known = read_known(store, "run", Known())
+    count = store.count
+    store.broken = manifest  # as a disk breaks bits
+    finding = Finding("digest", manifest.removeprefix("run/"), "bytes do not have the digest in the name")
+    report = Report("run", "c-1", "c-1~2", 1, "digest", "damaged", (), "", 0, (finding,))
+    store.write(record_name(report, encode(report)), [encode(report)])
+    known = read_known(store, "run", known)
+    assert manifest in known.broken
+    store.broken = ""
+    known = read_known(store, "run", known)
+    assert manifest in known.records
+    assert read_known(store, "run", known).records == known.records
+    assert store.count == count + 3
 
 
 def test_records_are_fetched_many_at_once() -> None:

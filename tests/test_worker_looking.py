@@ -209,7 +209,7 @@ def test_files_of_another_user_are_a_failure_with_advice_and_hide_no_other_check
         if path.stat().st_mode & 0o005 != 0o005:
             path.chmod(0o755)
     (tmp_path / "_ckptsync").mkdir(mode=0o777)
-    (tmp_path / "_ckptsync").chmod(0o777)
+    os.chown(tmp_path / "_ckptsync", 65534, 65534)
     done = subprocess.run(
         [sys.executable, "-c", program, tmp_path], check=False, capture_output=True, text=True, cwd=Path(__file__).parent.parent
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import threading
@@ -195,3 +196,60 @@ def test_a_checkpoint_of_very_many_files_keeps_no_small_one_waiting(tmp_path: Pa
     while not its.look(12.0).seen[0].hold.gone:
         pass
     assert len(its.watched()[0].seen.hold.held) == len(ONE) + 1
+
+
+@pytest.mark.parametrize("ours_first", [True, False])
+@pytest.mark.parametrize("done", [True, False])
+def test_a_directory_that_somebody_removes_is_left_alone_so_that_it_can_be_removed(
+    tmp_path: Path, *, ours_first: bool, done: bool
+) -> None:
+    out, now = tmp_path / "out", itertools.count(1)
+    for n in (1, 2, 3):
+        lay(out / f"{n}", ONE).rename(out / f"checkpoint-{n}")
+        (out / f"{n}").rmdir()
+    its = lookout(out, done=done)
+    its.look(0.0)
+    assert len(list((out / "_ckptsync/pins").iterdir())) == 3
+
+    def remove(directory: Path) -> None:
+        """As `rm -rf` does: what was there when it came to a directory, then the directory."""
+        for entry in sorted(directory.iterdir(), key=lambda path: ((path.name == "_ckptsync") != ours_first, path.name)):
+            if entry.is_dir():
+                remove(entry)
+            else:
+                entry.unlink()
+            its.look(next(now) / 10)
+        directory.rmdir()  # fails where something was made meanwhile
+
+    remove(out)
+    assert not out.exists()
+
+
+def test_pins_that_somebody_removed_are_made_again_when_nothing_changes_any_more(tmp_path: Path) -> None:
+    lay(tmp_path, ONE)
+    its = lookout(tmp_path)
+    its.look(0.0)
+    shutil.rmtree(tmp_path / "_ckptsync")
+    assert ["left alone" in note for note in its.look(1.0).notes] == [True]
+    lay(tmp_path, {"y": b"more"})
+    found = its.look(6.0)
+    assert (["left alone" in note for note in found.notes], (found.due or 99) <= 10) == ([True], True)
+    its.look(15.9)
+    assert not (tmp_path / "_ckptsync").exists()
+    assert its.look(16.1).notes == ()
+    (pin,) = spool.pins(tmp_path)
+    assert {file.path for file in pin.files} == {*ONE, "y"}
+
+
+def test_a_pin_that_rotation_or_another_worker_ends_holds_up_nothing(tmp_path: Path) -> None:
+    lay(tmp_path, ONE)
+    its = lookout(tmp_path)
+    its.look(0.0)
+    shutil.rmtree(tmp_path / "checkpoint-4")
+    assert its.look(1.0).notes == ()
+    (pin,) = spool.pins(tmp_path)
+    spool.drop(pin)
+    assert its.look(2.0).notes == ()
+    lay(tmp_path, ONE)
+    its.look(3.0)
+    assert len(spool.pins(tmp_path)) == 1

@@ -7,16 +7,20 @@ from pathlib import Path
 
 import pytest
 
+from ckptsync.errors import ConfigError
 from ckptsync.spool import pins as spool
 from ckptsync.spool.marks import Begun, RankMark, Took, begun_path, save_folder, write_mark
 from ckptsync.stores.memory import MemoryStore
+from ckptsync.stores.opening import create_store
 from ckptsync.worker.offering import offered
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.push import ASSUMED, planned, push_now
 from ckptsync.worker.remembering import remembered
-from ckptsync.worker.selecting import Selection
+from ckptsync.worker.selecting import EVERYTHING, Selection
 from tests.hook_pins import commit
+from tests.test_cli_push import FSDP
 from tests.test_worker_push import ONE, TWO, T, kept, lay, manifests
+from tests.vector import Vector, vectors
 
 FINISHED = {"model.safetensors": b"\2\0\0\0\0\0\0\0{}", "optimizer.pt": b"states", "trainer_state.json": b'{"global_step": 4}'}
 
@@ -147,7 +151,9 @@ def test_a_later_checkpoint_and_a_mate_s_manifest_prove_it(tmp_path: Path) -> No
 def test_only_what_was_chosen_is_sent_and_what_is_demanded_says_so(tmp_path: Path) -> None:
     store, chosen = MemoryStore(), Selection("no-optimizer", exclude=("rng*",))
     lay(tmp_path, {**FINISHED, "rng_state.pth": b"random"})
-    assert [len(sizes) for _, sizes in planned(offered(tmp_path), "n0", chosen)] == [2]
+    assert [(one.files, one.left_out) for one in planned(offered(tmp_path), "n0", chosen)] == [
+        (2, ("optimizer.pt", "rng_state.pth"))
+    ]
     push_now(tmp_path, store, "n0", "run", selection=chosen)
     assert set(kept(store)["checkpoint-4"]["n0"]) == {"model.safetensors", "trainer_state.json"}
     (again,) = push_now(tmp_path, store, "n0", "run", selection=chosen)
@@ -164,3 +170,77 @@ def test_in_a_daemon_s_output_directory_names_are_those_that_the_daemon_gives(tm
     alone = offered(source)
     assert (alone.run, alone.root, [s.name for s in alone.spots]) == ("run-0", trial, ["checkpoint-4"])
     assert offered(tmp_path / "out", (RunDir("deep", trial),)).run == "out"
+
+
+@pytest.mark.parametrize("vector", [v for v in vectors() if v.name != "lightning-file"], ids=lambda v: v.name)
+def test_every_layout_is_sent_whole_whatever_its_directory_is_called(vector: Vector, tmp_path: Path) -> None:
+    for at, source in enumerate(vector.sources):
+        directory = tmp_path / f"n{at}" / "some-save"
+        shutil.copytree(source, directory)
+        told = planned(offered(directory, name="mine"), "n0", EVERYTHING)
+        files = [p for p in directory.rglob("*") if p.is_file()]
+        assert [(one.run, one.checkpoint, one.files, one.left_out) for one in told] == [(f"n{at}", "mine", len(files), ())]
+        unnamed = offered(directory)
+        sent = sum(one.files for one in planned(unnamed, "n0", EVERYTHING))
+        assert sent + len(unnamed.left_out) == len(files)
+        assert set(unnamed.left_out) <= {"latest", "latest_universal"}, "what DeepSpeed writes beside its tags, and pull makes"
+
+
+def test_a_copy_of_a_checkpoint_is_one_and_wants_a_name_that_a_store_can_keep(tmp_path: Path) -> None:
+    lay(tmp_path, FINISHED).rename(tmp_path / "checkpoint-4 (copy)")
+    with pytest.raises(ConfigError, match="cannot keep a checkpoint under the name") as raised:
+        offered(tmp_path / "checkpoint-4 (copy)")
+    assert "--as checkpoint-4" in raised.value.hint
+    store = MemoryStore()
+    push_now(tmp_path / "checkpoint-4 (copy)", store, "n0", name="checkpoint-4")
+    assert kept(store) == {"checkpoint-4": {"n0": FINISHED}}
+
+
+def test_states_or_a_name_tell_a_checkpoint_from_an_output_directory(tmp_path: Path) -> None:
+    model = {"model.safetensors": FINISHED["model.safetensors"]}
+    lay(tmp_path, FINISHED).rename(tmp_path / "best")
+    lay(tmp_path, model).rename(tmp_path / "checkpoint-4.bak")
+    lay(tmp_path, {**model, "train.log": b"x", "runs/a": b"y"}).rename(tmp_path / "sft")
+    told = {name: offered(tmp_path / name) for name in ("best", "checkpoint-4.bak", "sft")}
+    assert {n: (o.run == n, [s.name for s in o.spots], o.left_out) for n, o in told.items()} == {
+        "best": (False, ["best"], ()),
+        "checkpoint-4.bak": (False, ["checkpoint-4.bak"], ()),
+        "sft": (True, ["final"], ("runs/", "train.log")),
+    }
+
+
+def test_what_a_worker_watches_keeps_the_name_that_the_worker_gives_it(tmp_path: Path) -> None:
+    root = lay(tmp_path, FINISHED).rename(tmp_path / "out")
+    assert [s.name for s in offered(root, (RunDir("sft", root),)).spots] == ["final"]
+
+
+def test_a_link_is_followed_where_it_is_named_and_shown_where_it_is_found(tmp_path: Path) -> None:
+    shutil.copytree(FSDP / "node0/checkpoint-4/pytorch_model_fsdp_0", tmp_path / "dcp")
+    lay(tmp_path / "out", FINISHED)
+    links = tmp_path / "links"
+    links.mkdir()
+    (links / "last").symlink_to(tmp_path / "out" / "checkpoint-4")
+    with pytest.raises(ConfigError, match="behind a link, last") as raised:
+        offered(links)
+    assert f"ckptsync push {links}/last" in raised.value.hint
+    (links / "checkpoint-9").symlink_to(tmp_path / "dcp")
+    told = [offered(links / name) for name in ("last", "checkpoint-9")]
+    assert [(o.run, o.spots[0].name, o.left_out) for o in told] == [("out", "checkpoint-4", ()), ("links", "checkpoint-9", ())]
+    told = [offered(links / "checkpoint-9", (RunDir("mine", links),)), offered(tmp_path / "dcp")]
+    assert [(o.run, o.spots[0].name) for o in told] == [("mine", "checkpoint-9"), (tmp_path.name, "dcp")]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("two", "holds checkpoint-4"), ("..", "holds checkpoint-4"), ("a/b", "cannot keep"), ("consolidated", "cannot keep")],
+)
+def test_a_name_is_one_checkpoint_s_and_one_that_a_store_can_keep(name: str, said: str, tmp_path: Path) -> None:
+    source = lay(tmp_path, FINISHED)
+    with pytest.raises(ConfigError, match=said):
+        offered(source if "cannot" in said else tmp_path, name=name)
+
+
+def test_a_store_in_what_the_user_calls_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    source = lay(tmp_path, FINISHED).rename(tmp_path / "best")
+    with pytest.raises(ConfigError, match="lies inside a checkpoint"):
+        push_now(source, create_store(str(source / "store")), "n0")

@@ -300,3 +300,13 @@ def test_a_file_of_lightning_s_and_a_final_model_are_pushed_without_what_lies_be
     assert {p.place for p in push_now(out, store, "n0")} == {"final", "version_0.epoch-0-step-5.ckpt"}
     assert kept(store)["version_0.epoch-0-step-5.ckpt"]["n0"].keys() == {"epoch=0-step=5.ckpt"}
     assert kept(store)["final"]["n0"].keys() == {p.name for p in vector("hf-sharded").sources[0].iterdir()}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes directories of other users")
+def test_a_checkpoint_beside_another_users_spool_is_sent_and_the_spool_left_alone(tmp_path: Path) -> None:
+    lay(tmp_path / "run", ONE)
+    (tmp_path / "run" / "_ckptsync" / "pins" / "checkpoint-2.0" / "files").mkdir(parents=True)
+    os.chown(tmp_path / "run" / "_ckptsync", 65534, 65534)
+    (done,) = push_now(tmp_path / "run", MemoryStore())
+    assert done.phase == "sent"
+    assert "_ckptsync: belongs to uid 65534" in done.notes[-1]

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.errors import Exists, StoreError
+from ckptsync.errors import Exists, StoreError, Unsupported
+from ckptsync.layouts.rank_names import rank
+from ckptsync.records import coding
 from ckptsync.records.names import OURS
 from ckptsync.scan import found, spots
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store
@@ -60,13 +62,13 @@ def test_the_same_bytes_of_another_save_are_sent_to_its_own_place(tmp_path: Path
     assert sent.files == len(ONE)
 
 
-def taken(tmp_path: Path, store: Store, files: dict[str, bytes], node: str = "n0") -> Callable[[], Sent]:
+def taken(tmp_path: Path, store: Store, files: dict[str, bytes], node: str = "n0", save: str = "") -> Callable[[], Sent]:
     """Sending these files, each time as if for the first time in this process."""
     lay(tmp_path, files)
     (spot,) = spots(tmp_path)
     held = hold(found(spot), None, spot.family, spot.name)
     road = Road(store, node, lambda: read_known(store, "run", Known()).manifests("checkpoint-4"), threads=4)
-    return lambda: send(draft(told(Seen("run", spot, held, None), node), take(held)), held, road)
+    return lambda: send(replace(draft(told(Seen("run", spot, held, None), node), take(held)), save=save), held, road)
 
 
 class Comparing(MemoryStore):
@@ -102,9 +104,29 @@ def test_what_another_manifest_vouches_for_is_neither_sent_nor_read_back(tmp_pat
     store = Comparing()
     taken(tmp_path, store, ONE)()
     times = {e.name: e.mtime for e in store.names("run/checkpoint-4/")}
-    assert taken(tmp_path, store, ONE, "n1")().files == 0
+    assert taken(tmp_path, store, ONE, "n1", save="a")().files == 0
     assert (store.read, {e.name: e.mtime for e in store.names("run/checkpoint-4/")}) == (set(), times)
-    assert kept(store) == {"checkpoint-4": {"n0": ONE, "n1": ONE}}
+    own = {path: data for path, data in ONE.items() if rank(path) is None}  # the very same file of a rank is the other node's
+    assert kept(store) == {"checkpoint-4": {"n0": ONE, "n1": own}}
+
+
+def test_a_copy_of_what_another_node_has_stored_is_not_said_again(tmp_path: Path) -> None:
+    store = MemoryStore()
+    taken(tmp_path, store, ONE, save="a")()
+    names = [e.name for e in store.names("")]
+    found = taken(tmp_path, store, ONE, "n1")()
+    assert (found.files, found.held is not None and found.held.node) == (0, "n0")
+    assert [e.name for e in store.names("") if "sending" not in e.name] == [n for n in names if "sending" not in n]
+
+
+def test_what_is_copied_to_a_node_that_has_said_its_part_is_not_said_again(tmp_path: Path) -> None:
+    store = MemoryStore()
+    part = {"x": ONE["x"]}
+    for n, files in enumerate((ONE, part)):
+        assert taken(tmp_path / str(n), store, files, f"n{n}", save="a")().held is None
+    copied = taken(tmp_path / "1", store, ONE, "n1", save="a")()
+    assert copied.held is not None
+    assert kept(store) == {"checkpoint-4": {"n0": ONE, "n1": part}}
 
 
 def test_litter_that_the_store_has_compared_is_replaced(tmp_path: Path) -> None:
@@ -177,3 +199,25 @@ def test_an_error_of_one_file_is_the_error_and_commits_nothing(tmp_path: Path) -
     with pytest.raises(StoreError, match="no space left"):
         taken(tmp_path, store, ONE)()
     assert manifests(store) == []
+
+
+def test_more_files_than_a_manifest_can_name_are_refused_before_one_is_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    held, seen, road = on_the_way(tmp_path, store)
+    planned = draft(told(seen, "n0"), take(held))
+    monkeypatch.setitem(coding.LIMITS, "manifest", 100 * len(planned.files))
+    with pytest.raises(Unsupported, match="its manifest would have"):
+        send(planned, held, road)
+    assert list(store.names("")) == []
+
+
+def test_a_file_of_a_time_that_no_record_can_say_is_refused_before_it_is_sent(tmp_path: Path) -> None:
+    store = MemoryStore()
+    held, seen, road = on_the_way(tmp_path, store)
+    planned = draft(told(seen, "n0"), take(held))
+    late = replace(planned, files=tuple(replace(f, mtime=2**63) for f in planned.files))
+    with pytest.raises(Unsupported, match="its time is after the year 2262"):
+        send(late, held, road)
+    assert list(store.names("")) == []

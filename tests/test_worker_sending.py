@@ -14,6 +14,7 @@ import pytest
 from ckptsync.errors import StoreError
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
 from ckptsync.stores.memory import MemoryStore
+from ckptsync.worker.lanes import Lanes
 from ckptsync.worker.options import Order, RunDir, Superseded, WorkerOptions
 from ckptsync.worker.tick import Worker
 from tests.dying import Crash, Dying
@@ -287,3 +288,60 @@ def test_while_the_store_does_not_answer_every_step_that_comes_and_goes_is_kept_
     sender.join(60)
     w.tick(100.0)
     assert set(kept(store)) == {f"checkpoint-{n}" for n in range(1, 21)}
+
+
+class Held(MemoryStore):
+    """Waits with one file, until it is told to go on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.go = threading.Event(), threading.Event()
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        if name.endswith("/x2"):
+            self.begun.set()
+            assert self.go.wait(60)
+        super().create(name, chunks, about)
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_save_that_is_removed_while_it_is_sent_is_said_to_be_lost_once_with_what_is_stored(
+    tmp_path: Path, *, whole: bool
+) -> None:
+    out, store, lanes = tmp_path / "out", Held(), Lanes(1)
+    out.mkdir()
+    lay(out, {"trainer_state.json": b'{"global_step": 4}', "x1": b"1" * 1000, "x2": b"2" * 300_000, "x3": b"3" * 400_000}, 1.0)
+    w = Worker(WorkerOptions("n0", (RunDir("run", out),), threads=1), store, lanes)
+    settle(w)
+    sending = threading.Thread(target=lanes.lanes[0].carry)
+    sending.start()
+    assert store.begun.wait(60)
+    for path in [out] if whole else list(out.iterdir()):
+        shutil.rmtree(path)
+    before = w.tick(700.0)
+    store.go.set()
+    sending.join()
+    result = w.tick(701.0)
+    stored = [entry for entry in store.names("run/checkpoint-4/") if entry.size in (18, 1000, 300_000, 400_000)]
+    said = f"the store has {len(stored)} of 4 files, {sum(entry.size for entry in stored)} of 701018 bytes, and no manifest of them"
+    assert before.notes == ()
+    assert [(p.phase, said in p.detail) for p in result.progress] == [("lost", True)]
+    assert [said in note for note in result.notes] == [True]
+    again = w.tick(702.0)
+    assert (again.progress, again.notes) == ((), result.notes)
+
+
+def test_a_save_that_is_stored_or_overwritten_is_not_said_to_be_lost(tmp_path: Path) -> None:
+    store = MemoryStore()
+    w = worker(tmp_path, store)
+    step(tmp_path, 1)
+    settle(w)
+    shutil.rmtree(tmp_path / "checkpoint-1")
+    shutil.rmtree(tmp_path / "_ckptsync")
+    assert w.tick(700.0).notes == ()
+    made = step(tmp_path, 2)
+    w.tick(701.0)
+    shutil.rmtree(made)
+    step(tmp_path, 2)
+    settle(w, 800.0)
+    assert not any("lost" in note for note in w.tick(1500.0).notes)

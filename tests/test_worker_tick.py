@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +16,7 @@ from ckptsync.records.coding import Record, encode, record_name
 from ckptsync.records.report import Finding, Report
 from ckptsync.records.seal import Seal
 from ckptsync.records.tombstone import Tombstone
+from ckptsync.spool import pins
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
@@ -340,7 +340,7 @@ def test_stored_pins_give_way_to_the_next_save_and_unstored_ones_never(
     settle(w)
     shutil.rmtree(source)
     lay(tmp_path / "x", EIGHT, 50.0).rename(tmp_path / "checkpoint-8")
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    monkeypatch.setattr(pins, "free_bytes", lambda _: free)
     w.tick(1000.0)
     shutil.rmtree(tmp_path / "checkpoint-8")
     w.tick(1001.0)

@@ -77,6 +77,16 @@ class Weed:
         self._wait_for(key, secret)
         return self.options(key, secret)
 
+    def rekey(self, key: str, secret: str) -> None:
+        """Give an identity another secret; the old one is refused from then on."""
+        for identity in self._identities:
+            for credentials in identity["credentials"]:
+                if credentials["accessKey"] == key:
+                    credentials["secretKey"] = secret
+        self._tell()
+        os.kill(self.pid, signal.SIGHUP)
+        self._wait_for(key, secret)
+
     def _tell(self) -> None:
         config = {"identities": self._identities, "policies": self._policies}
         temporary = self._folder / "s3.json.new"
@@ -91,7 +101,7 @@ class Weed:
             try:
                 self.client(key, secret).list_buckets()
             except ClientError as e:
-                if e.response["Error"]["Code"] == "InvalidAccessKeyId":
+                if e.response["Error"]["Code"] in ("InvalidAccessKeyId", "SignatureDoesNotMatch"):
                     time.sleep(0.05)
                     continue  # it has not read its file again
             return

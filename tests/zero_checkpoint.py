@@ -55,8 +55,8 @@ def files(of: Zero) -> MemoryFiles:
 
 
 def own(tensor: torch.Tensor) -> torch.Tensor:
-    """The model's own copy of a weight: at stages 1 and 2 made unlike the master, to tell which one was taken."""
-    return (tensor + 1).to(torch.bfloat16)
+    """The model's own copy of a weight: the master rounded to nearest, as DeepSpeed leaves it after every step."""
+    return tensor.to(torch.bfloat16)
 
 
 def model(of: Zero, rank: int) -> dict[str, Any]:

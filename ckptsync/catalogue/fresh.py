@@ -8,14 +8,12 @@ from types import MappingProxyType
 
 from ckptsync.catalogue.summary import Fault
 from ckptsync.errors import Corrupt, NotFound, Unsupported
-from ckptsync.records.coding import Record, decode_any, is_made_anew
+from ckptsync.records.coding import LIMITS, Record, decode_any, is_made_anew
 from ckptsync.records.names import OURS, RecordName, consolidated_prefix, records_prefix
 from ckptsync.records.places import record_names, snapshots
 from ckptsync.records.state import Snapshot
 from ckptsync.records.vanished import vanished
 from ckptsync.stores.contract import Entry, Store
-
-RECORD_LIMIT = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +84,7 @@ def read_records(
     faults = []
     for name, parsed in names.items():
         try:
-            records[name] = decode_any(parsed, _content(store, name, sizes.get(name)))
+            records[name] = read_record(store, parsed, sizes.get(name))
         except NotFound:  # noqa: PERF203 - a read costs a thousand times more
             continue  # let go since it was listed
         except (Corrupt, Unsupported) as e:
@@ -102,13 +100,18 @@ def read_checkpoints(store: Store, sizes: Mapping[str, int]) -> tuple[dict[str, 
     return records, tuple(sorted((*faults, *lost), key=lambda fault: fault.name))
 
 
-def _content(store: Store, name: str, size: int | None) -> bytes:
+def read_record(store: Store, parsed: RecordName, size: int | None = None) -> Record:
+    """Return one record; raise NotFound and StoreError, and Corrupt or Unsupported for what is wrong with itself.
+
+    ``size``: as listed, where it is known. No more is fetched than a record of its kind may have.
+    """
+    name, limit = str(parsed), LIMITS[parsed.kind]
     size = store.size(name) if size is None else size
-    if size > RECORD_LIMIT:
-        raise Corrupt(f"{name}: {size} bytes, at most {RECORD_LIMIT} expected of a record")
+    if size > limit:
+        raise Corrupt(f"{name}: {size} bytes, at most {limit} expected of a {parsed.kind}")
     out = bytearray(size)
     store.read_into(name, 0, memoryview(out))
-    return bytes(out)
+    return decode_any(parsed, bytes(out))
 
 
 def hidden_by(faults: Iterable[Fault]) -> Collection[tuple[str, str]]:

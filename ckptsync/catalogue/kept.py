@@ -45,7 +45,7 @@ def load(url: str) -> Cache:
         return Cache()
     try:
         kept = _DECODER.decode(body)
-    except (msgspec.DecodeError, msgspec.ValidationError):
+    except (ValueError, RecursionError, MemoryError):
         return Cache()  # of a program that called itself by the same version
     return Cache(cuts=kept.cuts, packed=partial(_unpacked, kept.units)) if kept.url == url else Cache()
 
@@ -53,7 +53,7 @@ def load(url: str) -> Cache:
 def _unpacked(units: msgspec.Raw) -> dict[Name, Unit]:
     try:
         return {(run, base): unit for run, base, unit in _UNITS.decode(units)}
-    except (msgspec.DecodeError, msgspec.ValidationError):
+    except (ValueError, RecursionError, MemoryError):
         return {}  # as above
 
 

@@ -11,9 +11,9 @@ from ckptsync.digest import digest
 from ckptsync.records.fate import fate
 from ckptsync.records.keep import kept
 from ckptsync.records.report import LEVELS, Level, Report
-from ckptsync.records.state import Snapshot
+from ckptsync.records.state import Snapshot, standing
 
-_STEP = re.compile(r"(\d+)$")
+_STEP = re.compile(r"(?<![0-9])([0-9]{1,18})\Z")
 _CONFIGURED = frozenset({"config", "tokenizer"})
 _NO_DAMAGE = ("note", "nonfinite")
 
@@ -31,7 +31,7 @@ def summary(seen: Snapshot, mtimes: Mapping[str, float]) -> Summary:
         place=seen.place,
         step=step(seen.checkpoint),
         word=seen.word,
-        evidence=cut(damage(seen) if seen.word == "DAMAGED" else seen.evidence),
+        evidence=cut(damage(seen, mtimes) if seen.word == "DAMAGED" else seen.evidence),
         lacks=cut(facets.resume.evidence),
         nodes=tuple(sorted({k.manifest.node for k in seen.manifests})),
         manifests=tuple(k.name for k in seen.manifests),
@@ -62,6 +62,7 @@ def summary(seen: Snapshot, mtimes: Mapping[str, float]) -> Summary:
         bare=bool(seen.seal) and not _CONFIGURED.issubset({stem(f.path) for f in (seen.seal.files if seen.seal else ())}),
         ranks=_ranks(seen),
         gaps=gaps(seen) if seen.word == "ARRIVING" else (),
+        left_out=cut(seen.seal.left_out) if seen.seal else (),
     )
 
 
@@ -88,10 +89,17 @@ def cut(lines: Sequence[str]) -> tuple[str, ...]:
     return tuple(lines) if len(lines) <= LINES else (*lines[:LINES], f"and {len(lines) - LINES} more")
 
 
-def damage(seen: Snapshot) -> tuple[str, ...]:
-    """What the reports that nobody has answered found."""
-    findings = (f for r in _unanswered(seen) for f in r.findings if f.kind not in _NO_DAMAGE)
-    return tuple(dict.fromkeys(f"{f.name}: {f.kind}: {f.detail}" for f in findings))
+def damage(seen: Snapshot, mtimes: Mapping[str, float]) -> tuple[str, ...]:
+    """Return what the reports that nobody has answered found; of a file that was written since, that it has to be verified."""
+    said = max((mtimes.get(name, 0.0) for name in seen.facets.proof.damage), default=0.0)
+    wrong = [f for f in standing(seen) if f.kind not in _NO_DAMAGE]
+    again = {f.name for f in wrong if mtimes.get(f"{seen.run}/{f.name}", 0.0) > said}
+    wrong.sort(key=lambda f: f.name in again)
+    return tuple(
+        dict.fromkeys(
+            f"{f.name}: {'uploaded again, not yet verified' if f.name in again else f'{f.kind}: {f.detail}'}" for f in wrong
+        )
+    )
 
 
 def proven(seen: Snapshot, mtimes: Mapping[str, float]) -> Proven:

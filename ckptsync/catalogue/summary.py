@@ -67,7 +67,7 @@ class Summary:
     ``ranks``: node → those whose files it had, as ``0-3,7``; ``gaps``: what is missing of an ARRIVING place; ``lost``: the same as lines for people,
     with the nodes that should have it, as far as the run's other checkpoints tell; ``awaited``: those nodes.
     ``state``: changes with any record that is written or taken away; equal states fail equally.  ``late``: manifests count that the seal does not
-    name; ``bare``: the sealed model has no configuration, or no tokenizer.
+    name; ``bare``: the sealed model has no configuration, or no tokenizer; ``left_out``: code of the checkpoint that it does not have.
     """
 
     run: str
@@ -108,6 +108,7 @@ class Summary:
     ranks: tuple[tuple[str, str], ...] = ()
     gaps: tuple[Gap, ...] = ()
     awaited: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

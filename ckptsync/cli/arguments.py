@@ -88,7 +88,7 @@ def _demo(commands: Any) -> None:
 def _run(commands: Any) -> None:
     command = _command(commands, "run", "the daemon: its configuration names its roles (worker, head, verifier)")
     command.add_argument(
-        "-c", "--config", metavar="CONFIG", required=True, help="configuration file; configs/ has complete examples"
+        "-c", "--config", metavar="CONFIG", required=True, help="configuration file; `ckptsync config example` prints complete ones"
     )
     command.add_argument("--until-gone", metavar="PID", type=int, help="end once that process has ended and what it left is stored")
 
@@ -98,6 +98,9 @@ def _push(commands: Any) -> None:
     command.add_argument("directory", metavar="DIR", help="a checkpoint, or an output directory of checkpoints")
     command.add_argument(
         "url", metavar="STORE_URL", nargs="?", help="the store, a path or a URL (default: the -c file's, or $CKPTSYNC_STORE)"
+    )
+    command.add_argument(
+        "--as", dest="name", metavar="NAME", default="", help="send all of DIR as one checkpoint of this name (default: its own)"
     )
     command.add_argument(
         "-c",
@@ -185,7 +188,7 @@ def _status(commands: Any) -> None:
         commands,
         "status",
         "what a store's nodes and heads are doing, and what is wrong",
-        "With --json all of it as one document (docs/monitoring.md).",
+        "With --json all of it as one document (`ckptsync help monitoring`).",
     )
     _store(command)
     how = command.add_mutually_exclusive_group()

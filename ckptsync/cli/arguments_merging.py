@@ -46,7 +46,14 @@ def _what(command: argparse.ArgumentParser) -> None:
         " shards, S@adapter=NAME one adapter of several",
     )
     command.add_argument(
-        "--config-from", metavar="DIR", help="where config and tokenizer files lie, if not in the checkpoint or its run"
+        "--config-from",
+        metavar="DIR",
+        help="where config and tokenizer files lie, if not in the checkpoint or its run; code (*.py, auto_map) is taken from here only",
+    )
+    command.add_argument(
+        "--allow-code",
+        action="store_true",
+        help="take code that lies in the checkpoint, too: whoever loads the model with trust_remote_code runs it",
     )
     command.add_argument(
         "--base",

@@ -1,4 +1,4 @@
-"""Arguments of ``service``: ``install``, ``uninstall``.  Imports nothing heavy."""
+"""Arguments of ``service`` (``install``, ``uninstall``), ``config`` (``example``) and ``help``.  Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ Command = Callable[..., argparse.ArgumentParser]
 
 
 def add(commands: Any, command_: Command) -> None:
-    """``install`` and ``uninstall``."""
+    """``service install``, ``service uninstall``, ``config example``, ``help``."""
+    _documents(commands, command_)
     service = commands.add_parser("service", help="write systemd's units for this machine's configuration")
     actions = service.add_subparsers(title="actions", metavar="ACTION", required=True)
     command = command_(
@@ -35,6 +36,19 @@ def add(commands: Any, command_: Command) -> None:
     command.add_argument("--user", action="store_true", help="for your own systemd (systemctl --user), where you are not root")
     command.add_argument("--dry-run", action="store_true", help="say what would be written, write nothing")
     _uninstall(actions, command_)
+
+
+def _documents(commands: Any, command_: Command) -> None:
+    config = commands.add_parser("config", help="print an example of a configuration")
+    actions = config.add_subparsers(title="actions", metavar="ACTION", required=True)
+    example = command_(
+        actions, "example", "print an example with every key: worker, head, both, and files for S3, sshd and Prometheus"
+    )
+    example.add_argument("name", metavar="NAME", nargs="?", default="", help="which one (default: list them)")
+    page = command_(commands, "help", "print a page of the documents")
+    page.add_argument("name", metavar="TOPIC", nargs="?", default="", help="which page (default: list them)")
+    for command, documents in ((example, "config"), (page, "help")):
+        command.set_defaults(command="ckptsync.cli.documents", documents=documents)
 
 
 def _uninstall(actions: Any, command_: Command) -> None:

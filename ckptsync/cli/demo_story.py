@@ -173,7 +173,7 @@ class Story:
 
     def _look(self) -> Fresh:
         catalogue = fresh(self.store)
-        self.view.table([places.row(self.store, summary(s, catalogue.mtimes)) for s in catalogue.places])
+        self.view.table(places.rows(self.store, [summary(s, catalogue.mtimes) for s in catalogue.places]))
         return catalogue
 
     def _see(self, what: str, seen: Callable[[Fresh], T | None]) -> T:

@@ -20,7 +20,7 @@ _ORDER = (
     re.compile(r".*\.distcp|.*_states\.pt"),
     re.compile(r".*\.metadata|latest"),
     re.compile(r"scheduler\.pt"),
-    re.compile(r"rng_state_\d+\.pth"),
+    re.compile(r"rng_state_[0-9]+\.pth"),
     re.compile(r"trainer_state\.json"),
 )
 

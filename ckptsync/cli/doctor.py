@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ckptsync.cli import output
-from ckptsync.cli.places import reached
+from ckptsync.cli.places import reached, read_configuration
 from ckptsync.cli.service import variables
 from ckptsync.config import reach
-from ckptsync.config.loading import load
 from ckptsync.config.readers import period
-from ckptsync.config.runs import output_directories
+from ckptsync.config.runs import existing_directories
 from ckptsync.config.values import Config
 from ckptsync.doctor import examining, interpreters, mounting, pacing, publishing, training
 from ckptsync.doctor.asking import Asked, is_directory
@@ -47,7 +46,10 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class _Here:
-    """What this node is, as the command line and the configuration name it."""
+    """What this node is, as the command line and the configuration name it.
+
+    ``environment``: this command's own, without the service's keys, for the Python that trains.
+    """
 
     node: str
     place: Place | None
@@ -55,10 +57,12 @@ class _Here:
     outputs: tuple[Path, ...]
     training: Mapping[str, str] = field(default_factory=dict)
     model: str = ""
+    environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
 
 
 def run(args: argparse.Namespace) -> int:
     """Look, say what was found; the exit code of docs/doctor.md."""
+    _fresh(args.fresh)  # a wrong value is refused, also where nothing is compared
     report = _compared(args) if (args.nodes or args.url) and not args.publish else _examined(args)
     code = exit_code(report.findings) or (WARNED if args.strict and report.findings else 0)
     if args.json:
@@ -115,7 +119,8 @@ def _published(args: argparse.Namespace, report: Report, store: Store | None) ->
     try:
         if store is None:
             raise StoreError("the store cannot be used", hint="see what else was found; `mkdir` it if it is to begin here")
-        publishing.publish(store, report.asked)
+        told = report.asked
+        examining.written(store.url, lambda: publishing.publish(store, told))
     except CkptsyncError as e:
         why = "other nodes cannot be compared with this one"
         return replace(report, findings=in_order([*found, refusal(e, "not-published", node, report.store, why)]))
@@ -183,13 +188,14 @@ def _here(args: argparse.Namespace) -> _Here:
         place = Place(url, access.options, access.limits) if url else None
         return _Here(args.node or node_id(), place, None, tuple(dict.fromkeys(Path(p).absolute() for p in given)), said, model)
     source = Path(args.config)
+    own = dict(os.environ)
     os.environ.update(variables(source))  # as the service: systemd gives it these, and not this shell's
-    config = load(source)
+    config = read_configuration(source)
     _answer(located(config.store.url), *(run.path for run in config.worker.runs if "worker" in config.roles))
     served = _served(config) if "worker" in config.roles else []
     place = Place(config.store.url, config.store.options, reach.limits(config.limits), deletes=_lets_go(config))
     outputs = tuple(dict.fromkeys(Path(p).absolute() for p in (*served, *given)))
-    return _Here(args.node or config.node or node_id(), place, config, outputs, said, model)
+    return _Here(args.node or config.node or node_id(), place, config, outputs, said, model, own)
 
 
 def _answer(*paths: object) -> None:
@@ -201,7 +207,7 @@ def _answer(*paths: object) -> None:
 
 def _served(config: Config) -> list[str]:
     try:
-        return [run.path for run in output_directories(config.worker.runs, config.store.url).runs]
+        return [run.path for run in existing_directories(config.worker.runs, config.store.url).runs]
     except OSError as e:
         hint = "run the worker, and doctor, as the user who trains"
         raise ConfigError(f"worker.runs: {e.filename}: {(e.strerror or str(e)).lower()}", hint=hint) from e
@@ -217,7 +223,7 @@ def _facts(args: argparse.Namespace, here: _Here, clock: float | None) -> dict[s
     is_path = here.model.startswith("/") or bool(here.model and is_directory(Path(here.model)))  # else a name in a hub
     model = str(Path(here.model).absolute()) if is_path else ""
     shared = [str(path) for path in here.outputs] if args.publish else []
-    told = interpreters.ask_one(pythons, places=shared, node=here.node, model=model)
+    told = interpreters.ask_one(pythons, here.environment, places=shared, node=here.node, model=model)
     for path, about in told.get("places", {}).items():
         mount = mount_of(path)
         about["server"] = mount.kind if mount.is_remote else ""

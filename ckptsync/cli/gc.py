@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from ckptsync.cli import output
 from ckptsync.cli.arguments_keeping import RULES
-from ckptsync.cli.places import asked_store, checked_name
-from ckptsync.config.loading import load
+from ckptsync.cli.places import asked_store, checked_name, configuration
 from ckptsync.config.readers import duration
 from ckptsync.config.readers_head import RULES as READ
 from ckptsync.errors import ConfigError
@@ -52,7 +50,8 @@ def _check_there(store: Store, run: str) -> None:
 def asked_for(args: argparse.Namespace) -> Asked:
     """The rules that are given; raises ConfigError if there are none."""
     given = {name.replace("-", "_"): value for name, _, _ in RULES if (value := getattr(args, name.replace("-", "_"))) is not None}
-    config = load(Path(args.config)).retention if args.config else None
+    loaded = configuration(args)
+    config = loaded.retention if loaded else None
     grace = _read("grace", args.grace) if args.grace else config.grace if config else GRACE
     if given:
         rules = Rules(**{key: _read(key, value) for key, value in given.items()})

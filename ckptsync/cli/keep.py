@@ -14,7 +14,8 @@ def run(args: argparse.Namespace) -> int:
     """Say it, and what was so before."""
     where, place = named(args.what)
     store = asked_store(args)
-    changed = release(store, where, place) if args.release else keep(store, where, place, args.reason)
+    reason = args.reason.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # bytes that are no text cannot be recorded
+    changed = release(store, where, place) if args.release else keep(store, where, place, reason)
     if args.json:
         output.print_json({"run": where, "place": place, "kept": not args.release, "changed": changed})
         return 0

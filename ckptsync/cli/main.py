@@ -17,6 +17,7 @@ from typing import Any
 from ckptsync.cli.arguments import parser
 from ckptsync.errors import CkptsyncError, StoreError
 from ckptsync.stores import ending
+from ckptsync.units import clean
 
 INTERRUPTED = 130
 BROKEN_PIPE = 141
@@ -26,8 +27,17 @@ _ALGEBRA = "OPENBLAS_NUM_THREADS"
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; its exit code.  Anything but an operator's error escapes with its traceback (and exits 1)."""
     args = parser().parse_args(argv)
-    logging.basicConfig(format="ckptsync: %(message)s")  # a service says later how it wants to have it
+    handler = logging.StreamHandler()  # a service says later how it wants to have it
+    handler.setFormatter(_Clean("ckptsync: %(message)s"))
+    logging.basicConfig(handlers=[handler])
     return bounded(lambda: int(_imported(args.command).run(args)), as_json=args.json)
+
+
+class _Clean(logging.Formatter):
+    """What a server or a file has in its words does not reach the terminal."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - its base calls it so
+        return clean(super().formatMessage(record))
 
 
 def _imported(command: str) -> Any:
@@ -76,9 +86,9 @@ def _say(error: CkptsyncError, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps({"error": str(error), "hint": error.hint, "exit_code": error.exit_code}), file=sys.stderr)
         return error.exit_code
-    print(f"ckptsync: error: {error}", file=sys.stderr)
+    print(clean(f"ckptsync: error: {error}"), file=sys.stderr)
     if error.hint:
-        print(f"ckptsync: hint: {error.hint}", file=sys.stderr)
+        print(clean(f"ckptsync: hint: {error.hint}"), file=sys.stderr)
     return error.exit_code
 
 

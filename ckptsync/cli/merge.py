@@ -35,7 +35,7 @@ FAR_JOBS = 4  # they mostly wait for a store: so many keep a network busy, withi
 
 def run(args: argparse.Namespace) -> int:
     """Plan, write, say what was written."""
-    options = Options(args.dtype, size(args.max_shard_size), args.source)
+    options = Options(args.dtype, size(args.max_shard_size), args.source, args.allow_code)
     is_far = any(isinstance(located(url), Remote) for url in args.sources)
     work = Work(jobs(args.jobs, is_far=is_far), tensor_digests=False, statistics=args.statistics)
     access = reached(args).within(PARTS)
@@ -101,7 +101,7 @@ def planned(prepared: Prepared) -> dict[str, Any]:
     """What ``--dry-run`` says."""
     job = prepared.job
     files = [{"path": plan.name, "size": plan.size} for plan in job.plans] + [
-        {"path": name, "size": place.sizes()[name]} for name, place in job.beside
+        {"path": name, "size": len(job.held[name]) if name in job.held else place.sizes()[name]} for name, place in job.beside
     ]
     dtypes = Counter(tensor.dtype for plan in job.plans for tensor in plan.tensors)
     return _result(prepared, files, dtypes, job.notes) | {"dry_run": True}
@@ -131,6 +131,7 @@ def _result(prepared: Prepared, files: list[dict[str, Any]], dtypes: Counter[str
         "bytes": sum(file["size"] for file in files),
         "dtypes": dict(dtypes.most_common()),
         "files": files,
+        "left_out": list(prepared.job.left_out),
         "notes": list(notes),
     }
 

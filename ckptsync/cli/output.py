@@ -8,6 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
+from ckptsync.units import clean
+
+__all__ = ["CODES", "aligned", "clean", "painted", "print_json", "print_table"]
+
 CODES = {
     "ARRIVING": "33",
     "COMPLETE": "36",
@@ -33,11 +37,6 @@ def _plain(value: object) -> Any:
     if isinstance(value, (set, frozenset)):
         return sorted(value)
     return str(value)
-
-
-def clean(text: str) -> str:
-    """``text`` with control characters made visible: names in a store come from anyone, and a terminal obeys them."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def aligned(rows: Iterable[Sequence[str]]) -> list[str]:

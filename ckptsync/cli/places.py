@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from ckptsync.config import reach
 from ckptsync.config.loading import from_environment, load
 from ckptsync.config.readers import bandwidth
 from ckptsync.config.units import show_size
+from ckptsync.config.values import Config
 from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.paths import checked_path
 from ckptsync.records.names import consolidated_prefix
@@ -22,8 +24,30 @@ from ckptsync.stores.opening import open_store
 from ckptsync.stores.timetable import Timetable
 from ckptsync.stores.trees import Access
 from ckptsync.stores.urls import Remote, located
+from ckptsync.units import clean
 
 HEADING = ("RUN", "CHECKPOINT", "STATE", "SIZE", "NODES", "DETAIL")
+
+
+def configuration(args: argparse.Namespace) -> Config | None:
+    """The configuration that ``-c`` names, if it names one, read once a command; raises ConfigError.
+
+    Says on stderr which of its keys a variable overrides.
+    """
+    if not getattr(args, "config", None):
+        return None
+    if "loaded" not in args:
+        args.loaded = read_configuration(Path(args.config))
+    found: Config = args.loaded
+    return found
+
+
+def read_configuration(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
+    """The configuration in a file; says on stderr which of its keys a variable overrides.  Raises ConfigError."""
+    config = load(path, environment)
+    for line in config.overridden:
+        print(clean(f"ckptsync: warning: {line}"), file=sys.stderr)
+    return config
 
 
 def asked_store(args: argparse.Namespace) -> Store:
@@ -31,8 +55,8 @@ def asked_store(args: argparse.Namespace) -> Store:
     if args.config and args.url:
         raise ConfigError(f"{args.url}: a store and a configuration are given", hint="give one of them")
     access = reached(args)
-    if args.config:
-        named = load(Path(args.config)).store.url
+    if config := configuration(args):
+        named = config.store.url
         return open_store(named, reach.options_for(named, access.options), access.limits)
     url = args.url or os.environ.get("CKPTSYNC_STORE")
     if not url:
@@ -42,8 +66,7 @@ def asked_store(args: argparse.Namespace) -> Store:
 
 def reached(args: argparse.Namespace) -> Access:
     """How the places that the command line names are reached: as the -c file says, or the environment; raises ConfigError."""
-    if getattr(args, "config", None):
-        config = load(Path(args.config))
+    if config := configuration(args):
         options, asked = config.store.options, config.limits
     else:
         options, asked = from_environment()
@@ -82,13 +105,37 @@ def exit_code(catalogue: Catalogue) -> int:
     return max((fault.error.exit_code for fault in catalogue.faults), default=0)
 
 
-def described(store: Store, seen: Summary) -> dict[str, Any]:
-    """One place, for ``--json``."""
+def described(store: Store, summaries: Sequence[Summary]) -> list[dict[str, Any]]:
+    """Return all places of a store, for ``--json``."""
+    newest = _newest(summaries)
+    return [_described(store, seen, newest) for seen in summaries]
+
+
+def rows(store: Store, summaries: Sequence[Summary]) -> list[list[str]]:
+    """Return all places of a store, as lines of a table under `HEADING`."""
+    newest = _newest(summaries)
+    return [_row(store, seen, newest) for seen in summaries]
+
+
+def _newest(summaries: Sequence[Summary]) -> dict[tuple[str, str], Summary]:
+    """Return the save that was written last of each run and checkpoint: a training that was resumed writes ``final`` once more."""
+    there = sorted((s for s in summaries if not s.retired), key=lambda s: (s.ended, s.place))
+    return {(s.run, s.checkpoint): s for s in there}
+
+
+def _newer(seen: Summary, newest: Mapping[tuple[str, str], Summary]) -> str:
+    """Return the place of the newest save of the same name, if this is an older one that is not retired; else nothing."""
+    last = newest.get((seen.run, seen.checkpoint), seen)
+    return last.place if last.place != seen.place and last.ended > seen.ended and not seen.retired else ""
+
+
+def _described(store: Store, seen: Summary, newest: Mapping[tuple[str, str], Summary]) -> dict[str, Any]:
     return {
         "run": seen.run,
         "checkpoint": seen.checkpoint,
         "place": seen.place,
         "word": seen.word,
+        "newer": _newer(seen, newest) or None,
         "evidence": list(seen.evidence),
         "lost": list(seen.lost),
         "nodes": list(seen.nodes),
@@ -98,6 +145,7 @@ def described(store: Store, seen: Summary) -> dict[str, Any]:
         "resume_complete": seen.resume,
         "missing_for_resume": list(seen.lacks),
         "model": model(store, seen),
+        "left_out": list(seen.left_out),
         "proof": {
             "holds": seen.proof.holds,
             "verdict": seen.proof.verdict,
@@ -107,9 +155,10 @@ def described(store: Store, seen: Summary) -> dict[str, Any]:
     }
 
 
-def row(store: Store, seen: Summary) -> list[str]:
-    """One place, as a line of a table under `HEADING`."""
-    return [seen.run, seen.place, seen.word, show_size(seen.size), str(len(seen.nodes)), detail(store, seen)]
+def _row(store: Store, seen: Summary, newest: Mapping[tuple[str, str], Summary]) -> list[str]:
+    newer = _newer(seen, newest)
+    said = "; ".join(filter(None, (detail(store, seen), f"{newer} is newer" if newer else "")))
+    return [seen.run, seen.place, seen.word, show_size(seen.size), str(len(seen.nodes)), said]
 
 
 def detail(store: Store, seen: Summary) -> str:
@@ -117,7 +166,8 @@ def detail(store: Store, seen: Summary) -> str:
     where = model(store, seen)
     if seen.word in ("VERIFIED", "CONSOLIDATED") and where:
         level = f" ({seen.proof.level})" if seen.word == "VERIFIED" else ""
-        return f"{where}{level}"
+        left = f"; code left out: {', '.join(seen.left_out)}" if seen.left_out else ""
+        return f"{where}{level}{left}"
     return first_of(seen.lost or seen.evidence)
 
 

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 
-from ckptsync.config.units import show_duration, show_size
+from ckptsync.units import clean, show_duration, show_size
 
 Progress = Callable[[int, int], None]
 SECONDS_BETWEEN_LINES = 5.0
@@ -16,6 +16,7 @@ SECONDS_BETWEEN_LINES = 5.0
 @contextlib.contextmanager
 def shown(what: str) -> Iterator[Progress]:
     """A function of ``(bytes done, bytes in all)``, shown until the block ends."""
+    what = clean(what)
     if not sys.stderr.isatty():
         yield _Lines(what)
         return
@@ -23,7 +24,13 @@ def shown(what: str) -> Iterator[Progress]:
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
     from rich.progress import Progress as RichProgress
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
     with RichProgress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)

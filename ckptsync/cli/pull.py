@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -84,9 +85,9 @@ def _remarks(store: Store, found: Ordered, landing: Landing, pulled: Pulled) -> 
         if reason := retired(store, found.run, found.place):
             said.append(f"{found.run}/{found.place} is being let go: {reason}")
         else:
-            said.append(
-                "a file that is damaged is sent again by a node that still has its bytes, once `ckptsync verify` or a verifier has said so"
-            )
+            place = f"{store.url.rstrip('/')}/{found.run}/{found.place}"
+            first = "" if found.word == "DAMAGED" else f"`{shlex.join(['ckptsync', 'verify', place])}` records the damage; then "
+            said.append(f"{first}a node that still has the bytes uploads them again; `ckptsync repair` says which")
         said.append("what could be had is kept, and the same command goes on with it")
     said += [f"{other}: left by another pull of {landing.order.name}, not needed by this one" for other in landing.others()]
     return said

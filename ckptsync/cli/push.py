@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ckptsync.cli import output
-from ckptsync.cli.places import options_for, reached
+from ckptsync.cli.places import configuration, options_for, reached
 from ckptsync.cli.progress import Progress, shown, silent
-from ckptsync.config.loading import load
-from ckptsync.config.runs import output_directories
+from ckptsync.config.runs import existing_directories
 from ckptsync.config.units import show_size
 from ckptsync.config.values import Config
 from ckptsync.errors import ConfigError, Corrupt
@@ -23,12 +22,13 @@ from ckptsync.stores.opening import create_store
 from ckptsync.stores.urls import Remote, located
 from ckptsync.worker import result
 from ckptsync.worker.node import node_id
-from ckptsync.worker.offering import offered
 from ckptsync.worker.options import RunDir, checked_run
-from ckptsync.worker.push import planned, push_now
+from ckptsync.worker.push import offered_to, planned, push_now
 from ckptsync.worker.selecting import Selection
 
 CONTINUED = frozenset({"s3", "sftp"})  # kinds of stores elsewhere in which a write that was interrupted goes on where it was
+
+SHOWN = 12  # names of what is left out
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +43,31 @@ class Asked:
 
 def run(args: argparse.Namespace) -> int:
     """Send; what the store has already is not sent again."""
-    asked = _asked(args, load(Path(args.config)) if args.config else None)
+    asked = _asked(args, configuration(args))
     directory, access = Path(args.directory), reached(args)
-    offer = offered(directory, asked.runs)
-    name = checked_run(args.run or offer.run)
     located(asked.url)
-    sizes = planned(offer, asked.node, asked.selection)
+    offer = offered_to(asked.url, directory, asked.runs, args.name)
+    name = _run_name(args.run, offer.run)
+    plan = planned(offer, asked.node, asked.selection)
     if args.dry_run:
-        _say(args, asked.url, [_planned(name, checkpoint, found) for checkpoint, found in sizes])
+        _say(args, asked.url, [{**_described(one), "run": name, "phase": "would be sent"} for one in plan], offer.left_out)
         return 0
     store = create_store(asked.url, options_for(asked.url, access), access.limits)
-    total = sum(sum(found) for _, found in sizes)
+    total = sum(one.size for one in plan)
     with (silent if args.json else shown)(f"sending {name}") as progress:
         passed, threads = counting(progress, total), access.limits.threads
-        sent = push_now(directory, store, asked.node, name, passed, threads=threads, selection=asked.selection, runs=asked.runs)
-    _say(args, asked.url, [_described(one) for one in sent])
+        sent = push_now(
+            directory,
+            store,
+            asked.node,
+            name,
+            passed,
+            threads=threads,
+            selection=asked.selection,
+            runs=asked.runs,
+            name=args.name,
+        )
+    _say(args, asked.url, [_described(one) for one in sent], offer.left_out)
     return 0
 
 
@@ -76,8 +86,16 @@ def _asked(args: argparse.Namespace, config: Config | None) -> Asked:
             _globs("--include", args.include) or (worker.include if worker else ()),
             _globs("--exclude", args.exclude) or (worker.exclude if worker else ()),
         ),
-        tuple(RunDir(r.name, Path(r.path)) for r in output_directories(worker.runs, url).runs) if worker else (),
+        tuple(RunDir(r.name, Path(r.path)) for r in existing_directories(worker.runs, url).runs) if worker else (),
     )
+
+
+def _run_name(given: str | None, found: str) -> str:
+    """Return the run's name in the store; ``found``: a directory's, which a store may not be able to keep."""
+    try:
+        return checked_run(given or found)
+    except ConfigError as e:
+        raise e if given else ConfigError(str(e), hint="give the run a name: --run NAME") from e
 
 
 def _globs(flag: str, given: list[str] | None) -> tuple[str, ...]:
@@ -113,25 +131,19 @@ def notes(url: str) -> list[str]:
     return [NOTE] if isinstance(place, Remote) and place.scheme not in CONTINUED else []
 
 
-def _planned(run: str, checkpoint: str, sizes: list[int]) -> dict[str, Any]:
-    return {
-        "run": run,
-        "checkpoint": checkpoint,
-        "phase": "would be sent",
-        "files": len(sizes),
-        "size": sum(sizes),
-        "place": "",
-        "notes": [],
-    }
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - SHOWN} more (--json lists them)" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
 
 
 def _described(one: result.Progress) -> dict[str, Any]:
     return {key: value for key, value in asdict(one).items() if key not in ("k", "detail")}
 
 
-def _say(args: argparse.Namespace, url: str, found: list[dict[str, Any]]) -> None:
+def _say(args: argparse.Namespace, url: str, found: list[dict[str, Any]], left_out: Sequence[str]) -> None:
     if args.json:
-        output.print_json({"store": url, "dry_run": args.dry_run, "checkpoints": found, "notes": notes(url)})
+        told = {"store": url, "dry_run": args.dry_run, "checkpoints": found, "left_out": left_out, "notes": notes(url)}
+        output.print_json(told)
         return
     for one in found:
         where = f" as {one['place']}" if one["place"] not in ("", one["checkpoint"]) else ""
@@ -139,5 +151,10 @@ def _say(args: argparse.Namespace, url: str, found: list[dict[str, Any]]) -> Non
         print(output.clean(f"{one['run']}/{one['checkpoint']}: {one['phase']}{where}, {amount}"))
         for note in one["notes"]:
             print(output.clean(f"  note: {note}"))
+        if one["left_out"]:
+            print(output.clean(f"  left out: {_listed(one['left_out'])}"))
+    if left_out:
+        print(output.clean(f"left out, in no checkpoint: {_listed(left_out)}"))
+        print("  to send a directory whole: name it, with --as NAME where it is to have another name")
     if args.dry_run:
         print("nothing was sent; files that the store has already would not be sent again")

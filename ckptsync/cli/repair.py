@@ -5,29 +5,28 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import asdict, dataclass, replace
 
 from ckptsync.catalogue.fresh import Fresh, fresh
 from ckptsync.catalogue.reading import read
 from ckptsync.catalogue.summary import Catalogue
 from ckptsync.cli import output
-from ckptsync.cli.places import asked_store
-from ckptsync.config.loading import load
+from ckptsync.cli.places import asked_store, configuration
+from ckptsync.config.units import show_size
 from ckptsync.daemon.identity import machine
-from ckptsync.errors import CkptsyncError, ConfigError, Incomplete
+from ckptsync.errors import CkptsyncError, ConfigError
 from ckptsync.fleet.nodes import nodes
 from ckptsync.fleet.told import told
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.head.mending import ground, mend
-from ckptsync.head.repairing import NodeWord, Plan, plan, standing
+from ckptsync.head.repairing import NodeWord, Plan, plan
 from ckptsync.merge.plan import Options
-from ckptsync.records.report import LEVELS, Finding, Level
-from ckptsync.records.state import Snapshot
+from ckptsync.records.report import LEVELS, Finding, Level, Report
+from ckptsync.records.state import Snapshot, proof, standing
 from ckptsync.stores.contract import Store
 from ckptsync.verify.expected import expected, sealless, stat
-from ckptsync.verify.place import verify_place
 from ckptsync.verify.reporting import write_report
+from ckptsync.verify.target import Asked, InStore, verify
 
 EVERY = 2.0  # seconds between two looks of --wait
 LETTERS = {
@@ -70,7 +69,9 @@ def run(args: argparse.Namespace) -> int:
     store, run_, place = _asked(args)
     options = _options(args)
     found = _plans(store, run_, place)
-    if not args.json:
+    if place and (not found or (not args.dry_run and _is_sent_again(store, found[0]))):
+        found = _read(store, run_, place, args)
+    elif not args.json:
         _show(found)
     if args.dry_run:
         return _end(args, [Done(p) for p in found])
@@ -99,10 +100,11 @@ def _asked(args: argparse.Namespace) -> tuple[Store, str, str]:
 
 
 def _options(args: argparse.Namespace) -> HeadOptions:
-    if not args.config:
+    config = configuration(args)
+    if config is None:
         return HeadOptions()
-    head = load(Path(args.config)).head
-    return HeadOptions(Options(head.dtype, head.max_shard_size), head.config_from)
+    head = config.head
+    return HeadOptions(Options(head.dtype, head.max_shard_size, allow_code=head.allow_code), head.config_from)
 
 
 def _plans(store: Store, run_: str, place: str) -> list[Plan]:
@@ -113,6 +115,41 @@ def _plans(store: Store, run_: str, place: str) -> list[Plan]:
         raise ConfigError(f"{run_}/{place}: no node has told this store of it", hint="`ckptsync ls` shows what is there")
     plans = [planned(found, *one, words) for one in sorted(named) if place in ("", one[1])]
     return [p for p in plans if p.parts]
+
+
+def _read(store: Store, run_: str, place: str, args: argparse.Namespace) -> list[Plan]:
+    """Read every byte of a place against which nothing is said, or of which all that was asked for has come; the plan for what that finds."""
+    found = []
+    level = _level(fresh(store, run_).of(run_, place))
+    for one in verify(InStore(store, run_, place), Asked(level, time.time())):
+        if not args.json:
+            print(output.clean(f"{run_}/{place}: {_outcome(one.report)}"), flush=True)
+        if one.news and not args.dry_run:
+            write_report(store, one.news)
+        seen = fresh(store, run_)
+        if one.news and args.dry_run:
+            seen = replace(seen, places=tuple(_reported(s, one.news) if s.place == place else s for s in seen.places))
+        now = planned(seen, run_, place, node_words(store))
+        found += [now] if now.parts else []
+    if found and not args.json:
+        _show(found)
+    return found
+
+
+def _reported(seen: Snapshot, news: Report) -> Snapshot:
+    """The place as it would be if the report were written."""
+    last = max((report.n for report in seen.records.reports.values()), default=0)
+    reports = {**seen.records.reports, "dry run": replace(news, n=last + 1)}
+    found = proof(reports, {k.name for k in seen.manifests}, seen.seal_name)
+    return replace(seen, records=replace(seen.records, reports=reports), facets=replace(seen.facets, proof=found))
+
+
+def _outcome(report: Report) -> str:
+    read = f"(every byte that is there was read: {show_size(report.read)})"
+    if report.verdict == "damaged":
+        return f"DAMAGED {read}"
+    why = next((f.detail for f in report.findings if f.kind == "note" and report.verdict == "arriving"), "")
+    return f"nothing is damaged {read}{f'; {why}' if why else ''}"
 
 
 def node_words(store: Store) -> dict[str, NodeWord]:
@@ -193,14 +230,17 @@ def _is_answered(seen: Snapshot, found: Fresh, plan_: Plan) -> bool:
     return bool(asked) and all(found.mtimes.get(name, 0.0) >= last and name in seen.sizes for name in asked)
 
 
-def _verified(store: Store, plan_: Plan, level: Level) -> None:
+def _is_sent_again(store: Store, plan_: Plan) -> bool:
     found = fresh(store, plan_.run)
     seen = _of(found, plan_)
-    if seen is not None:
-        try:
-            write_report(store, verify_place(store, seen, level, found.faults_of(seen.run, seen.place), time.time()))
-        except Incomplete:
-            return  # it changed meanwhile: the next look, or the verifier, says what it has become
+    return seen is not None and _is_answered(seen, found, plan_)
+
+
+def _verified(store: Store, plan_: Plan, level: Level) -> None:
+    """Read the place, and record what is new."""
+    for one in verify(InStore(store, plan_.run, plan_.place), Asked(level, time.time())):
+        if one.news:
+            write_report(store, one.news)
 
 
 def _level(seen: Snapshot | None) -> Level:

@@ -14,8 +14,8 @@ from importlib import resources
 from pathlib import Path
 
 from ckptsync.cli import output, units
-from ckptsync.config.loading import load
-from ckptsync.config.runs import output_directories
+from ckptsync.cli.places import read_configuration
+from ckptsync.config.runs import existing_directories
 from ckptsync.config.values import Config
 from ckptsync.errors import ConfigError, StoreError
 from ckptsync.worker.node import node_id
@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 def _system_plan(args: argparse.Namespace) -> Plan:
     given = args.train or os.environ.get("SUDO_USER", "")
     source = Path(args.config or f"/etc/ckptsync/{given or 'train'}.yaml").absolute()
-    config = load(source, variables(source))
+    config = read_configuration(source, variables(source))
     is_worker = "worker" in config.roles
     user = _known(given if is_worker else args.train or _HEADS_USER, is_worker=is_worker)
     found = units.paths(config, [entry.pw_dir for entry in pwd.getpwall()])
@@ -81,11 +81,11 @@ def _system_plan(args: argparse.Namespace) -> Plan:
 
 
 def _users_plan(args: argparse.Namespace) -> Plan:
-    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    home = own_folder()
     source = Path(args.config or home / "ckptsync/worker.yaml").absolute()
     if args.train:
         raise ConfigError("--as: a user's own systemd runs what is that user's", hint="leave it out, or leave out --user")
-    is_worker = "worker" in load(source, variables(source)).roles
+    is_worker = "worker" in read_configuration(source, variables(source)).roles
     template, name = ("ckptsync-worker@.service", "ckptsync-worker.service") if is_worker else ("ckptsync-head.service",) * 2
     text = units.for_user(_template(template), _program(source))
     linger = f"loginctl enable-linger {getpass.getuser()}"
@@ -94,6 +94,15 @@ def _users_plan(args: argparse.Namespace) -> Plan:
         ("a user's own systemd cannot shut the service in; without lingering it ends with the last session",),
         ("systemctl --user daemon-reload", f"systemctl --user enable --now {name.removesuffix('.service')}", linger),
     )
+
+
+def own_folder() -> Path:
+    """Where this user's own configuration is; raises ConfigError where that is another's, as under sudo: he decides what a path there means."""
+    home = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
+    owner = next(path for path in (home, *home.absolute().parents) if path.exists()).stat().st_uid
+    if owner != os.geteuid() == 0:
+        raise ConfigError(f"--user: {home} is {_name_of(owner)}'s, and this is root", hint=f"as {_name_of(owner)}, without sudo")
+    return home
 
 
 def variables(source: Path) -> Mapping[str, str]:
@@ -138,10 +147,10 @@ def _doubts(config: Config, user: pwd.struct_passwd, source: Path) -> Iterator[s
         yield f"{Path(sys.executable).resolve()}: {user.pw_name} cannot reach this Python: make the environment with one below /usr or /opt"
     store = Path(units.local(config.store.url))
     if units.local(config.store.url) and store.is_dir() and not _may(user, 2, store):
-        yield f"{store}: {user.pw_name} cannot write to it, unless a drop-in gives the service a group (docs/service.md)"
+        yield f"{store}: {user.pw_name} cannot write to it, unless a drop-in gives the service a group (`ckptsync help service`)"
     if "worker" not in config.roles:
         return
-    for one in output_directories(config.worker.runs, config.store.url).runs:
+    for one in existing_directories(config.worker.runs, config.store.url).runs:
         owner = Path(one.path).stat().st_uid
         if owner != user.pw_uid:
             who = _name_of(owner)

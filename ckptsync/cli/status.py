@@ -7,7 +7,6 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from ckptsync.catalogue import kept
@@ -15,7 +14,6 @@ from ckptsync.catalogue.reading import read
 from ckptsync.catalogue.summary import Catalogue
 from ckptsync.cli import output, places
 from ckptsync.cli.status_view import WIDE, alarm_lines, lines
-from ckptsync.config.loading import load
 from ckptsync.daemon.overseeing import Overseer, patience
 from ckptsync.fleet.alarms import Patience
 from ckptsync.fleet.overview import Overview, document
@@ -30,7 +28,8 @@ DAMAGED = 10
 def run(args: argparse.Namespace) -> int:
     """Once, or again and again until it is interrupted."""
     store = places.asked_store(args)
-    overseer = Overseer(store, _catalogues(store), patience(load(Path(args.config))) if args.config else Patience())
+    config = places.configuration(args)
+    overseer = Overseer(store, _catalogues(store), patience(config) if config else Patience())
     if args.watch and not args.json and sys.stdout.isatty():
         from ckptsync.cli.status_live import show
 
@@ -62,7 +61,7 @@ def checked(seen: Overview) -> int:
 
 def described(store: Store, seen: Overview) -> dict[str, Any]:
     """The whole document: the overview's, and each place as `ckptsync ls` has it."""
-    return {**document(seen), "places": [places.described(store, s) for s in seen.catalogue.summaries]}
+    return {**document(seen), "places": places.described(store, seen.catalogue.summaries)}
 
 
 def width() -> int:

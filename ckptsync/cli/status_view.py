@@ -18,6 +18,9 @@ NODES = ("NODE", "ROLES", "STATE", "BEAT", "QUEUE", "OLDEST", "RATE")
 RUNS = ("RUN", "PLACES", "SIZE", "NEWEST", "STATE", "AGO", "LAST GOOD")
 MOST = 20  # alarms, nodes and runs that are shown
 LEAST = 12  # columns of a name, however narrow the terminal
+WIDEST = 40  # characters of any other column
+LONGEST = 5000  # characters of one error: what nodes say is bounded by the size of a heartbeat alone
+_LAST = 253402300799.0  # the last second of a calendar; a file's own time may be any
 WIDE = 10_000  # columns, where nothing is to be broken
 
 Row = tuple[Sequence[str], Sequence[str]]  # its cells, and lines to stand below them
@@ -48,7 +51,7 @@ def alarm_lines(seen: Overview) -> list[str]:
 
 
 def _heading(seen: Overview, width: int) -> Iterator[str]:
-    at = datetime.fromtimestamp(seen.at, timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ")
+    at = datetime.fromtimestamp(min(max(seen.at, 0.0), _LAST), timezone.utc).strftime("%Y-%m-%d %H:%M:%SZ")
     yield from _wrapped(f"store {seen.store}  {at}", width)
     yield from _wrapped(_counts(seen), width)
     if seen.room:
@@ -88,8 +91,8 @@ def _about_node(node: Node) -> list[str]:
         return []
     return [
         *([f"now    {_first(node.queue)}"] if node.queue else []),
-        *(f"job    {_job(job)}" for job in node.jobs),
-        *(f"disk   {_disk(disk, node.watch)}" for disk in node.disk),
+        *(f"job    {_job(job)}" for job in node.jobs[:MOST]),
+        *(f"disk   {_disk(disk, node.watch)}" for disk in node.disk[:MOST]),
         *(f"error  {error}" for error in node.errors[:3]),
         *_more(node.errors, "errors", 3),
         *(f"note   {note}" for note in node.notes[:3]),
@@ -150,7 +153,7 @@ def _newest(run: Run) -> float:
 
 def _table(heading: Sequence[str], rows: Sequence[Row], width: int) -> Iterator[str]:
     """Names in the first column give way where a row is too wide."""
-    cells = [heading, *(row for row, _ in rows[:MOST])]
+    cells = [heading, *([row[0], *(_cut(cell, WIDEST) for cell in row[1:])] for row, _ in rows[:MOST])]
     others = sum(max(len(row[i]) for row in cells) + 2 for i in range(1, len(heading)))
     room = max(LEAST, width - others)
     table = output.aligned([[_cut(row[0], room), *row[1:]] for row in cells])
@@ -165,7 +168,7 @@ def _table(heading: Sequence[str], rows: Sequence[Row], width: int) -> Iterator[
 def _wrapped(text: str, width: int) -> list[str]:
     """Long words are broken: a path is seen whole."""
     return textwrap.wrap(
-        output.clean(text), width, subsequent_indent="    ", drop_whitespace=True, replace_whitespace=False, tabsize=1
+        output.clean(text, LONGEST), width, subsequent_indent="    ", drop_whitespace=True, replace_whitespace=False, tabsize=1
     )
 
 

@@ -52,7 +52,7 @@ def _systems(args: argparse.Namespace) -> Found:
 def _users(args: argparse.Namespace) -> Found:
     if args.train:
         raise ConfigError("--as: a user's own systemd runs what is that user's", hint="leave it out, or leave out --user")
-    folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "systemd/user"
+    folder = service.own_folder() / "systemd/user"
     unit = "ckptsync-head" if args.head else "ckptsync-worker"
     return _found(folder, unit, [folder / f"{unit}.service"])
 
@@ -62,7 +62,13 @@ def _found(folder: Path, unit: str, wanted: list[Path]) -> Found:
     ours = tuple(path for path in there if _is_ours(path))
     kept = [f"{path}: was not written by this command" for path in there if path not in ours]
     kept += [f"{path}: your own" for path in sorted((folder / f"{unit}.service.d").glob("*")) if path not in wanted]
-    return Found(folder, unit, ours, tuple(kept), tuple(sorted(folder.glob(f"*.wants/{unit}.service"))))
+    return Found(
+        folder,
+        unit,
+        ours,
+        tuple(kept),
+        tuple(sorted(link for wants in folder.glob("*.wants") if (link := wants / f"{unit}.service").is_symlink())),
+    )
 
 
 def _others(folder: Path, unit: str) -> list[str]:

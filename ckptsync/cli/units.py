@@ -197,7 +197,7 @@ def _room(config: Config) -> list[str]:
         lines += [
             "# The head's and the verifier's work.",
             "MemoryDenyWriteExecute=no",
-            "SystemCallFilter=@resources",
+            "SystemCallFilter=@resources landlock_create_ruleset landlock_restrict_self",
             "OOMPolicy=continue",
         ]
     if has_head or config.limits.threads > _OWN_THREADS:

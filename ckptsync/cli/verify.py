@@ -1,13 +1,14 @@
 """``ckptsync verify``: prove what a store, or a checkpoint in a plain directory, holds.
 
 What is still arriving in a store is listed and no failure; in a plain directory nothing can arrive, so what is missing is.
-A target that cannot be verified to its end is told, and hides nothing of the others.
+A target that cannot be verified to its end is told, and hides nothing of the others.  What is new to a store is recorded in it.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -22,11 +23,13 @@ from ckptsync.config.units import show_size
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError
 from ckptsync.records.report import Finding, Level, Reading, Report
 from ckptsync.stores import trees
+from ckptsync.stores.contract import Store
 from ckptsync.stores.trees import Access
 from ckptsync.verify import baseline
 from ckptsync.verify.expected import Expected
 from ckptsync.verify.findings import exit_code
 from ckptsync.verify.plain import record
+from ckptsync.verify.reporting import write_report
 from ckptsync.verify.sampling import Sample
 from ckptsync.verify.target import Asked, InStore, Plain, target, verify
 
@@ -36,31 +39,65 @@ Stopped = list[tuple[str, CkptsyncError]]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Verify each target; a line for each place as it is done, then its findings."""
+    """Verify each target; print a line for each place as it is done, then its findings; at last what to do about damage."""
     reports: list[Report] = []
     stopped: Stopped = []
+    unwritten: dict[str, StoreError] = {}
     asked = _targets(args, reached(args), stopped)
     for url, where, how in asked:
         try:
-            for report in verify(where, how):
-                reports.append(report)
+            for one in verify(where, how):
+                reports.append(one.report)
+                if isinstance(where, InStore) and one.news:
+                    _tell_store(where.store, one.news, unwritten)
                 if not args.json:
-                    print("\n".join(lines(report)), flush=True)
+                    print("\n".join(lines(one.report)), flush=True)
+                    _advise(where, one.report)
         except CkptsyncError as e:  # noqa: PERF203 - told below, once the others are verified
             stopped.append((url, e))
     code = _code(reports, stopped)
     if args.record and not code:
         _record(asked[0][1], Path(args.record))
+    for url, refused in () if args.json else unwritten.items():
+        hint = f"verify {url} with a key that may write: `ls`, `repair` and the workers act on what is recorded"
+        print(output.clean(f"ckptsync: warning: nothing was recorded: {refused}"), file=sys.stderr)
+        print(output.clean(f"ckptsync: hint: {hint}"), file=sys.stderr)
     for url, error in stopped:
         _tell(url, error, as_json=args.json)
     if args.json:
         errors = [{"target": url, **_described(e)} for url, e in stopped]
-        output.print_json({"reports": [described(report) for report in reports], "errors": errors, "exit_code": code})
+        not_recorded = {url: str(e) for url, e in unwritten.items()}
+        told = {
+            "reports": [described(report) for report in reports],
+            "errors": errors,
+            "not_recorded": not_recorded,
+            "exit_code": code,
+        }
+        output.print_json(told)
     elif not (reports or stopped):
         print("nothing to verify: no checkpoint has arrived yet")
     if args.junit:
         _write(Path(args.junit), junit(reports, stopped).encode(), "w")
     return code
+
+
+def _tell_store(store: Store, news: Report, unwritten: dict[str, StoreError]) -> None:
+    """Record what was found.  A store that refuses is asked once: what was found holds all the same."""
+    if store.url not in unwritten:
+        try:
+            write_report(store, news)
+        except StoreError as e:
+            unwritten[store.url] = e
+
+
+def _advise(where: InStore | Plain, report: Report) -> None:
+    """Print the next command for damage in a store."""
+    if isinstance(where, InStore) and report.verdict == "damaged":
+        command = shlex.join(["ckptsync", "repair", where.store.url, f"{report.run}/{report.place}"])
+        print(
+            output.clean(f"  hint: `{command}` says what can be done; a worker that still has the files uploads them again"),
+            flush=True,
+        )
 
 
 def _code(reports: Sequence[Report], stopped: Stopped) -> int:
@@ -123,7 +160,8 @@ def _sample(text: str | None) -> Sample | None:
 
 def _baseline(path: Path) -> tuple[Expected, ...]:
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            data = file.read(baseline.LIMIT + 1)
     except OSError as e:
         raise ConfigError(f"{path}: {(e.strerror or str(e)).lower()}", hint="--record FILE writes a baseline") from e
     return baseline.decode(data, str(path))
@@ -147,9 +185,9 @@ def _tell(url: str, error: CkptsyncError, *, as_json: bool) -> None:
     if as_json:
         print(json.dumps(_described(error)), file=sys.stderr)
         return
-    print(f"ckptsync: error: {'' if url in str(error) else f'{url}: '}{error}", file=sys.stderr)
+    print(output.clean(f"ckptsync: error: {'' if url in str(error) else f'{url}: '}{error}"), file=sys.stderr)
     if error.hint:
-        print(f"ckptsync: hint: {error.hint}", file=sys.stderr)
+        print(output.clean(f"ckptsync: hint: {error.hint}"), file=sys.stderr)
 
 
 def _described(error: CkptsyncError) -> dict[str, Any]:

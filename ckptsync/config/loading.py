@@ -6,6 +6,7 @@ Order: a default, then the file, then ``CKPTSYNC_*`` (the table in `settings` sa
 from __future__ import annotations
 
 import difflib
+import errno
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,20 +25,40 @@ from ckptsync.config.values import (
     VerifyConfig,
     WorkerConfig,
 )
-from ckptsync.config.yaml_lines import Document, parse
+from ckptsync.config.yaml_lines import LIMIT, Document, parse
 from ckptsync.errors import ConfigError
+from ckptsync.spool import folders
+from ckptsync.stores.urls import located
+from ckptsync.walk import UnsafeSpool, split
 
+_HIDDEN = "***"
 _OPTIONS = SETTINGS["store.options"].environment
 
 
 def load(path: Path, environment: Mapping[str, str] = os.environ) -> Config:
     """The configuration in a file, with the environment's overrides; raises ConfigError with every problem."""
     try:
-        text = path.read_text("utf-8")
+        text = _content(path).decode()
+    except UnsafeSpool:
+        raise
     except (OSError, UnicodeDecodeError) as e:
         reason = e.strerror if isinstance(e, OSError) else "not UTF-8"
-        raise ConfigError(f"{path}: cannot be read: {reason}", hint="give a configuration file with -c; see configs/") from e
+        raise ConfigError(
+            f"{path}: cannot be read: {reason}",
+            hint="give a configuration file with -c; `ckptsync config example worker` prints one, also head and both",
+        ) from e
     return read(text, str(path), environment)
+
+
+def _content(path: Path) -> bytes:
+    """Of a file that a hook wrote into a spool for its own worker, only what is this user's alone there.  Raises OSError."""
+    if not split(path)[1]:
+        with path.open("rb") as file:
+            return file.read(LIMIT + 1)
+    found = folders.read(path)
+    if found is None:
+        raise FileNotFoundError(errno.ENOENT, "no file of this user's", str(path))
+    return found
 
 
 def from_environment(environment: Mapping[str, str] = os.environ) -> tuple[dict[str, object], LimitsConfig]:
@@ -48,7 +69,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> tuple[dict[
     given = dict(_overrides(ours, problems))
     values = {key: _value(key, *given.get(key, ("", None)), problems) for key in keys}
     if problems:
-        raise ConfigError(_all("environment", problems), hint="docs/cli.md says what each variable wants")
+        raise ConfigError(_all("environment", problems), hint="`ckptsync help cli` says what each variable wants")
     return values.pop("store.options"), LimitsConfig(**{key.partition(".")[2]: value for key, value in values.items()})
 
 
@@ -59,12 +80,38 @@ def read(text: str, name: str, environment: Mapping[str, str]) -> Config:
     given: dict[str, tuple[str, object]] = {}
     for key, where, value in _flat(document, name, problems):
         given[key] = where, value
-    given |= dict(_overrides(environment, problems))
+    overrides = dict(_overrides(environment, problems))
+    in_file, given = given, given | overrides
     values = {key: _value(key, *given.get(key, ("", None)), problems) for key in SETTINGS}
     problems += _wants(values, name, known=set(given))
     if problems:
-        raise ConfigError(_all(name, problems), hint="configs/ has complete examples of every key")
-    return _config(values)
+        raise ConfigError(_all(name, problems), hint="`ckptsync config example worker` prints every key, also head and both")
+    return _config(values, tuple(_overridden(in_file, overrides, values)))
+
+
+def shown_url(url: str) -> str:
+    """A store's URL for a message: one that cannot be a store's may have a password in it."""
+    try:
+        located(url)
+    except ConfigError:
+        return _HIDDEN
+    return url
+
+
+def _overridden(
+    in_file: Mapping[str, tuple[str, object]], overrides: Mapping[str, tuple[str, object]], values: Mapping[str, Any]
+) -> Iterator[str]:
+    """A line for each key of the file that a variable gives another value."""
+    for key in (key for key in in_file if key in overrides):
+        (where, old), (variable, new) = in_file[key], overrides[key]
+        if _value(key, where, old, []) != values[key]:
+            yield f"{where}: {_shown(key, old)} is overridden by {variable}={_shown(key, new)}"
+
+
+def _shown(key: str, value: object) -> str:
+    if SETTINGS[key].is_secret:
+        return _HIDDEN
+    return shown_url(str(value)) if key == "store.url" else f"{value!s:.200}"
 
 
 def _flat(document: Document, name: str, problems: list[str]) -> Iterator[tuple[str, str, object]]:
@@ -124,7 +171,7 @@ def _wants(values: Mapping[str, Any], name: str, known: set[str]) -> Iterator[st
     yield from (f"{name}: worker.runs: two runs are named {run!r}" for run in sorted({n for n in names if names.count(n) > 1}))
 
 
-def _config(values: Mapping[str, Any]) -> Config:
+def _config(values: Mapping[str, Any], overridden: tuple[str, ...]) -> Config:
     def section(name: str) -> dict[str, Any]:
         return {key.partition(".")[2]: value for key, value in values.items() if key.startswith(f"{name}.")}
 
@@ -140,6 +187,7 @@ def _config(values: Mapping[str, Any]) -> Config:
         alerts=AlertsConfig(**section("alerts")),
         metrics=MetricsConfig(**section("metrics")),
         log=LogConfig(**section("log")),
+        overridden=overridden,
     )
 
 

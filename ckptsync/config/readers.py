@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-import msgspec
-
-from ckptsync.config.units import parse_duration, parse_size
+from ckptsync import parsing
+from ckptsync.config.units import LARGEST, parse_duration, parse_size
 from ckptsync.config.values import ROLES, RunConfig
 from ckptsync.errors import Corrupt
 from ckptsync.paths import checked_path
 from ckptsync.records.names import CONSOLIDATED, checked_node
 from ckptsync.stores.timetable import Timetable, parse
+
+_MOST = 10**9  # of whatever is counted: threads, jobs, checkpoints, steps
 
 
 def text(value: object) -> str:
@@ -40,8 +41,8 @@ def period(value: object) -> float:
 def size(value: object) -> int:
     """Bytes, at least one."""
     count = value if isinstance(value, int) and not isinstance(value, bool) else parse_size(text(value))
-    if count < 1:
-        raise ValueError(f"{value!r} is not a size: at least one byte is wanted")
+    if not 1 <= count <= LARGEST:
+        raise ValueError(f"{value!r:.80} is not a size: at least one byte is wanted, and at most {LARGEST}")
     return count
 
 
@@ -56,8 +57,8 @@ def location(value: object) -> str:
 def count(value: object) -> int:
     """A whole number from zero."""
     number = int(value) if isinstance(value, str) and value.isascii() and value.isdigit() else value
-    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-        raise ValueError(f"{value!r} is not a whole number from zero")
+    if not isinstance(number, int) or isinstance(number, bool) or not 0 <= number <= _MOST:
+        raise ValueError(f"{value!r:.80} is not a whole number from zero to {_MOST}")
     return number
 
 
@@ -70,6 +71,13 @@ def one_of(*words: str) -> Callable[[object], str]:
         return str(value)
 
     return read
+
+
+def yes_or_no(value: object) -> bool:
+    """``true`` or ``false``, as YAML reads them, or (from the environment) as words."""
+    if isinstance(value, bool):
+        return value
+    return one_of("true", "false")(value.lower() if isinstance(value, str) else value) == "true"
 
 
 def roles(value: object) -> tuple[str, ...]:
@@ -99,8 +107,8 @@ def mapping(value: object) -> dict[str, object]:
 def storage_options(value: object) -> dict[str, object]:
     """A mapping, or (from the environment) its JSON.  No problem repeats a value: keys may be among them."""
     try:
-        found = msgspec.json.decode(value) if isinstance(value, str) else value
-    except (msgspec.DecodeError, RecursionError) as e:
+        found = parsing.parse(value, "") if isinstance(value, str) else value
+    except Corrupt as e:
         raise ValueError('not JSON: an object such as {"endpoint_url": "https://…"} is wanted') from e
     if not isinstance(found, Mapping) or not all(isinstance(key, str) for key in found):
         raise ValueError("not a mapping of names to values")

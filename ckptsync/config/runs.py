@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from glob import glob
 from pathlib import Path
@@ -17,7 +17,7 @@ from ckptsync import scan
 from ckptsync.config.readers import run_name
 from ckptsync.config.values import RunConfig
 from ckptsync.errors import CkptsyncError
-from ckptsync.walk import OURS
+from ckptsync.walk import OURS, is_kept
 
 _MAGIC = frozenset("*?[")
 _ESCAPED = re.compile(r"\[[*?[]\]")
@@ -25,18 +25,41 @@ _ESCAPED = re.compile(r"\[[*?[]\]")
 
 @dataclass(frozen=True, slots=True)
 class OutputDirectories:
-    """``runs``: every one with a name of its own, by path.  ``problems``: why others were left out."""
+    """``runs``: every one with a name of its own, by path.  ``problems``: why others were left out; ``unsafe``: those of which other users decide."""
 
     runs: tuple[RunConfig, ...]
     problems: tuple[str, ...]
+    unsafe: tuple[str, ...] = ()
 
 
 def output_directories(runs: Iterable[RunConfig], store_url: str) -> OutputDirectories:
-    """The directories that exist, named; one that is not there yet is no problem: its job has not started."""
+    """The directories that exist, named, and that this user may serve; one that is not there yet is no problem: its job has not started."""
+    runs = tuple(runs)
+    given = {os.path.realpath(run.path) for run in runs if not _wild(Path(run.path).parts)}
+    unsafe = {path: why for run in runs for path, why in _unsafe(run) if path not in given}
+    found = _own(runs)
+    names = named((one for one in found if one.path not in unsafe), _store(store_url))
+    return replace(names, unsafe=tuple(sorted({unsafe[one.path] for one in found if one.path in unsafe})))
+
+
+def existing_directories(runs: Iterable[RunConfig], store_url: str) -> OutputDirectories:
+    """The same, whoever decides what lies there."""
+    return named(_own(tuple(runs)), _store(store_url))
+
+
+def unmatched(runs: Iterable[RunConfig]) -> tuple[str, ...]:
+    """A line for each output directory, or pattern of them, of the configuration that is not there: its training has not begun, or it is mistyped."""
+    return tuple(f"worker.runs: no directory {run.path} is there yet" for run in runs if not any(True for _ in _expanded(run)))
+
+
+def _own(runs: Sequence[RunConfig]) -> list[RunConfig]:
     every, inner = _found(runs)
     claimed = cache(_claimed)
-    kept = (found for found in every if found not in inner or _is_own(Path(found.path), claimed))
-    return named(kept, os.path.realpath(_local(store_url)) if _local(store_url) else "")
+    return [found for found in every if found not in inner or _is_own(Path(found.path), claimed)]
+
+
+def _store(url: str) -> str:
+    return os.path.realpath(_local(url)) if _local(url) else ""
 
 
 def named(found: Iterable[RunConfig], store: str) -> OutputDirectories:
@@ -112,6 +135,35 @@ def _expanded(run: RunConfig) -> Iterable[RunConfig]:
     wild = _wild(parts)
     paths = [path for path in _matches(parts) if not wild or not _has_link(path, wild[0])]
     return [RunConfig(os.path.realpath(path), run.name or _name(path, wild)) for path in paths if Path(path).is_dir()]
+
+
+def _unsafe(run: RunConfig) -> Iterator[tuple[str, str]]:
+    """Directories that a wildcard matches, and of which other users decide what lies there, with the reason."""
+    wild = _wild(Path(run.path).parts)
+    for found in _expanded(run) if wild else ():
+        path = Path(found.path)
+        below = len(path.parts) - (len(Path(run.path).parts) - wild[0])  # what stands before the wildcards may have been a link
+        for part in reversed([path, *path.parents][: len(path.parts) - below]):
+            if why := _of_others(part):
+                yield found.path, f"{path}: left out: {part}: {why}"
+                break
+
+
+def _of_others(part: Path) -> str:
+    try:
+        fd = os.open(part, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as e:  # it has gone, or may not be reached
+        return (e.strerror or str(e)).lower()
+    try:
+        info = os.fstat(fd)
+        if is_kept(info, fd):
+            return ""
+        is_ours = info.st_uid in (os.geteuid(), 0)
+        return (
+            "others may write there (chmod o-w)" if is_ours else f"it belongs to uid {info.st_uid}, and this is uid {os.geteuid()}"
+        )
+    finally:
+        os.close(fd)
 
 
 def _matches(parts: Sequence[str]) -> list[str]:

@@ -27,6 +27,7 @@ from ckptsync.config.readers import (
     some,
     spool_full,
     storage_options,
+    yes_or_no,
 )
 from ckptsync.config.readers_head import RULES, alarms, by_run, command, listen, webhook
 from ckptsync.config.values import ALARMS
@@ -36,11 +37,12 @@ from ckptsync.records.report import LEVELS
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """``default`` passes ``read`` too.  ``environment`` is empty where a value is too rich for a variable."""
+    """``default`` passes ``read`` too.  ``environment`` is empty where a value is too rich for a variable.  No message shows a value that ``is_secret``."""
 
     read: Callable[[object], Any]
     default: object
     environment: str = ""
+    is_secret: bool = False
 
 
 _UNSAID = {"keep_best": "", "shards": "keep"}
@@ -48,7 +50,7 @@ SETTINGS: dict[str, Setting] = {
     "node": Setting(node, "", "CKPTSYNC_NODE"),
     "roles": Setting(roles, ["worker"], "CKPTSYNC_ROLES"),
     "store.url": Setting(location, "", "CKPTSYNC_STORE"),
-    "store.options": Setting(storage_options, {}, "CKPTSYNC_STORAGE_OPTIONS"),
+    "store.options": Setting(storage_options, {}, "CKPTSYNC_STORAGE_OPTIONS", is_secret=True),
     "limits.bandwidth": Setting(bandwidth, "off", "CKPTSYNC_LIMITS_BANDWIDTH"),
     "limits.threads": Setting(some, 4, "CKPTSYNC_LIMITS_THREADS"),
     "limits.memory": Setting(size, "96MiB", "CKPTSYNC_LIMITS_MEMORY"),
@@ -72,6 +74,7 @@ SETTINGS: dict[str, Setting] = {
     "head.dtype": Setting(one_of(*DTYPES), "auto", "CKPTSYNC_HEAD_DTYPE"),
     "head.max_shard_size": Setting(size, "5GB", "CKPTSYNC_HEAD_MAX_SHARD_SIZE"),
     "head.config_from": Setting(directories, {}),
+    "head.allow_code": Setting(yes_or_no, default=False, environment="CKPTSYNC_HEAD_ALLOW_CODE"),
     "head.jobs": Setting(some, 1, "CKPTSYNC_HEAD_JOBS"),
     "head.threads": Setting(some, 2, "CKPTSYNC_HEAD_THREADS"),
     "head.engine": Setting(one_of("local", "ray"), "local", "CKPTSYNC_HEAD_ENGINE"),
@@ -85,8 +88,8 @@ SETTINGS: dict[str, Setting] = {
     },
     "retention.grace": Setting(duration, "1d", "CKPTSYNC_RETENTION_GRACE"),
     "retention.runs": Setting(by_run, {}),
-    "alerts.webhook": Setting(webhook, "", "CKPTSYNC_ALERTS_WEBHOOK"),
-    "alerts.command": Setting(command, [], "CKPTSYNC_ALERTS_COMMAND"),
+    "alerts.webhook": Setting(webhook, "", "CKPTSYNC_ALERTS_WEBHOOK", is_secret=True),
+    "alerts.command": Setting(command, [], "CKPTSYNC_ALERTS_COMMAND", is_secret=True),
     "alerts.on": Setting(alarms, list(ALARMS), "CKPTSYNC_ALERTS_ON"),
     "alerts.repeat": Setting(period, "6h", "CKPTSYNC_ALERTS_REPEAT"),
     "metrics.listen": Setting(listen, "", "CKPTSYNC_METRICS_LISTEN"),

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import math
 import re
 
 from ckptsync.units import show_duration, show_size
 
 __all__ = ["parse_duration", "parse_size", "show_duration", "show_size"]
 
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
-_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ms|s|m|h|d))+")
+_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]i?)?B?", re.IGNORECASE)
+LONGEST = 36500 * 86400.0  # s: Python waits no longer than 292 years
+LARGEST = 2**63 - 1  # bytes of a file
+
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]i?)?B?", re.IGNORECASE)
 _BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30, "TI": 1 << 40}
 
 
@@ -25,8 +27,8 @@ def parse_duration(text: str) -> float:
     if not _DURATION.fullmatch(text):
         raise ValueError(f"{text!r} is not a duration: a number and a unit are wanted, such as 10s, 5m, 2h or 7d")
     seconds = sum(float(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(text))
-    if seconds == math.inf:
-        raise ValueError(f"{text[:40]!r}… is not a duration: it is too long, wanted is one such as 10s, 5m, 2h or 7d")
+    if seconds > LONGEST:
+        raise ValueError(f"{text[:40]!r} is not a duration: it is longer than 36500d, wanted is one such as 10s, 5m, 2h or 7d")
     return seconds
 
 
@@ -36,6 +38,6 @@ def parse_size(text: str) -> int:
     if not found:
         raise ValueError(f"{text!r} is not a size: a number and a unit are wanted, such as 5GB or 512MiB")
     size = float(found[1]) * _BYTES[(found[2] or "").upper()]
-    if size == math.inf:
-        raise ValueError(f"{text[:40]!r}… is not a size: it is too large, wanted is one such as 5GB or 512MiB")
+    if size > LARGEST:
+        raise ValueError(f"{text[:40]!r} is not a size: it is too large, wanted is one such as 5GB or 512MiB")
     return round(size)

@@ -74,7 +74,7 @@ class WorkerConfig:
 class HeadConfig:
     """How often to look for what is to be done, and how models are made.
 
-    ``config_from`` maps a run (or ``*``) to where config and tokenizer lie.  ``jobs``: child processes at once.  ``threads``: of one merge.
+    ``config_from`` maps a run (or ``*``) to where config and tokenizer lie.  ``allow_code``: models get code out of checkpoints, too.  ``jobs``: child processes at once.  ``threads``: of one merge.
     ``patience_node``: seconds of silence after which a node counts as lost.
     """
 
@@ -82,6 +82,7 @@ class HeadConfig:
     dtype: DType
     max_shard_size: int
     config_from: Mapping[str, str]
+    allow_code: bool
     jobs: int
     threads: int
     engine: Literal["local", "ray"]
@@ -139,7 +140,10 @@ class LogConfig:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """All of it.  ``node`` is empty where the id is to be computed."""
+    """All of it.  ``node`` is empty where the id is to be computed.
+
+    ``overridden``: a line for each key of the file that a variable overrides with another value; no line holds a secret.
+    """
 
     node: str
     roles: tuple[Role, ...]
@@ -152,3 +156,4 @@ class Config:
     alerts: AlertsConfig
     metrics: MetricsConfig
     log: LogConfig
+    overridden: tuple[str, ...] = field(default=(), compare=False)

@@ -17,13 +17,16 @@ import msgspec
 
 from ckptsync.daemon.channels import Channel
 from ckptsync.daemon.working import Posted
+from ckptsync.decoding import Decoder
 from ckptsync.digest import digest
-from ckptsync.errors import CkptsyncError
+from ckptsync.errors import CkptsyncError, Corrupt
 from ckptsync.fleet.alarms import CODES, Alarm
 from ckptsync.fleet.alerting import Decision, Memory, Standing, Terms, decide, document
 
 FIRST, LONGEST = 30.0, 600.0
 """s until what could not be delivered is tried again: doubled each time."""
+
+_DECODER: Decoder[dict[str, Standing]] = Decoder(dict[str, Standing], "what was told of alarms")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +100,8 @@ def _read(path: Path | None) -> Memory:
     if path is None:
         return {}
     try:
-        found = msgspec.convert(msgspec.json.decode(path.read_bytes()), dict[str, Standing])
-    except (OSError, msgspec.DecodeError, msgspec.ValidationError):
+        found = _DECODER.decode(path.read_bytes(), str(path))
+    except (OSError, Corrupt):
         return {}  # nothing was told, or nobody knows: see the module
     return {key: standing for key, standing in found.items() if standing.alarm.code in CODES}
 

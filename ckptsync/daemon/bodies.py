@@ -54,7 +54,9 @@ def _consolidate(store: Store, order: Order, config: Config, at: At) -> Done:
     from ckptsync.merge.plan import Options  # noqa: PLC0415
 
     engine = _cluster(config) if config.head.engine == "ray" else None
-    options = HeadOptions(Options(config.head.dtype, config.head.max_shard_size), config.head.config_from, engine)
+    head = config.head
+    merge = Options(head.dtype, head.max_shard_size, allow_code=head.allow_code)
+    options = HeadOptions(merge, head.config_from, engine)
     made = one(store, order.run, order.place, options, progress=at, work=Work(config.head.threads, window=WINDOW))
     return Done(tuple(map(told_head.made, made)), changed=bool(made))
 

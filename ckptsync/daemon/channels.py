@@ -128,5 +128,6 @@ class Command:
             raise StoreError(f"{self._where}: took longer than {RUNS:g} s and was killed") from None
         if child.returncode:
             raise StoreError(
-                f"{self._where}: exit status {child.returncode}", hint="run it by hand with a document from docs/monitoring.md"
+                f"{self._where}: exit status {child.returncode}",
+                hint="run it by hand with a document as `ckptsync help monitoring` shows it",
             )

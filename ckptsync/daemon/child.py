@@ -69,6 +69,7 @@ def _limit(brief: Brief) -> None:
     with contextlib.suppress(OSError, ValueError):  # no Linux, or a system that lets nobody say so
         score = Path("/proc/self/oom_score_adj")
         score.write_text(str(min(1000, int(score.read_text()) + OOM_FIRST)))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # its memory holds the store's keys
     if brief.order.kind != "verify":  # a loader of tensors limits itself
         most = MEMORY + 2 * brief.config.limits.memory
         resource.setrlimit(resource.RLIMIT_DATA, (most, most))

@@ -42,11 +42,11 @@ class Catalogues:
     def read(self) -> Catalogue:
         """As it is now."""
         with self._lock:
-            self._unseen = read(self._store, self._cache)
+            found = self._unseen = read(self._store, self._cache)
             if time.monotonic() >= self._keep_at:
                 kept.save(self._store.url, self._cache)
                 self._keep_at = time.monotonic() + KEEP_EVERY
-            return self._unseen
+            return found  # another thread may have taken what is unseen by now
 
     def recent(self) -> Catalogue:
         """What was read since the last call, or, if nothing was, as it is now."""

@@ -48,7 +48,7 @@ class Heart:
         """Write one; asks for a stop with exit code 2 if another live worker of this id was there first."""
         try:
             self._mine = heartbeat.beat(self._store, self._telling(time.monotonic()))
-        except ConfigError as e:
+        except heartbeat.Rival as e:
             log.critical("%s", pairs(phase="refused", error=e, hint=e.hint))
             self._stop.ask(e.exit_code)
         else:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from pathlib import Path
 
 from ckptsync.errors import ConfigError, StoreError
+from ckptsync.spool import folders
+from ckptsync.walk import UnsafeSpool
+from ckptsync.worker.lookout import ALONE
 
 
 class Locks:
@@ -22,10 +26,14 @@ class Locks:
         if key in self._held:
             if _is_of(self._held[key], spool / f"worker-{self._node}.lock"):
                 return
+            if any(_has_changed(path) for path in (spool.parent, spool)):
+                return  # somebody may be removing the output directory at this moment: a new spool would be in the way
             os.close(self._held.pop(key))  # the output directory was removed, and is made again
         try:
-            spool.mkdir(mode=0o755, exist_ok=True)
-            descriptor = os.open(spool / f"worker-{self._node}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+            folders.make(spool)
+            descriptor = folders.lock_file(spool / f"worker-{self._node}.lock")
+        except UnsafeSpool:
+            raise
         except OSError as e:
             raise StoreError(f"{spool}: {e.strerror}", hint="the worker must run as the user who trains") from e
         try:
@@ -47,6 +55,15 @@ class Locks:
 def _is_of(descriptor: int, path: Path) -> bool:
     """Whether it is the file that lies there now."""
     try:
-        return os.path.samestat(os.fstat(descriptor), path.stat(follow_symlinks=False))
+        found = folders.status(path)
+        return found is not None and os.path.samestat(os.fstat(descriptor), found)
     except OSError:
         return False  # gone, or not to be seen: to lock it again says why
+
+
+def _has_changed(directory: Path) -> bool:
+    """Whether a name was put into it, or taken out, within the last seconds."""
+    try:
+        return abs(time.time() - directory.stat().st_mtime) < ALONE
+    except OSError:
+        return False  # gone, or not to be seen

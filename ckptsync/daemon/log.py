@@ -10,14 +10,15 @@ import warnings
 
 from ckptsync.config.values import LogConfig
 from ckptsync.daemon.phases import fields
+from ckptsync.units import clean
 
 
 class Text(logging.Formatter):
     """``2026-01-02T03:04:05Z info worker phase=sent run=…``; tracebacks follow on lines of their own."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = f"{_utc(record.created)} {record.levelname.lower()} {_short(record.name)} {_one_line(record.getMessage())}"
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        line = f"{_utc(record.created)} {record.levelname.lower()} {_short(record.name)} {clean(record.getMessage())}"
+        return "\n".join([line, *map(clean, self.formatException(record.exc_info).split("\n"))]) if record.exc_info else line
 
 
 class Json(logging.Formatter):
@@ -54,7 +55,3 @@ def _utc(seconds: float) -> str:
 
 def _short(name: str) -> str:
     return name.removeprefix("ckptsync.")
-
-
-def _one_line(text: str) -> str:
-    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)

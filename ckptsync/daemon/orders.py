@@ -11,7 +11,8 @@ import msgspec
 
 from ckptsync.config.values import Config
 from ckptsync.daemon.phases import Line
-from ckptsync.errors import CkptsyncError
+from ckptsync.decoding import Decoder
+from ckptsync.errors import CkptsyncError, Corrupt
 from ckptsync.records.report import Level
 
 Kind = Literal["consolidate", "verify", "retain"]
@@ -72,9 +73,8 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 Message = At | Done | Failed
 End = Done | Failed
 
-# msgspec looks at a type when it first meets it, and crashes (0.22) where two threads do so at once: see records.coding
-_BRIEF = msgspec.json.Decoder(Brief)
-_MESSAGE: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
+_BRIEF = Decoder(Brief, "an order")
+_MESSAGE: Decoder[Message] = Decoder(Message, "a message")  # type: ignore[arg-type]  # a union is no type to mypy
 
 
 def encode(said: Brief | Message) -> bytes:
@@ -83,15 +83,15 @@ def encode(said: Brief | Message) -> bytes:
 
 
 def brief(line: bytes) -> Brief:
-    """Raises msgspec.MsgspecError."""
-    return _BRIEF.decode(line)
+    """Raises Corrupt."""
+    return _BRIEF.decode(line, "standard input")
 
 
 def message(line: bytes) -> Message | None:
     """``None`` of what is no message: a child must not be able to harm its parent."""
     try:
-        return _MESSAGE.decode(line)
-    except (msgspec.MsgspecError, RecursionError):
+        return _MESSAGE.decode(line, "a child")
+    except Corrupt:
         return None
 
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from ckptsync.config.loading import shown_url
+from ckptsync.config.runs import output_directories, unmatched
 from ckptsync.config.values import Config
 from ckptsync.daemon import identity
 from ckptsync.daemon.asking import Asking
@@ -55,12 +57,24 @@ def run(load: Callable[[], Config], roles: Roles, parting: Parting = Never()) ->
     config = load()
     configure(config.log)
     reap()
+    _say_start(config)
     with stopping() as stop:
         _Service(config, stop, Reloading(load, stop), parting).serve(roles)
         if stop.again:
             leave(stop)
         logging.shutdown()
         return stop.code
+
+
+def _say_start(config: Config) -> None:
+    """The first line: what this service works on, and which keys of its file a variable overrides."""
+    url = config.store.url
+    outputs = [run.path for run in output_directories(config.worker.runs, url).runs] if "worker" in config.roles else []
+    level = logging.WARNING if config.overridden else logging.INFO
+    what = pairs(phase="starting", roles=",".join(config.roles), store=shown_url(url), outputs=", ".join(outputs))
+    log.log(level, "%s", f"{what} {pairs(overridden='; '.join(config.overridden))}".rstrip())
+    for line in unmatched(config.worker.runs) if "worker" in config.roles else ():
+        log.warning("%s", pairs(phase="no-match", detail=line))
 
 
 @dataclass(frozen=True, slots=True)

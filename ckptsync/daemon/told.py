@@ -34,7 +34,7 @@ def notes(told: Iterable[str]) -> Iterator[Line]:
 
 def _steady(hint: str) -> str:
     """How often it was tried differs each time, and is no news."""
-    return re.sub(r"(; )?given up after \d+ tries in \d+ s$", "", hint)
+    return re.sub(r"(; )?given up after [0-9]+ tries in [0-9]+ s$", "", hint)
 
 
 def _progress(p: Progress) -> Line:
@@ -42,4 +42,4 @@ def _progress(p: Progress) -> Line:
     notes = "; ".join(p.notes)
     counts = {"files": p.files, "bytes": p.size} if p.phase == "sent" else {}
     text = pairs(phase=p.phase, run=p.run, checkpoint=p.checkpoint, place=p.place, **counts, detail=detail, notes=notes)
-    return Line(f"checkpoint {p.run}/{p.checkpoint} {p.k}", text, is_error=p.phase == "missed")
+    return Line(f"checkpoint {p.run}/{p.checkpoint} {p.k}", text, is_error=p.phase in ("missed", "lost"))

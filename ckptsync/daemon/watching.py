@@ -14,7 +14,7 @@ from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 
-from ckptsync.config.runs import OutputDirectories, output_directories, places
+from ckptsync.config.runs import OutputDirectories, output_directories, places, unmatched
 from ckptsync.config.values import Config, WorkerConfig
 from ckptsync.daemon import told
 from ckptsync.daemon.disks import disks
@@ -31,13 +31,14 @@ from ckptsync.errors import CkptsyncError, ConfigError, StoreError
 from ckptsync.fleet.heartbeat import Disk
 from ckptsync.stores import signs
 from ckptsync.stores.contract import Store
-from ckptsync.walk import OURS
+from ckptsync.walk import OURS, UnsafeSpool
 from ckptsync.watch import Watch, watch
 from ckptsync.worker.glance import glance
 from ckptsync.worker.lanes import Lane, Lanes
 from ckptsync.worker.looking import Look
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.result import WorkerResult
+from ckptsync.worker.sending import NOTES
 from ckptsync.worker.tick import Worker
 
 GLANCE_EVERY = 1.0
@@ -54,6 +55,8 @@ class Watching:
         self._watch: Watch | None = None
         self._workers: Mapping[RunDir, Worker] = {}
         self._problems: tuple[str, ...] = ()
+        self._unmatched: tuple[str, ...] = ()
+        self._unsafe: tuple[str, ...] = ()
         self._posts = Posts()
         self._places: tuple[str, ...] = ()
         self._glimpse: object = None
@@ -64,6 +67,8 @@ class Watching:
         self._due, self._planned = float("inf"), float("-inf")
         self._pauses = Pauses()
         self._unsent: list[str] = []
+        self._parting: dict[RunDir, Worker] = {}  # of output directories that were removed: they may have something to say
+        self._lost: tuple[str, ...] = ()
         self._lanes = Lanes(config.limits.threads)
         self._lanes.ended = self._ended
         self.looking = Role("look", GLANCE_EVERY, self.look, fatal)
@@ -73,11 +78,13 @@ class Watching:
     def begin(self) -> None:
         """Look which directories there are; raises ConfigError if one of them is another worker's, or none of them may be used."""
         for run in self._found().runs:
-            with contextlib.suppress(StoreError):  # one that cannot be written to is a problem of its own, which every look tells
+            # one that cannot be used is a problem of its own, which every look tells
+            with contextlib.suppress(StoreError, UnsafeSpool):
                 self._locks.hold(Path(run.path) / OURS)
         self._renew()
-        if self._problems and not self._workers:
-            raise ConfigError("; ".join(self._problems), hint="see worker.runs in the configuration")
+        mine = [problem for problem in self._problems if problem not in self._unsafe]  # else other users could end a service
+        if mine and not self._workers:
+            raise ConfigError("; ".join(mine), hint="see worker.runs in the configuration")
 
     def hint(self, path: str = "") -> None:
         """Something was written below an output directory; "": nobody knows below which."""
@@ -136,8 +143,13 @@ class Watching:
             try:
                 remember(run.path / OURS, self._store.url)
                 worker.plan(time.monotonic())
-            except StoreError as e:  # noqa: PERF203 - one directory's failure keeps no other back
+            except (StoreError, UnsafeSpool) as e:  # noqa: PERF203 - one directory's failure keeps no other back
                 self._unsent.append(str(e))
+        for run, worker in list(self._parting.items()):
+            worker.plan(time.monotonic())
+            self._lost = tuple(dict.fromkeys((*self._lost, *worker.told(time.monotonic()).notes)))[-NOTES:]
+            if worker.has_gone or run.path.is_dir():
+                self._parting.pop(run, None)
         rest = rest_after(time.thread_time() - began, IDLE_SENDS * self._config.worker.scan_every)
         self._next_send = time.monotonic() + rest
 
@@ -147,7 +159,7 @@ class Watching:
         since = [at for result in results for at in result.pending_since.values()]
         queue = tuple(item for result in results for item in result.queue)
         errors = (*problems, *(error for result in results for error in result.errors))
-        self._is_idle = self._is_idle and not (queue or errors)
+        self._is_idle = self._is_idle and not (queue or errors or self._parting)
         lines = (*_left_out(problems), *(line for result in results for line in told.worker(result)))
         is_held_up = any(failure.may_pass for result in results for failure in result.failures)
         lacks = {record: names for result in results for record, names in result.lacks.items()}
@@ -203,11 +215,14 @@ class Watching:
     def _seen(self, looks: list[Look]) -> Outcome:
         failures = tuple(failure for look in looks for failure in look.failures)
         lost = self._watch.notes() if self._watch else ()
-        notes = tuple(dict.fromkeys((*lost, *(note for look in looks for note in look.notes))))
+        notes = tuple(dict.fromkeys((*lost, *self._lost, *(note for look in looks for note in look.notes))))
         modes = {shown(path): mode for path, mode in self._watch.modes().items()} if self._watch else {}
         result = WorkerResult(self._node, failures=failures, notes=notes)
         return Outcome(
-            (*_left_out(self._problems), *told.worker(result)), (), (*self._problems, *result.errors), notes, None, modes
+            (*_left_out(self._problems), *told.worker(result)),
+            errors=(*self._problems, *result.errors),
+            notes=(*self._unmatched, *notes),
+            watch=modes,
         )
 
     def _found(self) -> OutputDirectories:
@@ -219,7 +234,8 @@ class Watching:
         self._glimpse = glance(self._places)  # before it is looked which are there
         found = self._found()
         workers: dict[RunDir, Worker] = {}
-        problems = list(found.problems)
+        problems = [*found.problems, *found.unsafe]
+        self._unsafe = found.unsafe
         for run in found.runs:
             at = RunDir(run.name, Path(run.path))
             try:
@@ -229,7 +245,8 @@ class Watching:
                 )
             except CkptsyncError as e:
                 problems.append(str(e))
-        self._problems = tuple(problems)
+        self._problems, self._unmatched = tuple(problems), unmatched(self._config.worker.runs)
+        self._parting |= {at: gone for at, gone in self._workers.items() if at not in workers and not at.path.is_dir()}
         if list(workers) != list(self._workers) or self._watch is None:
             self._rewatch(workers)
         else:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
+import secrets
 import stat
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckptsync.config.reach import options_for
 from ckptsync.config.runs import output_directories
 from ckptsync.config.values import Config
-from ckptsync.doctor import mounting, permissions, places, room, watching
+from ckptsync.doctor import mounting, permissions, places, probe, room, watching
 from ckptsync.doctor.asking import Asked, is_directory, words
 from ckptsync.doctor.findings import SETUP, STORAGE, Finding
-from ckptsync.errors import CkptsyncError, ConfigError, StoreError
+from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError
+from ckptsync.parsing import parse
 from ckptsync.records.names import clock_name
+from ckptsync.spool import folders
 from ckptsync.stores.contract import Store
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.mounts import mount_of
@@ -29,6 +30,7 @@ from ckptsync.watch import is_blind
 from ckptsync.worker.clock import DAY, measure
 from ckptsync.worker.node import umask
 
+_LONGEST = 64 * 1024  # bytes of the name of a store
 _NOTHING = "nothing is found, and nothing sent"
 _PATIENCE = 2.0  # seconds
 _STALL = 10.0  # seconds without a byte: nobody who asks what is wrong waits as long as an upload does
@@ -64,7 +66,8 @@ def runs(config: Config, node: str) -> Iterator[Finding]:
     """What a worker's configuration names that it could not serve."""
     if "worker" not in config.roles:
         return
-    for problem in output_directories(config.worker.runs, config.store.url).problems:
+    found = output_directories(config.worker.runs, config.store.url)
+    for problem in (*found.problems, *(found.unsafe if os.geteuid() else ())):  # root is told so of each directory
         yield Finding(
             "fail", "run-left-out", (node,), "worker.runs", problem, "its checkpoints stay where they are", "change worker.runs"
         )
@@ -88,19 +91,53 @@ def store(place: Place, node: str, outputs: Iterable[Path]) -> Answer:
         found = there(place)
         if found is None:
             return Answer(tuple(_absent(place.url, node, outputs)))
-        refused = tuple(permissions.refused(found, node, deletes=place.deletes)) or tuple(_closed(place.url, node))
+        refused = _refused(found, place, node)
         here = tuple(_here(place.url, node, outputs))
-        return Answer((*refused, *here)) if refused else Answer(here, found, clock(found, node))
+        return Answer((*refused, *here)) if refused else Answer(here, found, _clock(found, node))
     except CkptsyncError as e:
         return Answer((refusal(e, "store-unreachable", node, shown(place.url), _NOTHING),))
 
 
-def _closed(url: str, node: str) -> Iterator[Finding]:
-    """Of a directory: whether that of a run can be made in it, beside our own, which somebody else may have made."""
-    where = located(url)
+def _refused(found: Store, place: Place, node: str) -> tuple[Finding, ...]:
+    """What the store does not allow; of another user's directory as that user, where root asks.  Raises CkptsyncError."""
+    where = located(place.url)
+    if isinstance(where, Remote):
+        return tuple(permissions.refused(found, node, deletes=place.deletes))
+
+    def tried() -> Iterator[Finding]:
+        try:
+            refused = tuple(permissions.refused(found, node, deletes=place.deletes))
+        except CkptsyncError as e:
+            refused = (refusal(e, "store-unreachable", node, shown(place.url), _NOTHING),)
+        yield from refused or _closed(where, place.url, node)
+
     try:
-        if isinstance(where, Path):
-            Path(tempfile.mkdtemp(prefix=".ckptsync-doctor-", dir=where)).rmdir()
+        return tuple(places.as_user(where.stat().st_uid, tried))
+    except OSError as e:
+        raise StoreError(f"{where}: {words(e)}", hint="ask as the user whose directory it is") from e
+
+
+def _clock(found: Store, node: str) -> float:
+    """As `clock`, by the user whose directory the store is, where root asks."""
+    where = located(found.url)
+    if isinstance(where, Remote):
+        return clock(found, node)
+    try:
+        return float(probe.as_user(where.stat().st_uid, lambda: clock(found, node)))
+    except OSError as e:
+        raise StoreError(f"{where}: {words(e)}", hint="ask as the user whose directory it is") from e
+
+
+def _closed(where: Path, url: str, node: str) -> Iterator[Finding]:
+    """Of a directory: whether that of a run can be made in it, beside our own, which somebody else may have made."""
+    try:
+        fd = os.open(where, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            name = f".ckptsync-doctor-{secrets.token_hex(8)}"
+            os.mkdir(name, 0o700, dir_fd=fd)
+            os.rmdir(name, dir_fd=fd)
+        finally:
+            os.close(fd)
     except OSError as e:
         what = f"{where}: no directory of a run can be made there: {words(e)}"
         hint = "let this user, or a group that it is in, write there"
@@ -130,7 +167,30 @@ def begin(place: Place, outputs: Iterable[Path]) -> None:
     """Make a store that is not there yet, as the first worker would; one that was there before is waited for.  Raises CkptsyncError."""
     where = located(place.url)
     if there(place) is None and not _served(where, outputs):
-        create_store(place.url, _options(place), _hasty(place))
+        written(place.url, lambda: create_store(place.url, _options(place), _hasty(place)))
+
+
+def written(url: str, work: Callable[[], object]) -> None:
+    """Do what writes to a store: in another user's directory as that user, where root asks.  Raises CkptsyncError."""
+    where = located(url)
+    if isinstance(where, Remote):
+        work()
+        return
+
+    def tried() -> list[str]:
+        try:
+            work()
+        except CkptsyncError as e:
+            return [str(e), e.hint or "", "setup" if isinstance(e, ConfigError) else ""]
+        return []
+
+    try:
+        refused = probe.as_user(next(path for path in (where, *where.parents) if path.is_dir()).stat().st_uid, tried)
+    except OSError as e:
+        raise StoreError(f"{where}: {words(e)}", hint="ask as the user whose directory it is") from e
+    if refused:
+        why, hint, is_setup = refused
+        raise (ConfigError if is_setup else StoreError)(why, hint=hint)
 
 
 def _hasty(place: Place) -> Limits:
@@ -144,9 +204,18 @@ def _options(place: Place) -> Mapping[str, object]:
 
 def _served(where: Path | Remote, outputs: Iterable[Path]) -> list[Path]:
     """Output directories whose worker has served that very store."""
-    return [
-        path for path in outputs if _text(path / OURS / "store").strip() == (where.url if isinstance(where, Remote) else str(where))
-    ]
+    return [path for path in outputs if _remembered(path) == (where.url if isinstance(where, Remote) else str(where))]
+
+
+def _remembered(output_dir: Path) -> str:
+    """The store that its worker served last; empty where nobody knows."""
+
+    def told() -> str:
+        return (folders.read(output_dir / OURS / "store", _LONGEST) or b"").decode("utf-8", "replace").strip()
+
+    with contextlib.suppress(OSError):
+        return str(probe.as_user(output_dir.stat().st_uid, told))
+    return ""
 
 
 def there(place: Place) -> Store | None:
@@ -164,13 +233,18 @@ def there(place: Place) -> Store | None:
 def _absent(url: str, node: str, outputs: Iterable[Path]) -> Iterator[Finding]:
     where = located(url)
     served = _served(where, outputs)
-    hint = "is the file system mounted, and the URL right?"
+    hint = "is the file system mounted, and the path right?"
     if served:
         what = f"not there, and was when {served[0]} was last served"
         yield Finding("fail", "store-absent", (node,), url, what, "the worker waits for it to come back", hint, STORAGE)
-    elif isinstance(where, Remote) or not is_directory(where.parent):
-        why = "the first worker makes it, and what is missing above it: where a file system should be mounted, that is this machine's own disk"
-        yield Finding("warn", "store-absent", (node,), url, "not there", why, f"{hint}  `mkdir` it where it belongs", STORAGE)
+    elif isinstance(where, Remote):
+        why = f"the first worker or `ckptsync push` makes it, if the directory above it is there: {where.rest.rpartition('/')[0]}"
+        yield Finding("warn", "store-absent", (node,), url, "not there", why, hint, STORAGE)
+    elif not is_directory(where.parent):
+        why = f"no store is made without the directory above it, {where.parent}: a worker waits for that, and `ckptsync push` fails"
+        yield Finding(
+            "warn", "store-absent", (node,), url, "not there", why, f"{hint}  If both are: mkdir -p {where.parent}", STORAGE
+        )
 
 
 def _here(url: str, node: str, outputs: Iterable[Path]) -> Iterator[Finding]:
@@ -206,8 +280,8 @@ def expected(model: str, training: Mapping[str, str]) -> int:
     is_whole = (
         training.get("finetuning_type", "full" if "model_name_or_path" not in training else "lora") == "full"
     )  # LLaMA-Factory's default is lora
-    with contextlib.suppress(ValueError, AttributeError):
-        return room.full_training(json.loads(_text(Path(model, "config.json")) or "{}")) if model and is_whole else 0
+    with contextlib.suppress(Corrupt, AttributeError):
+        return room.full_training(parse(_text(Path(model, "config.json")) or "{}", model)) if model and is_whole else 0
     return 0
 
 

@@ -98,4 +98,4 @@ def unheard(path: Path, asked: Asked) -> Iterator[Finding]:
     if is_blind(mount.kind):
         what = f"on {mount.kind}, which tells no events"
         why = "the worker looks every few seconds instead of at once: a checkpoint that rotates sooner is lost without the hook"
-        yield warn("no-events", asked, path, what, why, "use the hook (docs/hook.md), or a local disk", code=STORAGE)
+        yield warn("no-events", asked, path, what, why, "use the hook (`ckptsync help hook`), or a local disk", code=STORAGE)

@@ -138,7 +138,7 @@ def _truth(raw: object) -> bool | None:
 
 
 def _whole(raw: object) -> int | None:
-    return raw if isinstance(raw, int) and not isinstance(raw, bool) else None
+    return raw if isinstance(raw, int) and not isinstance(raw, bool) and -(2**63) <= raw < 2**63 else None
 
 
 def number(raw: object) -> float | None:

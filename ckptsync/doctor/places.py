@@ -5,21 +5,22 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import tempfile
-from collections.abc import Iterator
-from dataclasses import replace
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from ckptsync.doctor import mounting, pacing
+from ckptsync.doctor import mounting, pacing, probe
 from ckptsync.doctor.asking import Asked, fail, user, warn, words
 from ckptsync.doctor.findings import STORAGE, Finding
 from ckptsync.errors import CkptsyncError
 from ckptsync.scan import Found, found, spots
+from ckptsync.spool.folders import link
 from ckptsync.units import show_size
-from ckptsync.walk import OURS
+from ckptsync.walk import OURS, UnsafeSpool, open_spool, opened_parent
 
 _PINS = "a pin is a hard link: without it rotation takes the checkpoint before it is sent"
-_AS_TRAINER = "run the worker as the user who trains (docs/service.md)"
+_AS_TRAINER = "run the worker as the user who trains (`ckptsync help service`)"
 _LEAST = 256 << 20  # bytes that any checkpoint takes, where nothing is known
 _NOTHING = 1 << 20  # bytes that are as good as none
 _LOOKED_AT = 2000  # files of a checkpoint
@@ -28,13 +29,40 @@ _TRIAL = ".ckptsync-doctor-"  # begins the name of a file that is tried
 
 
 def wrong(path: Path, asked: Asked) -> Iterator[Finding]:
-    """What is wrong with an output directory that is there."""
+    """What is wrong with an output directory that is there.  Root has another user's examined by that user: by a child that has become him."""
     try:
-        path.stat()
+        trained = path.stat().st_uid or _writer(last_two(path)[0])
     except OSError as e:
         why = "the worker sees nothing of this run"
         yield fail("output-unreadable", asked, path, words(e), why, "look at the directories above it", code=STORAGE)
         return
+    if asked.uid or not trained:
+        yield from _examined(path, asked)
+        return
+    what, hint = f"is {user(trained)}'s, asked by root", f"sudo -u {user(trained)} ckptsync doctor …"
+    why = "what the worker itself may was tried by a process that had become that user; the rest was asked by root"
+    try:
+        found = as_user(trained, lambda: _examined(path, replace(asked, uid=trained)))
+    except OSError as e:
+        found, why = [], f"nothing was tried there: {words(e)}"
+    yield warn("asked-as-root", asked, path, what, why, hint)
+    yield from found
+
+
+def as_user(owner: int, work: Callable[[], Iterable[Finding]]) -> list[Finding]:
+    """What is found, by the ``owner`` of what is asked about where root asks.  Raises OSError where that user cannot be had."""
+    told = probe.as_user(owner, lambda: [asdict(finding) for finding in work()])
+    return [Finding(**{**one, "nodes": tuple(one["nodes"])}) for one in told]
+
+
+def _writer(newest: Found | None) -> int:
+    """Who wrote a checkpoint; 0 where nobody did, or it has gone."""
+    with contextlib.suppress(OSError):
+        return (newest.path / newest.files[0].path).lstat().st_uid if newest else 0
+    return 0
+
+
+def _examined(path: Path, asked: Asked) -> Iterator[Finding]:
     newest, before = last_two(path)
     yield from _of_another(path, newest, asked)
     yield from mounting.unmounted(path, asked)
@@ -56,22 +84,60 @@ def _of_another(path: Path, newest: Found | None, asked: Asked) -> Iterator[Find
         owner = (newest.path / newest.files[0].path if newest else path).lstat().st_uid
     except OSError:
         return  # rotated meanwhile
-    if owner in (asked.uid, made):
-        return
-    what = f"is {user(owner)}'s, "
-    if asked.uid == 0:
-        why = "root may read and link everything: what the worker itself may, is not tried by this"
-        yield warn("asked-as-root", asked, path, f"{what}asked by root", why, f"sudo -u {user(owner)} ckptsync doctor …")
-    elif not newest and (owner or made is None):
+    if owner not in (asked.uid, made) and not newest and (owner or made is None):
         why = "safetensors 0.8 and newer write files that only their owner reads (0600), and fs.protected_hardlinks refuses links to them"
-        yield fail("other-user", asked, path, f"{what}the worker is {user(asked.uid)}", why, _AS_TRAINER)
+        yield fail("other-user", asked, path, f"is {user(owner)}'s, the worker is {user(asked.uid)}", why, _AS_TRAINER)
 
 
 def _made(path: Path) -> int | None:
     """Whose a file is that is made there, which servers and mounts may decide; ``None`` where none can be made."""
-    with contextlib.suppress(OSError), tempfile.NamedTemporaryFile(dir=path, prefix=_TRIAL) as one:
-        return os.fstat(one.fileno()).st_uid
+    with contextlib.suppress(OSError), _home(path) as home, _trial(home) as (_, made):
+        return made
     return None
+
+
+@contextlib.contextmanager
+def _home(path: Path) -> Iterator[int]:
+    """The output directory, open; root goes into no other user's.  Raises OSError."""
+    fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if os.geteuid() == 0 and os.fstat(fd).st_uid:
+            raise PermissionError(errno.EACCES, "became another user's meanwhile", str(path))
+        yield fd
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _trial(home: int) -> Iterator[tuple[str, int]]:
+    """A new file's name, and its owner; it goes again."""
+    name = f"{_TRIAL}{secrets.token_hex(8)}"
+    made = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=home)
+    try:
+        yield name, os.fstat(made).st_uid
+    finally:
+        os.close(made)
+        with contextlib.suppress(OSError):  # somebody else who may write there took it away
+            os.unlink(name, dir_fd=home)
+
+
+@contextlib.contextmanager
+def _spool(home: int, path: Path) -> Iterator[int]:
+    """Where pins would be made, open; a spool that is not there yet goes again.  Raises OSError."""
+    is_made = False
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(OURS, 0o700, dir_fd=home)
+        is_made = True
+    try:
+        fd = open_spool(home, path)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+    finally:
+        if is_made:
+            with contextlib.suppress(OSError):  # a worker has begun to use it
+                os.rmdir(OURS, dir_fd=home)
 
 
 def is_there(path: Path) -> bool:
@@ -84,11 +150,11 @@ def is_there(path: Path) -> bool:
 
 def _links(path: Path, asked: Asked) -> Iterator[Finding]:
     """From the directory itself into its spool, as a pin would be made."""
-    spool = path / OURS
     try:
-        _make(spool)
-        with tempfile.NamedTemporaryFile(dir=path, prefix=_TRIAL) as source:
-            yield from _linked(Path(source.name), spool, asked)
+        with _home(path) as home, _spool(home, path) as spool, _trial(home) as (name, _):
+            yield from _linked((home, name), spool, path, asked)
+    except UnsafeSpool as e:
+        yield fail("output-not-writable", asked, path, str(e), "there is no place for pins and marks", e.hint)
     except OSError as e:
         if e.errno in (errno.ENOSPC, errno.EDQUOT):
             yield _full(asked, path, words(e))
@@ -97,30 +163,21 @@ def _links(path: Path, asked: Asked) -> Iterator[Finding]:
         yield fail("output-not-writable", asked, path, what, why, "mount it for writing" if e.errno == errno.EROFS else _AS_TRAINER)
 
 
-def _linked(source: Path, spool: Path, asked: Asked) -> Iterator[Finding]:
+def _linked(source: tuple[int, str], spool: int, path: Path, asked: Asked) -> Iterator[Finding]:
+    above, name = source
     try:
-        os.link(source, spool / source.name)
-        (spool / source.name).unlink()
+        os.link(name, name, src_dir_fd=above, dst_dir_fd=spool, follow_symlinks=False)
+        os.unlink(name, dir_fd=spool)
     except OSError as e:
         if e.errno == errno.EXDEV:
             what = f"{OURS} is another file system, or another mount of it"
-            hint = f"remove the mount or link {spool}; of a service's view: ReadWritePaths above both"
-            yield fail("links-cross", asked, spool.parent, what, _PINS, hint, code=STORAGE)
+            hint = f"remove the mount or link {path / OURS}; of a service's view: ReadWritePaths above both"
+            yield fail("links-cross", asked, path, what, _PINS, hint, code=STORAGE)
         elif e.errno in _NO_LINKS:
             hint = "use a file system that has them (ext4, xfs, btrfs, NFS)"
-            yield fail("no-links", asked, spool.parent, f"hard links are refused: {words(e)}", _PINS, hint, code=STORAGE)
+            yield fail("no-links", asked, path, f"hard links are refused: {words(e)}", _PINS, hint, code=STORAGE)
         else:
             raise
-
-
-def _make(spool: Path) -> None:
-    """By root as its output directory's owner would, who must be able to write there."""
-    with contextlib.suppress(FileExistsError):
-        spool.mkdir()
-        above = spool.parent.stat()
-        if os.geteuid() == 0:
-            with contextlib.suppress(OSError):  # where root is nobody, as on NFS, nobody has made it
-                os.chown(spool, above.st_uid, above.st_gid)
 
 
 def last_two(path: Path) -> tuple[Found | None, Found | None]:
@@ -144,7 +201,7 @@ def _files(path: Path, newest: Found | None, asked: Asked) -> Iterator[Finding]:
     for file in newest.files[:_LOOKED_AT]:
         one = newest.path / file.path
         try:
-            os.close(os.open(one, os.O_RDONLY | os.O_NOFOLLOW))
+            os.close(os.open(one, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK))
         except FileNotFoundError:
             continue  # rotated meanwhile
         except OSError as e:
@@ -160,15 +217,16 @@ def _files(path: Path, newest: Found | None, asked: Asked) -> Iterator[Finding]:
 
 
 def _linkable(path: Path, newest: Found, asked: Asked) -> Iterator[Finding]:
-    one = newest.path / newest.files[0].path
-    target = path / OURS / f".doctor-{os.getpid()}"
+    file = newest.files[0].path
+    trial = f"{_TRIAL}{secrets.token_hex(8)}"
     try:
-        os.link(one, target, follow_symlinks=False)
-        target.unlink()
+        with _home(path) as home, _spool(home, path) as spool, opened_parent(newest.path, file) as (above, name):
+            link(above, name, spool, trial)
+            os.unlink(trial, dir_fd=spool)
     except PermissionError as e:
         why = "fs.protected_hardlinks refuses links to files of others that one may not write"
-        yield fail("unlinkable", asked, one, f"may not be linked: {words(e)}", f"{_PINS}; {why}", _AS_TRAINER)
-    except OSError:
+        yield fail("unlinkable", asked, newest.path / file, f"may not be linked: {words(e)}", f"{_PINS}; {why}", _AS_TRAINER)
+    except (OSError, CkptsyncError):
         return  # `_links` has said what is wrong, or it was rotated meanwhile
 
 

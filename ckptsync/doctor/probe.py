@@ -14,15 +14,17 @@ import hashlib
 import json
 import os
 import platform
+import pwd
 import re
 import resource
 import secrets
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -39,6 +41,8 @@ _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CRED|AUTH", re.IGNORECASE)
 _LONGEST = 200  # characters of a value
 _BEST = ("answers", "refused", "silent", "unreachable")  # of a name's addresses any will do: not all need be of networks here
 _PATIENCE, _LOOKUP = 3.0, 15.0  # seconds for an answer of MASTER_ADDR, and for one of who knows names
+_NOBODY = 65534
+_LATE = 120.0  # seconds
 _BESIDE = ".ckptsync-doctor"  # where nothing of ours is yet: the output directory itself is made by the training
 _BUILD = re.compile(r"^(cuda|hip)\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
 
@@ -90,31 +94,123 @@ def overrides(environment: Mapping[str, str]) -> list[str]:
 
 def leave(places: Iterable[str], node: str) -> dict[str, str]:
     """A word of chance beside each place, for other nodes to look for; places where nothing can be written are left out."""
-    left = {}
     name = re.sub(r"[^A-Za-z0-9_.-]", "-", node)
-    for place in places:
-        word, folder = secrets.token_hex(8), _beside(place)
-        with contextlib.suppress(OSError):  # whether output can be written is another check's question
-            folder.mkdir(parents=True, exist_ok=True)
-            fresh = folder / f".{name}.{word}"
-            fresh.write_text(word, "ascii")
-            fresh.replace(folder / name)
-            left[place] = word
-    return left
-
-
-def _beside(place: str) -> Path:
-    """In the spool of a directory that is there; else in the nearest directory above it, short of the root."""
-    path = Path(place).absolute()
-    if path.is_dir():
-        return path / "_ckptsync" / "doctor"
-    return next((above for above in list(path.parents)[:-1] if above.is_dir()), Path(os.devnull)) / _BESIDE
+    words = {place: secrets.token_hex(8) for place in places}
+    return {place: word for place, word in words.items() if _tried(place, _leave_word, name, word)}
 
 
 def _seen(place: str) -> list[str]:
-    with contextlib.suppress(OSError):  # nothing of anybody is there
-        return sorted(path.read_text("ascii", "replace")[:64] for path in _beside(place).iterdir() if not path.name.startswith("."))
-    return []
+    return _tried(place, _words) or []
+
+
+def as_user(owner: int, work: Callable[[], Any]) -> Any:
+    """What ``work`` returns, as JSON gives it back.  Root lets the ``owner`` of what it is done to, if that is another user, do it: a child that has become that user.
+
+    So root makes and tries nothing where somebody else decides what a name means.  Raises OSError where that user cannot be had, or the child fails.
+    """
+    if os.geteuid() != 0 or owner == 0:
+        return json.loads(json.dumps(work()))
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os._exit(_answered(owner, work, writing))
+    os.close(writing)
+    killing = threading.Timer(_LATE, os.kill, (child, signal.SIGKILL))  # that user may stop what has become his
+    killing.daemon = True
+    killing.start()
+    try:
+        with os.fdopen(reading, "rb") as answer:
+            told = answer.read()
+        status = os.waitpid(child, 0)[1]
+    finally:
+        killing.cancel()
+    if status:
+        raise OSError(errno.EPERM, f"nothing can be tried as uid {owner}")
+    return json.loads(told)
+
+
+def groups_of(owner: int) -> tuple[int, list[int]]:
+    """A user's own group, and all groups that he is in."""
+    try:
+        name, group = pwd.getpwuid(owner)[0:4:3]
+        return group, os.getgrouplist(name, group)
+    except KeyError:  # a user of a container
+        return _NOBODY, []
+
+
+def _answered(owner: int, work: Callable[[], Any], writing: int) -> int:
+    """In the child: the exit code.  Whoever becomes another user is not to be traced by him."""
+    try:
+        group, groups = groups_of(owner)
+        os.setgroups(groups)
+        os.setgid(group)
+        os.setuid(owner)
+        with os.fdopen(writing, "wb") as answer:
+            answer.write(json.dumps(work()).encode())
+    except BaseException:  # noqa: BLE001 - the parent says that it failed
+        return 1
+    return 0
+
+
+def _tried(place: str, work: Callable[..., Any], *given: str) -> Any:
+    """``work`` done by the owner of the directory that the place is in; ``None`` where it cannot be."""
+    path = Path(place).absolute()
+    with contextlib.suppress(OSError):  # whether output can be written is another check's question
+        above = next((str(each) for each in [path, *list(path.parents)[:-1]] if each.is_dir()), "")
+        steps = ("_ckptsync", "doctor") if above == str(path) else (_BESIDE,)  # in the spool of a directory that is there
+        return as_user(Path(above).stat().st_uid, lambda: work(above, steps, *given)) if above else None
+    return None
+
+
+def _leave_word(above: str, steps: Sequence[str], name: str, word: str) -> bool:
+    with _opened(above, steps, is_made=True) as fd:
+        fresh = f".{name}.{word}"
+        made = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=fd)
+        try:
+            is_ours = os.fstat(made).st_uid == os.fstat(fd).st_uid  # as servers and mounts decide it
+            os.write(made, word.encode())
+        finally:
+            os.close(made)
+        if is_ours:
+            os.replace(fresh, name, src_dir_fd=fd, dst_dir_fd=fd)
+        else:
+            os.unlink(fresh, dir_fd=fd)
+    return is_ours
+
+
+def _words(above: str, steps: Sequence[str]) -> list[str]:
+    found = []
+    with _opened(above, steps) as fd:
+        with os.scandir(fd) as entries:
+            names = [entry.name for entry in entries if not entry.name.startswith(".")]
+        for name in names:
+            with contextlib.suppress(OSError):  # no file, or another user's
+                file = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
+                try:
+                    found.append(os.read(file, 64).decode("ascii", "replace"))
+                finally:
+                    os.close(file)
+    return sorted(found)
+
+
+@contextlib.contextmanager
+def _opened(above: str, steps: Sequence[str], *, is_made: bool = False) -> Iterator[int]:
+    """A directory of ours, opened step by step and through no link; root goes into no other user's."""
+    fd = os.open(above, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for step in ("", *steps):
+            if step:
+                if is_made:
+                    with contextlib.suppress(FileExistsError):
+                        os.mkdir(step, 0o700, dir_fd=fd)
+                below = os.open(step, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+                os.close(fd)
+                fd = below
+            if os.geteuid() == 0 and os.fstat(fd).st_uid not in (0, _NOBODY):
+                raise PermissionError(errno.EACCES, "another user's", step or above)
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def _machine() -> dict[str, Any]:
@@ -230,7 +326,7 @@ def _master(address: str, port: str) -> dict[str, Any]:
     found = _addresses(address)
     ours = [one for one in found if _binds(one, 0) == "free"]
     told: dict[str, Any] = {"addresses": found, "is_here": bool(ours), "port": ""}
-    if found and port.isdigit() and 0 < int(port) < 65536:
+    if found and port.isdecimal() and 0 < int(port) < 65536:
         told["port"] = _binds(ours[0], int(port)) if ours else min((_answers(one, int(port)) for one in found), key=_BEST.index)
     return told
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import msgspec
-
+from ckptsync.decoding import Decoder
 from ckptsync.doctor.nodes import number
 from ckptsync.doctor.probe import LIBRARIES, NCCL
 from ckptsync.errors import ConfigError, Corrupt, NotFound
@@ -21,6 +21,7 @@ FOLDER = f"{OURS}/launches/"
 FRESH = 3600.0  # seconds
 _SKEW = 60.0  # seconds by which two clocks may differ without two machines being taken for one that was booted in between
 _AGAIN = "remove it, and run `ckptsync doctor --publish` on that node again"
+_DECODER: Decoder[dict[str, Any]] = Decoder(dict[str, Any], "what a node says of itself", LIMIT)
 _PASSED_ON = ("NCCL_", "GLOO_", "TORCH_NCCL_", "OMP_")  # the ranks have met: how they were told of each other is past
 _LIBRARIES = {**{name: name for name in LIBRARIES}, **dict.fromkeys(NCCL, "nccl")}  # by the names that the hook tells
 
@@ -44,7 +45,8 @@ def publish(store: Store, said: Mapping[str, Any]) -> None:
             f"node {said['node']}: another machine ({before.get('host')}) has said what it is under this id since this one was booted",
             hint="give each node its own: `node` in its configuration, or --node",
         )
-    store.write(name, [msgspec.json.encode(said, order="sorted") + b"\n"])
+    text = json.dumps(said, sort_keys=True, ensure_ascii=False)
+    store.write(name, [text.encode(errors="replace") + b"\n"])  # a variable or a path may be no text
 
 
 def published(store: Store, now: float, fresh: float = FRESH) -> tuple[list[dict[str, Any]], list[Corrupt]]:
@@ -74,18 +76,15 @@ def is_alone(said: Mapping[str, Any]) -> bool:
 
 def _read(store: Store, entries: Iterable[Entry]) -> Iterator[tuple[Entry, dict[str, Any] | Corrupt]]:
     for entry in entries:
-        if entry.size > LIMIT:
-            yield entry, Corrupt(f"{entry.name}: {entry.size} bytes, which no node says of itself", hint=_AGAIN)
-            continue
         with contextlib.suppress(NotFound):  # gone since it was listed
-            yield entry, _decoded(entry.name, read_all(store, entry.name, LIMIT))
+            yield entry, _said(store, entry.name)
 
 
-def _decoded(name: str, data: bytes) -> dict[str, Any] | Corrupt:
+def _said(store: Store, name: str) -> dict[str, Any] | Corrupt:
     try:
-        return msgspec.json.decode(data, type=dict[str, Any])
-    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as e:
-        return Corrupt(f"{name}: not what a node says of itself: {e}", hint=_AGAIN)
+        return _DECODER.decode(read_all(store, name, LIMIT), name, _AGAIN)
+    except Corrupt as e:
+        return e
 
 
 def living(store: Store, now: float, fresh: float = FRESH) -> list[Facts]:

@@ -5,14 +5,14 @@ Only the keys in `KEYS` are taken, and no URLs: nothing else of the file is told
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ckptsync.config.yaml_lines import parse
-from ckptsync.errors import ConfigError
+from ckptsync import parsing
+from ckptsync.config.yaml_lines import LIMIT, parse
+from ckptsync.errors import ConfigError, Corrupt
 
 KEYS = (
     "output_dir",
@@ -57,13 +57,14 @@ def _zero(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _mapping(path: Path) -> dict[str, Any]:
     try:
-        text = path.read_text("utf-8")
+        with path.open("rb") as file:
+            text = file.read(LIMIT + 1).decode("utf-8")
     except (OSError, UnicodeDecodeError) as e:
         reason = e.strerror if isinstance(e, OSError) else "not UTF-8"
         raise ConfigError(f"{path}: cannot be read: {reason}", hint="--training names the training's own YAML or JSON") from e
     try:
-        values = json.loads(text)
-    except ValueError:
+        values = parsing.parse(text, os.fspath(path))
+    except Corrupt:
         values = parse(text, os.fspath(path)).values
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: not a mapping of keys to values", hint="--training names the training's own YAML or JSON")

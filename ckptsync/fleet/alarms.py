@@ -5,6 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ckptsync.units import clean
+
+MOST = 1000
+"""Characters of each text of an alarm."""
+
 Severity = Literal["critical", "warning"]
 SEVERITIES: tuple[Severity, ...] = ("critical", "warning")
 Kind = Literal["damage", "stall", "lost-node", "full", "late", "clock"]
@@ -33,7 +38,10 @@ CODES: dict[str, Kind] = {
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """``code`` and ``subject`` (a place, a run, a node, a path) name it.  ``since``: ``None`` where nobody can tell."""
+    """``code`` and ``subject`` (a place, a run, a node, a path) name it.  ``since``: ``None`` where nobody can tell.
+
+    Its texts are of names and errors in the store, and go to terminals, chats, mails and logs: they are clean, and not long, from the start.
+    """
 
     code: str
     subject: str
@@ -41,6 +49,11 @@ class Alarm:
     since: float | None
     text: str
     todo: str
+
+    def __post_init__(self) -> None:
+        """Clean what is shown."""
+        for name in ("subject", "text", "todo"):
+            object.__setattr__(self, name, clean(getattr(self, name), MOST))
 
     @property
     def kind(self) -> Kind:

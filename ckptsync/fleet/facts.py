@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 
 import msgspec
 
+from ckptsync.decoding import Count, Decoder, FormatNumber, Nanoseconds, Seconds
 from ckptsync.errors import Corrupt, NotFound
 from ckptsync.fleet.heartbeat import FACTS, LIMIT, heartbeat_name
 from ckptsync.records.names import OURS
@@ -27,9 +28,9 @@ class Train:
     """
 
     trainer: str
-    world: int
-    local_world: int
-    began: float
+    world: Count
+    local_world: Count
+    began: Seconds
     facts: Mapping[str, str] = field(default_factory=dict)
     state: str = ""
 
@@ -54,9 +55,12 @@ class Facts:
     file_systems: Mapping[str, str] = field(default_factory=dict)
     gpus: tuple[str, ...] = ()
     trains: Mapping[str, Train] = field(default_factory=dict)
-    at: float = 0.0
-    clock_offset: int | None = None
-    format: int = FORMAT
+    at: Seconds = 0.0
+    clock_offset: Nanoseconds | None = None
+    format: FormatNumber = FORMAT
+
+
+_DECODER = Decoder(Facts, "a node's facts", LIMIT)
 
 
 def facts_name(node: str, roles: tuple[str, ...]) -> str:
@@ -83,7 +87,4 @@ def listed(store: Store) -> Iterator[Facts | Corrupt]:
 
 def decode(name: str, data: bytes) -> Facts:
     """Raises Corrupt."""
-    try:
-        return msgspec.convert(msgspec.json.decode(data), Facts, strict=True)
-    except (msgspec.ValidationError, msgspec.DecodeError, RecursionError) as e:
-        raise Corrupt(f"{name}: not a node's facts: {e}") from e
+    return _DECODER.decode(data, name)

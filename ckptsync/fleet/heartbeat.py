@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 import msgspec
 
+from ckptsync.decoding import Amount, Count, Decoder, FormatNumber, Seconds
 from ckptsync.errors import ConfigError, Corrupt, NotFound, StoreError
 from ckptsync.records.names import OURS, node_facts_name
 from ckptsync.stores.contract import Entry, Store, read_all
@@ -26,10 +27,10 @@ class Disk:
     """The file system of an output directory, in bytes: ``spool``, what only our pins still hold there; ``budget`` for that, 0 where the free space decides."""
 
     path: str
-    free: int
-    total: int
-    spool: int
-    budget: int = 0
+    free: Count
+    total: Count
+    spool: Count
+    budget: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +42,9 @@ class Job:
 
     kind: str
     subject: str
-    done: int = 0
-    total: int = 0
-    seconds: float = 0.0
+    done: Count = 0
+    total: Count = 0
+    seconds: Seconds = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,27 +62,30 @@ class Heartbeat:
     node: str
     instance: str
     machine: str
-    pid: int
+    pid: Count
     began: str
-    started: float
+    started: Seconds
     roles: tuple[str, ...]
     version: str
-    beat: int = 0
-    told: float = 0.0
-    period: float = PERIOD
+    beat: Count = 0
+    told: Seconds = 0.0
+    period: Seconds = PERIOD
     stopped: bool = False
     queue: tuple[str, ...] = ()
     errors: tuple[str, ...] = ()
-    oldest: float = 0.0
-    sent_bytes: int = 0
-    rate: float = 0.0
+    oldest: Seconds = 0.0
+    sent_bytes: Count = 0
+    rate: Amount = 0.0
     disk: tuple[Disk, ...] = ()
     watch: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     lacks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     jobs: tuple[Job, ...] = ()
-    verifies: float = 0.0
-    format: int = FORMAT
+    verifies: Seconds = 0.0
+    format: FormatNumber = FORMAT
+
+
+_DECODER = Decoder(Heartbeat, "a heartbeat", LIMIT)
 
 
 def heartbeat_name(node: str, roles: tuple[str, ...]) -> str:
@@ -113,10 +117,7 @@ def _shortened(heart: Heartbeat, most: int) -> Heartbeat:
 
 def decode(name: str, data: bytes) -> Heartbeat:
     """Raises Corrupt."""
-    try:
-        return msgspec.convert(msgspec.json.decode(data), Heartbeat, strict=True)
-    except (msgspec.ValidationError, msgspec.DecodeError, RecursionError) as e:
-        raise Corrupt(f"{name}: not a heartbeat: {e}") from e
+    return _DECODER.decode(data, name)
 
 
 def write(store: Store, heart: Heartbeat) -> None:
@@ -145,10 +146,14 @@ def listed(store: Store) -> Iterator[tuple[Entry, Heartbeat | Corrupt]]:
                 continue  # gone since it was listed
 
 
+class Rival(ConfigError):
+    """Another live process has this node's name."""
+
+
 def claim(
     store: Store, mine: Heartbeat, is_running: Callable[[Heartbeat], bool | None], pause: Callable[[float], object]
 ) -> Heartbeat:
-    """Take the node's name: the first beat, which replaces a dead process's last one.  Raises ConfigError if its process lives.
+    """Take the node's name: the first beat, which replaces a dead process's last one.  Raises Rival if its process lives.
 
     ``is_running`` knows of this machine's processes (``None``: another machine's); ``pause`` waits that many seconds.
     """
@@ -171,7 +176,7 @@ def _lives(
 
 
 def beat(store: Store, mine: Heartbeat) -> Heartbeat:
-    """Beat once more; the new heartbeat.  Raises ConfigError if another process beats under this id and was there first."""
+    """Beat once more; the new heartbeat.  Raises Rival if another process beats under this id and was there first."""
     other = read(store, mine.node, mine.roles) if "worker" in mine.roles else None
     if other and not other.stopped and other.instance != mine.instance and yields_to(mine, other):
         raise _rival(other)
@@ -204,8 +209,8 @@ def store_now(known: Iterable[tuple[Entry, Heartbeat]], machine: str, now: float
     return now - min(offsets, key=abs, default=0.0)
 
 
-def _rival(other: Heartbeat) -> ConfigError:
-    return ConfigError(
+def _rival(other: Heartbeat) -> Rival:
+    return Rival(
         f"node {other.node}: another live worker has this id (process {other.pid}, instance {other.instance})",
         hint="stop one of them, or give each its own `node` in the configuration",
     )

@@ -51,12 +51,13 @@ class Node:
 
 def nodes(told: Told, now: float) -> tuple[Node, ...]:
     """Every node that has ever beaten, by name."""
-    facts = told.facts
-    return tuple(node(known, facts.get(known.name), now) for known in told.hearts)
+    facts, broken = told.facts, told.unreadable_facts
+    return tuple(node(known, facts.get(known.name, broken.get(known.name)), now) for known in told.hearts)
 
 
-def node(known: Known, facts: Facts | None, now: float) -> Node:
-    """One node, from its heartbeat and, where there are, its facts."""
+def node(known: Known, said: Facts | Corrupt | None, now: float) -> Node:
+    """One node, from its heartbeat and, where there are, its facts; those that cannot be read are a note."""
+    facts = said if isinstance(said, Facts) else None
     heart, beat = known.said, known.entry.mtime
     age = max(0.0, now - beat)
     if not isinstance(heart, Heartbeat):
@@ -73,8 +74,9 @@ def node(known: Known, facts: Facts | None, now: float) -> Node:
         host=facts.host if facts else "",
         clock_offset=None if offset is None else offset / 1e9,
         trains=facts.trains if facts else {},
+        notes=(*heart.notes, str(said)) if isinstance(said, Corrupt) else heart.notes,
         **{key: getattr(heart, key) for key in _TOLD},
     )
 
 
-_TOLD = ("queue", "oldest", "rate", "sent_bytes", "jobs", "verifies", "disk", "watch", "errors", "notes", "lacks")
+_TOLD = ("queue", "oldest", "rate", "sent_bytes", "jobs", "verifies", "disk", "watch", "errors", "lacks")

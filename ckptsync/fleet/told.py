@@ -42,6 +42,13 @@ class Told:
         """Those that can be read, by `Known.name`."""
         return {known.name: known.said for known in self.files.values() if isinstance(known.said, Facts)}
 
+    @property
+    def unreadable_facts(self) -> dict[str, Corrupt]:
+        """Why those that cannot be read cannot, by `Known.name`."""
+        return {
+            known.name: known.said for name, known in self.files.items() if name.endswith(FACTS) and isinstance(known.said, Corrupt)
+        }
+
     def now(self, machine: str, clock: float) -> float:
         """The time on the store's clock, from this machine's ``clock``; never before the newest heartbeat."""
         known = [(k.entry, k.said) for k in self.hearts if isinstance(k.said, Heartbeat)]

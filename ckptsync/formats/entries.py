@@ -33,6 +33,7 @@ _REST = b"|(.+)"
 _CALL = "sized"
 _LEAST, _MOST = 1 << 10, 1 << 16  # bytes that are looked through at once: a pickler's frame has as many
 _MOST_PATTERNS = 64
+_MOST_WASTED = 1000
 _MOST_ATTRIBUTES = 16
 _LONGEST_BEGIN = 11
 _SIGNED = struct.Struct("<xi")
@@ -60,10 +61,11 @@ class _Like:
 class Entries:
     """What one pickle's entries look like."""
 
-    __slots__ = ("_known", "_like", "_machine", "_reach")
+    __slots__ = ("_known", "_like", "_machine", "_reach", "_wasted")
 
     def __init__(self, machine: Machine) -> None:
         self._machine, self._known, self._reach = machine, dict[bytes, _Like](), _LEAST
+        self._wasted = 0  # looks that found nothing, less the entries that others found
         self._like: _Like | None = None
 
     def read(self, at: int, stack: list[Any], memo: list[Any]) -> int:
@@ -71,7 +73,7 @@ class Entries:
 
         The answer is where they end, or ``at`` if there are none that can be read so: then nothing has changed.
         """
-        start = self._start(at, stack[-1], memo)
+        start = self._start(at, stack[-1], memo) if self._wasted < _MOST_WASTED else None
         if start is None:
             return at
         for like in self._candidates(start, memo):
@@ -83,6 +85,7 @@ class Entries:
             made = self._made(like, rows, memo) if rows else None
             if made:
                 self._reach = min(2 * self._reach, _MOST)
+                self._wasted -= len(rows)
                 self._like = like
                 stack[-1:], share = made
                 memo += share
@@ -90,6 +93,7 @@ class Entries:
                 self._machine.check_room()
                 return limit - rest
         self._reach = _LEAST
+        self._wasted += 1
         return at
 
     def _start(self, at: int, name: Any, memo: list[Any]) -> int | None:

@@ -19,7 +19,7 @@ from typing import Any
 from ckptsync.errors import Corrupt
 from ckptsync.formats import opcodes
 from ckptsync.formats.entries import Entries
-from ckptsync.formats.machine import GONE, LIST, NUMBER, OBJECT, REFERENCE, TUPLE, Machine, recalled
+from ckptsync.formats.machine import GONE, LIST, NUMBER, OBJECT, REFERENCE, TUPLE, WIDE, Machine, recalled
 from ckptsync.formats.mentioned import Made, Stated
 from ckptsync.formats.opcodes import PAUSE, STOP, TABLE
 
@@ -47,7 +47,7 @@ def run(machine: Machine) -> Any:  # noqa: PLR0915  one loop: a call for each op
         return opcodes.run(machine)
     kinds, builds, persistent, entries = machine.kinds, machine.builds, machine.persistent, Entries(machine)
     value: Any
-    spent = first = 0
+    spent = first = wasted = 0
     sized: Any = None  # the name that was called with numbers last: torch.Size
     sizes: dict[bytes, tuple[Any, ...]] = {}  # its numbers, pickled → what the memo gets of them, the last being the size
     begun: list[tuple[int, int]] = []  # objects that may come again: where their attributes begin, and the memo
@@ -106,12 +106,14 @@ def run(machine: Machine) -> Any:  # noqa: PLR0915  one loop: a call for each op
                         at += 5
                         kind = kinds[id(stack[-1])]
                         if kind.alike:
-                            alike = same.get(data[at : _end(data, at, kind)])
+                            alike = same.get(data[at : _end(data, at, kind)]) if wasted < _MOST else None
                             if alike:
+                                wasted -= 1
                                 at += alike[0]
                                 stack[-1] = alike[1]
                                 memo += alike[2]
                                 continue
+                            wasted += 1
                             begun.append((at, len(memo)))
                         elif kind.is_key:
                             first = at
@@ -140,6 +142,7 @@ def run(machine: Machine) -> Any:  # noqa: PLR0915  one loop: a call for each op
                         value.take(items)
                         if value.alike:
                             first, before = begun.pop()
+                            machine.spend(REFERENCE * value.count())
                             if len(same) < _MOST and at - first < _REACHES[-1]:
                                 spent += at - first
                                 same[data[first:at]] = at - first, value, _lasting(memo[before:])
@@ -163,6 +166,8 @@ def run(machine: Machine) -> Any:  # noqa: PLR0915  one loop: a call for each op
                     value = data[start:at].decode("utf-8", "surrogatepass")
                     stack.append(value)
                     spent += TUPLE + at - start
+                    if not value.isascii():
+                        spent += WIDE * len(value)
                     if data[at] == _MEMOIZE:
                         at += 1
                         memo.append(value)
@@ -190,8 +195,8 @@ def run(machine: Machine) -> Any:  # noqa: PLR0915  one loop: a call for each op
                     stack[-1].state = value
                 elif code == _REDUCE and type(stack[-1]) is tuple and id(stack[-2]) in builds:
                     value, args = stack[-2], stack.pop()
-                    stack[-1] = builds[id(value)](value, args)
-                    spent += OBJECT
+                    stack[-1] = value = builds[id(value)](value, args)
+                    spent += OBJECT + REFERENCE * len(value) if type(value) is tuple else OBJECT
                 elif code == _PERSISTENT and persistent:
                     stack[-1] = persistent(stack[-1])
                     spent += OBJECT

@@ -16,7 +16,7 @@ from typing import Any
 
 from ckptsync.errors import Corrupt
 from ckptsync.formats import frequent
-from ckptsync.formats.machine import Machine
+from ckptsync.formats.machine import Machine, ordered
 from ckptsync.formats.mentioned import Build, Made, Name, Stated, Unknown
 
 MAX_BYTES = 256 << 20
@@ -73,21 +73,47 @@ class Anybodys(dict[Name, Build]):
         return super().get(name) or _unknown
 
 
-def has_unknown(value: Any) -> bool:
-    """Whether an object of nobody's class is in it, at any depth; each value is looked at once."""
-    waiting, seen = [value], set[int]()
+def with_unknown(value: dict[Any, Any]) -> set[Any]:
+    """Keys under which an object of nobody's class lies, at any depth; each value is looked at once, however often it is mentioned."""
+    waiting: list[Any] = [value]
+    seen, holders = {id(value)}, dict[int, list[int]]()  # value → those that it lies in
+    odd: list[int] = []
     while waiting:
         at = waiting.pop()
-        if isinstance(at, Unknown):
-            return True
-        if isinstance(at, (dict, list, tuple, set, frozenset, Made)) and id(at) not in seen:
-            seen.add(id(at))
-            waiting += [at.args, at.state] if isinstance(at, Made) else [*at, *at.values()] if isinstance(at, dict) else [*at]
-    return False
+        inner = [at.args, at.state] if isinstance(at, Made) else [*at, *at.values()] if isinstance(at, dict) else at
+        for one in inner:
+            if not isinstance(one, (dict, list, tuple, set, frozenset, Made)):
+                continue
+            holders.setdefault(id(one), []).append(id(at))
+            if id(one) not in seen:
+                seen.add(id(one))
+                waiting.append(one)
+                if isinstance(one, Unknown):
+                    odd.append(id(one))
+    reached = set(odd)
+    while odd:
+        for holder in holders.get(odd.pop(), ()):
+            if holder not in reached:
+                reached.add(holder)
+                odd.append(holder)
+    return {key for key, inner in value.items() if id(inner) in reached or id(key) in reached}
 
 
 def _unknown(name: Name, args: tuple[Any, ...]) -> Unknown:
     return Unknown(name, args)
 
 
-__all__ = ["MAX_BYTES", "Anybodys", "Build", "Made", "Name", "Stated", "Unknown", "brief", "has_unknown", "loads", "made"]
+__all__ = [
+    "MAX_BYTES",
+    "Anybodys",
+    "Build",
+    "Made",
+    "Name",
+    "Stated",
+    "Unknown",
+    "brief",
+    "loads",
+    "made",
+    "ordered",
+    "with_unknown",
+]

@@ -13,10 +13,15 @@ from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats.mentioned import Build, Made, Name, Stated, Unknown
 
 LONGEST = 255  # bytes of a whole number: a message that tells it must be able to print it
-ROOM = 1 << 30  # bytes that all values of one pickle may take: a model of 1,000,000 chunks needs half of it
+# Bytes that all values of one pickle may take, those that it lets go of included, so that work is bounded too: so many whatever its
+# size, so many for each of its bytes (real ones take 3 to 16), and at most.  `.metadata` of a million chunks takes 3.4 for each.
+FLOOR, FACTOR, MOST = 64 << 20, 32, 1 << 30
 DEEPEST = 10_000
+LONGEST_KEY = 64  # elements of a tuple that is a key
+ALIKE = 64  # keys of one hash: each is compared with all others
+_OWN_HASH = (1 << 61) - 1  # whole numbers below this are their own hashes, those from there on may be chosen to have any
 # What values take at most in CPython, in bytes, with their share of what a container keeps free for more.
-REFERENCE, NUMBER, TUPLE, LIST, OBJECT, DICT, ENTRY = 8, 40, 64, 72, 64, 232, 100
+REFERENCE, NUMBER, TUPLE, LIST, OBJECT, DICT, ENTRY, WIDE, NAME = 8, 40, 64, 72, 64, 232, 100, 3, 400
 _KEYS = frozenset({str, int, float, bool, bytes, type(None), Made, Name, Unknown})
 
 
@@ -35,10 +40,29 @@ class Sparse(dict[int, Any]):
         self[len(self)] = value
 
 
+def ordered(_: Name, args: tuple[Any, ...]) -> dict[Any, Any]:
+    """Stand for ``collections.OrderedDict`` among the names that are allowed: what it is called with, the machine itself checks."""
+    raise Corrupt(f"pickle: an OrderedDict of {len(args)} values, outside a pickle")
+
+
 class Machine:
     """``at`` counts bytes read; ``marks`` are the stacks below the marks; ``room`` is what is left for values."""
 
-    __slots__ = ("allowed", "at", "builds", "data", "kinds", "marks", "memo", "names", "persistent", "room", "stack", "unset")
+    __slots__ = (
+        "alike",
+        "allowed",
+        "at",
+        "builds",
+        "data",
+        "kinds",
+        "marks",
+        "memo",
+        "names",
+        "persistent",
+        "room",
+        "stack",
+        "unset",
+    )
 
     def __init__(self, data: bytes, allowed: Mapping[Name, Build], persistent: Callable[[Any], Any] | None) -> None:
         self.data, self.allowed, self.persistent = data, allowed, persistent
@@ -49,7 +73,8 @@ class Machine:
         self.builds: dict[int, Callable[[Name, tuple[Any, ...]], Any]] = {}
         self.kinds: dict[int, type[Stated]] = {}
         self.unset: dict[int, Stated] = {}  # by their ids: made, and not given their attributes yet
-        self.room = ROOM
+        self.alike: dict[int, list[Any]] = {}  # keys whose hashes anyone can choose, by these
+        self.room = min(MOST, FLOOR + FACTOR * len(data))
         self.at = 0
 
     def result(self) -> Any:
@@ -66,7 +91,16 @@ class Machine:
         if len(self.marks) > DEEPEST:
             raise Corrupt(f"pickle: {len(self.marks)} values within each other, at most {DEEPEST} expected")
         if self.room < REFERENCE * (len(self.memo) + len(self.stack) + sum(map(len, self.marks))):
-            raise Corrupt(f"pickle: its values take more than {ROOM >> 20} MiB", hint="no checkpoint of 1,000,000 chunks does")
+            most = min(MOST, FLOOR + FACTOR * len(self.data))
+            raise Corrupt(
+                f"pickle: its values take more than {most >> 20} MiB, of {len(self.data)} bytes", hint="no checkpoint's do"
+            )
+
+    def spend(self, cost: int) -> None:
+        """Take from the room what something may need much of at once: memory, or as much work."""
+        self.room -= cost
+        if self.room < 0:
+            self.check_room()
 
     # reading arguments
 
@@ -99,7 +133,8 @@ class Machine:
 
     def do_text(self, width: int) -> None:
         data = self.do_take(self.do_number(width))
-        self.do_push(data.decode("utf-8", "surrogatepass"), TUPLE + len(data))
+        text = data.decode("utf-8", "surrogatepass")
+        self.do_push(text, TUPLE + len(data) + (0 if text.isascii() else WIDE * len(text)))
 
     def do_bytes(self, width: int) -> None:
         value = self.do_take(self.do_number(width))
@@ -198,19 +233,42 @@ class Machine:
         """``[key, value, key, value, …]`` into the dictionary on top of the stack."""
         target = _into(self.stack[-1], dict)
         keys = items[::2]
-        if not all(map(_is_key, set(map(type, keys)))):
-            keys = list(map(_checked_key, keys))
+        self.check_keys(keys)
         target.update(zip(keys, items[1::2], strict=True))
-        self.room -= ENTRY * len(keys)
 
     def do_additems(self) -> None:
         items = self.do_since_mark()
-        _into(self.stack[-1], set).update(map(_checked_key, items))
-        self.room -= ENTRY * len(items)
+        self.check_keys(items)
+        _into(self.stack[-1], set).update(items)
 
     def do_frozenset(self) -> None:
         items = self.do_since_mark()
-        self.do_push(frozenset(map(_checked_key, items)), DICT + ENTRY * len(items))
+        self.check_keys(items)
+        self.do_push(frozenset(items), DICT)
+
+    def check_keys(self, keys: list[Any]) -> None:
+        """Raise Corrupt for what no checkpoint has as a key, before it is hashed; pay for entries, and for what is hashed and compared."""
+        kinds = set(map(type, keys))
+        if kinds == {str}:
+            self.spend(ENTRY * len(keys) + sum(map(len, keys)))
+        elif all(issubclass(kind, Stated) for kind in kinds):
+            self.spend(ENTRY * len(keys))
+        else:
+            for key in keys:
+                self._check_key(key)
+
+    def _check_key(self, key: Any) -> None:
+        parts = key if type(key) is tuple else (key,)
+        if len(parts) > LONGEST_KEY or not all(map(_is_key, set(map(type, parts)))):
+            raise Corrupt("pickle: a dictionary key that no checkpoint has")
+        self.spend(ENTRY + REFERENCE * len(parts) + sum(len(part) for part in parts if type(part) in (str, bytes)))
+        if type(key) is tuple or (type(key) is int and abs(key) >= _OWN_HASH):
+            alike = self.alike.setdefault(hash(key), [])
+            if key not in alike:
+                alike.append(key)
+                self.spend(ENTRY + LIST)
+            if len(alike) > ALIKE:
+                raise Corrupt(f"pickle: more than {ALIKE} dictionary keys of one hash", hint="it was made to keep its reader busy")
 
     # names and calls
 
@@ -225,8 +283,8 @@ class Machine:
         if isinstance(build, type) and issubclass(build, Stated):
             self.kinds[id(known)] = build
         else:
-            self.builds[id(known)] = build
-        self.do_push(known)
+            self.builds[id(known)] = self._ordered if build is ordered else build
+        self.do_push(known, NAME)
 
     def do_stack_global(self) -> None:
         name, module = self.stack.pop(), self.stack.pop()
@@ -236,13 +294,27 @@ class Machine:
         args, name = _as(self.stack.pop(), tuple), _as(self.stack.pop(), Name)
         kind = self.kinds.get(id(name))
         if kind is None:
-            self.do_push(self.builds[id(name)](name, args), OBJECT)
+            value = self.builds[id(name)](name, args)
+            self.do_push(value, OBJECT + (REFERENCE * len(value) if type(value) is tuple else 0))
         elif args:
             raise Corrupt(f"pickle: {name} is called with arguments")
         else:
             made = kind()
             self.unset[id(made)] = made
-            self.do_push(made, OBJECT)
+            self.do_push(made, OBJECT + ENTRY)
+
+    def _ordered(self, _: Name, args: tuple[Any, ...]) -> dict[Any, Any]:
+        """A copy of a dictionary, or one of pairs, as Python 2 wrote it."""
+        given = args[0] if args else {}
+        if type(given) is dict:
+            self.spend(DICT + ENTRY * len(given))
+            return dict(given)
+        self.spend(DICT + 2 * REFERENCE * len(_as(given, list)))
+        if not all(type(pair) in (list, tuple) and len(pair) == 2 for pair in given):
+            raise Corrupt("pickle: an OrderedDict of something else than pairs")
+        keys = [key for key, _ in given]
+        self.check_keys(keys)
+        return dict(zip(keys, [value for _, value in given], strict=True))
 
     def do_build(self) -> None:
         state, target = self.stack.pop(), self.stack[-1]
@@ -251,8 +323,12 @@ class Machine:
         elif isinstance(target, Stated):
             if self.unset.pop(id(target), None) is None:
                 raise Corrupt("pickle: an object's attributes are set twice")
-            target.take([one for pair in _as(state, dict).items() for one in pair])
-        elif not isinstance(target, dict):  # an OrderedDict's attributes (torch sets `_metadata`) say nothing about tensors
+            self.spend(ENTRY * len(_as(state, dict)))
+            target.take([one for pair in state.items() for one in pair])
+            self.spend(REFERENCE * target.count())
+        elif not (
+            isinstance(target, dict) and isinstance(state, dict)
+        ):  # an OrderedDict's attributes (torch sets `_metadata`) say nothing about tensors
             raise Corrupt("pickle: state for something that has none")
 
     def do_persid(self) -> None:
@@ -286,10 +362,3 @@ def _into(target: Any, kind: type[Any]) -> Any:
 
 def _is_key(kind: type[Any]) -> bool:
     return kind in _KEYS or issubclass(kind, Stated)
-
-
-def _checked_key(key: Any) -> Any:
-    kinds = set(map(type, key)) if type(key) is tuple else {type(key)}
-    if not all(map(_is_key, kinds)):
-        raise Corrupt("pickle: a dictionary key that no checkpoint has")
-    return key

@@ -53,6 +53,10 @@ class Stated:
         """
         raise NotImplementedError
 
+    def count(self) -> int:
+        """How long the list is that it took: one that another object has too is walked again."""
+        return 0
+
     @classmethod
     def several(cls, names: Sequence[Any], columns: Sequence[Sequence[Any]]) -> list[Any]:
         """Objects that have values for the same names: the first of each column is for the first of them.  Each is as `take` makes it."""

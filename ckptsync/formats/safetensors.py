@@ -12,6 +12,9 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
+import msgspec
+
+from ckptsync.decoding import Count, Decoder
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats.dtypes import ITEMSIZE, MOST_AXES, PACKED_BITS
 from ckptsync.model import Copy, Extent, Files, Part, Shape, Tensor, read
@@ -35,17 +38,20 @@ def tensors(files: Files, name: str) -> tuple[Tensor, ...]:
     return contents(files, name)[0]
 
 
-def contents(files: Files, name: str) -> tuple[tuple[Tensor, ...], Mapping[str, Any]]:
+def contents(files: Files, name: str) -> tuple[tuple[Tensor, ...], Mapping[str, str]]:
     """The same, and the free-form ``__metadata__``, empty if there is none."""
     base = header_size(files, name)
     return _contents(read(files, Extent(name, 8, base - 8)), name, files.sizes()[name])
 
 
 @lru_cache(maxsize=32)  # a model is looked at before it is chosen
-def _contents(data: bytes, name: str, whole: int) -> tuple[tuple[Tensor, ...], Mapping[str, Any]]:
+def _contents(data: bytes, name: str, whole: int) -> tuple[tuple[Tensor, ...], Mapping[str, str]]:
     base = 8 + len(data)
-    header = _header(data, name)
-    free = header.pop("__metadata__", {})
+    header = {key: bytes(value) for key, value in _HEADER.decode(data, f"{name}: header").items()}
+    said = sum(value.count(_OFFSETS) for value in header.values()) + ("data_offsets" in header)
+    if data.count(_OFFSETS) != said or data.count(b'"__metadata__"') > 1:
+        raise Corrupt(f"{name}: header: a name is given twice")  # of which msgspec takes the last
+    free = _FREE.decode(header.pop("__metadata__", b"null"), f"{name}: __metadata__") or {}
     rows = sorted(_row(name, key, entry) for key, entry in header.items())
     at = 0
     for start, end, key, dtype, shape in rows:
@@ -58,20 +64,23 @@ def _contents(data: bytes, name: str, whole: int) -> tuple[tuple[Tensor, ...], M
     packed = next((row for row in rows if row[3] in PACKED_BITS), None)
     if packed:
         raise Unsupported(f"{name}: {packed[2]} is {packed[3]}, whose elements share bytes", hint="keep the model as it is")
-    return tuple(_tensor(name, base, row) for row in rows), free if isinstance(free, dict) else {}
+    return tuple(_tensor(name, base, row) for row in rows), free
 
 
 Row = tuple[int, int, str, str, Shape]
 
 
-def _header(data: bytes, name: str) -> dict[str, Any]:
-    try:
-        header = json.loads(data, object_pairs_hook=unique)
-    except (ValueError, RecursionError) as e:
-        raise Corrupt(f"{name}: header is not JSON: {e}") from e
-    if not isinstance(header, dict):
-        raise Corrupt(f"{name}: header is not an object")
-    return header
+class _Entry(msgspec.Struct):
+    dtype: str
+    shape: tuple[Count, ...]
+    data_offsets: tuple[Count, Count]
+
+
+_OFFSETS = b'"data_offsets"'
+# A header of 95 MB could say lists that take 2.5 GB: so nothing is built of it but what a header has.
+_HEADER: Decoder[dict[str, msgspec.Raw]] = Decoder(dict[str, msgspec.Raw], "an object of tensors", MAX_HEADER)
+_ROW = Decoder(_Entry, "a tensor's dtype, shape and data_offsets", MAX_HEADER)
+_FREE: Decoder[dict[str, str] | None] = Decoder(dict[str, str] | None, "text by names", MAX_HEADER)  # type: ignore[arg-type]
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -82,33 +91,13 @@ def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _row(name: str, key: str, entry: Any) -> Row:
-    try:
-        dtype, shape, (start, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-    except (TypeError, KeyError, ValueError) as e:
-        raise Corrupt(f"{name}: {key} has no dtype, shape and data_offsets") from e
-    numbers: list[Any] = [start, end, *shape] if isinstance(shape, list) and len(shape) <= MOST_AXES else [None]
-    if not _is_text(key):
-        raise Corrupt(f"{name}: a tensor's name is no text: {key!r:.100}")
-    if (
-        not isinstance(dtype, str)
-        or (dtype not in ITEMSIZE and dtype not in PACKED_BITS)
-        or set(map(type, numbers)) != {int}
-        or min(numbers) < 0
-    ):
-        raise Corrupt(f"{name}: {key} has dtype {dtype!r:.40} and numbers {numbers!r:.100}")
-    return start, end, key, dtype, tuple(shape)
-
-
-def _is_text(key: str) -> bool:
-    """JSON can spell half a character, which nothing can write again."""
-    if key.isascii():
-        return True
-    try:
-        key.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _row(name: str, key: str, entry: bytes) -> Row:
+    found = _ROW.decode(entry, f"{name}: {key!r:.200}")
+    if entry.count(b'"dtype"') > 1 or entry.count(b'"shape"') > 1 or entry.count(_OFFSETS) > 1:
+        raise Corrupt(f"{name}: {key!r:.200}: a name is given twice")
+    if (found.dtype not in ITEMSIZE and found.dtype not in PACKED_BITS) or len(found.shape) > MOST_AXES:
+        raise Corrupt(f"{name}: {key} has dtype {found.dtype!r:.40} and shape {found.shape!r:.100}")
+    return *found.data_offsets, key, found.dtype, found.shape
 
 
 def _tensor(name: str, base: int, row: Row) -> Tensor:

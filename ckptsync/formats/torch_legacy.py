@@ -23,6 +23,7 @@ _STARTS = tuple(
 )  # behind the pickle's own protocol, framed from 4
 _FIRST_LOOK = 1 << 20
 _MOST = 1 << 60
+LONGEST_KEY = 100  # letters of a storage's name, which is a number: each mention of it is compared with others
 _DAMAGED = "the file is damaged: fetch it again"
 
 Make = Callable[[str, str, int], Any]
@@ -153,14 +154,14 @@ def _storage(value: Any) -> tuple[str, str, int, Any]:
     if not isinstance(value, tuple) or len(value) != 6 or value[0] != "storage" or not isinstance(value[1], Name):
         raise Unsupported("a persistent id that is no storage", hint="whole modules are not read: save their state_dict()")
     _, kind, key, _, numel, view = value
-    if not isinstance(key, str) or type(numel) is not int or not 0 <= numel < _MOST:
+    if not isinstance(key, str) or len(key) > LONGEST_KEY or type(numel) is not int or not 0 <= numel < _MOST:
         raise Corrupt("a storage without key and size")
     return STORAGES.get(kind.name, "U8"), key, numel, view
 
 
 def _checked_view(view: Any) -> tuple[str, int, int]:
     """``(key, offset, numel)``."""
-    if not isinstance(view, tuple) or len(view) != 3 or type(view[0]) is not str:
+    if not isinstance(view, tuple) or len(view) != 3 or type(view[0]) is not str or len(view[0]) > LONGEST_KEY:
         raise Corrupt("a view of a storage without key, offset and size")
     if any(type(n) is not int or not 0 <= n < _MOST for n in view[1:]):
         raise Corrupt("a view of a storage whose offset or size is no natural number")

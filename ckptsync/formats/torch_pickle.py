@@ -11,10 +11,10 @@ from functools import lru_cache
 from math import prod
 from typing import Any
 
-from ckptsync.errors import Corrupt
+from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats import torch_legacy, torch_zip
 from ckptsync.formats.dtypes import FROM_TORCH, ITEMSIZE, MOST_AXES, STORAGES, from_torch
-from ckptsync.formats.inert import Build, Made, Name, loads, made
+from ckptsync.formats.inert import Build, Made, Name, loads, made, ordered
 from ckptsync.model import Checksum, Extent, Files, Part, Shape
 
 
@@ -78,7 +78,10 @@ def _stored(dtype: str, storage: Any, offset: Any, shape: Any, strides: Any) -> 
 
 
 def _rebuild_v2(_: Name, args: tuple[Any, ...]) -> Stored:
-    storage, offset, shape, strides = args[:4]
+    """Arguments after the strides say whether a gradient is wanted, its hooks, and metadata."""
+    storage, offset, shape, strides, *more = args
+    if not 2 <= len(more) <= 3 or type(more[0]) is not bool:
+        raise Corrupt("pickle: a tensor that torch does not rebuild")
     return _stored(storage.dtype if isinstance(storage, Storage) else "", storage, offset, shape, strides)
 
 
@@ -99,12 +102,14 @@ def _first(_: Name, args: tuple[Any, ...]) -> Any:
     return args[0]
 
 
-def _ordered(_: Name, args: tuple[Any, ...]) -> dict[Any, Any]:
-    return dict(args[0]) if args else {}
-
-
-def _tuple(_: Name, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _size(_: Name, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    if type(args[0]) not in (tuple, list) or len(args[0]) > 2 * MOST_AXES:  # torch itself has at most 64
+        raise Corrupt("pickle: a torch.Size that no tensor has")
     return tuple(args[0])
+
+
+def _uncalled(name: Name, _: tuple[Any, ...]) -> Any:
+    raise Corrupt(f"pickle: torch.{name.name} is called, which is no function")
 
 
 TENSORS: Mapping[Name, Callable[[Name, tuple[Any, ...]], Any]] = {
@@ -116,14 +121,13 @@ TENSORS: Mapping[Name, Callable[[Name, tuple[Any, ...]], Any]] = {
 
 ALLOWED: Mapping[Name, Build] = {
     **TENSORS,
-    Name("collections", "OrderedDict"): _ordered,
-    Name("torch", "Size"): _tuple,
+    Name("collections", "OrderedDict"): ordered,
+    Name("torch", "Size"): _size,
     Name("torch", "Tensor"): made,
     Name("torch.nn.parameter", "Parameter"): made,
     Name("torch", "device"): made,
     Name("torch.storage", "UntypedStorage"): made,
-    **{Name("torch", dtype): made for dtype in FROM_TORCH},
-    **{Name("torch", storage): made for storage in STORAGES},
+    **{Name("torch", name): _uncalled for name in (*FROM_TORCH, *STORAGES)},
 }
 
 
@@ -139,9 +143,22 @@ def _persistent(value: Any) -> Storage:
     if not isinstance(value, tuple) or len(value) != 5 or value[0] != "storage" or not isinstance(value[1], Name):
         raise Corrupt("pickle: a persistent id that is no storage")
     _, kind, key, _, numel = value
-    if not isinstance(key, str) or type(numel) is not int or numel < 0:
+    if not isinstance(key, str) or len(key) > torch_legacy.LONGEST_KEY or type(numel) is not int or numel < 0:
         raise Corrupt("pickle: a storage without key and size")
     return Storage(STORAGES.get(kind.name, "U8"), key, numel)
+
+
+def _storages() -> Callable[[Any], Storage]:
+    """As `_persistent`, of one pickle, in which a storage has one type and size however often it is named: torch takes the first."""
+    seen: dict[str, Storage] = {}
+
+    def named(value: Any) -> Storage:
+        storage = _persistent(value)
+        if seen.setdefault(storage.key, storage) != storage:
+            raise Corrupt(f"pickle: storage {storage.key} has two types or sizes")
+        return storage
+
+    return named
 
 
 Container = torch_zip.Archive | torch_legacy.Legacy
@@ -152,6 +169,7 @@ def load(files: Files, where: Extent, allowed: Mapping[Name, Build] = ALLOWED) -
     if torch_legacy.is_legacy(files, where):
         return torch_legacy.load(files, where, allowed, Storage)
     archive = torch_zip.open_archive(files, where)
+    torch_zip.check_version(files, archive)
     return _value(torch_zip.pickle_of(files, archive), _ById(allowed)), archive
 
 
@@ -173,36 +191,53 @@ class _ById:
 @lru_cache(maxsize=1)  # a file is asked for what it demands and then for what it holds
 def _value(data: bytes, allowed: _ById) -> Any:
     """What is pickled, not to be changed."""
-    return loads(data, allowed.names, _persistent)[0]
+    return loads(data, allowed.names, _storages())[0]
 
 
 def load_tensor(files: Files, where: Extent) -> tuple[Stored, torch_zip.Archive]:
     """As `load`, for an archive of one tensor, of which a distributed checkpoint has one for every chunk."""
     archive = torch_zip.open_archive(files, where)
-    value = _tensor(torch_zip.pickle_of(files, archive))
-    if not isinstance(value, Stored):
-        raise Corrupt(f"{where.file}: no tensor in the archive at {where.start}")
-    return value, archive
+    try:
+        return _tensor(torch_zip.pickle_of(files, archive)), archive
+    except _NoTensor as e:
+        raise Corrupt(f"{where.file}: no tensor in the archive at {where.start}") from e
 
 
 def parsed(data: bytes) -> tuple[Any, int]:
     """The value that a pickle at the start of ``data`` makes, and the bytes that it takes."""
-    return loads(data, ALLOWED, _persistent)
+    return loads(data, ALLOWED, _storages())
+
+
+class _NoTensor(Corrupt):
+    """Something else, which is not kept."""
 
 
 @lru_cache(maxsize=256)  # chunks of one shape have one pickle
-def _tensor(data: bytes) -> Any:
-    return loads(data, ALLOWED, _persistent)[0]
+def _tensor(data: bytes) -> Stored:
+    value, _ = loads(data, ALLOWED, _storages())
+    if not isinstance(value, Stored):
+        raise _NoTensor("no tensor")
+    return value
+
+
+_MOST_EXPANDED = 256 << 20  # bytes: position ids and masks are expanded, weights are not
 
 
 def part(files: Files, container: Container, tensor: Stored) -> Part:
-    """Where a tensor's elements lie, as a box of itself; raises Corrupt if its record is too short."""
+    """Where a tensor's elements lie, as a box of itself.
+
+    Raises Corrupt if its record is too short, Unsupported for an expanded tensor that would fill a disk from a few bytes.
+    """
     item = ITEMSIZE[tensor.dtype]
     record, checksum = _record(files, container, tensor.storage.key)
-    size = span(tensor.shape, tensor.strides) * item
-    if tensor.offset * item + size > record.size:
-        raise Corrupt(
-            f"{record.file}: storage {tensor.storage.key} has {record.size} bytes, {tensor.offset * item + size} expected"
+    size, told = span(tensor.shape, tensor.strides) * item, tensor.storage.numel * ITEMSIZE[tensor.storage.dtype]
+    if record.size != told or tensor.offset * item + size > record.size:
+        raise Corrupt(f"{record.file}: storage {tensor.storage.key} has {record.size} bytes, {told} expected")
+    whole = prod(tensor.shape) * item
+    if whole > _MOST_EXPANDED and whole > 1000 * size:
+        raise Unsupported(
+            f"{record.file}: {size} bytes that are named again and again as a tensor of {whole} bytes",
+            hint="save the tensor with .contiguous()",
         )
     strides = None if is_contiguous(tensor) else tensor.strides
     extent = Extent(record.file, record.start + tensor.offset * item, size)

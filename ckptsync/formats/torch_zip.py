@@ -7,6 +7,7 @@ item is such an archive inside a larger file.  Source: PKWARE APPNOTE 4.3; ``caf
 
 from __future__ import annotations
 
+import re
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,8 @@ _AHEAD = 256 << 10
 _MAX_DIRECTORY = 64 << 20
 _MAX_PICKLE = 256 << 20
 _MAX_SMALL = 1 << 10
+_VERSION = re.compile(rb"\s*\+?([0-9]+)")  # as C++'s ``stoull`` reads it: what follows does not matter
+_NEWEST = 10  # ``kMaxSupportedFileFormatVersion``
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,3 +233,18 @@ def _check_byteorder(files: Files, archive: Archive) -> bool:
     if name == "byteorder" and content != b"little":
         raise Unsupported(f"{_at(archive.where)}: byte order {content[:20]!r}, only little-endian files are read")
     return zlib.crc32(content) == archive.records[name].crc
+
+
+def check_version(files: Files, archive: Archive) -> None:
+    """Refuse an archive that torch does not open, whatever else it holds: ``PyTorchStreamReader::init`` reads this record first."""
+    name = ".data/version" if ".data/version" in archive.records else "version"
+    where = extent(files, archive, name)
+    content = read(files, where) if where.size <= _MAX_SMALL else b""
+    found = _VERSION.match(content)
+    is_damaged = archive.summed and zlib.crc32(content) != archive.records[name].crc
+    if found is None or is_damaged or not int(found[1]):
+        raise Corrupt(
+            f"{_at(archive.where)}: {name} is {content[:20]!r}, a number expected", hint="torch does not open it: fetch it again"
+        )
+    if int(found[1]) > _NEWEST:
+        raise Unsupported(f"{_at(archive.where)}: {name} is {content[:20]!r}, at most {_NEWEST} is known, here and to torch 2.13")

@@ -12,7 +12,7 @@ from functools import cache, partial
 from ckptsync.catalogue.fresh import Fresh, fresh, fresh_checkpoints
 from ckptsync.errors import CkptsyncError
 from ckptsync.head import deciding, sealing
-from ckptsync.head.agreeing import Origin
+from ckptsync.head.agreeing import CONFIG_FROM, Origin
 from ckptsync.head.deciding import Failure, Place, Task
 from ckptsync.head.errands import ANY_RUN, FINAL
 from ckptsync.head.sealing import Elsewhere, Made, Making
@@ -147,4 +147,4 @@ def _origins(
     newest = sorted(finals, key=lambda s: (max(k.manifest.ended for k in s.manifests), s.place))[-1:]
     found = [Origin(FINAL, sealing.source_files(store, s)) for s in newest if s.place != snapshot.place]
     directory = options.config_from.get(snapshot.run) or options.config_from.get(ANY_RUN)
-    return [*found, Origin("config_from", configured(directory))] if directory else found
+    return [*found, Origin(CONFIG_FROM, configured(directory))] if directory else found

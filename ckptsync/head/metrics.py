@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ckptsync.catalogue.fresh import read_record
 from ckptsync.catalogue.summary import Summary
 from ckptsync.digest import digest
 from ckptsync.errors import CkptsyncError, Corrupt, NotFound, StoreError
-from ckptsync.records.coding import decode_any
+from ckptsync.parsing import parse
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.names import file_name, parse_record_name, records_prefix
 from ckptsync.records.tombstone import Tombstone
@@ -37,10 +37,10 @@ def parsed(data: bytes, step: int | None) -> dict[str, float]:
     transformers (trainer_callback.py, TrainerState) logs in ``log_history``, in the order of time: a mapping with ``step`` and what was measured.
     """
     try:
-        history = json.loads(data)["log_history"]
+        history = parse(data, STATE)["log_history"]
         entries = [e for e in history if step is None or e.get("step", 0) <= step]
         return _last(entries)
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
+    except (KeyError, TypeError, AttributeError, OverflowError) as e:
         raise Corrupt(f"{STATE}: no history of a trainer's: {e}") from e
 
 
@@ -93,7 +93,7 @@ def _entry(store: Store, seen: Summary) -> FileEntry | None:
 def read_manifests(store: Store, names: Iterable[str]) -> list[Manifest]:
     """Raises Corrupt, Unsupported, NotFound, StoreError."""
     parsed_names = (parse_record_name(name) for name in names)
-    records = (decode_any(name, read_all(store, str(name), LIMIT)) for name in parsed_names if name is not None)
+    records = (read_record(store, name) for name in parsed_names if name is not None)
     return [r for r in records if isinstance(r, Manifest)]
 
 
@@ -102,5 +102,5 @@ def _buried(store: Store, seen: Summary) -> Metrics:
     names = [
         p for e in store.names(records_prefix(seen.run, seen.place)) if (p := parse_record_name(e.name)) and p.kind == "tombstone"
     ]
-    stones = [r for p in names if isinstance(r := decode_any(p, read_all(store, str(p), LIMIT)), Tombstone)]
+    stones = [r for p in names if isinstance(r := read_record(store, p), Tombstone)]
     return next((t.metrics for t in sorted(stones, key=lambda t: -t.n) if t.scope == "shards" and t.metrics), {})

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from blake3 import blake3
 
+from ckptsync.digest import digest
 from ckptsync.errors import Corrupt, Exists, NotFound
 from ckptsync.merge.consolidate import Chunk
 from ckptsync.records.seal import SealedFile
-from ckptsync.stores.contract import UNKNOWN, About, Store, read_all
+from ckptsync.stores.contract import UNKNOWN, About, Store
 
 PIECE = 4 << 20
 
@@ -43,13 +44,13 @@ class Writing:
                 raise InTheWay(full) from None
 
 
-def placed(store: Store, name: str, data: bytes, limit: int) -> bytes:
-    """What lies under ``name`` now: ``data``, unless somebody has written there first."""
+def placed(store: Store, name: str, data: bytes) -> bool:
+    """Put a small file under its name; return whether these bytes lie there now, and not others that somebody has put there first."""
     try:
         store.create(name, [data])
     except Exists as e:
-        return data if e.is_same else read_all(store, name, limit)
-    return data
+        return e.is_same if e.is_same is not None else is_whole(store, name, SealedFile(name, len(data), digest(data)))
+    return True
 
 
 def is_whole(store: Store, name: str, file: SealedFile) -> bool:

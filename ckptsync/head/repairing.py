@@ -14,7 +14,7 @@ from ckptsync.catalogue.summary import Fault
 from ckptsync.errors import Unsupported
 from ckptsync.layouts import rank_names
 from ckptsync.records.names import CONSOLIDATED
-from ckptsync.records.report import LEVELS, Finding, Report
+from ckptsync.records.report import Finding
 from ckptsync.records.saves import Located
 from ckptsync.records.state import Snapshot
 
@@ -79,20 +79,6 @@ def plan(run: str, place: str, seen: Snapshot | None, findings: Sequence[Finding
         parts += [p for f in _each(findings) if (p := _of_lost_seal(f, seen))]
     order: tuple[How, ...] = ("lost", "away", "ask", "later", "copy", "rebuild", "ignore")
     return Plan(run, place, tuple(sorted(parts, key=lambda p: (order.index(p.how), p.name))))
-
-
-def standing(seen: Snapshot) -> tuple[Finding, ...]:
-    """What the reports say that nobody has answered, the newest last.
-
-    A report that still finds damage answers none before it, but what it looked for as closely, and no longer finds, is well by now.
-    """
-    reports = [seen.records.reports[name] for name in seen.facets.proof.damage]
-    return tuple(f for report in reports for f in report.findings if not any(_is_over(f, report, later) for later in reports))
-
-
-def _is_over(finding: Finding, report: Report, later: Report) -> bool:
-    is_as_close = later.n > report.n and LEVELS.index(later.level) >= LEVELS.index(report.level)
-    return is_as_close and finding.name not in {f.name for f in later.findings}
 
 
 def _each(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Protocol
 
-from ckptsync.catalogue.fresh import read_records
 from ckptsync.digest import digest
 from ckptsync.errors import Corrupt, Exists, Incomplete
 from ckptsync.head import agreeing
@@ -22,10 +21,10 @@ from ckptsync.merge import output
 from ckptsync.merge.consolidate import Chunk, Engine, Merged, Progress, carry_out
 from ckptsync.merge.copying import Work
 from ckptsync.merge.plan import FORMAT, Options, check_dtype
-from ckptsync.merge.prepare import MAX_BESIDE, Job, prepare
-from ckptsync.model import Files, read_whole
+from ckptsync.merge.prepare import Job, prepare
+from ckptsync.model import Files
 from ckptsync.records.coding import encode, record_name
-from ckptsync.records.names import consolidated_prefix, parse_record_name, records_prefix
+from ckptsync.records.names import consolidated_prefix
 from ckptsync.records.seal import Seal, SealedFile
 from ckptsync.records.state import Snapshot
 from ckptsync.stores.contract import About, Store, read_all
@@ -78,15 +77,9 @@ class Making:
 
 def consolidate(store: Store, snapshot: Snapshot, making: Making, origins: Sequence[Origin]) -> Made:
     """Merge a place that is model complete.  Raises Incomplete, Unsupported, Corrupt or StoreError; without the seal nothing was made."""
-    agreed = agreeing.found(store, snapshot)
-    job = None
-    if agreed is None:
-        job = prepare(source_files(store, snapshot), making.options, [o.files for o in origins])
-        agreed, is_own = agreeing.proposed(store, snapshot, making.options, job, origins)
-        job = job if is_own else None
+    agreed, job = agreeing.agree(store, snapshot, making.options, origins, partial(source_files, store))
     seen = agreeing.seen_by(agreed, snapshot)
     files = source_files(store, seen)
-    job = job or prepare(files, agreed.options, [agreeing.given(store, agreed)] if agreed.given else [])
     given = {f.path for f in agreed.given}
     left = replace(job, beside=tuple(b for b in job.beside if b[0] not in given))
     prefix, abouts = consolidated_prefix(seen.run, seen.place), _abouts(seen, agreed.options, job)
@@ -104,14 +97,19 @@ def consolidate(store: Store, snapshot: Snapshot, making: Making, origins: Seque
             "dtype": agreed.dtype,
             "max_shard_size": str(agreed.max_shard_size),
             "source": job.source,
+            "allow_code": str(agreed.allow_code).lower(),
             "config": agreed.config,
             _TIES: next((name for name, _ in job.beside if name in _DECIDING), ""),
             "format": str(FORMAT),
         },
         files=beside,
         tensors=merged.tensors,
+        left_out=agreed.left_out,
     )
     agreeing.check_holds(store, agreed, seen)
+    for file in agreed.given:
+        if not is_whole(store, prefix + file.path, file):
+            raise Incomplete(f"{prefix}{file.path}: not what {agreed.name} says any more", hint="the next look writes it again")
     return _sealed(store, seal, beside, merged.notes)
 
 
@@ -121,18 +119,7 @@ def _merged(store: Store, snapshot: Snapshot, agreed: Agreement, merge: Callable
         try:
             return merge()
         except InTheWay as e:  # noqa: PERF203 - a merge costs a million times more
-            _remove(store, snapshot, agreed, e.name)
-
-
-def _remove(store: Store, snapshot: Snapshot, agreed: Agreement, name: str) -> None:
-    """Raises Incomplete if a seal has come meanwhile: it may bind what is there.  One that is damaged binds nothing: it is written again."""
-    agreeing.check_holds(store, agreed, snapshot)
-    listed = (entry.name for entry in store.names(records_prefix(snapshot.run, snapshot.place)))
-    new = {str(p): p for p in map(parse_record_name, listed) if p and p.kind == "seal" and str(p) not in snapshot.records.seals}
-    _, faults = read_records(store, new)
-    if new.keys() - {fault.name for fault in faults if isinstance(fault.error, Corrupt)}:
-        raise Incomplete(f"{snapshot.run}/{snapshot.place}: sealed by another head meanwhile", hint="the next look sees it")
-    store.delete(name)
+            agreeing.make_way(store, snapshot, agreed, e.name)
 
 
 def _abouts(snapshot: Snapshot, options: Options, job: Job) -> dict[str, About]:
@@ -156,7 +143,12 @@ def mend(
     if not bad:
         return None
     files = source_files(store, snapshot)
-    job = prepare(files, _options_of(seal), [_beside(store, seal, bad), *(o.files for o in origins)])
+    job = prepare(
+        files,
+        _options_of(seal),
+        [_beside(store, seal, bad), *(o.files for o in origins)],
+        code_from=agreeing.code_from(origins),
+    )
     if not seal.options.get(_TIES):  # its configuration came later, and must not change what the weights are now
         job = replace(job, plans=prepare(_Without(files, _DECIDING), _options_of(seal)).plans)
     done: set[str] = set()
@@ -179,7 +171,7 @@ def mend(
 def complete(store: Store, snapshot: Snapshot, origins: Sequence[Origin]) -> Made | None:
     """Add configuration and tokenizer files that have come since it was sealed, under a further seal; ``None`` if there are none.
 
-    Nothing that a seal has bound is ever written over, so weights stay as they were merged.
+    Nothing that a seal has bound is ever written over, so weights stay as they were merged.  Raises Incomplete where other bytes lie.
     """
     seal = _seal_of(snapshot)
     bound = {f.path for f in seal.files}
@@ -188,17 +180,21 @@ def complete(store: Store, snapshot: Snapshot, origins: Sequence[Origin]) -> Mad
     if not {name for sizes in places for name in output.beside(sizes, adapter=is_adapter)} - bound:
         return None
     files = source_files(store, snapshot)
-    job = prepare(files, _options_of(seal), [o.files for o in origins])
-    new = replace(job, plans=(), beside=tuple(b for b in job.beside if b[0] not in bound))
+    job = prepare(files, _options_of(seal), [o.files for o in origins], code_from=agreeing.code_from(origins))
+    job = replace(job, beside=tuple(b for b in job.beside if b[0] not in bound))
+    if not job.beside:
+        return None
     prefix = consolidated_prefix(snapshot.run, snapshot.place)
-    added = tuple(_added(store, prefix, name, place, new) for name, place in new.beside)
-    config = " ".join(filter(None, (seal.options.get("config", ""), _origins_of(new.beside, origins))))
+    added = tuple(_added(store, prefix + name, name, job.content(name)) for name, _ in job.beside)
+    origin = " ".join(f"{name}={origin.name}" for name, origin in agreeing.given_by(job, origins))
+    config = " ".join(filter(None, (seal.options.get("config", ""), origin)))
     further = replace(
         seal,
         n=agreeing.next_n(snapshot),
         manifests=tuple(k.name for k in snapshot.manifests),
         options={**seal.options, "config": config},
         files=(*seal.files, *added),
+        left_out=tuple(sorted({*seal.left_out, *job.left_out} - {f.path for f in added})),
     )
     return _sealed(store, further, added, ())
 
@@ -210,11 +206,14 @@ def _beside(store: Store, seal: Seal, bad: Collection[str]) -> Files:
     return StoreFiles(store, {f.path: (prefix + f.path, f.size) for f in well})
 
 
-def _added(store: Store, prefix: str, name: str, place: Files, job: Job) -> SealedFile:
-    """What lies there: another head may have added its own a moment ago."""
-    data = read_whole(place, name, MAX_BESIDE)
-    there = placed(store, prefix + name, output.with_dtype(data, job.dtype) if name == "config.json" else data, MAX_BESIDE)
-    return SealedFile(name, len(there), digest(there))
+def _added(store: Store, full: str, name: str, data: bytes) -> SealedFile:
+    """Put a file beside the model.  Bytes that are found there are never taken for it: they may be anyone's."""
+    if not placed(store, full, data):
+        raise Incomplete(
+            f"{full}: other bytes lie there, and no seal names them",
+            hint="another head may be about to: the next look sees it; if none runs, delete the file",
+        )
+    return SealedFile(name, len(data), digest(data))
 
 
 def _seal_of(snapshot: Snapshot) -> Seal:
@@ -233,14 +232,10 @@ def _sealed(store: Store, seal: Seal, written: Sequence[SealedFile], notes: tupl
     return Made(seal.run, seal.place, name, tuple(f.path for f in written), sum(f.size for f in written), notes)
 
 
-def _origins_of(beside: Sequence[tuple[str, Files]], origins: Sequence[Origin]) -> str:
-    """``config.json=final tokenizer.json=final``: those that the checkpoint did not bring itself."""
-    return " ".join(f"{name}={o.name}" for name, files in beside for o in origins if o.files is files)
-
-
 def _options_of(seal: Seal) -> Options:
+    is_allowed = seal.options.get("allow_code") == "true"
     try:
-        return Options(check_dtype(seal.options["dtype"]), int(seal.options["max_shard_size"]), seal.options["source"])
+        return Options(check_dtype(seal.options["dtype"]), int(seal.options["max_shard_size"]), seal.options["source"], is_allowed)
     except (KeyError, ValueError) as e:
         raise Corrupt(f"{seal.run}/{seal.place}: its seal has no usable options: {e}") from e
 

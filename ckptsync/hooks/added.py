@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import os
 import platform
+import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from ckptsync.doctor.probe import LIBRARIES, NCCL
+from ckptsync.spool import folders
+from ckptsync.walk import walk
 
 _VARIABLES = (  # how the nodes were told of each other; none of them holds a secret
     "NNODES",
@@ -46,7 +49,7 @@ _VARIABLES = (  # how the nodes were told of each other; none of them holds a se
 
 def write_added(model: Any, processing: Any, folder: Path) -> list[str]:
     """Write what can be written whole; what could not is returned, a sentence each.  Never raises an Exception but for ``folder`` itself."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folders.make(folder)
     inner = _unwrapped(model)
     steps: list[tuple[str, Callable[[Path], object]]] = []
     if hasattr(inner, "peft_config"):
@@ -102,12 +105,16 @@ def version_of(library: str) -> str:
 
 
 def _tried(what: str, step: Callable[[Path], object], folder: Path) -> Iterator[str]:
-    """Beside what is there already, at the end: on a full disk half of a file would be sent as the checkpoint's own."""
+    """Written elsewhere, by libraries that want a path, and then copied, each file whole: half of one would be sent as the checkpoint's own."""
     try:
-        with tempfile.TemporaryDirectory(dir=folder, prefix=".fresh-") as fresh:
+        with tempfile.TemporaryDirectory(prefix="ckptsync-added-") as fresh, folders.Tree(folder) as tree:
             step(Path(fresh))
-            for path in sorted(Path(fresh).iterdir()):
-                path.replace(folder / path.name)
+            for file in walk(Path(fresh)).files:
+                with (
+                    (Path(fresh) / file.path).open("rb") as like,
+                    folders.copy_of(like.fileno(), folder, *tree.place(file.path)) as out,
+                ):
+                    shutil.copyfileobj(like, out)
     except Exception as e:  # noqa: BLE001  # a model of somebody's own making may raise anything; the checkpoint does not depend on it
         yield f"{what} could not be added: {type(e).__name__}: {e}"
 

@@ -1,6 +1,6 @@
-"""The callback of a Trainer that did not ask for it: `ckptsync.hooks.autoload` appends it to all, `ckptsync.hooks.asked` says what it shall do.
+"""The callback that `ckptsync.hooks.asked` tells what to do: `ckptsync-llamafactory` passes it, and `ckptsync.hooks.autoload` appends it to all Trainers.
 
-Where a script passes a `CkptSyncCallback` itself, that one wins.  Trainer tells default callbacks of ``on_train_begin`` first, so who else is there is known
+Where a script passes a `CkptSyncCallback` itself, that one wins over one that was appended.  Trainer tells default callbacks of ``on_train_begin`` first, so who else is there is known
 at the event after it, with which this one begins; no gradient was reduced by then.
 """
 
@@ -11,27 +11,36 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from ckptsync.errors import ConfigError
 from ckptsync.hooks.asked import asked
 from ckptsync.hooks.hf import CkptSyncCallback
 
 _log = logging.getLogger("ckptsync.hook")
 
 
-class Appended(CkptSyncCallback):
-    """``store`` and ``wait`` are those of the environment; what is wrong there is said, and the rest done."""
+class FromEnvironment(CkptSyncCallback):
+    """The callback with the options of the environment, which says that it is on."""
 
-    _awaits = False
     _has_said = False
 
     def __init__(self) -> None:
-        try:
-            options = asked(os.environ)
-        except ConfigError as e:
-            _log.warning("ckptsync: %s; every save is kept for a worker all the same", e)
-            super().__init__()
-        else:
-            super().__init__(store=options.store, wait=options.wait, run=options.run)
+        options = asked(os.environ)
+        super().__init__(store=options.store, wait=options.wait, run=options.run)
+        if options.refused:
+            self._not_waiting = f"{options.refused}; nobody waits for the store at the end, and all else is done"
+            _log.warning("ckptsync: %s", self._not_waiting)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin, and say so once in a process."""
+        super().on_train_begin(args, state, control, **kwargs)
+        if self._saver is not None and self._saver.here.rank == 0 and not FromEnvironment._has_said:
+            FromEnvironment._has_said = True
+            _log.warning("ckptsync: on: every save of %s is kept until it is stored", args.output_dir)
+
+
+class Appended(FromEnvironment):
+    """The same for a Trainer that did not ask for it."""
+
+    _awaits = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Others may hear of it after this one."""
@@ -46,9 +55,6 @@ class Appended(CkptSyncCallback):
             self.stand_aside()
             return
         super().on_train_begin(args, state, control, **kwargs)
-        if self._saver is not None and self._saver.here.rank == 0 and not Appended._has_said:
-            Appended._has_said = True
-            _log.warning("ckptsync: on: every save of %s is kept until it is stored", args.output_dir)
 
 
 def _late(name: str) -> Callable[..., None]:

@@ -12,17 +12,24 @@ from ckptsync.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Options of `CkptSyncCallback`: ``store`` for a worker that the training brings along, and ``run``, its name there; ``wait`` in seconds."""
+    """Options of `CkptSyncCallback`: ``store`` for a worker that the training brings along, and ``run``, its name there; ``wait`` in seconds.
+
+    ``refused``: why the environment's wait is none, so that nobody waits; the other options hold all the same.
+    """
 
     store: str = ""
     wait: float = 0.0
     run: str = ""
+    refused: ConfigError | None = None
 
 
 def asked(environment: Mapping[str, str]) -> Asked:
-    """As the environment says; raises ConfigError."""
+    """Return what the environment says."""
     store, wait, run = (environment.get(f"CKPTSYNC_{name}", "").strip() for name in ("STORE", "WAIT", "RUN"))
-    return Asked(store, _seconds(wait), run)
+    try:
+        return Asked(store, _seconds(wait), run)
+    except ConfigError as e:
+        return Asked(store, 0.0, run, e)
 
 
 def _seconds(text: str) -> float:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
+import shlex
 import site
 import subprocess
 import sys
@@ -15,7 +15,7 @@ from typing import Protocol
 
 import ckptsync
 from ckptsync.hooks.here import Here
-from ckptsync.spool import marks
+from ckptsync.spool import folders, marks
 
 LOG = "embedded.log"
 _ERROR, _HINT = "ckptsync: error: ", "ckptsync: hint: "
@@ -27,6 +27,7 @@ os.nice(int(sys.argv[1]))
 print(subprocess.Popen(sys.argv[2:], stdin=subprocess.DEVNULL, stdout=sys.stderr, start_new_session=True).pid)"""
 _CONFIGURED = ("CKPTSYNC_STORE", "CKPTSYNC_ROLES")
 _COVERED: set[Path] = set()
+_ENDED: dict[Path, str] = {}
 
 
 class Worker(Protocol):
@@ -80,7 +81,7 @@ def start(here: Here, store: str, run: str, pid: int) -> subprocess.Popen[bytes]
     What it has to say is in ``_ckptsync/embedded.log``.  Raises OSError.
     """
     command = _command(here, store, run, pid)
-    with (here.spool / LOG).open("ab") as log:
+    with folders.append(here.spool / LOG) as log:
         child = subprocess.Popen(  # noqa: S603  # our own program
             command,
             stdin=subprocess.DEVNULL,
@@ -97,7 +98,7 @@ def start(here: Here, store: str, run: str, pid: int) -> subprocess.Popen[bytes]
 def start_apart(command: Sequence[str], log: Path, folder: Path) -> Apart:
     """A process that outlives this one whatever kills that, and its children.  Raises OSError."""
     launch = [sys.executable, "-I", "-S", "-c", _LAUNCH, str(_NICE), *command]
-    with log.open("ab") as out:
+    with folders.append(log) as out:
         said = subprocess.run(  # noqa: S603  # our own program
             launch, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=out, env=_environment(), cwd=folder, check=False
         ).stdout
@@ -108,17 +109,35 @@ def start_apart(command: Sequence[str], log: Path, folder: Path) -> Apart:
 
 
 def last_error(spool: Path) -> str:
-    """What a worker that has ended gave as its reason; empty if it gave none.  Raises OSError."""
-    with (spool / LOG).open("rb") as log:
-        log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL))
-        said = log.read().decode("utf-8", "replace").splitlines()
-    last = next((line for line in reversed(said) if not line.startswith((" ", _HINT))), "")
-    return "" if last.startswith("{") else last.removeprefix(_ERROR)  # else it was killed in the middle of its work
+    """Return the reason that a worker gave when it ended, and what to do about it; empty if it gave none.  Raises OSError."""
+    said = (folders.read(spool / LOG, last=_TAIL) or b"").decode("utf-8", "replace").splitlines()
+    at, last = next(((n, line) for n, line in reversed([*enumerate(said)]) if not line.startswith((" ", _HINT))), (0, ""))
+    if last.startswith("{"):
+        return ""  # it was killed in the middle of its work
+    hints = [line.removeprefix(_HINT) for line in said[at + 1 :] if line.startswith(_HINT)]
+    if last.startswith("ModuleNotFoundError: "):
+        hints.append(f"{sys.executable} -m pip install ckptsync brings what it needs")
+    return "; ".join([last.removeprefix(_ERROR), *(f"hint: {hint}" for hint in hints)])
 
 
 def cover(folders: set[Path]) -> None:
     """Say that a worker of this node sends what is in these output directories."""
     _COVERED.update(folders)
+
+
+def say_ended(folders: set[Path], why: str) -> None:
+    """Say that the worker that covers these output directories has ended with an error."""
+    _ENDED.update(dict.fromkeys(folders, why))
+
+
+def why_ended(output_dir: Path) -> str:
+    """Return what `say_ended` said of it, or of the directory that it is in; else nothing."""
+    return _ENDED.get(output_dir) or _ENDED.get(output_dir.parent, "")
+
+
+def push_command(output_dir: Path, store: str, run: str) -> str:
+    """Return the command that sends what an output directory and its spool hold."""
+    return shlex.join(["ckptsync", "push", str(output_dir), _absolute(store), *(("--run", run) if run else ())])
 
 
 def is_covered(output_dir: Path) -> bool:
@@ -128,9 +147,7 @@ def is_covered(output_dir: Path) -> bool:
 
 def write_config(path: Path, store: str, runs: Sequence[Mapping[str, str]]) -> None:
     """What a worker is told; JSON is YAML.  Raises OSError."""
-    path.write_text(
-        json.dumps({"roles": ["worker"], "store": {"url": _absolute(store)}, "worker": {"runs": [*runs]}}) + "\n", "utf-8"
-    )
+    folders.written(path.parent, path.name, {"roles": ["worker"], "store": {"url": _absolute(store)}, "worker": {"runs": [*runs]}})
 
 
 def _command(here: Here, store: str, run: str, pid: int) -> list[str]:

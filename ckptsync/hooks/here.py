@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import secrets
-import shutil
 import socket
 import threading
 import time
@@ -15,9 +13,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckptsync.errors import CkptsyncError
+from ckptsync.hooks import room
 from ckptsync.hooks.trials import place
 from ckptsync.scan import spots
-from ckptsync.spool import marks
+from ckptsync.spool import folders, marks
+from ckptsync.spool.folders import children
 from ckptsync.spool.marks import Begun
 from ckptsync.walk import OURS
 
@@ -73,57 +73,62 @@ def neighbours(spool: Path, mine: Begun, words: Sequence[str]) -> tuple[int, ...
 
     A word is a process and its host.  If somebody deleted our own introduction, he deleted theirs, too: then the host decides.
     """
-    is_whole = marks.begun_path(spool, mine.process).exists()
+    is_whole = _is_said(spool, mine.process)
     told = [word.partition(" ") for word in words]
     return tuple(
         rank
         for rank, (process, _, host) in enumerate(told)
-        if rank == mine.rank or marks.begun_path(spool, process).exists() or (not is_whole and host == mine.host)
+        if rank == mine.rank or _is_said(spool, process) or (not is_whole and host == mine.host)
     )
+
+
+def _is_said(spool: Path, process: str) -> bool:
+    """Whether that process has introduced itself here."""
+    return folders.status(marks.begun_path(spool, process)) is not None
 
 
 def forget_the_dead(spool: Path) -> None:
     """Remove what trainings that are over said here.  Raises OSError where the spool cannot be written."""
-    added = _folders(spool / "added")  # before the living are asked: who adds something has said before that he lives
+    added = children(spool / "added")  # before the living are asked: who adds something has said before that he lives
     living = set()
     alive, gone = {os.getpid()}, set[int]()
     for begun in marks.begun(spool):
         running = marks.is_running(begun)
         if running is False or (running is None and time.time() - begun.at > _FORGOTTEN_AFTER):
-            marks.begun_path(spool, begun.process).unlink(missing_ok=True)
+            folders.unlink(marks.begun_path(spool, begun.process))
         else:
             living |= {begun.train, begun.process}  # rank 0's process names the training
         is_gone = marks.is_running(replace(begun, left=0.0)) is False  # who has left may copy, and train again
         (gone if is_gone else alive).add(begun.pid)
     for folder in added:
         if folder.name not in living:
-            shutil.rmtree(folder, ignore_errors=True)  # pins have names of their own for what they need
+            room.forget(folder)  # pins have names of their own for what they need
     _sweep(spool, gone - alive)
     forget_saves(spool)
 
 
 def _sweep(spool: Path, gone: Collection[int]) -> None:
     """Delete what processes left that were killed while they copied: as much as a save each, for which a file system wants seconds."""
-    named = ((path, _HALF_DONE.match(path.name)) for path in _folders(spool / "pins"))
+    named = ((path, _HALF_DONE.match(path.name)) for path in children(spool / "pins"))
     left = [path for path, of in named if of and int(of[1]) in gone]
     if left:
         threading.Thread(target=_remove, args=(left,), name="ckptsync-remove").start()
 
 
-def _remove(folders: Collection[Path]) -> None:
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
+def _remove(left: Collection[Path]) -> None:
+    for folder in left:
+        room.forget(folder)
 
 
 def forget_saves(spool: Path) -> None:
     """Remove the marks of saves that are neither on the disk nor pinned any more."""
-    pinned = {path.name.rpartition(".")[0] for path in _folders(spool / "pins")}
-    marked = {folder: folder.name.rpartition("@")[0] for folder in _folders(spool / "saves")}
+    pinned = {path.name.rpartition(".")[0] for path in children(spool / "pins")}
+    marked = {folder: folder.name.rpartition("@")[0] for folder in children(spool / "saves")}
     gone = {folder: name for folder, name in marked.items() if name not in pinned and not place(spool.parent, name).exists()}
     there = _checkpoints(spool.parent, gone.values()) if gone else ()
     for folder, name in gone.items():
         if name not in there:
-            shutil.rmtree(folder, ignore_errors=True)
+            room.forget(folder)
 
 
 def _checkpoints(output_dir: Path, names: Collection[str]) -> Collection[str]:
@@ -132,9 +137,3 @@ def _checkpoints(output_dir: Path, names: Collection[str]) -> Collection[str]:
         return {spot.name for spot in spots(output_dir)}
     except (CkptsyncError, ImportError):  # a directory of somebody else's; a name that wants a library that is not here
         return names
-
-
-def _folders(folder: Path) -> list[Path]:
-    with contextlib.suppress(FileNotFoundError):
-        return list(folder.iterdir())
-    return []

@@ -28,7 +28,8 @@ from ckptsync.hooks.leaving import Weights
 from ckptsync.hooks.pinning import Source
 from ckptsync.hooks.saver import Saver
 from ckptsync.hooks.trials import trial_of
-from ckptsync.spool import marks
+from ckptsync.spool import folders, marks
+from ckptsync.walk import OURS
 
 _log = logging.getLogger("ckptsync.hook")
 _AT_WORK = 60.0  # seconds
@@ -47,7 +48,9 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
     def __init__(self, *, store: str = "", wait: float = 0.0, run: str = "") -> None:
         self._store, self._run = store, run
         self._wait = wait
+        self._not_waiting = ""
         self._workers: dict[Path, tuple[embedded.Worker, float] | None] = {}
+        self._ended: dict[Path, str] = {}
         self._saver: Saver | None = None
         self._forget_end: Callable[[], object] = bool
         self._before: Weights = frozenset()
@@ -162,24 +165,29 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         folder = saver.here.output_dir
         if self._store and saver.is_first and folder not in self._workers and not embedded.is_covered(folder):
             self._workers[folder] = embedded.begin(saver.here, self._store, self._run, saver.begun.pid), time.monotonic()
-        self._hear_worker(saver)
+            self._ended.pop(folder, None)
+        if ended := self._hear_worker(folder):
+            self._say(saver.here, ended)
 
-    def _hear_worker(self, saver: Saver) -> None:
-        folder = saver.here.output_dir
+    def _hear_worker(self, folder: Path) -> str:
+        """Return how the embedded worker of this directory ended, once and if with an error."""
         worker, since = self._workers.get(folder) or (None, 0.0)
         if worker is not None and worker.poll():
             self._workers[folder] = None
             if time.monotonic() - since >= _AT_WORK:
                 del self._workers[folder]  # what it could not do would have shown before: it was killed, and another one goes on
-            why = embedded.last_error(saver.here.spool) or f"see {embedded.LOG} in {saver.here.spool}"
-            self._say(saver.here, f"the embedded worker ended with exit code {worker.returncode}: {why}")
+            why = embedded.last_error(folder / OURS) or f"see {embedded.LOG} in {folder / OURS}"
+            self._ended[folder] = f"the embedded worker ended with exit code {worker.returncode}: {why}"
+            return self._ended[folder]
+        return ""
 
     def _begin(self, args: Any, model: Any, processing: Any) -> None:
         folder = Path(args.output_dir).absolute()
         has_state, only_model = bool(args.should_save), bool(getattr(args, "save_only_model", False))
         trainer = f"transformers {added.version_of('transformers')}"
         here = Here(folder, args.process_index, args.world_size, has_state, only_model, trainer)
-        here.spool.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        folders.make(here.spool)
         self._before = leaving.weights(folder)
         facts = added.about_process() | (added.about_model(model) if here.rank == 0 else {})
         saver = Saver(here, facts, lambda text: self._say(here, text))
@@ -208,17 +216,32 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
                 self._pin_last(saver)
         with self._unharmed("leave"):
             saver.leave()
-            if self._wait > 0 and saver.is_first:
-                self._wait_for_store(saver)
+            if saver.is_first:
+                self._finish(saver)
+        if self._not_waiting and saver.here.rank == 0:
+            self._say_last(saver.here, self._not_waiting)
 
-    def _wait_for_store(self, saver: Saver) -> None:
-        """In every directory that this callback has seen trainings in."""
+    def _finish(self, saver: Saver) -> None:
+        """Wait for the store, and say what it has not got and why, in every directory that this callback has seen trainings in."""
         trains = {saver.here.output_dir: {saver.begun.train}}
         for folder, train in self._former:
             trains.setdefault(folder, set()).add(train)
         for folder, named in trains.items():
-            self._wait_there(folder, named - {""}, lambda text: self._say(saver.here, text))
-        self._hear_worker(saver)
+            if self._wait > 0:
+                self._wait_there(folder, named - {""}, lambda text: self._say(saver.here, text))
+            self._hear_worker(folder)
+            self._sum_up(saver.here, folder, leaving.unstored(folder, named - {""}))
+
+    def _sum_up(self, here: Here, folder: Path, left: Collection[str]) -> None:
+        why = self._ended.get(folder) or embedded.why_ended(folder)
+        if left and why:
+            command = embedded.push_command(folder, self._store, self._run)
+            names = ", ".join(name.rpartition(".")[0] for name in left)
+            self._say_last(here, f"not stored: {names}: {why}; then send what is left: {command}")
+        elif why:
+            self._say_last(here, why)
+        elif not left and self._wait > 0:
+            self._say_last(here, f"all is stored that was kept of {folder}{f', in {self._store}' if self._store else ''}")
 
     def _wait_there(self, folder: Path, trains: Collection[str], say: Callable[[str], None]) -> None:
         worker, _ = self._workers.get(folder) or (None, 0.0)
@@ -252,12 +275,17 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         except Exception as e:  # noqa: BLE001  # whatever it is: a checkpoint is at stake, and not the training
             self._say(self._saver.here if self._saver else None, f"could not {what}: {type(e).__name__}: {e}")
 
+    def _say_last(self, here: Here, text: str) -> None:
+        """Say at the end of the script what was perhaps said before, in a log that is long by now."""
+        self._said.clear()
+        self._say(here, text)
+
     def _say(self, here: Here | None, text: str) -> None:
         """Each time in the spool's log, where the worker reads it; the first time of its kind in the trainer's, too."""
         if here is not None:
             with contextlib.suppress(OSError):  # the spool may be what is wrong
                 marks.say(here.spool, f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} rank {here.rank}: {text}")
-        kind = re.sub(r"\d+", "", text)[:80]
+        kind = re.sub(r"[0-9]+", "", text)[:80]
         if kind not in self._said:
             self._said.add(kind)
             _log.warning("ckptsync: %s", text)

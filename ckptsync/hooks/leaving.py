@@ -16,8 +16,9 @@ from collections.abc import Callable, Collection
 from functools import cache
 from pathlib import Path
 
+from ckptsync.errors import CkptsyncError
 from ckptsync.scan import OF_MODEL, WEIGHTS
-from ckptsync.spool import pins
+from ckptsync.spool import folders, pins
 from ckptsync.walk import OURS, Listing, walk
 
 RESTART = 15.0  # seconds: longer than a service needs to begin again
@@ -72,7 +73,11 @@ def over() -> float:
 
 def is_served(spool: Path) -> bool:
     """Whether a worker is at work here: it holds its lock for as long as it lives."""
-    return any(_is_held(path) for path in sorted(spool.glob("worker-*.lock")))
+    try:
+        found = folders.children(spool)
+    except CkptsyncError:  # not ours, or not to be read: no worker of this user's is at work in it
+        return False
+    return any(_is_held(path) for path in found if path.name.startswith("worker-") and path.name.endswith(".lock"))
 
 
 def unstored(output_dir: Path, trains: Collection[str]) -> tuple[str, ...]:
@@ -114,7 +119,7 @@ def wait(
 def _is_held(lock: Path) -> bool:
     """Asked with a shared lock for a moment; who asks exclusively in this very moment is a worker that begins, and its service tries again."""
     try:
-        descriptor = os.open(lock, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = folders.lock_file(lock, is_new=False)
     except OSError:
         return False  # it is nobody's, or not for us to know
     try:

@@ -10,15 +10,15 @@ import contextlib
 import errno
 import fcntl
 import os
-import stat
 import threading
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckptsync.errors import Incomplete
-from ckptsync.spool.folders import opened_like
-from ckptsync.walk import Stat, look
+from ckptsync.spool import folders
+from ckptsync.spool.folders import Tree, make, make_new
+from ckptsync.walk import Stat, look, open_in, opened_parent
 
 _FICLONE = 0x40049409  # _IOW(0x94, 9, int), the same on every Linux we run on
 _NO_LINKS = frozenset({errno.EXDEV, errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL})
@@ -29,10 +29,10 @@ _open: set[int] = set()
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A file that is still to be copied from an open descriptor."""
+    """A file that is still to be copied from an open descriptor, to its name in a pin's ``files``; ``pin`` is not yet in anybody's sight."""
 
     descriptor: int
-    target: Path
+    pin: Path
     file: Stat
 
 
@@ -44,29 +44,29 @@ class _Ways:
     reflinks: bool = True
 
 
-def link(source: Path, files: Iterable[Stat], target: Path) -> list[Copy]:
-    """Names below ``target`` for these files of ``source``; what could not be linked comes back open.  Raises OSError, or Incomplete."""
+def link(source: Path, files: Iterable[Stat], pin: Path) -> list[Copy]:
+    """Names in a new ``pin`` for these files of ``source``; what could not be linked comes back open.  Raises OSError, Incomplete, ConfigError."""
     copies: list[Copy] = []
-    made, ways = {target}, _Ways()
-    target.mkdir(parents=True)
+    ways = _Ways()
+    make(pin.parent)
+    make_new(pin)
     try:
-        for file in files:
-            name = target / file.path
-            if name.parent not in made:
-                name.parent.mkdir(parents=True, exist_ok=True)
-                made.add(name.parent)
-            if not (ways.links and _is_linked(source / file.path, name, ways)):
-                copies += _reflinked_or_open(source / file.path, name, file, ways)
+        with Tree(pin / "files") as tree:
+            for file in files:
+                with opened_parent(source, file.path) as (parent, name):
+                    if not (ways.links and _is_linked(parent, name, tree.place(file.path), ways)):
+                        copies += _reflinked_or_open(open_in(parent, name, source, file.path), Copy(-1, pin, file), tree, ways)
     except BaseException:
         close(copies)
         raise
     return copies
 
 
-def copy(copies: Iterable[Copy]) -> None:
+def copy(copies: Sequence[Copy]) -> None:
     """Make the copies, with their times.  Raises OSError, or Incomplete where the trainer wrote a file again meanwhile."""
     for one in copies:
-        _copy(one)
+        with Tree(one.pin / "files") as tree:
+            _copy(one, tree)
 
 
 def close(copies: Iterable[Copy]) -> None:
@@ -86,9 +86,9 @@ def _let_go_in_child() -> None:
 os.register_at_fork(after_in_child=_let_go_in_child)
 
 
-def _is_linked(file: Path, name: Path, ways: _Ways) -> bool:
+def _is_linked(source: int, name: str, target: tuple[int, str], ways: _Ways) -> bool:
     try:
-        os.link(file, name, follow_symlinks=False)
+        folders.link(source, name, *target)
     except OSError as e:
         if e.errno in _NO_LINKS:
             ways.links = e.errno not in _NEVER
@@ -97,35 +97,32 @@ def _is_linked(file: Path, name: Path, ways: _Ways) -> bool:
     return True
 
 
-def _reflinked_or_open(path: Path, name: Path, file: Stat, ways: _Ways) -> list[Copy]:
-    source = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+def _reflinked_or_open(source: int, one: Copy, tree: Tree, ways: _Ways) -> list[Copy]:
     kept = False
     try:
-        if not stat.S_ISREG(os.fstat(source).st_mode):
-            raise Incomplete(f"{path}: no longer a regular file")
-        if ways.reflinks and _is_reflinked(source, name, file, ways):
+        if ways.reflinks and _is_reflinked(source, one, tree, ways):
             return []
         kept = True
         _open.add(source)
-        return [Copy(source, name, file)]
+        return [replace(one, descriptor=source)]
     finally:
         if not kept:
             os.close(source)
 
 
-def _is_reflinked(source: int, name: Path, file: Stat, ways: _Ways) -> bool:
-    with opened_like(name, source) as out:
-        try:
+def _is_reflinked(source: int, one: Copy, tree: Tree, ways: _Ways) -> bool:
+    try:
+        with folders.copy_of(source, one.pin, *tree.place(one.file.path)) as out:
             fcntl.ioctl(out.fileno(), _FICLONE, source)
-        except OSError as e:
-            ways.reflinks = e.errno not in _NEVER
-            return False  # a copy does the same
-        os.utime(out.fileno(), ns=(file.mtime, file.mtime))
+            os.utime(out.fileno(), ns=(one.file.mtime, one.file.mtime))
+    except OSError as e:
+        ways.reflinks = e.errno not in _NEVER
+        return False  # a copy does the same, or says what is wrong
     return True
 
 
-def _copy(one: Copy) -> None:
-    with opened_like(one.target, one.descriptor) as out:
+def _copy(one: Copy, tree: Tree) -> None:
+    with folders.copy_of(one.descriptor, one.pin, *tree.place(one.file.path)) as out:
         done = 0
         while done < one.file.size:
             sent = os.sendfile(out.fileno(), one.descriptor, done, min(_STRETCH, one.file.size - done))

@@ -18,11 +18,11 @@ from pathlib import Path
 from ckptsync.errors import CkptsyncError, ConfigError, Unsupported
 from ckptsync.hooks import torchrun
 from ckptsync.hooks.added import version_of
-from ckptsync.hooks.asked import Asked, asked
+from ckptsync.hooks.asked import asked
 
 _OLDEST = (0, 9)
 _FILE = (".yaml", ".yml", ".json")
-_RANK = re.compile(r"--local[-_]rank=\d+")  # DeepSpeed's launcher puts it before all else; LOCAL_RANK says the same
+_RANK = re.compile(r"--local[-_]rank=[0-9]+")  # DeepSpeed's launcher puts it before all else; LOCAL_RANK says the same
 _REPORTED = re.compile(r"""\breport_to["']?\s*[\s:=]\s*(\[[^\]]*\]|(?:\s*-\s+\S+)+|[^\s,}]+)""")
 
 
@@ -45,7 +45,8 @@ def _run(given: Sequence[str]) -> int:
             hint="llamafactory-cli has the other commands",
         )
     refuse(words[1:], os.environ, version_of("llamafactory"))
-    options = asked(os.environ)
+    if wrong := asked(os.environ).refused:
+        raise wrong
     if not torchrun.is_within(os.environ):
         with _known():
             from llamafactory.extras.misc import get_device_count  # noqa: PLC0415  # what it imports is not needed to refuse
@@ -53,7 +54,7 @@ def _run(given: Sequence[str]) -> int:
         if torchrun.is_wanted(os.environ, devices):
             _become_torchrun(words, torchrun.where(os.environ, devices))
     sys.argv = [sys.argv[0], *words[1:]]  # which it reads itself
-    _train(options)
+    _train()
     return 0
 
 
@@ -64,7 +65,7 @@ def refuse(words: Sequence[str], environment: Mapping[str, str], version: str) -
             "USE_V1=1: LLaMA-Factory's v1 tells no callback of the checkpoints that it saves on the way",
             hint="use llamafactory-cli, and let a worker watch the output directory: it goes by v1's CHECKPOINT_COMPLETE",
         )
-    numbers = tuple(int(n) for n in re.findall(r"\d+", version)[:2])
+    numbers = tuple(int(n) for n in re.findall(r"[0-9]+", version)[:2])
     if numbers and numbers < _OLDEST:
         raise Unsupported(f"LLaMA-Factory {version}: 0.9.0 or later is wanted", hint="pip install --upgrade llamafactory")
     text = " ".join(words) + "\n" + "".join(_text(word) for word in words if word.endswith(_FILE))
@@ -90,16 +91,16 @@ def _become_torchrun(words: Sequence[str], where: Sequence[str]) -> None:
     os.execve(sys.executable, command, torchrun.environment_of(os.environ))  # noqa: S606  # no shell is wanted
 
 
-def _train(options: Asked) -> None:
+def _train() -> None:
     with _known():
         from llamafactory.train.tuner import run_exp  # noqa: PLC0415  # long to import, in the processes that train alone
     if "callbacks" not in inspect.signature(run_exp).parameters:
         raise Unsupported(
             "this LLaMA-Factory's run_exp takes no callbacks", hint="CKPTSYNC_AUTOLOAD=1 llamafactory-cli train x.yaml"
         )
-    from ckptsync.hooks.hf import CkptSyncCallback  # noqa: PLC0415  # it needs transformers
+    from ckptsync.hooks.appended import FromEnvironment  # noqa: PLC0415  # it needs transformers
 
-    run_exp(callbacks=[CkptSyncCallback(store=options.store, wait=options.wait, run=options.run)])
+    run_exp(callbacks=[FromEnvironment()])
 
 
 @contextlib.contextmanager

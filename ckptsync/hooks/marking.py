@@ -109,7 +109,7 @@ def _nothing(path: Path, seat: Seat, *, is_asked: bool) -> bool:
     if path.is_file() or walk(path).files:
         raise ConfigError(
             f"{path}: no checkpoint that a worker would find",
-            hint="call it checkpoint-N, a file NAME.ckpt, or step-N with a distributed checkpoint or safetensors in it: docs/trainers.md",
+            hint="call it checkpoint-N, a file NAME.ckpt, or step-N with a distributed checkpoint or safetensors in it: `ckptsync help trainers`",
         )
     if not is_asked:
         raise Incomplete(f"{path}: nothing is there", hint="it is to be marked when it is written")
@@ -176,7 +176,7 @@ def _say(seat: Seat | None, text: str) -> None:
     if seat is not None and seat.spool is not None:
         with contextlib.suppress(OSError):  # the spool may be what is wrong
             marks.say(seat.spool, f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} rank {seat.rank}: {text}")
-    kind = re.sub(r"\d+", "", text)[:80]
+    kind = re.sub(r"[0-9]+", "", text)[:80]
     if kind not in _told:
         _told.add(kind)
         _log.warning("ckptsync: %s", text)

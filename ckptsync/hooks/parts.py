@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from ckptsync.spool import marks
+from ckptsync.spool import folders, marks
 from ckptsync.spool.marks import Begun, Commit, RankMark
 
 
@@ -27,13 +26,9 @@ def write(spool: Path, mark: RankMark) -> None:
 def is_last(spool: Path, mark: RankMark, ranks: Iterable[int]) -> bool:
     """Whether all ``ranks`` have marked this save, and nobody else was told so: two may see all marks, and one of them is the last."""
     folder = marks.save_folder(spool, mark.checkpoint, mark.save)
-    if not all((folder / f"rank-{rank}.json").exists() for rank in ranks):
+    if not all(folders.status(folder / f"rank-{rank}.json") for rank in ranks):
         return False
-    try:
-        os.close(os.open(folder / "pinning", os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o644))
-    except FileExistsError:
-        return False
-    return True
+    return folders.create(folder / "pinning")
 
 
 def commit(begun: Begun, save: str, checkpoint: str, step: int, ranks: tuple[int, ...]) -> Commit:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,9 +13,9 @@ from pathlib import Path
 from ckptsync.errors import Incomplete
 from ckptsync.hooks import linking, room
 from ckptsync.hooks.here import Here
-from ckptsync.spool import marks, pins
+from ckptsync.spool import folders, marks, pins
 from ckptsync.spool.marks import Commit
-from ckptsync.walk import Listing, Stat
+from ckptsync.walk import Listing, Stat, walk
 
 SENTINEL = "checkpoint-is-incomplete.txt"  # Trainer's just-in-time save takes it away when it is done
 Say = Callable[[str], None]
@@ -68,7 +67,7 @@ def publish(here: Here, checkpoint: str, fresh: Path, size: int, say: Say) -> No
     try:
         newest = pins.publish(here.output_dir, checkpoint, fresh)
     except BaseException:
-        shutil.rmtree(fresh, ignore_errors=True)  # its links would hold the bytes of what is no pin
+        room.forget(fresh)  # its links would hold the bytes of what is no pin
         raise
     given = room.make_room(here.output_dir, newest, size)
     if given:
@@ -90,13 +89,13 @@ def _aside(work: Callable[[], None], name: str) -> None:
 def _staged(source: Source, files: Sequence[Stat], fresh: Path, commit: Commit) -> _Staged:
     copies: Sequence[linking.Copy] = ()
     try:
-        copies = linking.link(source.path, files, fresh / "files")
+        copies = linking.link(source.path, files, fresh)
         _check_still(source, files)
         _link_added(source.added, {s.path for s in files}, fresh)
         marks.write_mark(fresh / "commit.json", _with_files(commit, files))
     except BaseException:
         linking.close(copies)
-        shutil.rmtree(fresh, ignore_errors=True)
+        room.forget(fresh)
         raise
     return _Staged(fresh, sum(s.size for s in files), copies)
 
@@ -116,20 +115,13 @@ def _with_files(commit: Commit, files: Sequence[Stat]) -> Commit:
 
 
 def _link_added(folder: Path | None, there: set[str], fresh: Path) -> None:
-    with contextlib.suppress(FileNotFoundError):  # nothing was added, or somebody deleted it
-        for file in sorted(folder.iterdir()) if folder else ():
-            if file.name not in there and file.is_file():
-                (fresh / "added").mkdir(exist_ok=True)
-                _link_or_copy(file, fresh / "added" / file.name)
-
-
-def _link_or_copy(file: Path, name: Path) -> None:
-    try:
-        os.link(file, name)
-    except FileNotFoundError:
-        raise
-    except OSError:  # a file system without links; these files are small
-        shutil.copyfile(file, name)
+    if folder is None:
+        return
+    for file in walk(folder).files:
+        if file.path not in there and "/" not in file.path:
+            folders.make_in(fresh / "added")
+            with contextlib.suppress(FileNotFoundError):  # somebody deleted it
+                folders.link_or_copy(folder / file.path, fresh / "added" / file.path)
 
 
 def _copied(here: Here, source: Source, staged: _Staged, say: Say) -> None:
@@ -152,7 +144,7 @@ def _copied(here: Here, source: Source, staged: _Staged, say: Say) -> None:
 
 def _let_go(staged: _Staged) -> None:
     linking.close(staged.copies)
-    shutil.rmtree(staged.fresh, ignore_errors=True)
+    room.forget(staged.fresh)
 
 
 def _tell(given: Sequence[pins.Pin], say: Say) -> None:

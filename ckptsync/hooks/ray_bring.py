@@ -27,8 +27,8 @@ from ckptsync.stores.opening import open_store
 from ckptsync.stores.trees import Access
 from ckptsync.stores.urls import Remote, located
 
-_OURS = f"ckptsync-ray-{os.getuid()}"
-_WHOLE = ".whole"
+_OURS = f"ckptsync-ray-{os.getuid()}-"  # begins the name of this user's directory, which ends in letters of chance
+_WHOLE, _LOCK = ".whole", "lock"
 
 
 @contextlib.contextmanager
@@ -43,14 +43,34 @@ def as_directory(checkpoint: Any) -> Iterator[str]:
         with checkpoint.as_directory() as local:
             yield local
         return
-    home = Path(tempfile.gettempdir()) / f"{_OURS}-{digest(ray_note.encode(note))[:16]}"
+    home = _ours() / digest(ray_note.encode(note))[:16]
     with _shared(home, note):
         yield str(home / note.checkpoint)
 
 
+def _ours() -> Path:
+    """A directory that is this user's alone, the same for all ranks of a node: where the temporary directory is everybody's, no fixed name can be relied on there."""
+    shared = tempfile.gettempdir()
+    if not _found(shared):
+        tempfile.mkdtemp(prefix=_OURS, dir=shared)
+    return _found(shared)[0]  # of two that were made at once
+
+
+def _found(shared: str) -> list[Path]:
+    with os.scandir(shared) as entries:
+        return sorted(Path(entry.path) for entry in entries if entry.name.startswith(_OURS) and _is_ours(entry))
+
+
+def _is_ours(entry: os.DirEntry[str]) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        info = entry.stat(follow_symlinks=False)
+        return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o077
+    return False
+
+
 @contextlib.contextmanager
 def _shared(home: Path, note: Note) -> Iterator[None]:
-    with _alone():
+    with _alone(home.parent):
         if not _is_whole(home):
             _bring_anew(home, note)
         used = _opened(home)
@@ -58,15 +78,15 @@ def _shared(home: Path, note: Note) -> Iterator[None]:
     try:
         yield
     finally:
-        with _alone():
+        with _alone(home.parent):
             os.close(used)
             _remove_unused(home)
 
 
 @contextlib.contextmanager
-def _alone() -> Iterator[None]:
+def _alone(ours: Path) -> Iterator[None]:
     """Of all this user's processes on the node; the others wait."""
-    lock = os.open(Path(tempfile.gettempdir()) / f"{_OURS}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    lock = os.open(ours / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -75,16 +95,14 @@ def _alone() -> Iterator[None]:
 
 
 def _is_whole(home: Path) -> bool:
-    """Whether we, and nobody else who may write there, have brought all of it: somebody will unpickle it."""
-    with contextlib.suppress(FileNotFoundError):
-        info = home.lstat()
-        return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and (home / _WHOLE).exists()
-    return False
+    """Whether all of it has been brought: somebody will unpickle it."""
+    return (home / _WHOLE).exists()
 
 
 def _bring_anew(home: Path, note: Note) -> None:
-    for left in home.parent.glob(f"{_OURS}-*"):  # by ranks that were killed
-        _remove_unused(left)
+    for left in home.parent.iterdir():  # by ranks that were killed
+        if left.name != _LOCK:
+            _remove_unused(left)
     home.mkdir(mode=0o700)
     try:
         bring(note, home)

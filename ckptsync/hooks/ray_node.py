@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ckptsync.hooks import embedded
 from ckptsync.hooks.embedded import LOG, Apart
+from ckptsync.spool import folders
 from ckptsync.walk import OURS
 
 _POLL = 1.0  # seconds
@@ -28,7 +29,8 @@ def start(store: str, directory: Path, run: str, pid: int) -> Apart:
     Its own checkpoints are of ``run`` in the store, those of a directory ``out`` in it of ``run-out``.  Raises OSError.
     """
     spool = directory / OURS
-    spool.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
+    folders.make(spool)
     config = spool / f"ray-{pid}.yaml"
     embedded.write_config(config, store, runs(directory, run))
     command = [sys.executable, "-m", "ckptsync.hooks.turn", str(config), str(spool), str(pid)]
@@ -37,17 +39,16 @@ def start(store: str, directory: Path, run: str, pid: int) -> Apart:
 
 def log_size(directory: Path) -> int:
     """Of what workers have said there until now, in bytes."""
-    log = directory / OURS / LOG
-    return log.stat().st_size if log.exists() else 0
+    log = folders.status(directory / OURS / LOG)
+    return log.st_size if log else 0
 
 
 def last_words(worker: Apart, directory: Path, since: int) -> str:
     """Wait until it ends; why it did, if it could not do its work: a store that is named wrongly, keys that only the driver has.  Raises OSError."""
     while worker.poll() is None:
         time.sleep(_POLL)
-    with (directory / OURS / LOG).open("rb") as log:
-        log.seek(since)
-        said = log.read().decode("utf-8", "replace").splitlines()
+    grown = log_size(directory) - since
+    said = (folders.read(directory / OURS / LOG, last=max(1, grown)) or b"").decode("utf-8", "replace").splitlines()
     return "; ".join(line.removeprefix("ckptsync: ") for line in said if line.startswith(("ckptsync: error: ", "ckptsync: hint: ")))
 
 

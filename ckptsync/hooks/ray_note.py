@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ckptsync.errors import Corrupt
+from ckptsync.parsing import parse
 
 NAME = "ckptsync.json"
 _LARGEST = 64 * 1024  # bytes
@@ -42,9 +43,9 @@ def encode(note: Note) -> bytes:
 def decode(data: bytes, name: str) -> Note:
     """Raises Corrupt."""
     try:
-        told = json.loads(data)
+        told = parse(data, name, "a note of a checkpoint in a store")
         found = [told[key] for key in ("store", "run", "checkpoint", "place")]
-    except (ValueError, KeyError, TypeError, RecursionError) as e:
+    except (KeyError, TypeError) as e:
         raise Corrupt(f"{name}: no note of a checkpoint in a store: {e}") from e
     if not all(isinstance(value, str) and value for value in found) or not all(map(_PLACE.fullmatch, found[2:])):
         raise Corrupt(f"{name}: no note of a checkpoint in a store")

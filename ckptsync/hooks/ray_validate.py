@@ -7,12 +7,13 @@ import time
 from collections.abc import Mapping
 from typing import Any, get_args
 
-from ckptsync.errors import ConfigError
+from ckptsync.errors import ConfigError, StoreError
 from ckptsync.hooks import ray_note
 from ckptsync.hooks.ray_bring import opened, reached
 from ckptsync.hooks.ray_note import Note
 from ckptsync.records.report import Level, Report
 from ckptsync.verify.findings import DAMAGE
+from ckptsync.verify.reporting import write_report
 from ckptsync.verify.target import Asked, InStore, Plain, target, verify
 
 _log = logging.getLogger("ckptsync.hook")
@@ -22,7 +23,7 @@ _RANK = {"ok": 0, "arriving": 1, "damaged": 2}
 def validate(checkpoint: Any, level: str | Mapping[str, str] | None = "") -> dict[str, Any]:
     """Metrics: ``ckptsync_verdict`` (ok, arriving, damaged), ``ckptsync_level`` that was reached, ``ckptsync_read`` (bytes), ``ckptsync_findings`` (what damage, at most ten).
 
-    ``level``: digest where it is in a store, parse where Ray's storage holds it, unless said: stat, digest, parse, load, model (docs/verify.md); ``task_config``'s
+    ``level``: digest where it is in a store, parse where Ray's storage holds it, unless said: stat, digest, parse, load, model (`ckptsync help verify`); ``task_config``'s
     ``fn_kwargs`` can say it, or, up to Ray 2.53, ``validate_config={"level": …}`` of the report.  Damage is no exception: the metrics are attached to the checkpoint, and it is logged.  Raises what a verification raises.
     """
     if not isinstance(level, str):
@@ -31,9 +32,22 @@ def validate(checkpoint: Any, level: str | Mapping[str, str] | None = "") -> dic
         raise ConfigError(f"level {level!r}: one of {', '.join(get_args(Level))} is wanted")
     note = ray_note.read(checkpoint)
     if note is not None:
-        return _metrics(note.url, [*verify(_stored(note), _asked(level or "digest"))])
+        return _metrics(note.url, _verified(_stored(note), _asked(level or "digest")))
     with checkpoint.as_directory() as local:
-        return _metrics(checkpoint.path, [*verify(_plain(local), _asked(level or "parse"))])
+        return _metrics(checkpoint.path, _verified(_plain(local), _asked(level or "parse")))
+
+
+def _verified(where: InStore | Plain, asked: Asked) -> list[Report]:
+    """Verify, and record in a store what is new to it."""
+    reports = []
+    for one in verify(where, asked):
+        reports.append(one.report)
+        if isinstance(where, InStore) and one.news:
+            try:
+                write_report(where.store, one.news)
+            except StoreError as e:  # a training's key may only send: the metrics say what was found
+                _log.warning("ckptsync: what was found is not recorded in the store: %s", e)
+    return reports
 
 
 def _asked(level: str) -> Asked:

@@ -52,6 +52,7 @@ def _hear(worker: Apart, directory: Path, since: int) -> None:
     """Nobody else would see it before the end of the training."""
     with contextlib.suppress(OSError):  # somebody deleted the log
         if said := ray_node.last_words(worker, directory, since):
+            embedded.say_ended({directory, directory.resolve()}, said)
             _log.warning("ckptsync: nothing is sent from %s, %s: %s", socket.gethostname(), directory, said)
 
 

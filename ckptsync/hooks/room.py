@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
 from pathlib import Path
 
-from ckptsync.spool import pins
+from ckptsync.spool import folders, pins
 from ckptsync.spool.pins import Pin
 from ckptsync.walk import OURS
 
 FLOOR = 1.5  # saves that must still fit on the disk after each commit: the trainer writes the next one before it deletes one
 
 
-def free(folder: Path) -> int:
+def free(spool: Path) -> int:
     """Bytes that this user can still write there.  Raises OSError."""
-    disk = os.statvfs(folder)
+    with folders.opened(spool) as fd:
+        disk = os.fstatvfs(fd)
     return disk.f_bavail * disk.f_frsize
 
 
@@ -45,15 +46,17 @@ def make_room(output_dir: Path, newest: Path, size: int) -> tuple[Pin, ...]:
 def remove(given: tuple[Pin, ...]) -> None:
     """Delete what was given up; freeing many GB takes a file system seconds."""
     for pin in given:
-        shutil.rmtree(_hidden(pin), ignore_errors=True)  # the worker sweeps what is left
+        forget(_hidden(pin))
+
+
+def forget(folder: Path) -> None:
+    """Remove a directory of the spool as far as that is possible: the worker sweeps what is left."""
+    with contextlib.suppress(OSError):
+        folders.remove(folder)
 
 
 def _is_hidden(pin: Pin) -> bool:
-    try:
-        pin.path.rename(_hidden(pin))
-    except FileNotFoundError:
-        return False  # somebody else was quicker
-    return True
+    return folders.renamed(pin.path, _hidden(pin))  # else somebody was quicker
 
 
 def _hidden(pin: Pin) -> Path:

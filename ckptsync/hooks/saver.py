@@ -21,7 +21,7 @@ from ckptsync.hooks.here import Here
 from ckptsync.hooks.pinning import Say, Source, pin
 from ckptsync.hooks.trials import named, place
 from ckptsync.hooks.unheard import Unheard
-from ckptsync.spool import marks
+from ckptsync.spool import folders, marks
 from ckptsync.spool.marks import Begun, RankMark
 from ckptsync.walk import walk
 
@@ -125,7 +125,7 @@ class Saver:
 
     def withdraw(self) -> None:
         """Take back that this rank will mark its saves: then files decide."""
-        marks.begun_path(self.here.spool, self.begun.process).unlink(missing_ok=True)
+        folders.unlink(marks.begun_path(self.here.spool, self.begun.process))
 
     def pin_alone(self, source: Source, step: int) -> None:
         """Pin what only this process writes, at its end."""

@@ -7,7 +7,6 @@ rank makes links at once, and notes whose marks it saw before.  Of those who saw
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,8 @@ from ckptsync.hooks import linking, pinning, room
 from ckptsync.hooks.here import Here
 from ckptsync.hooks.pinning import Say
 from ckptsync.scan import Spot
-from ckptsync.spool import marks
+from ckptsync.spool import folders, marks
+from ckptsync.spool.folders import children
 from ckptsync.spool.marks import Commit, RankMark
 from ckptsync.walk import Stat, walk
 
@@ -45,7 +45,7 @@ class Staged:
 
     def drop(self) -> None:
         """Let go of the links."""
-        shutil.rmtree(self.fresh, ignore_errors=True)  # the worker sweeps what is left
+        room.forget(self.fresh)
 
 
 def stage(here: Here, spot: Spot, mark: RankMark, process: str) -> Staged | None:
@@ -62,21 +62,21 @@ def stage(here: Here, spot: Spot, mark: RankMark, process: str) -> Staged | None
             return made
     except (OSError, CkptsyncError):  # files come and go while other ranks write, and theirs is the whole look
         pass
-    shutil.rmtree(fresh, ignore_errors=True)
+    room.forget(fresh)
     return None
 
 
 def sweep(spool: Path) -> None:
     """Let go of what processes have left that are gone: they have no introduction any more."""
-    for path in sorted((spool / "pins").glob(".new-hook-*")):
+    for path in children(spool / "pins"):
         of = _OURS.fullmatch(path.name)
-        if of and not marks.begun_path(spool, of[1]).exists():
-            shutil.rmtree(path, ignore_errors=True)
+        if of and folders.status(marks.begun_path(spool, of[1])) is None:
+            room.forget(path)
 
 
 def _is_linked(made: Staged, spot: Spot) -> bool:
     """Whether all of it could be, and nothing changed meanwhile.  A copy would take what a training's step has not got, time and room."""
-    copies = linking.link(spot.path, made.files, made.fresh / "files")
+    copies = linking.link(spot.path, made.files, made.fresh)
     linking.close(copies)
     return not copies and walk(spot.path, spot.only).files == made.files
 

@@ -13,6 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ckptsync.errors import Corrupt
+from ckptsync.parsing import parse
+
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,59}")  # what a store can keep before a checkpoint's name
 
 
@@ -24,8 +27,8 @@ def trial_of(output_dir: Path, checkpoint: str, last: str, said: Mapping[str, An
     found = []
     for path in output_dir.glob(f"*/{checkpoint}/{last}"):
         name = path.parent.parent.name
-        with contextlib.suppress(OSError, ValueError):  # gone, or another trial's that is being written
-            if _PLAIN.fullmatch(name) and (said is None or _says(json.loads(path.read_bytes()), said)):
+        with contextlib.suppress(OSError, Corrupt):  # gone, or another trial's that is being written
+            if _PLAIN.fullmatch(name) and (said is None or _says(parse(path.read_bytes(), str(path)), said)):
                 found.append((path.stat().st_mtime_ns, name))
     return max(found, default=(0, ""))[1]
 

@@ -18,7 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from ckptsync.hooks import leaving
-from ckptsync.spool import marks
+from ckptsync.spool import folders, marks
 
 PATIENCE = 60.0  # seconds; twice of what a worker may take to look once more (`worker.scan_every`)
 _POLL = 0.5  # seconds
@@ -40,7 +40,7 @@ def await_turn(spool: Path, pid: int, patience: float = PATIENCE) -> bool:
 
 def _is_next(spool: Path) -> bool:
     """Of several that begin at once only one does, and the others come after it.  It keeps this lock until it ends, whatever it becomes."""
-    descriptor = os.open(spool / "turn.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    descriptor = folders.lock_file(spool / "turn.lock")
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -64,7 +64,7 @@ def main(words: list[str]) -> None:
     config, spool, pid = words
     began = marks.began(int(pid))
     if await_turn(Path(spool), int(pid)):
-        store = json.loads(Path(config).read_text("utf-8"))["store"]["url"]
+        store = json.loads(folders.read(Path(config)) or b"")["store"]["url"]
         node = claimed(os.environ.get("CKPTSYNC_NODE") or node_id(), store, Path(spool))
         is_alive = marks.began(int(pid)) == began != ""  # another process may have its number by now
         command = [sys.executable, "-m", "ckptsync", "run", "-c", config, "--until-gone", pid if is_alive else "0"]

@@ -6,13 +6,13 @@ Whatever is not said exactly implies nothing: another class, a quantised model, 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
 from ckptsync.errors import Corrupt
 from ckptsync.model import Shape
+from ckptsync.parsing import parse
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 MOST_LAYERS = 10_000
@@ -64,10 +64,7 @@ _CLASSES: Mapping[str, _Decoder] = {
 
 def parsed(name: str, data: bytes) -> Mapping[str, Any]:
     """A configuration; raises Corrupt if it is none."""
-    try:
-        config = json.loads(data)
-    except (ValueError, RecursionError) as e:
-        raise Corrupt(f"{name}: not a configuration: {e}") from e
+    config = parse(data, name, "a configuration")
     if not isinstance(config, dict):
         raise Corrupt(f"{name}: not a configuration: it is no object")
     return config
@@ -107,7 +104,7 @@ def _sizes(config: Mapping[str, Any]) -> _Sizes | None:
     hidden, heads = told["hidden_size"], told["num_attention_heads"]
     if told["head_dim"] is None and config.get("model_type") in _SHARING and type(hidden) is type(heads) is int and heads:
         told["head_dim"] = hidden // heads if hidden % heads == 0 else None
-    if any(type(n) is not int or n < 1 for n in told.values()):
+    if any(type(n) is not int or not 0 < n < 1 << 40 for n in told.values()):
         return None
     sizes = _Sizes(**told)  # type: ignore[arg-type]
     return sizes if sizes.num_hidden_layers <= MOST_LAYERS else None

@@ -130,6 +130,10 @@ class Described(Stated):
             if len(box.offsets) != len(self.shape) or len(box.sizes) != len(self.shape):
                 raise Corrupt(f"{METADATA}: a tensor of shape {self.shape} has a chunk at {box.offsets} of size {box.sizes}")
 
+    def count(self) -> int:
+        """Boxes."""
+        return len(self.boxes)
+
     def with_boxes(self, boxes: Iterable[Box]) -> Described:
         """The same tensor, cut into these."""
         found = Described()

@@ -21,8 +21,8 @@ from ckptsync.layouts.dcp_described import METADATA, Box, Described, Item, Key
 from ckptsync.layouts.dcp_metadata import Metadata
 from ckptsync.model import Files, Shape, read_whole
 
-_OWN = re.compile(r"__(\d{1,9})\.metadata")
-_OF_EVERY_RANK = re.compile(r"(rng_state_|random_states_)(\d{1,9})(\.pth|\.pkl)")
+_OWN = re.compile(r"__([0-9]{1,9})\.metadata")
+_OF_EVERY_RANK = re.compile(r"(rng_state_|random_states_)([0-9]{1,9})(\.pth|\.pkl)")
 
 
 def is_own(base: str) -> bool:

@@ -6,6 +6,7 @@ Source: ``torch/distributed/checkpoint/{metadata,filesystem}.py``, torch 2.13.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -15,6 +16,7 @@ from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import packed, torch_pickle
 from ckptsync.formats.inert import MAX_BYTES, Build, Made, Name, brief, loads, made
 from ckptsync.formats.joining import join
+from ckptsync.formats.machine import ALIKE
 from ckptsync.layouts import dcp_dialects
 from ckptsync.layouts.dcp_described import METADATA, Box, Described, Index, Item, Key
 from ckptsync.model import Files, Shape, read_whole
@@ -99,6 +101,11 @@ def parsed(data: bytes, root: str) -> Metadata:
     if size != len(data):
         raise Corrupt(f"pickle: ends at byte {size}, the file at {len(data)}")
     fields = _fields(value, "Metadata")
+    boxes = sum(len(one.boxes) for one in fields["state_dict_metadata"].values() if type(one) is Described)
+    if boxes > len(data):
+        raise Corrupt(
+            f"{boxes} chunks in {len(data)} bytes", hint="a tensor is mentioned under many names: no checkpoint does that"
+        )
     return Metadata(fields, _items(fields["storage_data"], root))
 
 
@@ -108,6 +115,11 @@ def _items(storage: dict[Any, Any], root: str) -> dict[Key, Item]:
     files: dict[str, str] = {}
     if len(set(map(id, storage.values()))) != len(storage):
         raise Corrupt(f"{METADATA}: two chunks in one item")
+    alike = Counter(hash(index.key) for index in storage if type(index) is Index)
+    if max(alike.values(), default=0) > ALIKE:
+        raise Corrupt(
+            f"{METADATA}: more than {ALIKE} chunks whose offsets have one hash", hint="it was made to keep its reader busy"
+        )
     for index, item in storage.items():
         if type(index) is not Index or type(item) is not Item:
             raise Corrupt(f"{METADATA}: something else where an item is due")

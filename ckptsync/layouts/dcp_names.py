@@ -22,12 +22,12 @@ from ckptsync.layouts.dcp_metadata import Chunked
 TOP = ""  # the section of tensors that are in none
 _MODEL = frozenset({"model", "module", "state_dict", "model_state_dict"})
 _OTHER = re.compile(
-    r"optim(izer)?s?(_states?)?(_dict)?(_\d+)?|(lr_)?schedulers?(_\d+)?|lr_scheduler_states?|(train_|val_)?data_?loaders?|samplers?"
+    r"optim(izer)?s?(_states?)?(_dict)?(_[0-9]+)?|(lr_)?schedulers?(_[0-9]+)?|lr_scheduler_states?|(train_|val_)?data_?loaders?|samplers?"
     r"|train(er|ing)?(_states?)?|rng(_states?)?|(grad_|loss_)?scalers?|callbacks|loops|metrics|progress|steps?|global_step|epoch"
 )
 _AVERAGE = re.compile(r"(.+_)?ema(_.+)?")
 _OF_OPTIMIZER = re.compile(r"(state|param_groups)(\..*)?", re.DOTALL)
-_MEGATRON_OPTIMIZER = re.compile(r"(chained_\d+\.)?optimizer\..*", re.DOTALL)
+_MEGATRON_OPTIMIZER = re.compile(r"(chained_[0-9]+\.)?optimizer\..*", re.DOTALL)
 _EXTRA = "_extra_state"
 
 Path = tuple[str, ...]

@@ -8,7 +8,6 @@ is written: that takes a proof from elsewhere, see `shapes_proof`.  Source: ``to
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,10 +19,11 @@ from ckptsync.formats.joining import inside, join
 from ckptsync.layouts import rank_names, shapes_proof
 from ckptsync.layouts.shapes_proof import Outside, Proof, more
 from ckptsync.model import Copy, Files, Part, Shape, Tensor
+from ckptsync.parsing import parse
 
 NAME = "dcp_safetensors"
 INFO, VERSION = "DCP_SHARDING_INFO", "DCP_VERSION"
-_SHARD = re.compile(r"shard-(\d{5,})-model-(\d{5,})-of-(\d{5,})\.safetensors")
+_SHARD = re.compile(r"shard-([0-9]{5,})-model-([0-9]{5,})-of-([0-9]{5,})\.safetensors")
 _NOTHING = Outside()
 MOST_RANKS = 1 << 17
 
@@ -184,14 +184,14 @@ def _begins(shard: str, metadata: Mapping[str, Any]) -> dict[str, Shape]:
     if metadata.get(VERSION) != "1.0":
         raise Unsupported(f"{shard}: {VERSION} {metadata.get(VERSION)!r:.40}, 1.0 is known")
     try:
-        told = json.loads(metadata[INFO], object_pairs_hook=safetensors.unique)
+        told = parse(metadata[INFO], f"{shard}: {INFO}", unique=safetensors.unique)
         return {name: _offsets(entry["saved_offsets"]) for name, entry in told.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+    except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise Corrupt(f"{shard}: {INFO} does not say where the boxes begin: {type(e).__name__}: {e}") from e
 
 
 def _offsets(value: list[Any]) -> Shape:
-    if value and (set(map(type, value)) != {int} or min(value) < 0):
+    if value and (set(map(type, value)) != {int} or min(value) < 0 or max(value) >= 1 << 63):
         raise ValueError(f"offsets {value!r:.100}")
     return tuple(value)
 

@@ -14,7 +14,7 @@ from math import prod
 from typing import Any
 
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.formats.inert import Build, Name, made
+from ckptsync.formats.inert import Build, Name, brief, made
 from ckptsync.formats.torch_pickle import Stored
 from ckptsync.layouts.wrapped import MOST_RANKS, attributes
 from ckptsync.model import Shape
@@ -54,7 +54,7 @@ def mesh(value: Any) -> Mesh:
     else:
         raise Unsupported("DeviceMesh has neither _layout nor mesh, as every known version of torch gives it")
     if found.rank != state.get("_rank", found.rank):
-        raise Corrupt(f"DeviceMesh of rank {found.rank} says that its rank is {str(state['_rank'])[:20]}")
+        raise Corrupt(f"DeviceMesh of rank {found.rank} says that its rank is {brief(state['_rank'])}")
     return found
 
 
@@ -129,14 +129,14 @@ def _several(value: Any) -> tuple[Any, ...]:
 def _leaves(value: Any) -> Shape:
     """The numbers of a tuple of tuples, from left to right."""
     found: list[Any] = []
-    waiting = [value]
+    waiting, looks = [value], 0
     while waiting:
-        at = waiting.pop()
-        if isinstance(at, tuple) and len(at) <= _MOST_AXES and len(waiting) < _MOST_AXES**2:
+        at, looks = waiting.pop(), looks + 1
+        if isinstance(at, tuple) and len(at) <= _MOST_AXES:
             waiting.extend(reversed(at))
         else:
             found.append(at)
-        if len(found) > _MOST_AXES:
+        if looks > _MOST_AXES**2:
             raise Corrupt("a mesh layout of too many sizes")
     return _naturals(found, "_layout")
 

@@ -21,9 +21,9 @@ from ckptsync.layouts.wrapped import Share, Wrapped
 from ckptsync.model import Extent, Files, Part
 
 _NAME = re.compile(
-    r"((?:pytorch_model_fsdp|optimizer)(?:_\d+)?)_rank(\d+)\.bin|(model|optim|extra_state)_world_size_(\d+)_rank_(\d+)\.pt"
+    r"((?:pytorch_model_fsdp|optimizer)(?:_[0-9]+)?)_rank([0-9]+)\.bin|(model|optim|extra_state)_world_size_([0-9]+)_rank_([0-9]+)\.pt"
 )
-_MODEL = re.compile(r"pytorch_model_fsdp(_\d+)?|model")
+_MODEL = re.compile(r"pytorch_model_fsdp(_[0-9]+)?|model")
 
 ALLOWED: Mapping[Name, Build] = {
     **torch_pickle.ALLOWED,

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable
 
 _FROM_0 = re.compile(
-    r"__(\d+)_\d+\.distcp|__(\d+)\.metadata|.*zero_pp_rank_(\d+)_mp_rank_.*|rng_state_(\d+)\.pth|random_states_(\d+)\.pkl|.*_rank_(\d+)\.pt|.*_rank(\d+)\.bin"
+    r"__([0-9]+)_[0-9]+\.distcp|__([0-9]+)\.metadata|.*zero_pp_rank_([0-9]+)_mp_rank_.*|rng_state_([0-9]+)\.pth|random_states_([0-9]+)\.pkl|.*_rank_([0-9]+)\.pt|.*_rank([0-9]+)\.bin"
 )
-_FROM_1 = re.compile(r"shard-(\d{5,})-model-\d{5,}-of-\d{5,}\.safetensors")
+_FROM_1 = re.compile(r"shard-([0-9]{5,})-model-[0-9]{5,}-of-[0-9]{5,}\.safetensors")
 
 MOST = 1 << 20  # no training has so many ranks: a higher number in a name is something else
 

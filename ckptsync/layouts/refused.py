@@ -26,12 +26,12 @@ class _Known:
 
 _ALL = (
     _Known(
-        re.compile(r"(?:(.*)/)?mp_rank_\d{2,}(?:_\d{3,})*/(?:model_optim_rng|model_rng|distrib_optim)\.pt"),
+        re.compile(r"(?:(.*)/)?mp_rank_[0-9]{2,}(?:_[0-9]{3,})*/(?:model_optim_rng|model_rng|distrib_optim)\.pt"),
         "Megatron's own format: cut by rules that are in Megatron's code, and not in the files",
         "save with --ckpt-format torch_dist, or convert it with Megatron's tools/checkpoint/convert.py or Megatron-Bridge",
     ),
     _Known(
-        re.compile(r"(?:(.*)/)?[^/]*rank-?\d+-of-\d+[^/]*\.(?:pth|pt|bin)"),
+        re.compile(r"(?:(.*)/)?[^/]*rank-?[0-9]+-of-[0-9]+[^/]*\.(?:pth|pt|bin)"),
         "torch_xla's FSDP shards: flattened parameters, cut and padded as only torch_xla's own metadata tells",
         "run python -m torch_xla.distributed.fsdp.consolidate_sharded_ckpts on it, then merge what comes out, or nothing more",
     ),

@@ -55,7 +55,8 @@ def share(tensor: Wrapped) -> Share:
         raise Corrupt(f"a ShardedTensor of {tensor.shape} that says another shape elsewhere")
     world, rank, count = _group(group)
     pieces = tuple(_piece(shard, tensor.dtype) for shard in _listed(shards))
-    strange = [p.offsets for p in pieces if (p.offsets, p.sizes) not in every]
+    known = set(every)
+    strange = [p.offsets for p in pieces if (p.offsets, p.sizes) not in known]
     if strange:
         raise Corrupt(f"a ShardedTensor has a shard at {strange[0]} that its list has not")
     return Share(tensor.dtype, tensor.shape, pieces, every, world, rank, count)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from ckptsync.layouts import dcp, dcp_safetensors, lightning, peft, per_rank, ra
 from ckptsync.layouts.rank_names import ranks
 from ckptsync.layouts.shapes_proof import Outside
 from ckptsync.model import Demands, Extent, Files, Tensor, expect, read, read_whole
+from ckptsync.parsing import parse
 
 
 class Layout(Protocol):
@@ -61,8 +61,9 @@ LOOK_THEMSELVES = frozenset({"zero", "universal"})
 
 _LOOK = 128 << 10  # bytes at the beginning and the end of a file that mostly tell what is in it
 _WHOLE = ("whole", "peft", "bin")
-_TRAINED = frozenset({"trainer_state.json", peft.CONFIG, whole.INDEX})
-_RNG = re.compile(r"((?:checkpoint/)?(?:rng_state_|random_states_))\d+(\.pth|\.pkl)")
+_TRAINER_STATE = "trainer_state.json"
+_TRAINED = frozenset({_TRAINER_STATE, peft.CONFIG, whole.INDEX})
+_RNG = re.compile(r"((?:checkpoint/)?(?:rng_state_|random_states_))[0-9]+(\.pth|\.pkl)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +136,31 @@ def _rivals(files: Files, found: Sequence[Source]) -> list[Source]:
     return [s for s in found if s.layout not in _WHOLE and not (s.layout == "zero" and tag is not None and s.root != tag)]
 
 
+def beside(files: Files, source: Source) -> tuple[Source, ...]:
+    """Other sources that hold weights of the same save: of DeepSpeed's shards the whole model that the Trainer put above them, and back.
+
+    Only where the step in ``trainer_state.json`` is that of DeepSpeed's tag: elsewhere the whole model may be of a later save.
+    """
+    home, _, folder = source.root.rpartition("/") if source.layout == zero.NAME else (source.root, "", "")
+    tag = f"global_step{_step(files, home)}"
+    if source.layout == zero.NAME and folder == tag:
+        return tuple(s for s in sources(files) if s.layout in _WHOLE and s.root == home)
+    if source.layout in _WHOLE:
+        return tuple(s for s in sources(files) if s == Source(zero.NAME, join(home, tag)))
+    return ()
+
+
+def _step(files: Files, home: str) -> int | None:
+    """The step that the Trainer says a checkpoint is of."""
+    name = join(home, _TRAINER_STATE)
+    try:
+        state = parse(read_whole(files, name), name) if name in files.sizes() else None
+    except Corrupt:
+        return None  # who resumes is told so; nothing else depends on it
+    step = state.get("global_step") if isinstance(state, dict) else None
+    return step if type(step) is int else None
+
+
 def tensors(files: Files, source: Source, outside: Outside | None = None) -> tuple[Tensor, ...]:
     """The weights of one source, once every file it demands is there with its size.
 
@@ -205,8 +231,8 @@ def closed(name: str, files: Files) -> bool:
         if name.endswith((".pt", ".pth", ".bin", ".ckpt")):
             return torch_zip.has_end(files, Extent(name, 0, size)) or _has_older_end(files, Extent(name, 0, size))
         if name.endswith(".json"):
-            json.loads(read_whole(files, name))
-    except (Corrupt, ValueError, RecursionError):
+            parse(read_whole(files, name), name)
+    except Corrupt:
         return False
     except Unsupported:
         return True  # it is whole, and of elements that we do not merge

@@ -13,7 +13,7 @@ from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import torch_pickle
-from ckptsync.formats.inert import Build, Name, made
+from ckptsync.formats.inert import Build, Name, brief, made
 from ckptsync.formats.joining import join
 from ckptsync.formats.torch_pickle import Stored
 from ckptsync.layouts import zero_agreement, zero_experts
@@ -23,6 +23,7 @@ from ckptsync.layouts.zero_files import (
     Once,
     Setup,
     StateFile,
+    buffers,
     configuration,
     load,
     of_rank,
@@ -115,10 +116,10 @@ def _check_is_all_there(root: str, models: Sequence[StateFile]) -> None:
             hint="merge the checkpoint that it was made from",
         )
     if models[0].content.get("module") is None:
-        buffers = [name for model in models for name in model.get("buffer_names", list)]
-        if buffers:
+        lost = [name for model in models for name in model.get("buffer_names", list)]
+        if lost:
             raise Incomplete(
-                f"{root or '.'}: {len(buffers)} buffers of a pipeline, such as {str(buffers[0])[:60]}, are in no file",
+                f"{root or '.'}: {len(lost)} buffers of a pipeline, such as {brief(lost[0])}, are in no file",
                 hint="ds_to_universal leaves the layers' files behind: merge the checkpoint that it was made from",
             )
 
@@ -134,16 +135,16 @@ def _merged(files: Files, root: str, models: Sequence[StateFile]) -> tuple[Tenso
             trained |= shapes
     others = _others(files, root, models, {*trained, *_tied_names(models)})
     found = {name: Tensor(name, own_dtype, c.grid, (c,)) for name in trained for c in [_master(files, root, name, None)]}
-    tied = {k: v for model in models for k, v in model.get("shared_params", dict).items() if v in found}
+    tied = {k: v for model in models for k, v in model.get("shared_params", dict).items() if isinstance(v, str) and v in found}
     return (*found.values(), *others, *(replace(found[stored], name=name, tied=stored) for name, stored in tied.items()))
 
 
 def _others(files: Files, root: str, models: Sequence[StateFile], known: set[str]) -> list[Tensor]:
     """Buffers, which all tensor-parallel ranks have alike."""
     owns = [own_of(model) for model in models]
-    buffers = set(models[0].get("buffer_names", list))
+    named = buffers(models[0])
     odd = sorted(
-        name for own in owns for name in own if name not in known and (name not in buffers or not all(name in o for o in owns))
+        name for own in owns for name in own if name not in known and (name not in named or not all(name in o for o in owns))
     )
     if odd:
         raise Unsupported(

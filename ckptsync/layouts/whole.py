@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection
 
@@ -10,12 +9,13 @@ from ckptsync.errors import Corrupt
 from ckptsync.formats import safetensors
 from ckptsync.formats.joining import home, inside, join
 from ckptsync.model import Files, Tensor, read_whole
+from ckptsync.parsing import parse
 from ckptsync.paths import checked_path
 
 NAME = "whole"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-_NUMBERED = re.compile(r"model-(\d{5})-of-(\d{5})\.safetensors")
+_NUMBERED = re.compile(r"model-([0-9]{5})-of-([0-9]{5})\.safetensors")
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
@@ -59,9 +59,9 @@ def _weight_map(files: Files, root: str) -> dict[str, str]:
     """Tensor → file.  Names are joined to a directory, and come from anyone."""
     name = join(root, INDEX)
     try:
-        weight_map = json.loads(read_whole(files, name))["weight_map"]
+        weight_map = parse(read_whole(files, name), name, "an index")["weight_map"]
         return {str(key): join(root, _shard_name(name, value)) for key, value in weight_map.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+    except (KeyError, TypeError, AttributeError) as e:
         raise Corrupt(f"{name}: not an index: {type(e).__name__}: {e}") from e
 
 

@@ -6,7 +6,6 @@ transformers 4, ``save_fsdp_model`` of accelerate (FULL_STATE_DICT).
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -18,12 +17,13 @@ from ckptsync.formats.inert import Build, Name, brief
 from ckptsync.formats.joining import home, inside, join
 from ckptsync.formats.torch_pickle import Stored
 from ckptsync.model import Copy, Extent, Files, Tensor, read_whole
+from ckptsync.parsing import parse
 from ckptsync.paths import checked_path
 
 NAME = "bin"
 _INDEX = ".bin.index.json"
-_SINGLE = re.compile(r"(pytorch_model|pytorch_model_fsdp(?:_\d+)?)\.bin(?:\.index\.json)?")
-_NUMBERED = re.compile(r"(pytorch_model)-(\d{5})-of-(\d{5})\.bin")
+_SINGLE = re.compile(r"(pytorch_model|pytorch_model_fsdp(?:_[0-9]+)?)\.bin(?:\.index\.json)?")
+_NUMBERED = re.compile(r"(pytorch_model)-([0-9]{5})-of-([0-9]{5})\.bin")
 _WRAPPERS = ("model", "state_dict", "module", "model_state_dict")
 ALLOWED: Mapping[Name, Build] = {**torch_pickle.ALLOWED, **quantised.ALLOWED}
 
@@ -134,9 +134,9 @@ def _weight_map(files: Files, root: str) -> dict[str, str]:
     """Tensor → file.  Names come from anyone."""
     name = root + _INDEX
     try:
-        weight_map = json.loads(read_whole(files, name))["weight_map"]
+        weight_map = parse(read_whole(files, name), name, "an index")["weight_map"]
         return {str(key): _shard_name(name, value) for key, value in weight_map.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+    except (KeyError, TypeError, AttributeError) as e:
         raise Corrupt(f"{name}: not an index: {type(e).__name__}: {e}") from e
 
 

@@ -66,11 +66,15 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
     found, remarks = _joined(files, root, ranks)
     if not found:
         raise Unsupported(f"{root or '.'}: a DeepSpeed checkpoint without weights")
+    unlike = zero_agreement.unlike(models[0])
+    if unlike:
+        found = tuple(replace(tensor, unlike=unlike) for tensor in found)
     told = "; ".join(
         filter(
             None,
             [
                 *remarks,
+                unlike,
                 _absent(ranks),
                 _nameless(ranks[0]),
                 zero_trained.unordered(ranks[0]),

@@ -51,6 +51,23 @@ def refuse_what_is_elsewhere(names: Iterable[str], root: str, models: Sequence[S
         )
 
 
+def unlike(model: StateFile) -> str:
+    """Why the model's own weights need not be the fp32 masters rounded; empty if they are, as after every step of plain ZeRO.
+
+    ZenFlow updates masters later than weights; ``quantize_training`` and ``compression_training`` quantise the weights after each step
+    (``deepspeed/runtime/zenflow``, ``engine.py`` of 0.9); ``zero_quantized_weights`` gathers them quantised.
+    """
+    config = configuration(model)
+    zero = section(config, "zero_optimization")
+    told = [key for key in ("quantize_training", "compression_training") if config.get(key)]
+    told += [key for key in ("zenflow", "zero_quantized_weights") if zero.get(key)]
+    return (
+        f"trained with {told[0]}: the model's own weights may differ from the fp32 masters, and are not compared with them"
+        if told
+        else ""
+    )
+
+
 def _check_alike(files: Sequence[StateFile], told: Callable[[StateFile], Iterable[tuple[str, Any]]]) -> None:
     first: dict[str, tuple[str, Any]] = {}
     for file in files:

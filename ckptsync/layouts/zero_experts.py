@@ -20,7 +20,7 @@ from ckptsync.layouts import zero_masters, zero_slices
 from ckptsync.layouts.zero_files import EXPERT, EXPERT_OPTIM, StateFile, configuration, load, of_rank, optimizer_state
 from ckptsync.model import Copy, Files, Shape
 
-_LOCAL = re.compile(r"(.*\.deepspeed_moe\.experts\.deepspeed_experts\.)(\d+)(\..*)")
+_LOCAL = re.compile(r"(.*\.deepspeed_moe\.experts\.deepspeed_experts\.)([0-9]+)(\..*)")
 MOST = 1 << 16  # experts of a layer
 
 Held = Mapping[str, tuple[StateFile, Stored]]

@@ -13,18 +13,18 @@ from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import torch_pickle
-from ckptsync.formats.inert import Anybodys, Build, Made, Name, brief, has_unknown, made
+from ckptsync.formats.inert import Anybodys, Build, Made, Name, brief, made, with_unknown
 from ckptsync.formats.joining import inside, join
 from ckptsync.formats.torch_pickle import Stored
 from ckptsync.model import Extent, Files, Part
 
-OPTIM = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
-MODEL_OF_RANK = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_model_states\.pt")
-MODEL = re.compile(r"mp_rank_(\d+)_model_states\.pt")
-EXPERT = re.compile(r"(?:layer_(\d+)_)?expert_(\d+)_mp_rank_(\d+)_model_states\.pt")
-LAYER = re.compile(r"layer_(\d+)(?:-model_(\d+))?-model_states\.pt")
-_OTHERS = re.compile(r"layer_\d+.*model_states\.pt|expert_\d+_.*|mp_rank_\d+_\d+_model_states\.pt")
-EXPERT_OPTIM = re.compile(r"expp_rank_\d+_mp_rank_\d+_optim_states\.pt")
+OPTIM = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_([0-9]+)_mp_rank_([0-9]+)_optim_states\.pt")
+MODEL_OF_RANK = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_([0-9]+)_mp_rank_([0-9]+)_model_states\.pt")
+MODEL = re.compile(r"mp_rank_([0-9]+)_model_states\.pt")
+EXPERT = re.compile(r"(?:layer_([0-9]+)_)?expert_([0-9]+)_mp_rank_([0-9]+)_model_states\.pt")
+LAYER = re.compile(r"layer_([0-9]+)(?:-model_([0-9]+))?-model_states\.pt")
+_OTHERS = re.compile(r"layer_[0-9]+.*model_states\.pt|expert_[0-9]+_.*|mp_rank_[0-9]+_[0-9]+_model_states\.pt")
+EXPERT_OPTIM = re.compile(r"expp_rank_[0-9]+_mp_rank_[0-9]+_optim_states\.pt")
 MASTERS = "single_partition_of_fp32_groups"
 MOST_RANKS = 1 << 20
 
@@ -66,6 +66,11 @@ class StateFile:
         if not isinstance(value, kind):
             raise Corrupt(f"{self.name}: {key} is a {type(value).__name__}, {kind.__name__} expected")
         return value
+
+
+def buffers(file: StateFile) -> set[str]:
+    """``buffer_names``; what else the list may hold is never hashed."""
+    return {name for name in file.get("buffer_names", list) if isinstance(name, str)}
 
 
 class Once:
@@ -116,7 +121,7 @@ def _read(files: Files, where: Extent) -> tuple[Any, torch_pickle.Container]:
             value, archive = torch_pickle.load(files, where, _ANYBODYS)
         except Corrupt:  # it was refused before it was odd
             raise refused from None
-        odd = {key for key, inner in value.items() if has_unknown(inner)} if isinstance(value, dict) else _OF_DEEPSPEED
+        odd = with_unknown(value) if isinstance(value, dict) else _OF_DEEPSPEED
         if odd & _OF_DEEPSPEED:
             raise
         return {key: inner for key, inner in value.items() if key not in odd}, archive

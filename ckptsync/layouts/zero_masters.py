@@ -39,8 +39,8 @@ def from_fragments(name: str, shape: Shape, dtype: str, parts: Sequence[Part]) -
     flats = [concatenate(dtype, [part]) for part in parts]
     numel = prod(shape)
     each = -(-numel // len(flats))
-    if any(flat.numel < each for flat in flats):
-        raise Corrupt(f"{name}: a fragment has fewer than {each} elements")
+    if any(flat.numel != each for flat in flats):
+        raise Corrupt(f"{name}: fragments of {sorted({flat.numel for flat in flats})} elements, {each} expected")
     return Copy(dtype, (numel,), tuple(_across(flats, 0, numel)))
 
 
@@ -57,7 +57,7 @@ def _flat(files: Files, file: StateFile, key: str, which: slice) -> Flat:
 
 def _stage12(ranks: Sequence[Flat], shapes: dict[str, Shape], gaps: Sequence[int], padding: int) -> Iterator[tuple[str, Copy]]:
     """Partitions in rank order are the flattened group; parameters follow each other, with ``gaps`` behind them."""
-    whole = concatenate(ranks[0].dtype, [run for flat in ranks for run in flat.runs])
+    whole = concatenate(_dtype(ranks), [run for flat in ranks for run in flat.runs])
     at = 0
     for (name, shape), gap in zip(shapes.items(), gaps, strict=True):
         numel = prod(shape)
@@ -68,6 +68,14 @@ def _stage12(ranks: Sequence[Flat], shapes: dict[str, Shape], gaps: Sequence[int
     align = 2 * len(ranks)
     if -(-at // align) != -(-whole.numel // align) and whole.numel - at != padding:
         raise Corrupt(f"a parameter group has {at} elements, its partitions {whole.numel}")
+
+
+def _dtype(ranks: Sequence[Flat]) -> str:
+    """The element type of all ranks' partitions; raises Corrupt where they differ."""
+    dtypes = {flat.dtype for flat in ranks}
+    if len(dtypes) != 1:
+        raise Corrupt(f"the ranks' partitions have different element types: {', '.join(sorted(dtypes))}")
+    return dtypes.pop()
 
 
 def _alignments(file: StateFile, group: int, count: int) -> Sequence[int]:
@@ -87,10 +95,10 @@ def _paddings(optim: Sequence[StateFile], group: int) -> int:
 
 def _stage3(ranks: Sequence[Flat], groups: Groups) -> Iterator[tuple[str, Copy]]:
     """Each parameter takes the same ``ceil(numel / W)`` elements of every rank; groups merge into one walk."""
-    at = 0
+    at, dtype = 0, _dtype(ranks)
     for name, shape in ((name, shape) for shapes in groups for name, shape in shapes.items()):
         numel = prod(shape)
-        yield name, Copy(ranks[0].dtype, (numel,), tuple(_across(ranks, at, numel)))
+        yield name, Copy(dtype, (numel,), tuple(_across(ranks, at, numel)))
         at += -(-numel // len(ranks))
     if any(flat.numel != at for flat in ranks):
         raise Corrupt(f"the parameters take {at} elements of every rank, the ranks have {sorted({flat.numel for flat in ranks})}")

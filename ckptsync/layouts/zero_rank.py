@@ -15,7 +15,7 @@ from ckptsync.formats.dtypes import MOST_AXES
 from ckptsync.formats.inert import brief
 from ckptsync.formats.torch_pickle import Stored
 from ckptsync.layouts import zero_masters
-from ckptsync.layouts.zero_files import StateFile
+from ckptsync.layouts.zero_files import StateFile, buffers
 from ckptsync.model import Copy, Files, Shape, Tensor
 
 Held = Mapping[str, tuple[StateFile, Stored]]
@@ -58,7 +58,14 @@ def groups_of(file: StateFile) -> list[dict[str, Shape]] | None:
     """``param_shapes``: shapes of the trained parameters by group, in the order of their elements; ``None`` without ZeRO."""
     if file.content.get("param_shapes") is None:
         return None
-    return [_shapes(group, file.name) for group in file.get("param_shapes", list)]
+    found: list[dict[str, Shape]] = []
+    known: set[str] = set()
+    for group in file.get("param_shapes", list):
+        found.append(_shapes(group, file.name))
+        if not known.isdisjoint(group):
+            raise Corrupt(f"{file.name}: a parameter is in two parameter groups")
+        known.update(group)
+    return found
 
 
 def tensors_of(rank: Rank, trained: Mapping[str, Shape], masters: Mapping[str, Copy]) -> tuple[Tensor, ...]:
@@ -96,26 +103,38 @@ def _frozen(rank: Rank) -> Iterator[Tensor]:
     """Parameters without an optimizer state: at stage 3 a fragment a rank, padded; else whole in the model file."""
     shapes = _shapes(rank.first.get("frozen_param_shapes", dict), rank.first.name)
     for name, shape in shapes.items():
-        copies = rank.own_copies(name, shape) if rank.stage < 3 else ()
-        yield _with_copies(name, shape, copies or (_fragments(rank, name, shape),))
+        yield _with_copies(name, shape, _whole(rank, name, shape) if rank.stage < 3 else (_fragments(rank, name, shape),))
+
+
+def _whole(rank: Rank, name: str, shape: Shape) -> tuple[Copy, ...]:
+    """What the model file has of a frozen parameter: in ``module``, and again as its fragment."""
+    held = [rank.own.get(name, (None, None)), (rank.first, rank.first.get("frozen_param_fragments", dict).get(name))]
+    found = [(file, value) for file, value in held if file is not None and isinstance(value, Stored)]
+    odd = next((value for _, value in found if value.shape != shape), None)
+    if odd is not None or not found:
+        told = f"has the shape {odd.shape}, {shape} told" if odd else "is not there"
+        raise Corrupt(f"{rank.first.name}: frozen {name} {told}", hint="the file is damaged: fetch it again")
+    return tuple(Copy(value.dtype, shape, (file.part(rank.files, value),) if value.numel else ()) for file, value in found)
 
 
 def _fragments(rank: Rank, name: str, shape: Shape) -> Copy:
     held = [file.get("frozen_param_fragments", dict).get(name) for file in rank.models]
     if not all(isinstance(fragment, Stored) for fragment in held):
         raise Corrupt(f"{rank.first.name}: frozen {name} has no fragment in some rank's file")
+    if len({fragment.dtype for fragment in held}) > 1:
+        raise Corrupt(f"{rank.first.name}: frozen {name} has fragments of different element types")
     parts = [file.part(rank.files, fragment) for file, fragment in zip(rank.models, held, strict=True)]
     return zero_masters.from_fragments(name, shape, held[0].dtype, parts)
 
 
 def _others(rank: Rank, found: Mapping[str, Tensor]) -> Iterator[Tensor]:
     """Buffers, and at stage 1 the frozen parameters, which only the model file holds."""
-    buffers = {name for name in rank.first.get("buffer_names", list) if isinstance(name, str)}
+    named = buffers(rank.first)
     tied = rank.first.get("shared_params", dict)
     for name, (_, value) in rank.own.items():
         if name in found or name in tied:
             continue
-        if rank.stage == 3 and not value.numel and name not in buffers:
+        if rank.stage == 3 and not value.numel and name not in named:
             raise Incomplete(f"{rank.first.name}: {name} is an empty placeholder, and no rank holds its values")
         yield _with_copies(name, value.shape, rank.own_copies(name, value.shape))
 

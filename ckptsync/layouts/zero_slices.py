@@ -88,18 +88,18 @@ def check(files: Files, optim: Sequence[StateFile], group: int, copies: Mapping[
         for part in copy.parts:
             item, file = ITEMSIZE[copy.dtype], part.extent.file
             held[file][name] = ((part.extent.start - starts[file]) // item, part.sizes[0])
-    told = {file.name: found for file in optim if (found := slices(file, group)) is not None}
-    odd = next((file for file, found in told.items() if not _agree(found, held[file])), None)
+    told = {file.name: _filled(found) for file in optim if (found := slices(file, group)) is not None}
+    odd = next((file for file, found in told.items() if found != held[file]), None)
     if odd is not None and not _are_before_dealing(told, [file.name for file in optim], copies):
-        name = next(n for n in [*told[odd], *held[odd]] if told[odd].get(n) != held[odd].get(n) and told[odd].get(n, (0, 1))[1])
+        name = min(dict(told[odd].items() ^ held[odd].items()))
         raise Corrupt(
             f"{odd}: its slice of {name} is {told[odd].get(name)}, {held[odd].get(name)} expected",
             hint="the file is of another rank, or of another save",
         )
 
 
-def _agree(told: Slices, held: Slices) -> bool:
-    return {name: found for name, found in told.items() if found[1]} == held
+def _filled(told: Slices) -> Slices:
+    return {name: found for name, found in told.items() if found[1]}
 
 
 def _are_before_dealing(told: Mapping[str, Slices], ranks: Sequence[str], copies: Mapping[str, Copy]) -> bool:
@@ -115,4 +115,4 @@ def _are_before_dealing(told: Mapping[str, Slices], ranks: Sequence[str], copies
             begin, behind = max(at, rank * each), min(end, (rank + 1) * each)
             held[ranks[rank]][name] = (begin - rank * each, behind - begin)
         at = end
-    return all(_agree(found, held[file]) for file, found in told.items())
+    return all(found == held[file] for file, found in told.items())

@@ -16,7 +16,7 @@ from ckptsync.formats.inert import brief
 from ckptsync.formats.torch_pickle import row_major
 from ckptsync.layouts import zero_patterns
 from ckptsync.layouts.boxes import Box, place
-from ckptsync.layouts.zero_files import StateFile, section
+from ckptsync.layouts.zero_files import StateFile, buffers, section
 from ckptsync.layouts.zero_rank import groups_of
 from ckptsync.model import Copy, Shape, Tensor
 
@@ -50,8 +50,8 @@ def joined(ranks: Sequence[Sequence[Tensor]], model: StateFile) -> tuple[Tensor,
     if any(held.keys() != shards[0].keys() for held in shards):
         odd = min(name for held in shards for name in held if not all(name in other for other in shards))
         raise Corrupt(f"{model.name}: {odd} is not in every tensor-parallel rank", hint="the files are of different saves")
-    buffers = set(model.get("buffer_names", list))
-    return tuple(_joined([held[name] for held in shards], rules, is_buffer=name in buffers) for name in shards[0])
+    named = buffers(model)
+    return tuple(_joined([held[name] for held in shards], rules, is_buffer=name in named) for name in shards[0])
 
 
 def _joined(shards: Sequence[Tensor], rules: Rules, *, is_buffer: bool) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ckptsync.layouts import zero_experts, zero_masters, zero_slices
-from ckptsync.layouts.zero_files import configuration, optimizer_state, section
+from ckptsync.layouts.zero_files import buffers, configuration, optimizer_state, section
 from ckptsync.layouts.zero_rank import Rank, groups_of
 from ckptsync.model import Copy, Shape
 
@@ -23,8 +23,8 @@ def groups(rank: Rank) -> Groups:
     if told is not None:
         return told
     if rank.absent:
-        buffers = rank.first.get("buffer_names", list)
-        return [{name: value.shape for name, (_, value) in rank.own.items() if name not in buffers}]
+        named = buffers(rank.first)
+        return [{name: value.shape for name, (_, value) in rank.own.items() if name not in named}]
     own = {name: value.shape for name, (_, value) in rank.own.items()}
     files = [zero_experts.first_set(rank.first, rank.optim, n) for n in zero_slices.count(rank.optim[0])]
     return zero_slices.groups(

@@ -149,7 +149,7 @@ def _fused(there: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Mapping[st
     return found
 
 
-_EXPERT = re.compile(r"(.+\.experts)\.\d+\.\w+\.(?:weight|bias)")
+_EXPERT = re.compile(r"(.+\.experts)\.[0-9]+\.\w+\.(?:weight|bias)")
 _FUSED = re.compile(r"(.+\.experts)\.(?:gate_up_proj|down_proj|gate_proj|up_proj)")
 
 

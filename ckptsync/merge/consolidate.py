@@ -19,11 +19,11 @@ from ckptsync.merge import output
 from ckptsync.merge.copying import Copied, Copying, Work
 from ckptsync.merge.pipeline import Abandoned, one_at_a_time, side_by_side
 from ckptsync.merge.plan import FilePlan, Options
-from ckptsync.merge.prepare import MAX_BESIDE, Job, prepare
+from ckptsync.merge.prepare import Job, prepare
 from ckptsync.merge.statistics import Statistics, is_told, remarks
 from ckptsync.merge.summed import SummedFiles
 from ckptsync.merge.tally import CopiedTensor
-from ckptsync.model import Files, read_whole
+from ckptsync.model import Files
 from ckptsync.records.seal import SealedFile, SealedTensor
 
 Chunk = bytes | bytearray | memoryview
@@ -136,9 +136,7 @@ def carry_out(
     notes = [*job.notes, *(note for plan in job.plans for note in ends[plan.name].notes)]
     if work.statistics:
         notes += _without_statistics(job.plans)
-    for name, place in job.beside:
-        data = read_whole(place, name, MAX_BESIDE)
-        sealed.append(_write_small(name, output.with_dtype(data, job.dtype) if name == "config.json" else data, write))
+    sealed += [_write_small(name, job.content(name), write) for name, _ in job.beside]
     if len(job.plans) > 1:
         stem = job.plans[0].name.rpartition("-of-")[0].rpartition("-")[0]
         sealed.append(_write_small(f"{stem}.safetensors.index.json", output.index(job.plans), write))

@@ -55,10 +55,9 @@ def carry_out_local(
     """Write it, with an ``engine`` that is told the directory to write to; raises Incomplete if a source changed meanwhile, and then nothing appears."""
     destination = prepared.destination
     assert isinstance(destination, Path)
-    with _appearing(destination) as directory:
-        merged = carry_out(
-            prepared.job, prepared.files, _writing(directory, destination), progress, work, engine=engine and engine(directory)
-        )
+    with _appearing(destination) as (directory, at):
+        write = _writing(directory, at, destination)
+        merged = carry_out(prepared.job, prepared.files, write, progress, work, engine=engine and engine(directory))
         check_unchanged(prepared.trees)
     return merged
 
@@ -73,14 +72,18 @@ def check_free(asked: Asked) -> None:
 
 
 @contextlib.contextmanager
-def _appearing(destination: Path) -> Iterator[Path]:
-    """A directory to work in, beside ``destination``, that becomes it at the end or leaves nothing."""
+def _appearing(destination: Path) -> Iterator[tuple[Path, int]]:
+    """A directory to work in, and it open, beside ``destination``, that becomes it at the end or leaves nothing."""
     work = destination.parent / f".{destination.name}.ckptsync-{secrets.token_hex(4)}"
     try:
         destination.parent.mkdir(parents=True, exist_ok=True)
         work.mkdir()
         try:
-            yield work
+            at = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                yield work, at
+            finally:
+                os.close(at)
             work.rename(destination)
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)
@@ -90,9 +93,9 @@ def _appearing(destination: Path) -> Iterator[Path]:
         raise StoreError(f"{destination}: {(e.strerror or str(e)).lower()}", hint="is there room, and permission to write?") from e
 
 
-def _writing(work: Path, destination: Path) -> Write:
-    """Writes below ``work``; a full disk is said of ``destination``, which is what the operator knows."""
-    store = PosixStore(str(work))
+def _writing(work: Path, at: int, destination: Path) -> Write:
+    """Writes below ``work``, which is open as ``at``: who owns the directory above may put another in its place; a full disk is said of ``destination``, which is what the operator knows."""
+    store = PosixStore(str(work), at=at)
 
     def write(name: str, chunks: Iterable[Chunk]) -> None:
         try:

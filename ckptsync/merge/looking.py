@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from dataclasses import dataclass, replace
 from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.merge.dated import check_dates
 from ckptsync.merge.one_save import Judge, check_duplicates, check_saves, check_steps, remarks
-from ckptsync.merge.output import NAMES
+from ckptsync.merge.output import DAMAGED, NAMES, parsed
 from ckptsync.merge.plan import Options
 from ckptsync.merge.prepare import Job, prepare
 from ckptsync.model import Extent, Files, read
@@ -20,7 +19,7 @@ from ckptsync.stores.trees import Access, Place
 from ckptsync.stores.urls import Remote
 
 # Directories whose parent is the checkpoint, or the run: where configuration and tokenizer may lie.
-_INNER = re.compile(r"(checkpoint|step|epoch|iter|global_step|pytorch_model|pytorch_model_fsdp)([-_]?\d+)*|checkpoints")
+_INNER = re.compile(r"(checkpoint|step|epoch|iter|global_step|pytorch_model|pytorch_model_fsdp)([-_]?[0-9]+)*|checkpoints")
 _LARGE_JSON = 1 << 20
 
 
@@ -57,10 +56,11 @@ def look(asked: Asked, access: Access, judge: Judge = check_dates) -> Prepared:
     found = tuple(trees.tree(source, access) for source in asked.sources)
     overlay = Overlay(found)
     files = trees.near(overlay, asked.sources)
-    named = [(told(asked.config_from), trees.named(asked.config_from, access))] if asked.config_from else []
+    code_from = trees.named(asked.config_from, access) if asked.config_from else None
+    named = [(told(asked.config_from), code_from)] if asked.config_from and code_from else []
     config = [*named, *_surroundings(asked.sources, access)]
     compared = trees.named(asked.base, access) if asked.base else None
-    job = prepare(files, asked.options, [place for _, place in config], compared)
+    job = prepare(files, asked.options, [place for _, place in config], compared, code_from)
     origins = [*config, *([(told(asked.base), compared)] if asked.base and compared else [])]
     job = replace(job, notes=(*job.notes, *_origins(job, origins), *remarks(found, job)))
     check_duplicates(overlay, job)
@@ -111,11 +111,7 @@ def _check_beside(place: Files, name: str) -> None:
         return
     is_large = size > _LARGE_JSON
     data = read(place, Extent(name, size - 64, 64) if is_large else Extent(name, 0, size))
-    try:
-        if is_large and not data.rstrip().endswith((b"}", b"]")):
-            raise ValueError("no end")  # noqa: TRY301  as json would say of all of it
-        if not is_large:
-            json.loads(data)
-    except (ValueError, RecursionError) as e:
-        hint = "fetch it again; or take it away and name the directory of another with --config-from"
-        raise Corrupt(f"{name}: is no JSON: {e}", hint=hint) from e
+    if is_large and not data.rstrip().endswith((b"}", b"]")):
+        raise Corrupt(f"{name}: not JSON: no end", hint=DAMAGED)
+    if not is_large:
+        parsed(name, data)

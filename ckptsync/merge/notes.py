@@ -28,6 +28,17 @@ LORA = (
 )
 
 
+def of_code(left_out: Sequence[str]) -> tuple[str, ...]:
+    """Of code in a checkpoint that is not written."""
+    if not left_out:
+        return ()
+    note = (
+        f"left out, since code in a checkpoint may be anyone's: {', '.join(left_out)}; code is taken from the directory of"
+        " --config-from (head.config_from), and with --allow-code (head.allow_code) from the checkpoint"
+    )
+    return (note,)
+
+
 def of_model(tensors: Sequence[Tensor], config: Mapping[str, Any] | None, asked: DType) -> Iterator[str]:
     """Of a model, as it is going to be written."""
     if config is None:

@@ -25,7 +25,7 @@ class Named(Protocol):
 
 
 Judge = Callable[[Mapping[str, Dated], Collection[str]], None]  # as `check_dates`
-_STEP = re.compile(r"(?:checkpoint|step|global_step|iter|epoch)[-_]?(\d+)")
+_STEP = re.compile(r"(?:checkpoint|step|global_step|iter|epoch)[-_]?([0-9]+)")
 _PIECE = 4 << 20
 
 

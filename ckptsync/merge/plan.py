@@ -24,11 +24,13 @@ class Options:
     """``dtype``: ``auto`` is the model's own, tensor by tensor; ``keep`` the most precise copy stored; or one of the three.
 
     ``max_shard_size`` in bytes of tensors in one file; ``source`` as `ckptsync.layouts.table.Source` spells it.
+    ``allow_code``: take code that lies in the checkpoint, too (see `ckptsync.merge.output.is_code`).
     """
 
     dtype: DType = "auto"
     max_shard_size: int = 5_000_000_000
     source: str | None = None
+    allow_code: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,7 @@ def connected(address: str) -> Iterator[Any]:
 def _check_reachable(address: str) -> None:
     """Raises ConfigError where nothing answers: Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
-    if "/" in address or not port.isdigit():
+    if "/" in address or not (port.isdecimal() and int(port[:6]) < 65536):
         return
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()

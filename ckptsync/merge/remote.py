@@ -6,11 +6,13 @@ not whole.  What opens a model (its configuration, the index of several files) i
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
 
 import msgspec
 
+from ckptsync.decoding import Decoder
 from ckptsync.digest import digest
 from ckptsync.errors import ConfigError, Corrupt, Exists, NotFound, StoreError
 from ckptsync.formats import packed
@@ -27,8 +29,7 @@ from ckptsync.stores.contract import About, Store, read_all
 from ckptsync.stores.opening import Rooted, has_root
 from ckptsync.stores.pieces import Pieces, foreseen
 from ckptsync.stores.tree import MERGING as RECORD
-
-_MOST = 16 << 20  # bytes of a record
+from ckptsync.stores.tree import MERGING_LIMIT
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -38,6 +39,9 @@ class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     plan: str
     files: dict[str, Finished] = {}
     ended: bool = False
+
+
+_DECODER = Decoder(_Record, "a record of a merge", MERGING_LIMIT)
 
 
 def check_free(store: Store) -> None:
@@ -186,18 +190,16 @@ def bound(prepared: Prepared) -> str:
         "source": job.source,
         "files": [(plan.name, plan.size, digest(plan.header)) for plan in job.plans],
         "beside": [(name, place.sizes()[name]) for name, place in job.beside],
-        "dtype": job.dtype,
+        "held": {name: digest(data) for name, data in job.held.items()},
     }
-    return digest(msgspec.json.encode(told))
+    return digest(json.dumps(told).encode())  # a path may be no text, of which only this writes something
 
 
 def _read(store: Store) -> _Record:
     try:
-        return msgspec.json.decode(read_all(store, RECORD, _MOST), type=_Record)
+        return _DECODER.decode(read_all(store, RECORD, _DECODER.limit), f"{store.url}/{RECORD}", "name another destination")
     except NotFound:
         raise _taken(store, RECORD) from None  # it was there a moment ago: another merge has just ended
-    except msgspec.MsgspecError as e:
-        raise Corrupt(f"{store.url}/{RECORD}: no record of a merge: {e}", hint="name another destination") from e
 
 
 def _write(store: Store, record: _Record) -> None:

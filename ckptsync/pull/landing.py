@@ -38,6 +38,7 @@ class Landing:
         self.destination, self.order = destination, order
         self.final = destination / order.name
         self.work = destination / f".{order.name}.pull-{order.key}"
+        self._open = str(self.work)  # while it is `begun`: the open directory
 
     def is_there(self) -> bool:
         """Whether all of it lies there, by names and sizes; raises ConfigError if anything else does."""
@@ -84,15 +85,17 @@ class Landing:
             at = os.open(self.work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             _lock(at, self.work)
-            yield PosixStore(str(self.work))
+            self._open = beneath.held(at, str(self.work))
+            yield PosixStore(str(self.work), at=at)  # who owns the directory above may put another in its place
         finally:
+            self._open = str(self.work)
             beneath.let_go(at)
 
     def check_room(self) -> None:
         """Raises StoreError if the rest does not fit; what an earlier try has left takes no more room."""
         with _told(self.destination):
-            held = sum(found.st_blocks * 512 for _, found in beneath.walk(str(self.work), "", _nothing))
-            disk = os.statvfs(self.work)
+            held = sum(found.st_blocks * 512 for _, found in beneath.walk(self._open, "", _nothing))
+            disk = os.statvfs(self._open)
         wanted, free = self.order.size - held, disk.f_bavail * disk.f_frsize
         if wanted > free:
             raise StoreError(
@@ -104,7 +107,7 @@ class Landing:
         """Every file is there: let it have its times and its name."""
         with _told(self.final):
             self._clear()
-            _date(self.work, self.order.times)
+            _date(Path(self._open), self.order.times)
             self.work.rename(self.final)
 
     def point(self) -> tuple[str, ...]:
@@ -133,13 +136,13 @@ class Landing:
     def _clear(self) -> None:
         """Away with what a killed write has left; raises ConfigError if there is anything that was not brought here."""
         wanted = {f.under for f in self.order.files}
-        for name, _ in list(beneath.walk(str(self.work), "", _nothing)):
+        for name, _ in list(beneath.walk(self._open, "", _nothing)):
             if name not in wanted and not is_unfinished(name.rpartition("/")[2]):
                 raise ConfigError(
                     f"{self.work}/{name}: was not brought here by a pull", hint="take the directory away, then try again"
                 )
             if name not in wanted:
-                beneath.unlink(str(self.work), name)
+                beneath.unlink(self._open, name)
 
     def _sizes(self, directory: Path) -> Mapping[str, int]:
         with _told(directory):

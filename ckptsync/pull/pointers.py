@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping
 
 from ckptsync.scan import family_of
 
-_STATES = re.compile(r"(bf16_|fp16_)?(zero_pp_rank_\d+_)?mp_rank_\d+_(model|optim)_states\.pt")
-_ITERATION = re.compile(r"(?:global_step_|iter_)0*(\d+)")
+_STATES = re.compile(r"(bf16_|fp16_)?(zero_pp_rank_[0-9]+_)?mp_rank_[0-9]+_(model|optim)_states\.pt")
+_ITERATION = re.compile(r"(?:global_step_|iter_)0*([0-9]+)")
 
 
 def pointers(checkpoint: str, paths: Collection[str]) -> Mapping[str, bytes]:

@@ -22,7 +22,9 @@ from ckptsync.records.state import Snapshot
 from ckptsync.stores.arrival import Wanted
 from ckptsync.stores.proof import Stretches
 
-_OF_ALL = re.compile(r"__\d+_\d+\.distcp|__\d+\.metadata|shard-\d+-model-.*")  # shards of which any rank may need a part
+_OF_ALL = re.compile(
+    r"__[0-9]+_[0-9]+\.distcp|__[0-9]+\.metadata|shard-[0-9]+-model-.*"
+)  # shards of which any rank may need a part
 _COMPONENT = re.compile(r"[A-Za-z0-9][^/]*")
 
 

@@ -32,16 +32,14 @@ def check(record: Manifest | Seal | Report | Tombstone | Keep) -> None:
     if isinstance(record, Tombstone):
         _check_tombstone(record)
     if isinstance(record, Seal):
-        _check_files(record.files)
+        check_files(record.files)
         _check_tensors(record)
 
 
 def _check_manifest(manifest: Manifest) -> None:
     checked_node(manifest.node)
     _check_names(manifest.supersedes)
-    _check_files(manifest.files)
-    for file in manifest.files:
-        _check_blocks(file)
+    check_files(manifest.files)
     for path in (*manifest.demands.model, *manifest.demands.resume):
         checked_path(path)
     if not all(0 <= rank < MOST for rank in manifest.ranks) or not 0 <= (manifest.demands.world or 0) <= MOST:
@@ -66,7 +64,8 @@ def _check_names(names: Iterable[str]) -> None:
             raise Corrupt(f"{name!r}: not the name of a manifest")
 
 
-def _check_files(files: Iterable[FileEntry | SealedFile]) -> None:
+def check_files(files: Iterable[FileEntry | SealedFile]) -> None:
+    """Raise Corrupt for a list of files that cannot be."""
     paths: set[str] = set()
     for file in files:
         if checked_path(file.path) in paths:
@@ -74,6 +73,8 @@ def _check_files(files: Iterable[FileEntry | SealedFile]) -> None:
         paths.add(file.path)
         if file.size < 0 or not _DIGEST.fullmatch(file.digest):
             raise Corrupt(f"{file.path}: {file.size} bytes of digest {file.digest!r:.80} cannot be")
+        if isinstance(file, FileEntry):
+            _check_blocks(file)
 
 
 def _check_blocks(file: FileEntry) -> None:

@@ -6,8 +6,7 @@ import json
 from dataclasses import asdict
 from typing import TypeVar
 
-import msgspec
-
+from ckptsync.decoding import SMALL, Decoder, format_number
 from ckptsync.digest import digest
 from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.records.checks import check
@@ -29,20 +28,37 @@ _KINDS: dict[RecordKind, type[Record]] = {
     "tombstone": Tombstone,
     "keep": Keep,
 }
-# msgspec looks at a type when it first meets it, and crashes (0.22: a segmentation fault) where two threads do so at once: a head and a verifier
-_MET = tuple(msgspec.json.Decoder(kind) for kind in _KINDS.values())
+LIMITS: dict[RecordKind, int] = {"manifest": 32 << 20, "seal": 32 << 20, "report": SMALL, "tombstone": SMALL, "keep": SMALL}
+"""Bytes that a record may have: a manifest of some 110,000 files, a seal of some 120,000 tensors.  A reader has at most fifteen times as many in memory."""
+_DECODERS = {kind: Decoder(its, f"a {kind}", LIMITS[kind]) for kind, its in _KINDS.items()}
 
 
 def encode(record: Record) -> bytes:
-    """Canonical: sorted keys, no spaces, one final newline."""
-    return json.dumps(asdict(record), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+    """Canonical: sorted keys, no spaces, one final newline.  Raises Unsupported for what would be too large for any reader."""
+    data = json.dumps(asdict(record), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode() + b"\n"
+    kind = kind_of(record)
+    if len(data) > LIMITS[kind]:
+        raise Unsupported(
+            f"{record.run}/{record.place}: its {kind} would have {len(data)} bytes, at most {LIMITS[kind]} can be read",
+            hint=_SMALLER,
+        )
+    return data
+
+
+_SMALLER = (
+    "a checkpoint may have about 110,000 files a node, and 120,000 tensors: pack small files, or leave some out with worker.exclude"
+)
+
+
+def kind_of(record: Record) -> RecordKind:
+    """As names say it."""
+    return next(kind for kind, its in _KINDS.items() if isinstance(record, its))
 
 
 def record_name(record: Record, data: bytes) -> str:
     """The name a record is stored under: it ends in its own digest's first 16 hex digits."""
     node = record.node if isinstance(record, Manifest) else ""
-    kind = type(record).__name__.lower()
-    return str(RecordName(record.run, record.place, kind, node, record.n, digest(data)[:16]))  # type: ignore[arg-type]
+    return str(RecordName(record.run, record.place, kind_of(record), node, record.n, digest(data)[:16]))
 
 
 def decode(name: str, data: bytes, kind: type[R]) -> R:
@@ -50,11 +66,12 @@ def decode(name: str, data: bytes, kind: type[R]) -> R:
     parsed = parse_record_name(name)
     if parsed is None or parsed.digest != digest(data)[:16]:
         raise Corrupt(f"{name}: bytes do not have the digest in the name")
-    _refuse_newer(name, data, FORMATS[parsed.kind])
-    try:
-        record = msgspec.convert(msgspec.json.decode(data), kind, strict=True)
-    except (msgspec.ValidationError, msgspec.DecodeError, RecursionError) as e:
-        raise Corrupt(f"{name}: not a {kind.__name__.lower()}: {e}") from e
+    number, known = format_number(data, name, f"a {parsed.kind}"), FORMATS[parsed.kind]
+    if number > known:
+        raise Unsupported(f"{name}: record format {number}, at most {known} is known here", hint="upgrade ckptsync on this machine")
+    record = _DECODERS[parsed.kind].decode(data, name)
+    if not isinstance(record, kind):
+        raise Corrupt(f"{name}: a {parsed.kind}, and no {kind.__name__.lower()}")
     if record_name(record, data) != name:
         raise Corrupt(f"{name}: speaks of {record_name(record, data)}")
     try:
@@ -72,14 +89,3 @@ def decode_any(name: RecordName, data: bytes) -> Record:
 def is_made_anew(name: RecordName | None, error: CkptsyncError) -> bool:
     """Whether a record that cannot be read keeps nobody from its place: a damaged seal or report follows from the rest, and is written again; a damaged word to keep keeps."""
     return isinstance(error, Corrupt) and name is not None and name.kind in ("seal", "report", "keep")
-
-
-def _refuse_newer(name: str, data: bytes, known: int) -> None:
-    try:
-        number = msgspec.json.decode(data)["format"]
-    except (msgspec.DecodeError, KeyError, TypeError, RecursionError) as e:
-        raise Corrupt(f"{name}: no format number: {e}") from e
-    if type(number) is not int or number < 1:
-        raise Corrupt(f"{name}: {number!r:.80} is not a format number")
-    if number > known:
-        raise Unsupported(f"{name}: record format {number}, at most {known} is known here", hint="upgrade ckptsync on this machine")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ckptsync.decoding import Count, FormatNumber
+
 FORMAT = 1
 
 
@@ -15,10 +17,10 @@ class Keep:
     run: str
     checkpoint: str
     place: str
-    n: int
+    n: Count
     keeps: bool
     reason: str = ""
-    format: int = FORMAT
+    format: FormatNumber = FORMAT
 
 
 def kept(keeps: Mapping[str, Keep]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ckptsync.decoding import Count, FormatNumber, Nanoseconds
 from ckptsync.model import Demands
 
 FORMAT = 1
@@ -14,11 +15,11 @@ class FileEntry:
     """A stored file: POSIX path relative to the checkpoint, bytes, BLAKE3 (64 hex), a digest a block, mtime in ns."""
 
     path: str
-    size: int
+    size: Count
     digest: str
-    block_size: int
+    block_size: Count
     blocks: tuple[str, ...]
-    mtime: int
+    mtime: Nanoseconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +40,17 @@ class Manifest:
     checkpoint: str
     place: str
     node: str
-    n: int
+    n: Count
     files: tuple[FileEntry, ...]
-    ranks: tuple[int, ...]
-    started: int
-    ended: int
+    ranks: tuple[Count, ...]
+    started: Nanoseconds
+    ended: Nanoseconds
     demands: Demands
     sources: tuple[str, ...] = ()
     save: str = ""
-    clock_offset: int = 0
+    clock_offset: Nanoseconds = 0
     supersedes: tuple[str, ...] = ()
     version: str = ""
     trainer: str = ""
-    times: dict[str, int] = field(default_factory=dict)
-    format: int = FORMAT
+    times: dict[str, Nanoseconds] = field(default_factory=dict)
+    format: FormatNumber = FORMAT

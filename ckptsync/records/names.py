@@ -23,8 +23,10 @@ STORE_FILE = f"{OURS}/store.json"
 RecordKind = Literal["manifest", "seal", "report", "tombstone", "keep"]
 _SINGLE: tuple[RecordKind, ...] = ("seal", "report", "tombstone", "keep")
 
+NUMBER = "0|[1-9][0-9]{0,17}"
+"""The number in a name of ours, of which there is one spelling: else a copy under another spelling would count twice."""
 _RECORD = re.compile(
-    r"(manifest)-([A-Za-z0-9_.-]+)-(\d+)-([0-9a-f]{16})\.json|(seal|report|tombstone|keep)-(\d+)-([0-9a-f]{16})\.json"
+    rf"(manifest)-([A-Za-z0-9_.-]+)-({NUMBER})-([0-9a-f]{{16}})\.json|(seal|report|tombstone|keep)-({NUMBER})-([0-9a-f]{{16}})\.json"
 )
 _NODE = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 

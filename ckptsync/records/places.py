@@ -19,6 +19,7 @@ from ckptsync.records.tombstone import Tombstone
 
 R = TypeVar("R", Manifest, Seal, Report, Tombstone, Keep)
 _PIECES = re.compile(r"[0-9]+|[^0-9]+")
+_DIGITS = "0123456789"  # `str.isdigit` knows more, of which `int` reads none
 Place = tuple[str, str]
 """Run, place."""
 
@@ -49,7 +50,7 @@ def reading_order(run: str, place: str) -> tuple[object, ...]:
     """Sorts ``checkpoint-9`` before ``checkpoint-10``, and ``checkpoint-9~…`` right after it."""
     name, _, save = place.partition("~")
     pieces = _PIECES.findall(name)
-    return run, [(piece.isdigit(), int(piece) if piece.isdigit() else 0, piece) for piece in pieces], save
+    return run, [(piece[0] in _DIGITS, int(piece) if piece[0] in _DIGITS else 0, piece) for piece in pieces], save
 
 
 def _by_place(records: Mapping[str, Record]) -> dict[Place, Records]:

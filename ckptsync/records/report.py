@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ckptsync.decoding import Count, FormatNumber, Seconds
+
 FORMAT = 1
 Level = Literal["stat", "digest", "parse", "load", "model"]
 LEVELS: tuple[Level, ...] = ("stat", "digest", "parse", "load", "model")
@@ -23,7 +25,7 @@ class Finding:
     kind: Kind
     name: str
     detail: str
-    ranges: tuple[tuple[int, int], ...] = ()
+    ranges: tuple[tuple[Count, Count], ...] = ()
     tensors: tuple[str, ...] = ()
 
 
@@ -35,11 +37,11 @@ class Reading:
     """
 
     level: Level
-    files: int
-    size: int
-    of_files: int
-    of_size: int
-    tensors: int = 0
+    files: Count
+    size: Count
+    of_files: Count
+    of_size: Count
+    tensors: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +55,13 @@ class Report:
     run: str
     checkpoint: str
     place: str
-    n: int
+    n: Count
     level: Level
     verdict: Verdict
     manifests: tuple[str, ...]
     seal: str
-    read: int
+    read: Count
     findings: tuple[Finding, ...]
-    when: float = 0.0
+    when: Seconds = 0.0
     readings: tuple[Reading, ...] = ()
-    format: int = FORMAT
+    format: FormatNumber = FORMAT

@@ -11,12 +11,13 @@ The order of the evidence, strongest first:
 7. Otherwise nothing is proven.
 
 A file that a node had already named in an earlier save, with this digest and this mtime, was not written in this one: it does not
-stretch the span.  So a checkpoint that is written over, or edited the day after, does not reach back to the nodes of the first save.
+stretch the span.  So a checkpoint that is written over, or edited the day after, does not reach back to the nodes of the first save.  The same holds of a file
+that another node had named in an earlier save: it was pulled, or copied from that node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -58,7 +59,11 @@ class Part:
 def parts(manifests: Sequence[Manifest]) -> tuple[Part, ...]:
     """Each manifest in the light of all that are known of this checkpoint name, in the order given."""
     plain = [_plain(m) for m in manifests]
-    return tuple(_without_earlier(part, _earlier_saves(part, plain)) for part in plain)
+    naming: dict[tuple[str, tuple[str, int]], list[Part]] = {}
+    for part in plain:
+        for item in part.files.items():
+            naming.setdefault(item, []).append(part)
+    return tuple(_without_earlier(part, _earlier_saves(part, plain), _copied(part, plain, naming)) for part in plain)
 
 
 def same_save(a: Manifest, b: Manifest) -> Sameness:
@@ -111,9 +116,24 @@ def _earlier_saves(part: Part, others: Sequence[Part]) -> list[Part]:
     return [o for o in mine if o.manifest.place in places]
 
 
-def _without_earlier(part: Part, earlier: Sequence[Part]) -> Part:
+def _copied(
+    part: Part, others: Sequence[Part], naming: Mapping[tuple[str, tuple[str, int]], Sequence[Part]]
+) -> set[tuple[str, tuple[str, int]]]:
+    """Its files that another node had named in an earlier save: in a place in which a file had another content."""
+    theirs = {
+        item: {o.manifest.place for o in naming[item] if o.manifest.node != part.manifest.node and o.end < part.end}
+        for item in part.files.items()
+        if len(naming[item]) > 1
+    }
+    if not any(theirs.values()):
+        return set()
+    places = {o.manifest.place for o in others if o.end < part.end and o is not part and _two_contents(o.files, part.files)}
+    return {item for item, named in theirs.items() if named & places}
+
+
+def _without_earlier(part: Part, earlier: Sequence[Part], copied: Collection[tuple[str, tuple[str, int]]]) -> Part:
     """Files that are still those of an earlier save say nothing about when this one was written; nor does a repeated id."""
-    old = {item for e in earlier for item in e.files.items()}
+    old = {item for e in earlier for item in e.files.items()} | set(copied)
     times = [f.mtime for f in part.manifest.files if (f.path, (f.digest, f.mtime)) not in old]
     if not old or not times:
         return part

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ckptsync.decoding import Count, FormatNumber
+
 FORMAT = 1
 
 
@@ -15,7 +17,7 @@ class SealedFile:
     """A file of the consolidated model; path relative to it, BLAKE3 (64 hex).  Its tensors' digests narrow damage, so it has no blocks."""
 
     path: str
-    size: int
+    size: Count
     digest: str
 
 
@@ -25,23 +27,27 @@ class SealedTensor:
 
     name: str
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
     file: str
-    start: int
-    size: int
+    start: Count
+    size: Count
     digest: str
 
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """``manifests``: names of the records it was made from.  ``options``: dtype, max_shard_size, source, config origin."""
+    """``manifests``: names of the records it was made from.  ``options``: dtype, max_shard_size, source, config origin.
+
+    ``left_out``: code in the checkpoint that the model does not have, a file's name or ``config.json: auto_map``.
+    """
 
     run: str
     checkpoint: str
     place: str
-    n: int
+    n: Count
     manifests: tuple[str, ...]
     options: dict[str, str]
     files: tuple[SealedFile, ...]
     tensors: tuple[SealedTensor, ...]
-    format: int = FORMAT
+    left_out: tuple[str, ...] = ()
+    format: FormatNumber = FORMAT

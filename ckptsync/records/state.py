@@ -15,7 +15,7 @@ from ckptsync.records.fate import Fate, fate
 from ckptsync.records.keep import Keep
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.names import consolidated_prefix
-from ckptsync.records.report import LEVELS, Level, Report, Verdict
+from ckptsync.records.report import LEVELS, Finding, Level, Report, Verdict
 from ckptsync.records.saves import Known, Located, demanded, live, locate, same_save, save_of
 from ckptsync.records.seal import Seal
 from ckptsync.records.tombstone import Tombstone
@@ -195,6 +195,20 @@ _BADNESS: dict[Verdict, int] = {"ok": 0, "arriving": 1, "damaged": 2}
 def _is_answered(damaged: Report, reports: Mapping[str, Report]) -> bool:
     level = LEVELS.index(damaged.level)
     return any(r.n > damaged.n and r.verdict != "damaged" and LEVELS.index(r.level) >= level for r in reports.values())
+
+
+def standing(seen: Snapshot) -> tuple[Finding, ...]:
+    """Return the findings of the reports that nobody has answered, the newest last.
+
+    A later report that still finds damage answers none before it. But what it looked for as closely, and no longer finds, is well by now.
+    """
+    reports = [seen.records.reports[name] for name in seen.facets.proof.damage]
+    return tuple(f for report in reports for f in report.findings if not any(_is_over(f, report, later) for later in reports))
+
+
+def _is_over(finding: Finding, report: Report, later: Report) -> bool:
+    is_as_close = later.n > report.n and LEVELS.index(later.level) >= LEVELS.index(report.level)
+    return is_as_close and finding.name not in {f.name for f in later.findings}
 
 
 def _model(demands: Demands, files: Mapping[str, tuple[Located, ...]], sizes: Mapping[str, int]) -> Facet:

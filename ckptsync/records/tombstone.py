@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ckptsync.decoding import Count, FormatNumber, Nanoseconds
+
 FORMAT = 1
 LATER = 2
 """Of what a program that knows whole places only would take for the end of one: shards alone, and what is taken back."""
@@ -29,15 +31,15 @@ class Tombstone:
     run: str
     checkpoint: str
     place: str
-    n: int
+    n: Count
     manifests: tuple[str, ...]
     reason: str
     scope: Scope = "place"
     stage: Stage = "said"
-    ended: dict[str, int] = field(default_factory=dict)
+    ended: dict[str, Nanoseconds] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     by: str = ""
-    format: int = FORMAT
+    format: FormatNumber = FORMAT
 
 
 def least_format(scope: Scope, stage: Stage) -> int:

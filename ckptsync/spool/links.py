@@ -9,12 +9,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-import stat
 from collections.abc import Iterable
 from pathlib import Path
 
 from ckptsync.errors import ConfigError, Incomplete, StoreError
-from ckptsync.spool.folders import NO_LINKS, opened_like, refusals
+from ckptsync.spool.folders import NO_LINKS, Tree, copy_of, link, refusals, unlink
 from ckptsync.spool.pins import Pin
 from ckptsync.walk import Stat, look, open_file, opened_parent
 
@@ -28,22 +27,14 @@ def grow(pin: Pin, source: Path, names: Iterable[str]) -> tuple[str, ...]:
     """
     refused = []
     is_another = False
-    for name in names:
-        if not _link(pin, source, name):
-            refused.append(name)
-        elif not is_another:
-            _forget(pin)
-            is_another = True
+    with refusals(pin.path), Tree(pin.root) as tree:
+        for name in names:
+            if not _link(tree, source, name):
+                refused.append(name)
+            elif not is_another:
+                _forget(pin)
+                is_another = True
     return tuple(refused)
-
-
-def prepared(path: Path, name: str) -> Path:
-    """Where a file's name in a pin belongs, with its folders; raises OSError if the pin has gone, and makes none of it again."""
-    target = path / "files"
-    for part in ("", *name.split("/")[:-1]):
-        target /= part
-        target.mkdir(exist_ok=True)
-    return target / name.rpartition("/")[2]
 
 
 def harden(pin: Pin) -> None:
@@ -55,33 +46,29 @@ def harden(pin: Pin) -> None:
 
 def trim(pin: Pin, names: Iterable[str]) -> None:
     """Let go of names that the trainer itself took back."""
-    _forget(pin)
     with refusals(pin.path):
+        _forget(pin)
         for name in names:
-            (pin.root / name).unlink(missing_ok=True)
+            unlink(pin.root / name)
 
 
 def _forget(pin: Pin) -> None:
     """What was said of other files than it will hold."""
-    with refusals(pin.path):
-        for name in ("stored", "took.json"):
-            (pin.path / name).unlink(missing_ok=True)
+    for name in ("stored", "took.json"):
+        unlink(pin.path / name)
 
 
-def _link(pin: Pin, source: Path, name: str) -> bool:
-    with refusals(pin.path):
-        target = prepared(pin.path, name)
-        try:
-            with opened_parent(source, name) as (parent, last):
-                os.link(last, target, src_dir_fd=parent, follow_symlinks=False)
-        except (FileNotFoundError, FileExistsError, Incomplete):  # rotation was quicker, or it is pinned already
-            return True
-        except OSError as e:
-            if e.errno in NO_LINKS or (e.errno == errno.EPERM and _is_ours(source, name)):
-                return False
-            _refuse_link(e, f"{source}/{name}")
-        if not stat.S_ISREG(target.lstat().st_mode):  # a link took the file's place since we looked
-            target.unlink()
+def _link(tree: Tree, source: Path, name: str) -> bool:
+    target, new = tree.place(name)
+    try:
+        with opened_parent(source, name) as (parent, last):
+            link(parent, last, target, new)
+    except (FileNotFoundError, FileExistsError, Incomplete):  # rotation was quicker, or it is pinned already
+        return True
+    except OSError as e:
+        if e.errno in NO_LINKS or (e.errno == errno.EPERM and _is_ours(source, name)):
+            return False
+        _refuse_link(e, f"{source}/{name}")
     return True
 
 
@@ -104,17 +91,15 @@ def _refuse_link(error: OSError, path: str) -> None:
 
 def _cloned(pin: Pin, file: Stat) -> bool:
     """Whether ``file`` is a reflink from here on.  One that changed meanwhile stays a link: the take will notice."""
-    fresh = pin.path / ".clone"
     fd = open_file(pin.root, file.path)
     try:
-        with refusals(pin.path), opened_like(fresh, fd) as out:
+        with refusals(pin.path), Tree(pin.root) as tree, copy_of(fd, pin.path, *tree.place(file.path)) as out:
             fcntl.ioctl(out.fileno(), _FICLONE, fd)
             os.utime(out.fileno(), ns=(file.mtime, file.mtime))
-        if look(fd, file.path) == file:
-            fresh.replace(pin.root / file.path)
+            if look(fd, file.path) != file:
+                out.close()
     except StoreError:
         return False  # a file system without reflinks; the link does
     finally:
         os.close(fd)
-        fresh.unlink(missing_ok=True)
     return True

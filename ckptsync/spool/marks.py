@@ -12,17 +12,15 @@ Times are seconds on the node's own clock, or ns where they are integers.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
-import json
-import os
 import re
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from ckptsync.spool import folders
 from ckptsync.spool.reading import read
 
 _LONGEST_LOG = 64 * 1024
@@ -93,7 +91,8 @@ class Commit:
 class Took:
     """When a worker saw the pin settled, and when it began to send (ns); 0 or empty where it does not know yet.
 
-    ``stable``: a number for the files that were seen whole and at rest, and for no others (`ckptsync.worker.resting`).
+    ``stable``: a number for the files that were seen whole and at rest, and for no others (`ckptsync.worker.resting`).  ``read``: of files that were read
+    and that the store had already (copies of a stored save), path → bytes, mtime (ns) and digest with spaces between them: they need not be read again.
     """
 
     stable: int = 0
@@ -101,6 +100,7 @@ class Took:
     sending: int = 0
     trainer: str = ""
     save: str = ""
+    read: Mapping[str, str] = field(default_factory=dict)
 
 
 def save_id(train: str, checkpoint: str, n: int) -> str:
@@ -120,21 +120,15 @@ def save_folder(spool: Path, checkpoint: str, save: str) -> Path:
 
 def write_mark(path: Path, mark: object) -> None:
     """Write one of the dataclasses above so that a reader sees all of it or nothing; folders are made.  Raises OSError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        fresh.write_text(json.dumps(dataclasses.asdict(mark)) + "\n", "utf-8")  # type: ignore[call-overload]  # any dataclass
-        fresh.replace(path)
-    except OSError:
-        with contextlib.suppress(OSError):  # the first one is told
-            fresh.unlink(missing_ok=True)
-        raise
+    folders.make(path.parent)
+    folders.written(path.parent, path.name, dataclasses.asdict(mark))  # type: ignore[call-overload]  # any dataclass
 
 
 def begun(spool: Path) -> tuple[Begun, ...]:
     """Every process that said that it trains here, in the order they began; those that are gone among them."""
-    found = (read(path, Begun) for path in _children(spool / "trains") if path.suffix == ".json")
-    return tuple(sorted((b for b in found if b is not None), key=lambda b: (b.at, b.rank)))
+    found = ((path, read(path, Begun)) for path in _children(spool / "trains") if path.suffix == ".json")
+    named = (replace(begun, process=path.stem) for path, begun in found if begun is not None)  # whatever the file says
+    return tuple(sorted(named, key=lambda b: (b.at, b.rank)))
 
 
 def marks(spool: Path, checkpoint: str) -> tuple[RankMark, ...]:
@@ -194,24 +188,27 @@ def began(pid: int) -> str:
 def say(spool: Path, text: str) -> None:
     """Add a line to ``hook.log``; it begins anew when it has grown long.  Raises OSError."""
     path = spool / "hook.log"
-    with contextlib.suppress(FileNotFoundError):
-        if path.stat().st_size > _LONGEST_LOG:
-            path.replace(spool / "hook.log.1")
-    with path.open("a", encoding="utf-8", errors="backslashreplace") as log:  # a name may be no UTF-8, and nobody may raise here
-        log.write(" ".join(text.split())[:2000] + "\n")
+    found = folders.status(path)
+    if found is not None and found.st_size > _LONGEST_LOG:
+        folders.rename(path, spool / "hook.log.1")
+    with folders.append(path) as log:
+        line = " ".join(text.split())[:2000] + "\n"
+        log.write(line.encode("utf-8", "backslashreplace"))  # a name may be no UTF-8, and nobody may raise here
 
 
 def said(spool: Path) -> tuple[str, ...]:
     """The last lines of ``hook.log``, oldest first; at most ten."""
     lines: list[str] = []
     for name in ("hook.log.1", "hook.log"):
-        with contextlib.suppress(FileNotFoundError, PermissionError):  # nobody had anything to say, or not to us
-            lines += (spool / name).read_text("utf-8", "replace").splitlines()
+        try:
+            lines += (folders.read(spool / name, last=_LONGEST_LOG) or b"").decode("utf-8", "replace").splitlines()
+        except OSError:  # noqa: PERF203  # not for us to know: two files
+            continue
     return tuple(lines[-10:])
 
 
 def _children(folder: Path) -> list[Path]:
     try:
-        return sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+        return [folder / name for name in folders.names(folder) if not name.startswith(".")]
     except OSError:
         return []  # what cannot be listed says nothing: the files themselves decide

@@ -17,20 +17,21 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from ckptsync.errors import Incomplete
-from ckptsync.spool.folders import NO_LINKS, children, refusals, remove, renamed, written
+from ckptsync.spool import folders
+from ckptsync.spool.folders import NO_LINKS, children, opened, refusals, remove, renamed, written
 from ckptsync.spool.marks import Commit, Took, commit_of, took_of
+from ckptsync.spool.reading import load
 from ckptsync.walk import OURS, Stat, walk
 
 _NAME = re.compile(r"(.+)\.([0-9]{1,9})")
+_NODE = re.compile(r"[A-Za-z0-9_.-]{1,100}")  # `ckptsync.records.names.checked_node`
 _NOTHING = Took()
 
 
@@ -100,10 +101,10 @@ def open_pin(output_dir: Path, checkpoint: str, k: int, node: str) -> Pin | None
     """An empty pin of our own; ``None`` if another was first."""
     folder = output_dir / OURS / "pins"
     with refusals(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        folders.make(folder)
         fresh = folder / f".new-{node}-{checkpoint}"
         remove(fresh)
-        fresh.mkdir()
+        folders.make_new(fresh)
         written(fresh, "owner.json", {"node": node})
         return _pin(folder / f"{checkpoint}.{k}") if renamed(fresh, folder / f"{checkpoint}.{k}") else None
 
@@ -117,7 +118,8 @@ def publish(output_dir: Path, checkpoint: str, fresh: Path) -> Path:
     with refusals(fresh):
         k = max((k for name, k in map(_numbered, children(folder)) if name == checkpoint), default=-1) + 1
         while not renamed(fresh, folder / f"{checkpoint}.{k}"):
-            fresh.lstat()
+            if folders.status(fresh) is None:
+                raise FileNotFoundError(errno.ENOENT, "gone", str(fresh))
             k += 1
         return folder / f"{checkpoint}.{k}"
 
@@ -128,7 +130,8 @@ def adopt(pin: Pin, node: str) -> Pin | None:
     with contextlib.suppress(Incomplete), refusals(pin.path):
         written(pin.path, mark.name, {"node": node})
         try:
-            os.link(mark, pin.path / "owner.json")
+            with opened(pin.path) as fd:
+                folders.link(fd, mark.name, fd, "owner.json")
         except OSError as e:
             if isinstance(e, FileExistsError) and _owner(pin.path):
                 return None
@@ -136,7 +139,7 @@ def adopt(pin: Pin, node: str) -> Pin | None:
                 raise
             return claim(pin, node)  # no links here, or an owner that a crash left torn: a rename is exclusive, too
         finally:
-            mark.unlink(missing_ok=True)
+            folders.unlink(mark)
         return _pin(pin.path)
     return None
 
@@ -170,7 +173,7 @@ def mark_stored(pin: Pin) -> None:
     """Tell who waits for it (`ckptsync.hooks`) and the budget that a manifest names this pin's files.  Raises Incomplete if it has gone."""
     if not pin.stored:
         with refusals(pin.path):
-            (pin.path / "stored").touch()
+            folders.write(pin.path / "stored", b"")
 
 
 def drop(pin: Pin, during: contextlib.AbstractContextManager[object] | None = None) -> None:
@@ -187,14 +190,18 @@ def drop(pin: Pin, during: contextlib.AbstractContextManager[object] | None = No
 def pulse(pin: Pin) -> None:
     """Show the other nodes on this output directory that the pin's owner lives."""
     with contextlib.suppress(Incomplete), refusals(pin.path):  # `_ckptsync` may be deleted at any moment
-        os.utime(pin.path / "owner.json")
+        folders.pulse(pin.path / "owner.json")
 
 
 def free_bytes(output_dir: Path) -> int:
     """What could still be written where the pins lie, which is nearly always the trainer's disk; raises Incomplete if it is gone."""
-    folder = output_dir / OURS
     with refusals(output_dir):
-        return shutil.disk_usage(folder if folder.is_dir() else output_dir).free
+        try:
+            with opened(output_dir / OURS) as fd:
+                disk = os.fstatvfs(fd)
+        except FileNotFoundError:
+            disk = os.statvfs(output_dir)
+        return disk.f_bavail * disk.f_frsize
 
 
 def _pin(path: Path) -> Pin | None:
@@ -203,12 +210,14 @@ def _pin(path: Path) -> Pin | None:
         return None
     with contextlib.suppress(Incomplete), refusals(path):
         node = _owner(path)
-        if not node and not (path / "files").is_dir():
+        if not node and not folders.is_folder(path / "files"):
             return None  # dropped meanwhile, or not of our making
-        mark = path / ("owner.json" if node else ".")
+        mark = folders.status(path / "owner.json" if node else path)
+        if mark is None:
+            return None
         files, added = walk(path / "files").files, walk(path / "added").files
-        beat, stored = mark.stat().st_mtime_ns, (path / "stored").exists()
-        return Pin(checkpoint, k, node, beat, path, files, commit_of(path), took_of(path), added, stored)
+        stored = folders.status(path / "stored") is not None
+        return Pin(checkpoint, k, node, mark.st_mtime_ns, path, files, commit_of(path), took_of(path), added, stored)
     return None  # dropped meanwhile
 
 
@@ -220,7 +229,6 @@ def _numbered(path: Path) -> tuple[str, int]:
 
 def _owner(path: Path) -> str:
     """Whose pin it is; empty for nobody's, also if a crash left the file torn."""
-    try:
-        return str(json.loads((path / "owner.json").read_bytes())["node"])
-    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
-        return ""
+    told = load(path / "owner.json")
+    node = told.get("node") if isinstance(told, dict) else None
+    return node if isinstance(node, str) and _NODE.fullmatch(node) else ""

@@ -8,13 +8,13 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from itertools import chain
 from pathlib import Path
 
 from ckptsync.errors import CkptsyncError, Incomplete
+from ckptsync.spool import folders
 from ckptsync.spool.folders import children, refusals, remove, written
 from ckptsync.spool.marks import begun_path
-from ckptsync.spool.pins import publish
+from ckptsync.spool.pins import pins, publish
 from ckptsync.walk import OURS
 
 _ABANDONED_AFTER = 6 * 3600.0  # seconds: no commit, and no copying for one, stands still for so long
@@ -32,6 +32,10 @@ def sweep(output_dir: Path, node: str) -> None:
         elif path.name.startswith(f".claim-{node}-"):  # as versions before this one called it
             _finish_claim(output_dir, path, path.name.removeprefix(f".claim-{node}-").rpartition(".")[0], node)
         elif path.name.startswith((f".new-{node}-", f".gone-{node}-")):
+            with refusals(path):
+                remove(path)
+    for path in (path for pin in pins(output_dir) if pin.node == node for path in children(pin.path)):
+        if path.name.startswith(folders.FRESH):  # a copy that was cut short
             with refusals(path):
                 remove(path)
     tidy(output_dir, time.time())
@@ -59,13 +63,11 @@ def _finish_claim(output_dir: Path, path: Path, checkpoint: str, node: str) -> N
 def _is_awaited(output_dir: Path, path: Path) -> bool:
     """Whether a process that trains may still make it a pin: its introduction goes when it has."""
     staged = _STAGED.fullmatch(path.name)
-    return staged is not None and begun_path(output_dir / OURS, staged[1]).exists()
+    return staged is not None and folders.status(begun_path(output_dir / OURS, staged[1])) is not None
 
 
 def _is_abandoned(path: Path, now: float) -> bool:
-    """Whether nobody has done anything to it, or in it, for long: a rename shows in the ctime alone, a copy in the file that grows."""
+    """Whether nobody has done anything to it, or in it, for long: a copy shows in the file that grows."""
     with contextlib.suppress(FileNotFoundError):
-        return all(
-            now - max(at.st_mtime, at.st_ctime) >= _ABANDONED_AFTER for at in map(Path.lstat, chain([path], path.rglob("*")))
-        )
+        return now - folders.newest(path) >= _ABANDONED_AFTER
     return False

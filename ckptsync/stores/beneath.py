@@ -47,6 +47,12 @@ def open_directory(root: str, way: Sequence[str], flags: int = PASS) -> int:
     return at
 
 
+def held(at: int, path: str) -> str:
+    """A root that is the open directory ``at``, whatever its ``path`` comes to mean meanwhile; the path itself where the system has no names for what is open."""
+    name = f"/proc/self/fd/{at}"
+    return name if os.path.isdir(name) else path  # noqa: PTH112 - no path of a file
+
+
 @contextlib.contextmanager
 def parent_of(root: str, name: str) -> Iterator[tuple[int, str]]:
     """The directory that ``name`` is in, and the last part of ``name``."""

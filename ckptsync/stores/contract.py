@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ckptsync.errors import Incomplete, StoreError
+from ckptsync.errors import Corrupt, Incomplete
 from ckptsync.paths import checked_path
 
 Chunk = bytes | bytearray | memoryview
@@ -125,10 +125,10 @@ def checked_prefix(prefix: str) -> str:
 
 
 def read_all(store: Store, name: str, limit: int = 256 << 20) -> bytes:
-    """A whole small file; raises NotFound, or StoreError above ``limit`` bytes."""
+    """Return a whole small file; raise NotFound, or Corrupt above ``limit`` bytes, of which none is fetched."""
     size = store.size(name)
     if size > limit:
-        raise StoreError(f"{name}: {size} bytes, at most {limit} expected")
+        raise Corrupt(f"{name}: {size} bytes, at most {limit} expected")
     out = bytearray(size)
     store.read_into(name, 0, memoryview(out))
     return bytes(out)

@@ -9,7 +9,7 @@ from ckptsync.errors import ConfigError, Incomplete, NotFound
 from ckptsync.stores.beneath import Passed
 from ckptsync.stores.contract import Entry, Store, read_all
 from ckptsync.stores.opening import has_root
-from ckptsync.stores.tree import MERGING, PassedOver, check_ended, is_no_content, state
+from ckptsync.stores.tree import MERGING, MERGING_LIMIT, PassedOver, check_ended, is_no_content, state
 
 
 @runtime_checkable
@@ -38,7 +38,7 @@ class ListedFiles:
         self._all = {entry.name: entry for entry in listed}
         self._seen = {name: entry for name, entry in self._all.items() if not any(map(is_no_content, name.split("/")))}
         if MERGING in self._all:
-            check_ended(self.root, lambda: read_all(store, MERGING))
+            check_ended(self.root, lambda: read_all(store, MERGING, MERGING_LIMIT))
         if not self._seen:
             self._odd.check_not_links(self.root)
         if not self._all:

@@ -67,6 +67,6 @@ def _mount(kind: str, options: list[str]) -> Mount:
     is_remote = (late > 0 or kind in _COHERENT) and kind not in _ONE_MACHINE
     if not is_remote or "noac" in options:
         return Mount(kind, is_remote, options=tuple(options))
-    given = {key: float(value) for key, _, value in (o.partition("=") for o in options) if value.isdigit()}
+    given = {key: float(value) for key, _, value in (o.partition("=") for o in options) if value.isdecimal()}
     usual = given.get("actimeo", late)  # seconds for files and for directories; what is not shown has the kind's own value
     return Mount(kind, is_remote, max(given.get("acregmax", usual), given.get("acdirmax", usual)), tuple(options))

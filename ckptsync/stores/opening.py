@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-import msgspec
-
+from ckptsync.decoding import format_number
 from ckptsync.errors import ConfigError, Corrupt, Exists, NotFound, StoreError, Unsupported
 from ckptsync.records.names import STORE_FILE
 from ckptsync.stores.contract import Store, read_all
-from ckptsync.stores.limits import Limits, Unlimited
+from ckptsync.stores.limits import Limits
 from ckptsync.stores.oserrors import HINTS
-from ckptsync.stores.pace import Paced
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.retry import Persistence, Retrying
 from ckptsync.stores.urls import Remote, located
@@ -24,6 +23,18 @@ from ckptsync.stores.urls import Remote, located
 FORMAT = 1
 _NO_PATH = frozenset({errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENAMETOOLONG})
 _ABSENT = "a worker or `ckptsync push` makes a store; is the path right, is the file system mounted?"
+
+log = logging.getLogger(__name__)
+
+
+class NoParent(ConfigError):
+    """The directory in which a store would be made is not there: a mistyped path, or a file system that is not mounted."""
+
+    def __init__(self, url: str, parent: str) -> None:
+        super().__init__(
+            f"{url}: no store can be made here: there is no directory {parent}",
+            hint=f"is the path right, is the file system mounted?  If both are, make {parent} first",
+        )
 
 
 @runtime_checkable
@@ -34,8 +45,12 @@ class Rooted(Protocol):
         """Whether it is."""
         ...
 
+    def missing_parent(self) -> str:
+        """The directory above it, if that is not there; else empty."""
+        ...
+
     def make_root(self) -> None:
-        """Make it; raises ConfigError."""
+        """Make it, and what is missing above it; raises ConfigError."""
         ...
 
 
@@ -72,15 +87,21 @@ def open_store(url: str, storage_options: Mapping[str, object] | None = None, li
 
 
 def create_store(url: str, storage_options: Mapping[str, object] | None = None, limits: Limits | None = None) -> Store:
-    """A store to write: made if it is not there yet.  Several may do this at once; raises as `open_store` does."""
+    """A store to write: made, and told in the log, if it is not there yet.
+
+    Several may do this at once.  Raises NoParent if the directory above it is not there; else as `open_store` does.
+    """
     place = located(url)
     if isinstance(place, Path):
-        _make_directories(url, place)
+        _make_directory(url, place)
     store = bare(url, storage_options, limits)
-    if isinstance(store, Rooted):
+    if isinstance(store, Rooted) and not store.has_root():
+        if parent := store.missing_parent():
+            raise NoParent(url, parent)
         store.make_root()
     with contextlib.suppress(Exists):
-        store.create(STORE_FILE, [msgspec.json.encode({"format": FORMAT}) + b"\n"])
+        store.create(STORE_FILE, [b'{"format":%d}\n' % FORMAT])
+        log.warning("%s: a new store was made here", store.url)
     _check_format(store, "")
     return _local(place, STORE_FILE, limits or Limits()) if isinstance(place, Path) else store
 
@@ -108,10 +129,7 @@ def directory_of(source: object) -> str | None:
 
 
 def _local(place: Path, witness: str, limits: Limits) -> Store:
-    store: Store = PosixStore(str(place), witness)
-    if not isinstance(limits.pace, Unlimited):
-        store = Paced(store, limits.pace)
-    return Retrying(store, Persistence(limits.patience))
+    return Retrying(PosixStore(str(place), witness, pace=limits.pace), Persistence(limits.patience))
 
 
 def _remote(place: Remote, options: Mapping[str, object], limits: Limits) -> Store:
@@ -129,15 +147,15 @@ def _remote(place: Remote, options: Mapping[str, object], limits: Limits) -> Sto
     return Retrying(GenericStore(place, options, limits), Persistence(limits.patience))
 
 
-def _make_directories(url: str, path: Path) -> None:
-    """Make ``path`` and what is missing above it, durably."""
-    there = path
+def _make_directory(url: str, path: Path) -> None:
+    """Make ``path``, durably, if it is not there."""
     try:
-        while not os.path.lexists(there):
-            there = there.parent
-        path.mkdir(parents=True, exist_ok=True)
-        for made in path.relative_to(there).parents:
-            _sync(there / made)
+        if path.is_dir():
+            return
+        path.mkdir(exist_ok=True)
+        _sync(path.parent)
+    except FileNotFoundError:
+        raise NoParent(url, str(path.parent)) from None
     except OSError as e:
         why = f"{url}: no store can be made here: {(e.strerror or str(e)).lower()}"
         if e.errno in _NO_PATH:
@@ -156,11 +174,12 @@ def _sync(path: Path) -> None:
 
 def _check_format(store: Store, hint: str) -> None:
     try:
-        found = msgspec.json.decode(read_all(store, STORE_FILE, 1 << 16))
-        number = found["format"]
+        number = format_number(read_all(store, STORE_FILE, 1 << 16), STORE_FILE, "a store's format")
     except NotFound:
         raise ConfigError(f"{store.url}: not a store, there is no {STORE_FILE}", hint=hint) from None
-    except (msgspec.DecodeError, KeyError, TypeError, RecursionError) as e:
-        raise Corrupt(f"{store.url}: {STORE_FILE} has no format number: {e}") from e
+    except Corrupt as e:
+        raise Corrupt(
+            f"{store.url}: {e}", hint='it holds {"format": 1} and nothing else: write that again, if this is your store'
+        ) from e
     if number != FORMAT:
         raise Unsupported(f"{store.url}: store format {number!r}, {FORMAT} is known here", hint="upgrade ckptsync on this machine")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from ckptsync.errors import Transient
 from ckptsync.stores import ending, signs
-from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
+from ckptsync.stores.contract import Chunk
 from ckptsync.stores.limits import LEAST_PIECE, MOST_PIECE, Pace
 from ckptsync.stores.timetable import Timetable
 
@@ -112,61 +112,10 @@ def _live(count: int) -> None:
         signs.give()
 
 
-class Paced:
-    """As the store it is around, one that asks no pace itself (a file system of a network): bytes go in small pieces, each when it may."""
-
-    def __init__(self, store: Store, pace: Pace) -> None:
-        self.inner, self._pace = store, pace
-        self.url, self.late, self.is_exclusive = store.url, store.late, store.is_exclusive
-
-    def names(self, prefix: str) -> Iterator[Entry]:
-        """As the contract says."""
-        return self.inner.names(prefix)
-
-    def dirs(self, prefix: str, start: str = "") -> list[str]:
-        """As the contract says."""
-        return self.inner.dirs(prefix, start)
-
-    def size(self, name: str) -> int:
-        """As the contract says."""
-        return self.inner.size(name)
-
-    def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """As the contract says."""
-        if not out.nbytes:
-            self.inner.read_into(name, start, out)
-        for at, piece in _cut(out, self._pace.piece):
-            self._pace.take(len(piece))
-            self.inner.read_into(name, start + at, piece)
-
-    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        """As the contract says."""
-        self.inner.write(name, _Slowly(chunks, self._pace), about)
-
-    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        """As the contract says."""
-        self.inner.create(name, _Slowly(chunks, self._pace), about)
-
-    def delete(self, name: str) -> None:
-        """As the contract says."""
-        self.inner.delete(name)
-
-
-class _Slowly:
-    """Chunks in small pieces; can be iterated over again if they can."""
-
-    def __init__(self, chunks: Iterable[Chunk], pace: Pace) -> None:
-        self._chunks, self._pace = chunks, pace
-
-    def __iter__(self) -> Iterator[Chunk]:
-        return slowly(self._chunks, self._pace)
-
-
 def slowly(chunks: Iterable[Chunk], pace: Pace) -> Iterator[memoryview]:
     """Chunks in small pieces of single bytes, each when it may go."""
     for chunk in chunks:
-        for _, piece in _cut(memoryview(chunk), pace.piece):
-            pace.take(len(piece))
+        for _, piece in cut(memoryview(chunk), pace):
             yield piece
 
 
@@ -177,6 +126,10 @@ def taken(pace: Pace, count: int) -> None:
         pace.take(min(piece, count - start))
 
 
-def _cut(view: memoryview, piece: int) -> Iterator[tuple[int, memoryview]]:
-    flat = view.cast("B") if view.nbytes else memoryview(b"")
-    return ((at, flat[at : at + piece]) for at in range(0, len(flat), piece))
+def cut(view: memoryview, pace: Pace) -> Iterator[tuple[int, memoryview]]:
+    """Small pieces of single bytes, and where they begin, each when it may go."""
+    flat, piece = view.cast("B") if view.nbytes else memoryview(b""), pace.piece
+    for at in range(0, len(flat), piece):
+        part = flat[at : at + piece]
+        pace.take(len(part))
+        yield at, part

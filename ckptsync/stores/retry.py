@@ -1,4 +1,8 @@
-"""The only place that tries again: what failed transiently, with growing waits, for a while."""
+"""The only place that tries again: what failed transiently, with growing waits, for a while.
+
+A store that has worked in this process is rightly configured.  What refuses it from then on (a key that was changed in the server, a certificate that
+has ended, a bucket that is away) is a failure like any other: it passes when somebody changes that, and is no reason to end.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
-from ckptsync.errors import Transient
+from ckptsync.errors import ConfigError, Transient
 from ckptsync.stores import ending, signs
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
 
@@ -38,16 +42,18 @@ class Persistence:
     ) -> None:
         self._patience, self._clock, self._sleep, self._chance = patience, clock, sleep or _pause, chance
         self._lock = threading.Lock()
+        self._has_worked = False
         self._failing = 0  # operations that have failed and are being tried again
         self._away: float | None = None  # since when, once something was given up and nothing has worked again
 
     def call(self, fn: Callable[[], T]) -> T:
         """What ``fn`` gives.  It is called again while it raises Transient, for at most ``patience`` seconds after it first did; then that is raised.
 
-        Not before `Transient.after`: where that is later than patience lasts, it is raised at once.  Any other error is raised as it is.
+        Not before `Transient.after`: where that is later than patience lasts, it is raised at once.  A ConfigError is Transient, too, once anything
+        has worked.  Any other error is raised as it is.
         """
         try:
-            result = fn()
+            result = self._once(fn)
         except Transient as e:
             last, since = e, self._clock()
         else:
@@ -69,13 +75,23 @@ class Persistence:
         self._say_back()
         return result
 
+    def _once(self, fn: Callable[[], T]) -> T:
+        try:
+            result = fn()
+        except ConfigError as e:
+            if not self._has_worked:
+                raise
+            raise Transient(str(e), hint=e.hint) from e
+        self._has_worked = True
+        return result
+
     def _again(self, fn: Callable[[], T], last: Transient, wait: float, since: float) -> T:
         for tries in itertools.count(2):
             self._sleep(wait)
             if ending.is_near():
                 raise _given_up(last, tries - 1, self._clock() - since)
             try:
-                return fn()
+                return self._once(fn)
             except Transient as e:
                 last = e
             wait = self._wait(last, tries, since)

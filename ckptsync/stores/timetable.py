@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 DAY = 24 * 60
-_SLOT = re.compile(r"(?:([A-Za-z]+)-)?(\d{1,2}):(\d{2}),(\S+)")
-_RATE = re.compile(r"(\d+(?:\.\d+)?)([KMGT]i?)?(B)?(/s)?", re.IGNORECASE)
+_SLOT = re.compile(r"(?:([A-Za-z]+)-)?([0-9]{1,2}):([0-9]{2}),(\S+)")
+_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGT]i?)?(B)?(/s)?", re.IGNORECASE)
 _POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,13 +12,16 @@ from typing import Protocol
 from ckptsync.digest import digest
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, NotFound, StoreError
 from ckptsync.model import Files
+from ckptsync.parsing import parse
 from ckptsync.records.names import STORE_FILE
 from ckptsync.stores import beneath
 from ckptsync.stores.contract import Store
 from ckptsync.stores.openfiles import OpenFiles
+from ckptsync.units import clean
 
 OURS = ("_ckptsync", ".ckptsync")
 MERGING = ".ckptsync-merge.json"  # stands where a merge into a store has not ended
+MERGING_LIMIT = 32 << 20  # bytes of it
 _UNFINISHED = re.compile(r"\.tmp.{6}|\.metadata\.tmp|.*\.part", re.DOTALL)  # safetensors', torch's; ours and other programs'
 
 
@@ -63,8 +65,8 @@ class Tree(Files, Protocol):
 def check_ended(root: str, record: Callable[[], bytes]) -> None:
     """Raise Incomplete if the record of a merge, which stands here, does not say that it has ended."""
     try:
-        told = json.loads(record())
-    except (NotFound, OSError, ValueError):
+        told = parse(record(), MERGING)
+    except (NotFound, OSError, Corrupt):
         return  # it went away meanwhile, or is no record: what is here says for itself what it is
     if isinstance(told, dict) and not told.get("ended"):
         raise Incomplete(f"{root}: a merge into it has not ended", hint="run the same merge again: it goes on where it was ended")
@@ -105,7 +107,7 @@ class PassedOver:
 
 
 def _told(odd: beneath.Odd, names: Sequence[str]) -> str:
-    first = "".join(c if c.isprintable() else repr(c)[1:-1] for c in min(names))
+    first = clean(min(names))
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return f"{first}{more}: not looked at, since {_ODD[odd]}"
 
@@ -127,7 +129,7 @@ class LocalFiles:
         if not self._seen:
             self._odd.check_not_links(self.root)
         if self.holds(MERGING):
-            check_ended(self.root, Path(self.root, MERGING).read_bytes)
+            check_ended(self.root, self._merging)
         self._sizes = {name: seen.size for name, seen in self._seen.items()}
         self._files = OpenFiles(lambda name: beneath.open_file(self.root, name))
 
@@ -169,6 +171,10 @@ class LocalFiles:
     def passed_over(self) -> tuple[str, ...]:
         """As `Tree` says."""
         return self._odd.lines()
+
+    def _merging(self) -> bytes:
+        with os.fdopen(beneath.open_file(self.root, MERGING), "rb") as file:
+            return file.read(MERGING_LIMIT)
 
     def _now(self, name: str) -> _Sighting | None:
         try:

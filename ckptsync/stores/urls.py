@@ -71,7 +71,7 @@ def _has_password(scheme: str, rest: str) -> bool:
     if scheme in S3:
         return ":" in first and not first.startswith("arn:")
     user, _, host = first.rpartition("@")
-    return ":" in user or not re.fullmatch(r"(\[[^\]]*\]|[^:]*)(:\d*)?", host)
+    return ":" in user or not re.fullmatch(r"(\[[^\]]*\]|[^:]*)(:[0-9]*)?", host)
 
 
 def _path_of_file_url(url: str, rest: str) -> Path:

@@ -9,11 +9,11 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
-import msgspec
-
+from ckptsync.decoding import Count, Decoder, FormatNumber, format_number
 from ckptsync.digest import FileDigest, digest
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.paths import checked_path
+from ckptsync.records.checks import check_files
+from ckptsync.records.manifest import FileEntry
 from ckptsync.verify.expected import Expected
 
 FORMAT = 1
@@ -22,17 +22,21 @@ FORMAT = 1
 @dataclass(frozen=True, slots=True)
 class _Entry:
     path: str
-    size: int
+    size: Count
     digest: str
-    block_size: int
+    block_size: Count
     blocks: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class _Baseline:
-    format: int
+    format: FormatNumber
     digest: str
     files: tuple[_Entry, ...]
+
+
+LIMIT = 1 << 30
+_DECODER = Decoder(_Baseline, "a baseline", LIMIT)
 
 
 def encode(files: Iterable[Expected]) -> bytes:
@@ -46,21 +50,21 @@ def encode(files: Iterable[Expected]) -> bytes:
 
 def decode(data: bytes, name: str) -> tuple[Expected, ...]:
     """What it says should be there.  Raises Corrupt, or Unsupported if it is newer than this program; ``name`` is for messages."""
-    try:
-        value = msgspec.json.decode(data)
-        number = value["format"]
-        if type(number) is int and number > FORMAT:
-            raise Unsupported(
-                f"{name}: baseline format {number}, at most {FORMAT} is known here", hint="upgrade ckptsync on this machine"
-            )
-        found = msgspec.convert(value, _Baseline, strict=True)
-    except (msgspec.MsgspecError, KeyError, TypeError, RecursionError) as e:
-        raise Corrupt(f"{name}: not a baseline: {e}") from e
+    number = format_number(data, name, "a baseline")
+    if number > FORMAT:
+        raise Unsupported(
+            f"{name}: baseline format {number}, at most {FORMAT} is known here", hint="upgrade ckptsync on this machine"
+        )
+    found = _DECODER.decode(data, name)
     if _sum([asdict(entry) for entry in found.files]) != found.digest:
         raise Corrupt(
             f"{name}: its files are not those that it was made of", hint="record it again, of files that are known to be good"
         )
-    return tuple(expected(checked_path(e.path), FileDigest(e.size, e.digest, e.block_size, e.blocks)) for e in found.files)
+    try:
+        check_files(FileEntry(e.path, e.size, e.digest, e.block_size, e.blocks, 0) for e in found.files)
+    except Corrupt as e:
+        raise Corrupt(f"{name}: {e}") from e
+    return tuple(expected(e.path, FileDigest(e.size, e.digest, e.block_size, e.blocks)) for e in found.files)
 
 
 def expected(path: str, wanted: FileDigest) -> Expected:

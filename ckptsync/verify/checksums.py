@@ -47,6 +47,7 @@ def _archives(files: Files) -> Iterator[tuple[str, list[Extent]]]:
 
 def _compare(files: Files, where: Extent, told: Told) -> int:
     archive = torch_zip.open_archive(files, where)
+    torch_zip.check_version(files, archive)
     total = 0
     for name in archive.records:
         extent = torch_zip.extent(files, archive, name)

@@ -1,15 +1,15 @@
 """Load every tensor of files, in a process that may be killed: ``python -m ckptsync.verify.child``, a socket as its standard input.
 
-It sends ``ready <loader>`` once its libraries are imported, then answers each request with one line of JSON: ``tensors``, ``read``, ``nonfinite``
+It sends ``ready <loader>`` once its libraries are imported, a tab, and what it could not shut itself in against; then answers each request with one line of JSON: ``tensors``, ``read``, ``nonfinite``
 (name → count, the first `MOST`), ``more``, or ``fault``, or ``refused``, where what a file has is more than data.  A request is one byte with
-the file's descriptor, then a line of JSON: ``kind`` (``safetensors``, ``torch``, ``items``), ``items`` (start, size, name), and how many bytes of
-address space beyond the file's own, CPU seconds and wall seconds it may take.
+the file's descriptor, then a line of JSON: ``kind`` (``safetensors``, ``torch``, ``items``), ``items`` (start, size, name), and how many wall
+seconds it may take.  Whoever asks limits its memory and its CPU time (`process`).
 
 safetensors files are loaded as torch would; without torch by safetensors' numpy loader, and what numpy has no type for (BF16, fp8) as raw bytes
 from where the header says.  torch's own are loaded with ``weights_only=True`` and never otherwise: what is no tensor in them becomes an `inert`
 object, whatever it is called, and is looked at for tensors.
 
-Imports nothing of ckptsync but `bits` and `inert`: the interpreter that has torch may have little else.
+Imports nothing of ckptsync but `bits`, `inert` and `sandbox`: the interpreter that has torch may have little else.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import resource
 import signal
 import socket
 import sys
@@ -27,7 +26,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ckptsync.verify import inert
+from ckptsync.verify import inert, sandbox
 from ckptsync.verify.bits import nonfinite
 
 MOST = 1000
@@ -41,6 +40,7 @@ Load = Callable[[Any, str], Iterator[Bytes]]
 
 def main() -> int:
     """Until the socket ends."""
+    lacks = sandbox.enter()
     try:
         import safetensors  # noqa: PLC0415 - its absence is an answer
     except ImportError:
@@ -49,7 +49,7 @@ def main() -> int:
     torch = _torch()
     other = f"torch {torch.__version__}" if torch else f"numpy {np.__version__}"
     with socket.socket(fileno=0) as asked:
-        asked.sendall(f"ready safetensors {safetensors.__version__}, {other}\n".encode())
+        asked.sendall(f"ready safetensors {safetensors.__version__}, {other}\t{lacks or sandbox.close()}\n".encode())
         while fds := socket.recv_fds(asked, 1, 1)[1]:
             _serve(asked, fds[0], (safetensors, torch))
     return 0
@@ -72,7 +72,7 @@ def _serve(asked: socket.socket, fd: int, libraries: tuple[Any, Any]) -> None:
         line += got
     request = json.loads(line)
     try:
-        _limit(fd, request["memory"], request["cpu"], request["wall"])
+        signal.alarm(request["wall"])  # a signal that says why; also when the parent is dead
         answer = _load(f"/dev/fd/{fd}", request, *libraries)
     except inert.Refused as e:
         answer = {"refused": str(e)[:500]}
@@ -197,21 +197,6 @@ def _has_numpy(dtype: str) -> bool:
 def _bytes(array: Any) -> Bytes:
     flat: Bytes = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return flat
-
-
-def _limit(fd: int, memory: int, cpu: int, wall: int) -> None:
-    """Of this one file, after the libraries are loaded: theirs is trusted, and large.  Nothing here runs what a file says, so soft limits hold."""
-    held = _address_space() + 2 * os.fstat(fd).st_size + memory
-    for what, most in ((resource.RLIMIT_AS, held), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
-        resource.setrlimit(what, (most, resource.getrlimit(what)[1]))
-    used = int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2])) + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (used + cpu, resource.getrlimit(resource.RLIMIT_CPU)[1]))  # a signal that says why
-    signal.alarm(wall)  # also when the parent is dead
-
-
-def _address_space() -> int:
-    with open("/proc/self/statm") as told:  # noqa: PTH123
-        return int(told.read().split()[0]) * resource.getpagesize()
 
 
 if __name__ == "__main__":

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from itertools import chain
 
 from ckptsync.errors import Corrupt, Incomplete, NotFound
 from ckptsync.model import Extent, Files
+from ckptsync.parsing import parse
 from ckptsync.records.report import Finding
 from ckptsync.verify.expected import Expected
 from ckptsync.verify.naming import named
@@ -43,7 +43,7 @@ def _look_closer(source: Counted, file: Expected) -> Finding:
     try:
         if file.is_sealed:
             return _sealed(source, file)
-        ranges = differing(file.wanted, blocks_of(source, file.name, file.size))
+        ranges = differing(file.wanted, blocks_of(source, file.name, file.size, file.wanted.block_size))
     except (NotFound, Incomplete):
         return Finding("missing", file.shown, f"{file.size} bytes were stored, and it went away while it was read")
     except Corrupt as e:
@@ -69,8 +69,8 @@ def _is_header(source: Counted, name: str, size: int) -> bool:
     head = bytearray(size)
     source.read_into(name, 0, memoryview(head))
     try:
-        return isinstance(json.loads(head[8 : 8 + int.from_bytes(head[:8], "little")]), dict)
-    except ValueError:
+        return isinstance(parse(head[8 : 8 + int.from_bytes(head[:8], "little")], name), dict)
+    except Corrupt:
         return False
 
 

@@ -1,7 +1,7 @@
 """Make the model that a ``config.json`` names, in a process that may be killed: ``python -m ckptsync.verify.model_child``, a socket as standard input.
 
-It sends ``ready <libraries>``, then answers each request, a line of JSON, with one: ``directory``; ``forward``, whether the weights may be loaded and
-the model be run; and the limits ``memory``, ``cpu`` and ``wall``, as in `child`.  The answer has ``notes`` (what could not be done), ``faults``
+It sends ``ready <libraries>`` as `child` does, then answers each request, a line of JSON, with one: ``directory``; ``forward``, whether the weights may be loaded and
+the model be run; and ``wall``, as in `child`.  The answer has ``notes`` (what could not be done), ``faults``
 (names and shapes that the model's own class does not accept, a tokenizer that does not load), ``tensors``, ``run`` (values that came out) and ``odd``
 (how many of them are not finite).
 
@@ -12,13 +12,14 @@ holds no values, and transformers says which of the weights it takes; so what it
 from __future__ import annotations
 
 import json
-import resource
 import signal
 import socket
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from ckptsync.verify import sandbox
 
 _MISSING = 3
 _TOKENIZER = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tokenizer_config.json")
@@ -30,6 +31,7 @@ _REPOSITORY = {"local_files_only": True, "trust_remote_code": False}
 
 def main() -> int:
     """Until the socket ends."""
+    lacks = sandbox.enter()
     try:
         import accelerate  # noqa: F401, PLC0415 - the meta device is chosen with it
         import torch  # noqa: PLC0415
@@ -40,11 +42,12 @@ def main() -> int:
     torch.set_num_threads(1)
     tempfile.gettempdir()  # writes a file to find it, once, which a limited process cannot: torch asks for it while a model is made
     with socket.socket(fileno=0) as asked:
-        asked.sendall(f"ready transformers {transformers.__version__}, torch {torch.__version__}\n".encode())
+        libraries = f"transformers {transformers.__version__}, torch {torch.__version__}"
+        asked.sendall(f"ready {libraries}\t{lacks or sandbox.close()}\n".encode())
         with asked.makefile("rb") as lines:
             for line in lines:
                 request = json.loads(line)
-                _limit(request["memory"], request["cpu"], request["wall"])
+                signal.alarm(request["wall"])
                 answer = look(Path(request["directory"]), torch, transformers, forward=request["forward"])
                 signal.alarm(0)
                 asked.sendall(json.dumps(answer).encode() + b"\n")
@@ -56,6 +59,8 @@ def look(directory: Path, torch: Any, transformers: Any, *, forward: bool) -> di
     answer: dict[str, Any] = {"notes": [], "faults": [], "tensors": 0, "run": 0, "odd": 0}
     try:
         config = transformers.AutoConfig.from_pretrained(directory, **_REPOSITORY)
+        for key in ("_attn_implementation", "_experts_implementation"):
+            setattr(config, key, "eager")  # one may name a kernel of a repository, and that is code
         kind = getattr(transformers, (config.architectures or [""])[0], None)
     except Exception as e:  # noqa: BLE001 - a model of somebody's own, or newer than this transformers: it cannot be judged
         return answer | {"notes": [_brief("its configuration", e)]}
@@ -128,16 +133,6 @@ def _whose(e: Exception) -> str:
 
 def _brief(what: str, e: Exception) -> str:
     return f"{what}: {type(e).__name__}: {' '.join(str(e).split())}"[:500]
-
-
-def _limit(memory: int, cpu: int, wall: int) -> None:
-    with open("/proc/self/statm") as told:  # noqa: PTH123
-        held = int(told.read().split()[0]) * resource.getpagesize() + memory
-    for what, most in ((resource.RLIMIT_AS, held), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_CORE, 0)):
-        resource.setrlimit(what, (most, resource.getrlimit(what)[1]))
-    used = int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2])) + 1
-    resource.setrlimit(resource.RLIMIT_CPU, (used + cpu, resource.getrlimit(resource.RLIMIT_CPU)[1]))
-    signal.alarm(wall)
 
 
 if __name__ == "__main__":

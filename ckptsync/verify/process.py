@@ -1,21 +1,28 @@
-"""A child process that does what may hang, blow up or kill it: asked over a socket, limited, and its death is an answer too."""
+"""A child process that does what may hang, blow up or kill it: asked over a socket, limited, and its death is an answer too.
+
+It gets no secrets: of this process's environment what programs and libraries need to be found, and nothing else.  It shuts itself in (`sandbox`), and
+cannot raise the limits that it is given from here.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from ckptsync.errors import CkptsyncError, Unsupported
+from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
+from ckptsync.parsing import parse
 from ckptsync.verify.reading import Told
 
 PACKAGES = str(Path(__file__).parents[2])
@@ -24,6 +31,8 @@ STARTING = 120.0  # seconds in which Python and torch are imported; a request's 
 _SLICE = 1.0  # seconds between two signs of life
 _GRACE = 5.0  # seconds beyond a request's own time: the child's alarm comes first, and says more
 _MOST = 64 << 20  # bytes of an answer
+
+log = logging.getLogger(__name__)
 
 
 class Died(Exception):
@@ -47,13 +56,14 @@ class Child:
         self.end()
 
     def ask(self, request: dict[str, Any], fds: Sequence[int] = ()) -> dict[str, Any]:
-        """One request, its answer; ``wall`` and ``cpu`` in it are its limits in seconds.
+        """One request, its answer.  Limits in it: ``wall`` and ``cpu`` seconds, ``memory``: bytes beyond what the child has now and ``fds`` have.
 
         Raises Died; Unsupported where its libraries are not installed, CkptsyncError if it cannot start, or was killed by somebody else.
         """
         self.start()
         assert self._socket
         self._told(0)
+        self._limit(request, sum(os.fstat(fd).st_size for fd in fds))
         try:
             if fds:
                 socket.send_fds(self._socket, [b"F"], list(fds))
@@ -67,8 +77,8 @@ class Child:
         if not line:
             raise self._death(request)
         try:
-            answer: dict[str, Any] = json.loads(line)
-        except ValueError:
+            answer: dict[str, Any] = parse(line, self._module)
+        except Corrupt:
             self.end()
             raise Died(f"what it says is no answer: {line[:80]!r}") from None
         return answer
@@ -94,7 +104,6 @@ class Child:
             return
         ours, theirs = socket.socketpair()
         self._socket, self._said = ours, tempfile.TemporaryFile()  # noqa: SIM115 - closed by `end`
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (PACKAGES, os.environ.get("PYTHONPATH"))))}
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - no shell, our own module
                 [self._python, "-m", self._module],
@@ -102,12 +111,15 @@ class Child:
                 stdout=subprocess.DEVNULL,
                 stderr=self._said,
                 cwd="/",  # not where the caller is: a torch.py in a checkpoint must not be imported
-                env=environment | _QUIET,
+                env=_environment(os.environ),
                 start_new_session=True,
             )
         line = self._line(STARTING)
         if line and line.startswith(b"ready "):
-            self.loader = line.decode("utf-8", "replace").removeprefix("ready ").strip()
+            self.loader, _, lacks = line.decode("utf-8", "replace").removeprefix("ready ").strip().partition("\t")
+            if lacks:
+                log.warning("%s: %s", self._module, lacks)
+                self.loader += f" ({lacks})"
             return
         code = None if line is None else self._process.wait()
         said = self._last()
@@ -116,6 +128,19 @@ class Child:
             raise Unsupported(said, hint=self._hint)
         how = f"ended with status {code}" if line is not None else f"was not ready in {STARTING:.0f} s"
         raise CkptsyncError(f"{self._module}: the child process {how}: {said}", hint="is torch's installation whole?")
+
+    def _limit(self, request: dict[str, Any], size: int) -> None:
+        """By this process: the child may not change its limits."""
+        assert self._process
+        pid = self._process.pid
+        with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # it is dead: what it is asked next says so
+            own = (
+                Path(f"/proc/{pid}/stat").read_text("utf-8", "replace").rpartition(")")[2].split()
+            )  # proc(5): from the state on, the third
+            used = (int(own[11]) + int(own[12])) // os.sysconf("SC_CLK_TCK") + 1
+            most = int(own[20]) + 2 * size + request["memory"]
+            for what, limit in ((resource.RLIMIT_AS, most), (resource.RLIMIT_CPU, used + request["cpu"])):
+                resource.prlimit(pid, what, (limit, resource.prlimit(pid, what)[1]))
 
     def _line(self, seconds: float) -> bytes | None:
         """What it says next; empty if it has ended, ``None`` if it says nothing for so long."""
@@ -164,6 +189,14 @@ class Child:
         return text[:300] or "it said nothing"
 
 
+def _environment(own: Mapping[str, str]) -> dict[str, str]:
+    kept = {name: value for name, value in own.items() if name in _KEPT or name.startswith("LC_")}
+    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, (PACKAGES, own.get("PYTHONPATH")))), **_QUIET}
+
+
+_KEPT = frozenset(  # where programs, libraries, temporary files and homes are, and how text is written
+    "PATH HOME USER LOGNAME LANG LANGUAGE TZ TMPDIR TEMP TMP LD_LIBRARY_PATH PYTHONHOME PYTHONFAULTHANDLER XDG_CACHE_HOME HF_HOME".split()  # noqa: SIM905
+)
 _QUIET = {  # nothing is asked of the network, nothing is written beside the libraries
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
@@ -172,5 +205,6 @@ _QUIET = {  # nothing is asked of the network, nothing is written beside the lib
     "TRANSFORMERS_VERBOSITY": "error",
     "TOKENIZERS_PARALLELISM": "false",
     "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
     "PYTHONDONTWRITEBYTECODE": "1",
 }

@@ -118,6 +118,6 @@ def digest_of(source: Reads, extent: Extent) -> str:
     return digester.hexdigest()
 
 
-def blocks_of(source: Reads, name: str, size: int) -> FileDigest:
-    """As a manifest records it: the digest of a whole file, and of its blocks."""
-    return digest_stream(pieces(source, Extent(name, 0, size)), size)
+def blocks_of(source: Reads, name: str, size: int, block: int = 0) -> FileDigest:
+    """As a manifest records it: the digest of a whole file, and of its blocks of ``block`` bytes."""
+    return digest_stream(pieces(source, Extent(name, 0, size)), size, block)

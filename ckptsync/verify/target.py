@@ -1,22 +1,28 @@
-"""From what an operator names to what is verified: a store, a run, a place, or a plain directory."""
+"""From what an operator names to what is verified: a store, a run, a place, or a plain directory.
+
+What is found in a store is to be recorded there, as a head's verifier does, so that `ls`, `status`, `repair` and the workers act on it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ckptsync.catalogue.fresh import Fresh, fresh
 from ckptsync.errors import ConfigError, Incomplete
 from ckptsync.records.names import CONSOLIDATED, OURS
 from ckptsync.records.report import Finding, Level, Report
+from ckptsync.records.state import standing
 from ckptsync.stores import trees
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import is_store, open_store
 from ckptsync.stores.trees import Access, Place
 from ckptsync.stores.urls import Remote, located
 from ckptsync.verify.expected import Expected
+from ckptsync.verify.findings import worst_first
 from ckptsync.verify.place import verify_place
 from ckptsync.verify.plain import verify_path
+from ckptsync.verify.reporting import is_news
 from ckptsync.verify.sampling import Sample
 
 
@@ -63,14 +69,22 @@ class Asked:
     baseline: tuple[Expected, ...] | None = None
 
 
-def verify(where: InStore | Plain, asked: Asked) -> Iterator[Report]:
-    """One report a place, as each is done.
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What was found of one place, and what its store has to be told: nothing (``None``) if it says so already, or if it is a plain directory."""
+
+    report: Report
+    news: Report | None = None
+
+
+def verify(where: InStore | Plain, asked: Asked) -> Iterator[Verified]:
+    """Verify each place; yield each as it is done.  The caller writes the news (`write_report`).
 
     Raises ConfigError if nothing is there, and Unsupported, after all the others, for a place with records newer than this program.
     """
     if isinstance(where, Plain):
         files, name = trees.tree(where.place, where.access), trees.path(where.place).name
-        yield verify_path(files, asked.level, name, baseline=asked.baseline, sample=asked.sample)
+        yield Verified(verify_path(files, asked.level, name, baseline=asked.baseline, sample=asked.sample))
         return
     found = fresh(where.store, where.run)
     places = sorted(_places(found, where))
@@ -81,7 +95,7 @@ def verify(where: InStore | Plain, asked: Asked) -> Iterator[Report]:
         )
     for place in places:
         if found.newer(*place) is None:
-            yield _report(where.store, found, place, asked)
+            yield _verified(where.store, found, place, asked)
     for newer in filter(None, (found.newer(*place) for place in places)):
         raise newer
 
@@ -97,15 +111,21 @@ def _places(found: Fresh, where: InStore) -> set[tuple[str, str]]:
     return {(run, place) for run, place in everything if where.place in ("", place) and where.run in ("", run)}
 
 
-def _report(store: Store, found: Fresh, where: tuple[str, str], asked: Asked) -> Report:
+def _verified(store: Store, found: Fresh, where: tuple[str, str], asked: Asked) -> Verified:
     run, place = where
-    seen = next((s for s in found.places if (s.run, s.place) == where), None)
+    seen = found.of(run, place)
     faults = found.faults_of(run, place)
-    if seen is None:
+    if seen is None:  # no manifest can be read: every reader of the store sees that, and a report has nothing to speak of
         findings = tuple(fault.finding for fault in faults)
-        return Report(run, place.partition("~")[0], place, 0, "stat", "damaged", (), "", 0, findings, asked.now)
+        return Verified(Report(run, place.partition("~")[0], place, 0, "stat", "damaged", (), "", 0, findings, asked.now))
     try:
-        return verify_place(store, seen, asked.level, faults, asked.now, sample=asked.sample)
+        report = verify_place(store, seen, asked.level, faults, asked.now, sample=asked.sample)
     except Incomplete as e:  # it is being let go, or moves: said, and not judged
         note = Finding("note", place, str(e))
-        return Report(run, seen.checkpoint, place, 0, asked.level, "arriving", (), "", 0, (note,), asked.now)
+        return Verified(Report(run, seen.checkpoint, place, 0, asked.level, "arriving", (), "", 0, (note,), asked.now))
+    told = report
+    if (
+        asked.sample and report.verdict == "damaged"
+    ):  # it knows nothing of the files that it left out: what stands against them stays
+        told = replace(report, findings=worst_first((*report.findings, *standing(seen))))
+    return Verified(report, told if is_news(told, seen, found.mtimes) else None)

@@ -17,6 +17,7 @@ from ckptsync.fleet.nodes import STATES, Node
 from ckptsync.fleet.overview import Overview
 from ckptsync.fleet.runs import Point, Run
 from ckptsync.records.state import WORDS
+from ckptsync.units import clean
 from ckptsync.web.measured import Process
 
 MOST = 500
@@ -129,19 +130,19 @@ class _Given:
 
 def _gauge(name: str, text: str, values: Values, *labels: str) -> Metric:
     made = GaugeMetricFamily(f"{PREFIX}{name}", text, labels=labels)
-    for given, value in values:
-        made.add_metric([_text(label) for label in given], value)
+    for given, value in _samples(values):
+        made.add_metric(given, value)
     return made
 
 
 def _count(name: str, text: str, values: Values, *labels: str) -> Metric:
     """Its name ends in ``_total`` where it is shown."""
     made = CounterMetricFamily(f"{PREFIX}{name}", text, labels=labels)
-    for given, value in values:
-        made.add_metric([_text(label) for label in given], value)
+    for given, value in _samples(values):
+        made.add_metric(given, value)
     return made
 
 
-def _text(label: str) -> str:
-    """What UTF-8 can hold: names of files may be anything."""
-    return label.encode("utf-8", "replace").decode()
+def _samples(values: Values) -> Iterable[tuple[Sequence[str], float]]:
+    """With labels that may be shown, and each of them once: with two of the same, Prometheus takes none of all."""
+    return {tuple(map(clean, given)): value for given, value in values}.items()

@@ -1,19 +1,27 @@
-"""``/metrics`` and ``/healthz``, for a few askers at a time: whoever is slow, or many, is cut off, and nothing of the process waits for them."""
+"""``/metrics`` and ``/healthz``, for a few askers at a time: whoever is slow, or many, is cut off, and nothing of the process waits for them.
+
+A request has so many seconds, and bytes, for its head, however it spreads them, and an answer so many seconds to be taken.  Where all places are
+taken, the oldest that still waits for its asker gives way to the next: who holds sockets open keeps nobody out.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from ckptsync.errors import ConfigError
 
-SLOW = 10.0  # seconds without a byte
+SLOW = 10.0  # seconds for the whole head of a request, and for the answer to be taken
 MANY = 16  # at once
+HEAD = 16 << 10  # bytes of a request's head
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,30 +68,58 @@ def _server(host: str, port: int, pages: Pages) -> ThreadingHTTPServer:
     return Server((host, port), Answering)
 
 
+Waits = Literal["for its head", "for its answer", "to take it"]
+GIVE_WAY: tuple[Waits, ...] = ("for its head", "to take it")
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     block_on_close = False
     request_queue_size = MANY
 
     def __init__(self, *args: Any) -> None:
-        self._free = threading.BoundedSemaphore(MANY)
+        self._open: dict[socket.socket, Waits] = {}  # the oldest first
+        self._lock = threading.Lock()
         super().__init__(*args)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        if not self._free.acquire(blocking=False):
+        if not self._has_room():
             self.shutdown_request(request)
             return
+        self.waits(request, "for its head")
         try:
             super().process_request(request, client_address)
         except RuntimeError:  # no more threads may be had
-            self._free.release()
+            self._forget(request)
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            self._forget(request)
+
+    def waits(self, request: socket.socket, what: Waits) -> None:
+        """Say what a connection waits for."""
+        with self._lock:
+            self._open[request] = what
+
+    def _forget(self, request: socket.socket) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+
+    def _has_room(self) -> bool:
+        """Whether there is a place, if need be that of one who is slow; its thread ends by itself."""
+        with self._lock:
+            if len(self._open) < MANY:
+                return True
+            slow = (one for what in GIVE_WAY for one, waits in self._open.items() if waits == what)
+            if (oldest := next(slow, None)) is None:
+                return False
+            del self._open[oldest]
+        with contextlib.suppress(OSError):  # its asker was quicker
+            oldest.shutdown(socket.SHUT_RDWR)
+        return True
 
     def server_bind(self) -> None:
         """As the base does, but for asking DNS for this machine's name."""
@@ -98,12 +134,37 @@ class _Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
+class _Head(io.RawIOBase):
+    """What comes until a time, and no more than a head has."""
+
+    def __init__(self, connection: socket.socket, until: float) -> None:
+        self._connection, self._until, self._left = connection, until, HEAD
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, out: Any) -> int:
+        view = memoryview(out)[: self._left]
+        if not view:
+            raise ConnectionError("a head without end")
+        self._connection.settimeout(max(0.001, self._until - time.monotonic()))
+        count = self._connection.recv_into(view)
+        self._left -= count
+        return count
+
+
 class _Answering(BaseHTTPRequestHandler):
     """One request a connection."""
 
     timeout = SLOW
     server_version, sys_version = "ckptsync", ""
     answers: ClassVar[Pages] = {}
+    server: _Server
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BufferedReader(_Head(self.connection, time.monotonic() + self.timeout))
 
     def do_GET(self) -> None:
         page = self._page()
@@ -115,7 +176,11 @@ class _Answering(BaseHTTPRequestHandler):
 
     def _page(self) -> Page:
         make = self.answers.get(self.path.partition("?")[0])
-        return make() if make else Page(404, f"there are {' and '.join(self.answers)}\n".encode())
+        self.server.waits(self.connection, "for its answer")
+        page = make() if make else Page(404, f"there are {' and '.join(self.answers)}\n".encode())
+        self.server.waits(self.connection, "to take it")
+        self.connection.settimeout(self.timeout)  # for all that is given to one `sendall`
+        return page
 
     def _begin(self, page: Page) -> None:
         self.send_response(page.status)

@@ -9,21 +9,22 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
-import shutil
+import os
 import signal
+import stat
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ckptsync.errors import CkptsyncError, ConfigError, Incomplete
 from ckptsync.model import read_whole
+from ckptsync.parsing import parse
 from ckptsync.records import saves
 from ckptsync.records.manifest import Manifest
 from ckptsync.scan import Spot
 from ckptsync.spool import pins as spool
-from ckptsync.spool.folders import refusals
-from ckptsync.walk import OURS, Listing, Stat, walk
+from ckptsync.spool.folders import names_in, refusals, remove_in
+from ckptsync.walk import OURS, Listing, Stat, is_kept, open_directory, opened_parent, walk
 from ckptsync.worker import deciding
 from ckptsync.worker.cut_short import TRAINER_STATE
 from ckptsync.worker.hold import Held, Hold, each_open
@@ -102,10 +103,12 @@ def _cleaned(run: RunDir, spot: Spot, knowledge: Knowledge, lookout: Lookout) ->
 def sweep(output_dir: Path) -> None:
     """Remove what a worker that was killed had put aside to remove."""
     for folder in (output_dir / OURS, output_dir):
-        with contextlib.suppress(Incomplete), refusals(folder):
-            for path in folder.iterdir():
-                if path.name.startswith(_GONE):
-                    shutil.rmtree(path)
+        with contextlib.suppress(Incomplete), refusals(folder), _opened(folder) as fd:
+            left = [name for name in names_in(fd) if name.startswith(_GONE)]
+            if left and folder == output_dir:
+                _check_alone(fd, folder)
+            for name in left:
+                remove_in(fd, name)
 
 
 def is_open(root: Path, files: Iterable[Stat]) -> bool:
@@ -138,7 +141,7 @@ def _holder(run: str, checkpoint: str, files: Sequence[Stat], knowledge: Knowled
     """Our manifest of all of these files, also of what is not sent by choice, if its place is VERIFIED."""
     known = knowledge.of(run)
     live = saves.live(known.manifests(checkpoint))
-    mine = deciding.holder(files, [k.manifest for k in live if k.manifest.node == knowledge.node])
+    mine = deciding.holder(files, knowledge.node, [k.manifest for k in live if k.manifest.node == knowledge.node])
     if mine is None or known.is_unreadable(mine.place):  # who knows what a newer head, or a damaged report, says
         return None
     return mine if is_safe(known, mine.place, live, retired_too=False) else None
@@ -158,33 +161,48 @@ def _is_listed(run: str, checkpoint: str, files: Sequence[Stat], knowledge: Know
 
 def removed(output_dir: Path, spot: Spot, there: Listing) -> bool:
     """Whether it is gone: it stays if it is not what was looked at, or somebody is writing a file of it."""
-    with refusals(spot.path):
-        aside = _put_aside(output_dir, spot)
-        if walk(aside) != there:
-            aside.rename(spot.path)
-            return False
-        shutil.rmtree(aside)
-    return True
-
-
-def _put_aside(output_dir: Path, spot: Spot) -> Path:
-    """Out of the trainer's sight, by one rename."""
-    for folder in (output_dir / OURS, output_dir):
-        aside = folder / f"{_GONE}{spot.name}"
-        try:
-            spot.path.rename(aside)
-        except OSError as e:
-            if e.errno != errno.EXDEV or folder == output_dir:
-                raise
-            continue  # the spool is another file system
-        return aside
+    aside = f"{_GONE}{spot.name}"
+    with refusals(spot.path), opened_parent(output_dir, str(spot.path.relative_to(output_dir))) as (source, name):
+        for folder in (output_dir / OURS, output_dir):
+            with _opened(folder) as fd:
+                try:
+                    if folder == output_dir:
+                        _check_alone(fd, folder)
+                    os.rename(name, aside, src_dir_fd=source, dst_dir_fd=fd)  # out of the trainer's sight, by one rename
+                except OSError as e:
+                    if e.errno != errno.EXDEV or folder == output_dir:
+                        raise
+                    continue  # the spool is another file system
+                if walk(folder / aside) != there:
+                    os.rename(aside, name, src_dir_fd=fd, dst_dir_fd=source)
+                    return False
+                remove_in(fd, aside)
+                return True
     raise AssertionError("the last folder returns or raises")
+
+
+@contextlib.contextmanager
+def _opened(folder: Path) -> Iterator[int]:
+    fd = open_directory(folder)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _check_alone(fd: int, folder: Path) -> None:
+    """Raises ConfigError for a directory in which others could put their own, or any other of this user's, in the place of what is to be removed."""
+    if not is_kept(os.fstat(fd), fd) or os.fstat(fd).st_mode & stat.S_IWGRP:
+        raise ConfigError(
+            f"{folder}: others may write there, and the spool is another file system: no checkpoint is removed",
+            hint=f"chmod go-w {folder}, or set worker.clean: off",
+        )
 
 
 def _best(hold: Hold) -> Iterator[str]:
     """The checkpoint that the trainer will load at the end."""
     if TRAINER_STATE in hold.held:
-        with contextlib.suppress(ValueError, RecursionError, CkptsyncError, AttributeError):  # torn: it is not removed either
-            best = json.loads(read_whole(hold, TRAINER_STATE)).get("best_model_checkpoint")
+        with contextlib.suppress(CkptsyncError, AttributeError):  # torn: it is not removed either
+            best = parse(read_whole(hold, TRAINER_STATE), TRAINER_STATE).get("best_model_checkpoint")
             if isinstance(best, str):
                 yield Path(best).name

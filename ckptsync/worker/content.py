@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from blake3 import blake3
 
-from ckptsync.digest import Digester, digest
+from ckptsync.digest import Digester, block_size, digest
 from ckptsync.errors import Corrupt, NotFound
 from ckptsync.records.manifest import FileEntry
 from ckptsync.stores import ending
@@ -25,12 +25,12 @@ _FICLONE = 0x40049409  # linux/fs.h, ioctl_ficlone(2)
 
 
 class Source:
-    """A file of this node.  ``entry`` has its digest from the end of the first whole pass on, if it had none before."""
+    """A file of this node, one of ``files``.  ``entry`` has its digest from the end of the first whole pass on, if it had none before."""
 
-    def __init__(self, held: Held, node: str, entry: FileEntry | None = None, passed: Passed = nothing) -> None:
+    def __init__(self, held: Held, node: str, entry: FileEntry | None = None, passed: Passed = nothing, files: int = 1) -> None:
         self.entry = entry or unread(held.stat)
         self.about = About(held.stat.size, _origin(node, held.stat.path, held.stat.size, held.stat.mtime), self._share)
-        self._held, self._passed = held, passed
+        self._held, self._passed, self._files = held, passed, files
         self._clone: int | None = None
         self._told = self.entry.size if self.entry.digest else 0
 
@@ -68,7 +68,8 @@ class Source:
             os.close(source)
 
     def _digested(self, stream: Iterable[memoryview]) -> Iterator[memoryview]:
-        digester = Digester(self._held.stat.size)
+        size = self._held.stat.size
+        digester = Digester(size, block_size(size, self._files))
         for chunk in stream:
             digester.update(chunk)
             yield chunk

@@ -15,15 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ckptsync.errors import CkptsyncError, Incomplete
-from ckptsync.spool.folders import opened_like, refusals
-from ckptsync.spool.links import prepared
+from ckptsync.spool.folders import Tree, copy_of, is_folder, refusals
 from ckptsync.spool.pins import Pin
 from ckptsync.walk import Stat, look, open_file
 
 STILL = 1.0  # seconds without a change
 _MOST = 256  # files open at once; a process may often have no more than 1024
 _STRETCH = 8 * 1024 * 1024  # bytes after which a stop is noticed
-_COPY = ".copy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +85,9 @@ class Copies:
     def retain(self) -> None:
         """Let go of files of pins that are there no more."""
         with self._lock:
-            for key in [k for k in self._kept if not k[0].is_dir()]:
+            for key in [k for k in self._kept if not is_folder(k[0])]:
                 self._close(key)
-            self._names = {path: names for path, names in self._names.items() if path.is_dir()}
+            self._names = {path: names for path, names in self._names.items() if is_folder(path)}
 
     def problems(self) -> tuple[str, ...]:
         """Why something could not be copied; until it could be."""
@@ -154,19 +152,14 @@ class Copies:
 
 def _copied(pin: Path, file: Stat, descriptor: int) -> bool:
     """Whether there is a copy now.  Not of a file that changed meanwhile: a later try finds it still."""
-    fresh = pin / _COPY
-    try:
-        with refusals(pin):
-            with opened_like(fresh, descriptor) as out:
-                _pour(descriptor, out.fileno(), file.size)
-                os.utime(out.fileno(), ns=(file.mtime, file.mtime))
-            if (found := look(descriptor, file.path)).size != file.size or found.mtime != file.mtime:
-                return False
-            fresh.replace(prepared(pin, file.path))
-            return True
-    finally:
-        with contextlib.suppress(OSError):  # the pin has gone, or will be tried again
-            fresh.unlink(missing_ok=True)
+    with refusals(pin), Tree(pin / "files") as tree, copy_of(descriptor, pin, *tree.place(file.path)) as out:
+        _pour(descriptor, out.fileno(), file.size)
+        os.utime(out.fileno(), ns=(file.mtime, file.mtime))
+        found = look(descriptor, file.path)
+        is_whole = found.size == file.size and found.mtime == file.mtime
+        if not is_whole:
+            out.close()
+    return is_whole
 
 
 def _pour(source: int, target: int, size: int) -> None:

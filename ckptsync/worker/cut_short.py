@@ -18,24 +18,26 @@ from ckptsync.worker.evenness import is_random_state, rank
 
 TRAINER_STATE = "trainer_state.json"
 _S = 10**9
-_DCP_SHARD = re.compile(r"__\d+_\d+\.distcp")
-_SHARD = re.compile(r"(.+/)?(__\d+_\d+\.distcp|[a-z0-9_]+_optim_states\.pt|zero_pp_rank_\d+_[a-z0-9_]+_states\.pt)")
+_DCP_SHARD = re.compile(r"__[0-9]+_[0-9]+\.distcp")
+_SHARD = re.compile(r"(.+/)?(__[0-9]+_[0-9]+\.distcp|[a-z0-9_]+_optim_states\.pt|zero_pp_rank_[0-9]+_[a-z0-9_]+_states\.pt)")
 # what nobody but a trainer writes there; weights and configuration are converted, edited and added by hand
 _STATES = re.compile(rf"optimizer\.(pt|bin)|scheduler\.pt|scaler\.pt|training_args\.bin|(.+/)?\.metadata|{_SHARD.pattern}")
 _WEIGHTS = re.compile(r"(model|pytorch_model|adapter_model)([.-].*)?\.(safetensors|bin)")
-_OF_FIRST = re.compile(r"training_args\.bin|rng_state(_0)?\.pth|pytorch_model_fsdp(_\d+)?(/\.metadata|\.bin)")
+_OF_FIRST = re.compile(r"training_args\.bin|rng_state(_0)?\.pth|pytorch_model_fsdp(_[0-9]+)?(/\.metadata|\.bin)")
 _TEXT = re.compile(
     r"(config|generation_config|tokenizer|tokenizer_config|special_tokens_map|added_tokens|adapter_config|(pre)?processor_config|.+\.index)\.json"
 )
 _CONFIGS = ("config.json", "adapter_config.json")
 _OF_A_RANK = re.compile(
-    r"__\d+_\d+\.distcp|(bf16_|fp16_)?zero_pp_rank_\d+_.*|rng_state_\d+\.pth|random_states_\d+\.pkl|mp_rank_\d+_.*|rank_\d+\.pt"
+    r"__[0-9]+_[0-9]+\.distcp|(bf16_|fp16_)?zero_pp_rank_[0-9]+_.*|rng_state_[0-9]+\.pth|random_states_[0-9]+\.pkl|mp_rank_[0-9]+_.*|rank_[0-9]+\.pt"
 )
 _OF_V1 = re.compile(r"(model|optimizer)/\.metadata|(dataloader|rng_state)/rank_0\.pt")  # LLaMA-Factory v1's rank 0
-BY_ACCELERATE = re.compile(r"random_states_\d+\.pkl")
+BY_ACCELERATE = re.compile(r"random_states_[0-9]+\.pkl")
 _FIRST_OF_ACCELERATE = "random_states_0.pkl"
-_OF_ACCELERATE = re.compile(r"(optimizer|scheduler|sampler)(_\d+)?\.bin")  # its main process alone; every rank writes a scaler.pt
-_SHARDED_BY_ACCELERATE = re.compile(r"(pytorch_model(_fsdp)?|optimizer)(_\d+)?/.+")
+_OF_ACCELERATE = re.compile(
+    r"(optimizer|scheduler|sampler)(_[0-9]+)?\.bin"
+)  # its main process alone; every rank writes a scaler.pt
+_SHARDED_BY_ACCELERATE = re.compile(r"(pytorch_model(_fsdp)?|optimizer)(_[0-9]+)?/.+")
 _ARGUMENTS = "training_args.bin"
 _NEVER_EMPTY = ("chat_template.jinja", "latest", "README.md", "zero_to_fp32.py", "zero_to_torch.py")
 
@@ -194,7 +196,7 @@ def _some_parts(newer: Sequence[Stat], files: Iterable[Stat]) -> str:
 
 def _part_of(path: str) -> str:
     """All numbered parts of one model have this in common."""
-    return re.sub(r"-\d{5}-of-", "-of-", path) if re.search(r"-\d{5}-of-\d{5}\.", path) else ""
+    return re.sub(r"-[0-9]{5}-of-", "-of-", path) if re.search(r"-[0-9]{5}-of-[0-9]{5}\.", path) else ""
 
 
 def _of_a_save(newer: Sequence[Stat]) -> str:
@@ -209,7 +211,7 @@ def _uneven(files: Iterable[Stat], apart: float) -> str:
     kinds: defaultdict[str, list[Stat]] = defaultdict(list)
     for file in files:
         if _SHARD.fullmatch(file.path):
-            kinds[re.sub(r"\d+", "#", file.path)].append(file)
+            kinds[re.sub(r"[0-9]+", "#", file.path)].append(file)
     for its in kinds.values():
         for older, newer in pairwise(sorted(its, key=lambda f: f.mtime)):
             if _is_gap(older.mtime, newer, apart):

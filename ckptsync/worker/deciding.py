@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
+from ckptsync.layouts import rank_names
 from ckptsync.records import fate, saves
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.names import node_file_name
 from ckptsync.records.tombstone import Tombstone
 from ckptsync.walk import Stat
 from ckptsync.worker.take import Taken
+
+FileKey = tuple[str, int, int]
+"""Path, bytes, mtime in ns: a file as it was when it was read."""
+Read = Mapping[FileKey, str]
+"""Digests of files of this node."""
+NOTHING_READ: Read = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +56,50 @@ def span(files: Iterable[FileEntry], whole: Manifest) -> tuple[int, int]:
     return min(times), max(times)
 
 
-def holder(stats: Iterable[Stat], manifests: Iterable[Manifest]) -> Manifest | None:
-    """A manifest of the node and place that hold exactly these files already, by path, size and mtime (ns).
+def holder(stats: Iterable[Stat], node: str, manifests: Sequence[Manifest], read: Read = NOTHING_READ) -> Manifest | None:
+    """Return a manifest of the place that holds all of these files already, each with the same path, size and mtime (ns).
 
-    This is what spares a worker that was started again from reading everything again.
+    What ``node`` named itself counts before what all nodes together have: a directory may hold the files of several, pulled or copied.  Of another node's file
+    a time without a fraction may be chance, and does not count.  ``read``: digests of files whose times differ from
+    those that the manifests name.  This is what spares a worker that was started again from reading everything again.
     """
-    return _covering({(s.path, s.size, s.mtime) for s in stats}, manifests, lambda f: (f.path, f.size, f.mtime))
+    wanted = [(s.path, s.size, s.mtime) for s in stats]
+    mine = [m for m in manifests if m.node == node]
+    found = _covering(wanted, node, mine, read) or _covering(wanted, node, manifests, read)
+    return found or (_covering(_written(wanted, node, manifests), node, mine, read) if mine else None)
 
 
-def stored(files: Iterable[FileEntry], manifests: Iterable[Manifest]) -> Manifest | None:
-    """The same by path and digest: proof, where `holder` is a good guess."""
-    return _covering({(f.path, f.digest) for f in files}, manifests, lambda f: (f.path, f.digest))
+def stored(files: Iterable[FileEntry], node: str, manifests: Iterable[Manifest]) -> Manifest | None:
+    """Return a manifest of the place that holds all of these files by path and digest: proof, where `holder` is a good guess."""
+    wanted = {f.path: {f.digest} for f in files}
+    return next((_of(node, its) for _, its in _by_place(manifests) if _is_covered(wanted, node, its)), None)
+
+
+def part(whole: Manifest, files: Iterable[FileEntry]) -> Manifest:
+    """Return what ``whole`` says of some of its files: their ranks, and the time in which they were written."""
+    named = tuple(sorted(files, key=lambda f: f.path))
+    first, last = span(named, whole)
+    return replace(whole, files=named, ranks=rank_names.ranks([f.path for f in named]), started=first, ended=last)
+
+
+def without_copies(planned: Manifest, manifests: Iterable[Manifest]) -> Manifest:
+    """Return ``planned`` without the files of ranks that another node wrote (`_written`); all of it where nothing would be left."""
+    kept = {key[0] for key in _written([(f.path, f.size, f.mtime) for f in planned.files], planned.node, manifests)}
+    if not kept:
+        return planned
+    return replace(planned, files=tuple(f for f in planned.files if f.path in kept), ranks=rank_names.ranks(kept))
+
+
+def _written(files: Sequence[FileKey], node: str, manifests: Iterable[Manifest]) -> list[FileKey]:
+    """Return the files but for those of ranks that another node wrote: shards that were pulled, or copied, so that a training can resume.
+
+    A rank is one process on one node.  If all that is here of a rank are another node's files, by path, size and mtime (a time without a fraction may be
+    chance), then this node has written nothing of that rank.  In a save that was written over the copies they would be a mixture.
+    """
+    theirs = {(f.path, f.size, f.mtime) for m in manifests if m.node != node for f in m.files if f.mtime % 10**9}
+    ranks = {key: rank_names.rank(key[0]) for key in files}
+    own = {ranks[key] for key in files if key not in theirs}
+    return [key for key in files if ranks[key] is None or ranks[key] in own]
 
 
 def left_behind(planned: Manifest, known: Iterable[saves.Known]) -> tuple[str, ...]:
@@ -136,7 +177,7 @@ def is_retired(
     force = _in_force({name: stone for name, (stone, _) in buried.items()})
     named = {name for stone in force.values() for name in stone.manifests}
     given_up = [m for name, m in manifests.items() if name in named]
-    if holder(seen, given_up) or any(_is_more_of(seen, m) for m in given_up if m.node == told.node):
+    if holder(seen, told.node, given_up) or any(_is_more_of(seen, m) for m in given_up if m.node == told.node):
         return True
     ended = max((s.mtime for s in seen), default=0)
     mine = f"/manifest-{told.node}-"
@@ -157,14 +198,50 @@ def _is_more_of(seen: Iterable[Stat], given_up: Manifest) -> bool:
     return bool(both) and all(both)
 
 
-def _covering(wanted: set[Hashable], manifests: Iterable[Manifest], key: Callable[[FileEntry], Hashable]) -> Manifest | None:
-    bound: dict[tuple[str, str], set[Hashable]] = {}
-    last: dict[tuple[str, str], Manifest] = {}
+def _covering(wanted: Sequence[FileKey], node: str, manifests: Iterable[Manifest], read: Read) -> Manifest | None:
+    """Return a manifest of the first place by name that has all."""
+    for _, its in _by_place(manifests):
+        digests = {key[0]: {read[key]} if key in read else set() for key in wanted}
+        keys = set(wanted)
+        for m in its:
+            for f in m.files:
+                if (f.path, f.size, f.mtime) in keys and (m.node == node or f.mtime % 10**9):
+                    digests[f.path].add(f.digest)
+        if _is_covered(digests, node, its):
+            return _of(node, its)
+    return None
+
+
+def _is_covered(wanted: Mapping[str, Collection[str]], node: str, place: Iterable[Manifest]) -> bool:
+    """Whether some files are what a pull of a place gives: for everybody, or for one of its nodes, whose own content of a path comes before the others'.
+
+    ``wanted``: path → digests, one of which it has.  A node that has named files there has no other's: that it has another's content of a path has still to be said.
+    """
+    if not wanted or not all(wanted.values()):
+        return False
+    named: dict[str, dict[str, str]] = {}
+    for m in sorted(place, key=lambda m: (m.node, m.n)):
+        for f in m.files:
+            named.setdefault(f.path, {}).setdefault(m.node, f.digest)
+    if not wanted.keys() <= named.keys():
+        return False
+    nodes = {n for digests in named.values() for n in digests}
+    return any(
+        all(named[path].get(one, next(iter(named[path].values()))) in digests for path, digests in wanted.items())
+        for one in ("", *((node,) if node in nodes else sorted(nodes)))
+    )
+
+
+def _of(node: str, manifests: Sequence[Manifest]) -> Manifest:
+    """The last one of a node, or of whom there is."""
+    return next((m for m in reversed(manifests) if m.node == node), manifests[-1])
+
+
+def _by_place(manifests: Iterable[Manifest]) -> list[tuple[str, list[Manifest]]]:
+    places: dict[str, list[Manifest]] = {}
     for m in manifests:
-        bound.setdefault((m.place, m.node), set()).update(key(f) for f in m.files)
-        last[m.place, m.node] = m
-    found = [at for at, files in bound.items() if wanted and wanted <= files]
-    return last[min(found)] if found else None
+        places.setdefault(m.place, []).append(m)
+    return sorted(places.items())
 
 
 def _parcel(entry: FileEntry, fresh: Manifest, before: Sequence[saves.Located], after: Sequence[saves.Located]) -> Parcel:

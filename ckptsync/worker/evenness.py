@@ -12,9 +12,9 @@ from ckptsync.layouts import rank_names
 from ckptsync.walk import Stat
 
 # Every rank writes its random state after everything else that it writes: HF Trainer, accelerate, LLaMA-Factory v1
-_RANDOM = re.compile(r"rng_state(_\d+)?\.pth|random_states_\d+\.pkl|(.+/)?rng_state/rank_\d+\.pt")
-_OF_RANK = re.compile(r"(.*/)?rank_(\d+)\.pt")
-_PART = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.(safetensors|bin)")
+_RANDOM = re.compile(r"rng_state(_[0-9]+)?\.pth|random_states_[0-9]+\.pkl|(.+/)?rng_state/rank_[0-9]+\.pt")
+_OF_RANK = re.compile(r"(.*/)?rank_([0-9]+)\.pt")
+_PART = re.compile(r"(.*)-([0-9]{5})-of-([0-9]{5})\.(safetensors|bin)")
 
 
 def is_random_state(path: str) -> bool:
@@ -77,7 +77,7 @@ def _by_rank(names: Iterable[str]) -> Mapping[int, set[str]]:
     for name in names:
         found = rank(name)
         if found is not None:
-            ranks.setdefault(found, set()).add(re.sub(r"\d+", "#", name))
+            ranks.setdefault(found, set()).add(re.sub(r"[0-9]+", "#", name))
     return ranks
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import re
 import signal
@@ -15,7 +14,9 @@ from pathlib import Path
 from ckptsync.errors import CkptsyncError, Corrupt
 from ckptsync.layouts import table
 from ckptsync.model import read_whole
+from ckptsync.parsing import parse
 from ckptsync.scan import Spot
+from ckptsync.spool.folders import status
 from ckptsync.spool.marks import is_running
 from ckptsync.spool.pins import Pin
 from ckptsync.walk import Stat, open_file
@@ -99,9 +100,10 @@ def _pulse(pin: Pin | None) -> int:
     if pin is None:
         return 0
     try:
-        return (pin.path / "owner.json").stat().st_mtime_ns
-    except OSError:  # nobody's yet
+        found = status(pin.path / "owner.json")
+    except OSError:  # a look says why
         return 0
+    return found.st_mtime_ns if found else 0  # nobody's yet
 
 
 def trainer_state(hold: Hold) -> TrainerState | None:
@@ -110,11 +112,11 @@ def trainer_state(hold: Hold) -> TrainerState | None:
     if held is None:
         return None
     try:
-        told = json.loads(read_whole(hold, TRAINER_STATE))
-    except (ValueError, RecursionError, Corrupt):  # being written, or torn: that it does not parse is the fact
+        told = parse(read_whole(hold, TRAINER_STATE), TRAINER_STATE)
+    except Corrupt:  # being written, or torn: that it does not parse is the fact
         told = None
     step = told.get("global_step") if isinstance(told, dict) else None
-    return TrainerState(step if isinstance(step, int) else None, held.stat.mtime)
+    return TrainerState(step if type(step) is int else None, held.stat.mtime)
 
 
 def writing(files: Iterable[Held]) -> tuple[str, ...] | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from ckptsync.scan import NESTED
-from ckptsync.walk import OURS
+from ckptsync.walk import OURS, open_directory, split
 
 _CONTAINERS = (*NESTED, "lightning_logs")  # new checkpoints appear in them, however old they are
 _NEWEST = 3
@@ -63,7 +63,8 @@ def _folders(folder: Path) -> Iterator[tuple[int, str]]:
 
 def _state(directory: str | Path) -> tuple[int, ...]:
     try:
-        fd = os.open(directory, _DIRECTORY)
+        path = Path(directory)
+        fd = open_directory(path) if split(path)[1] else os.open(path, _DIRECTORY)
     except OSError:
         return ()  # not there yet, or not ours to read: a look says so
     try:

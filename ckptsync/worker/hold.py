@@ -61,6 +61,11 @@ class Hold:
         return self._stats
 
     @property
+    def left_out(self) -> tuple[str, ...]:
+        """What is not sent: by choice, since a writer has not finished it, or since it is a link or a special file."""
+        return tuple(sorted({*self.unsent, *self.others, *(s.path for s in self.partial)}))
+
+    @property
     def unpinned(self) -> tuple[str, ...]:
         """Files that only the trainer's own directory holds: rotation may take them at any moment."""
         return tuple(sorted(p for p, h in self.held.items() if not h.is_pinned))

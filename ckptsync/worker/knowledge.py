@@ -17,6 +17,8 @@ from ckptsync.worker import deciding
 from ckptsync.worker.known import Known, read_known
 from ckptsync.worker.likeness import is_like_stored
 from ckptsync.worker.looking import Seen
+from ckptsync.worker.options import RunDir
+from ckptsync.worker.remembering import read_before
 from ckptsync.worker.saving import own, standing
 from ckptsync.worker.selecting import Selection
 
@@ -44,24 +46,25 @@ class Knowledge:
             self._read[run], self._of[run] = turn, found
         return found
 
+    def recall(self, run: RunDir) -> None:
+        """Take up what the spool has of digests that were read."""
+        known = self._of.setdefault(run.name, Known())
+        for checkpoint, read in read_before(run.path).items():
+            known.remember(checkpoint, read)
+
     def of(self, run: str) -> Known:
         """As they were read last."""
         return self._of.get(run) or Known()
 
     def own(self, run: str, checkpoint: str, stats: Sequence[Stat]) -> Manifest | None:
-        """A manifest of this node that names these files, but for those that are not sent by choice."""
-        mine = [k.manifest for k in saves.live(self.of(run).manifests(checkpoint)) if k.manifest.node == self.node]
-        return own(stats, mine, self.selection)
+        """A manifest of the save that has these files, but for those that are not sent by choice."""
+        return own(stats, self.node, self.of(run), checkpoint, self.selection)
 
     def is_proven(self, run: str, checkpoint: str, stats: Sequence[Stat]) -> bool:
         """Whether the store has these very files, VERIFIED or given up: then they need no pin."""
         known = self.of(run)
         mine = self.own(run, checkpoint, stats)
         return mine is not None and is_safe(known, mine.place, saves.live(known.manifests(checkpoint)))
-
-    def is_stored(self, seen: Seen) -> bool:
-        """Whether a manifest of this node names its files."""
-        return self.own(seen.run, seen.spot.name, seen.hold.stats) is not None
 
     def is_done(self, seen: Seen) -> bool:
         """Whether nothing is left to do here: it is stored, another's, or given up."""

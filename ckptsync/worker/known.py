@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from ckptsync.catalogue.fresh import read_record
 from ckptsync.errors import CkptsyncError, Corrupt, NotFound, Unsupported
 from ckptsync.records import saves
-from ckptsync.records.coding import Record, decode_any, is_made_anew
+from ckptsync.records.coding import Record, is_made_anew
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.names import OURS, RecordName, parse_record_name
 from ckptsync.records.report import Report
@@ -16,7 +17,8 @@ from ckptsync.records.seal import Seal
 from ckptsync.records.state import Records
 from ckptsync.records.tombstone import Tombstone
 from ckptsync.records.vanished import vanished
-from ckptsync.stores.contract import Entry, Store, read_all
+from ckptsync.stores.contract import Entry, Store
+from ckptsync.worker.deciding import Read
 from ckptsync.worker.together import Together
 
 R = TypeVar("R", Manifest, Seal, Report, Tombstone)
@@ -29,6 +31,7 @@ class Known:
 
     ``times``: when each came, on the store's clock.  ``copies``: sizes of what lies beside the checkpoints, by name.
     ``grouped``: the records once more, by checkpoint.  ``lost``: manifests that seals and reports name, and that are gone.
+    ``read``: by checkpoint, digests of this node's files that were read and need not be sent (`remember`); all views of one run share it.
     """
 
     records: Mapping[str, Record] = field(default_factory=dict)
@@ -37,6 +40,11 @@ class Known:
     copies: Mapping[str, int] = field(default_factory=dict)
     grouped: Mapping[str, Mapping[str, Record]] = field(default_factory=dict)
     lost: Mapping[str, CkptsyncError] = field(default_factory=dict)
+    read: dict[str, Read] = field(default_factory=dict)
+
+    def remember(self, checkpoint: str, read: Read) -> None:
+        """Keep digests, so that the same files are not read again."""
+        self.read[checkpoint] = {**self.read.get(checkpoint, {}), **read}
 
     def damaged(self) -> tuple[str, ...]:
         """Places of which a report has ever said DAMAGED."""
@@ -74,22 +82,27 @@ class Known:
 
 
 def read_known(store: Store, run: str, before: Known) -> Known:
-    """The records of a run as they are now; ``before`` saves fetching those again that nobody has touched.  Raises StoreError."""
+    """The records of a run as they are now; ``before`` saves fetching those again that nobody has touched.  Raises StoreError.
+
+    A record that a new report names is read again: a disk loses bits without a new time.
+    """
     entries = tuple(store.names(f"{run}/{OURS}/"))
     named = [(e, parsed) for e in entries if (parsed := parse_record_name(e.name)) is not None and parsed.run == run]
     records = {e.name: before.records[e.name] for e, _ in named if _is_read(e, before)}
-    fresh = [(e, parsed) for e, parsed in named if e.name not in records]
-    fetched = Together(AT_ONCE).each(lambda one: _fetched(store, one[1]), fresh)
-    found = {e.name: its for (e, _), its in zip(fresh, fetched, strict=True)}
+    fresh = [parsed for e, parsed in named if e.name not in records]
+    found = _fetched(store, fresh)
+    told = {f"{run}/{f.name}" for its in found.values() if isinstance(its, Report) for f in its.findings}
+    found |= _fetched(store, [parsed for e, parsed in named if e.name in told and e.name in records])
+    records = {name: record for name, record in records.items() if name not in found}
     records |= {name: its for name, its in found.items() if its is not None and not isinstance(its, CkptsyncError)}
     broken = {name: its for name, its in found.items() if isinstance(its, CkptsyncError)}
     grouped: dict[str, dict[str, Record]] = {}
     for name, record in records.items():
         grouped.setdefault(record.place.partition("~")[0], {})[name] = record
     sizes = {e.name: e.size for e in entries}
-    is_same = not fresh and not before.lost and records.keys() == before.records.keys()
+    is_same = not found and not before.lost and records.keys() == before.records.keys()
     lost = before.lost if is_same else vanished(records, sizes, store.size)
-    return Known(records, broken, {e.name: e.mtime for e in entries}, sizes, grouped, lost)
+    return Known(records, broken, {e.name: e.mtime for e in entries}, sizes, grouped, lost, before.read)
 
 
 def _is_read(entry: Entry, before: Known) -> bool:
@@ -97,10 +110,14 @@ def _is_read(entry: Entry, before: Known) -> bool:
     return is_same and entry.name in before.records
 
 
-def _fetched(store: Store, name: RecordName) -> Record | CkptsyncError | None:
+def _fetched(store: Store, names: Sequence[RecordName]) -> dict[str, Record | CkptsyncError | None]:
+    return dict(zip(map(str, names), Together(AT_ONCE).each(lambda name: _one(store, name), names), strict=True))
+
+
+def _one(store: Store, name: RecordName) -> Record | CkptsyncError | None:
     """``None`` if it is gone: gc was quicker."""
     try:
-        return decode_any(name, read_all(store, str(name)))
+        return read_record(store, name)
     except NotFound:
         return None
     except (Corrupt, Unsupported) as e:

@@ -29,7 +29,7 @@ def is_like_stored(one: Seen, manifests: Iterable[Manifest], selection: Selectio
 
 def shape(names: Iterable[str], step: int | None) -> frozenset[str]:
     """Names without the step, which scripts like to write into them."""
-    number = re.compile(rf"(?<!\d)0*{step}(?!\d)")
+    number = re.compile(rf"(?<![0-9])0*{step}(?![0-9])")
     return frozenset(number.sub("#", name) for name in names)
 
 

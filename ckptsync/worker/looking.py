@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ckptsync import scan
-from ckptsync.errors import CkptsyncError
+from ckptsync.errors import CkptsyncError, Incomplete
 from ckptsync.scan import Found, Spot
 from ckptsync.spool import links
 from ckptsync.spool import pins as spool
 from ckptsync.spool.marks import said
-from ckptsync.spool.pins import Pin
+from ckptsync.spool.pins import Pin, compare
 from ckptsync.walk import OURS, Stat
 from ckptsync.worker import remembering
 from ckptsync.worker.budget import PinCost, Relief, Room, SpoolRule, alone, give_up, held
@@ -71,13 +71,18 @@ class Look:
     notes: tuple[str, ...] = ()
 
 
-def look(run: RunDir, seat: Seat, without: Collection[str] = ()) -> Look:
+class BeingRemoved(Incomplete):
+    """Somebody is removing an output directory: a pin that is made anew would keep the directory that it is in from being removed."""
+
+
+def look(run: RunDir, seat: Seat, without: Collection[str] = (), before: Iterable[Pin] = ()) -> Look:
     """Pin what has appeared; every save that is here, oldest first, but of checkpoints that another looks at (`look_at`).
 
-    Raises ConfigError or StoreError if nothing can be seen at all.
+    ``before``: the pins of the last look.  Raises ConfigError or StoreError if nothing can be seen at all, BeingRemoved before anything is done.
     """
     spots = {s.name: s for s in scan.spots(run.path) if s.name not in without}
     pins = spool.pins(run.path, lambda name: name not in without)
+    _refuse_removed(run, spots, pins, (p for p in before if p.checkpoint not in without), seat)
     relief, failures = _relieved(run, spots, pins, seat)
     seat.told.extend(relief.words)
     seen: list[Seen] = []
@@ -99,13 +104,29 @@ def look(run: RunDir, seat: Seat, without: Collection[str] = ()) -> Look:
     return Look(tuple(seen), tuple(failures), notes=notes)
 
 
-def look_at(run: RunDir, seat: Seat, name: str) -> Look:
+def look_at(run: RunDir, seat: Seat, name: str, before: Iterable[Pin] = ()) -> Look:
     """The same of one checkpoint, as far as it is here."""
     spots = (s for s in scan.spots(run.path) if s.name == name)
     spot = next(spots, Spot(name, scan.family_of(name), run.path / name))
-    found = _look_at(run, spot, spool.pins(run.path, lambda other: other == name), seat, is_full=False)
+    pins = spool.pins(run.path, lambda other: other == name)
+    _refuse_removed(run, {name: spot}, pins, before, seat)
+    found = _look_at(run, spot, pins, seat, is_full=False)
     seat.told.extend(found.notes)
     return found
+
+
+def _refuse_removed(run: RunDir, spots: Mapping[str, Spot], pins: Iterable[Pin], before: Iterable[Pin], seat: Seat) -> None:
+    """Raise BeingRemoved where somebody takes pins apart, or has taken away some whose files the trainer still has: neither rotation nor a worker does so."""
+    now = {pin.path: pin for pin in pins}
+    for pin in before:
+        left = now.get(pin.path)
+        if left is not None:
+            is_removed = bool(pin.node and not left.node) or not {f.path for f in pin.files} <= {f.path for f in left.files}
+        else:
+            is_needed = pin.checkpoint in spots and not seat.is_proven(run.name, pin.checkpoint, pin.files)
+            is_removed = is_needed and bool(compare(pin.files, scan.found(spots[pin.checkpoint]).files).same)
+        if is_removed:
+            raise BeingRemoved(f"{run.path / OURS}: somebody is removing it")
 
 
 def _look_at(run: RunDir, spot: Spot, pins: Iterable[Pin], seat: Seat, *, is_full: bool) -> Look:

@@ -6,6 +6,7 @@ Nothing here asks the store, so nothing here waits for it: while it is away, wha
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,11 +14,13 @@ from pathlib import Path
 
 from ckptsync.errors import CkptsyncError
 from ckptsync.spool import pins as spool
+from ckptsync.spool.pins import Pin
+from ckptsync.walk import OURS
 from ckptsync.worker import order_of_writing
 from ckptsync.worker.aside import Aside
 from ckptsync.worker.facts import Facts, gathered
 from ckptsync.worker.hooked import read_hooked
-from ckptsync.worker.looking import Look, Seat, Seen, look, look_at
+from ckptsync.worker.looking import BeingRemoved, Look, Seat, Seen, look, look_at
 from ckptsync.worker.observed import Evidence, Rule, Verdict
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.result import Failure, failure
@@ -25,6 +28,8 @@ from ckptsync.worker.settle import is_hopeless, judge
 from ckptsync.worker.watched import SELDOM, Asked, Glimpse, Key, Watched, glimpsed, key_of
 
 DEAD_AFTER = 600.0  # seconds without a pulse, on our clock, after which another node's pin on a shared disk is taken over
+
+ALONE = 10.0  # seconds without a change after which an output directory that somebody was removing is served again
 
 CROWD = 1000  # files of a checkpoint at which to look takes longer than a small one may live
 CROWD_SHARE = 0.3  # of the time
@@ -36,6 +41,14 @@ class _Last:
 
     directory: tuple[int, int]
     names: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Removal:
+    """Of an output directory, by somebody else, as far as it is seen.  ``until``: when it counts as over if ``listed``, what lies there, stays the same."""
+
+    until: float
+    listed: object
 
 
 class Lookout:
@@ -53,6 +66,7 @@ class Lookout:
         self._tried: dict[Key, float] = {}
         self._last: dict[str, _Last] = {}
         self._aside: dict[str, Aside[list[Watched]]] = {}
+        self._removals: dict[str, _Removal] = {}
 
     def look(self, now: float) -> Look:
         """Look once at every run.  ``now`` in seconds on a clock that only grows."""
@@ -81,7 +95,8 @@ class Lookout:
 
     def due(self, now: float) -> float | None:
         """Seconds until a save can be sent that nobody has tried to send yet; ``None``: none will be without a change."""
-        waits = (self._left(w, now) for w in self.watched() if w.evidence is not None)
+        waits = [self._left(w, now) for w in self.watched() if w.evidence is not None]
+        waits += [max(0.0, removal.until - now) for removal in tuple(self._removals.values())]
         return min((left for left in waits if left is not None), default=None)
 
     def judged(self, one: Watched, now: float) -> Verdict:
@@ -118,8 +133,14 @@ class Lookout:
         crowds = [w for w in self._watched.values() if w.seen.run == run.name and len(w.seen.hold.held) > CROWD]
         aside = {w.seen.spot.name for w in crowds}
         directory, last = _identity(run.path), self._last.pop(run.name, None)
+        is_over = run.name in self._removals
+        if self._is_being_removed(run, now):
+            return self._left_alone(run)
         try:
-            found = look(run, self._seat, aside)
+            found = look(run, self._seat, aside, () if is_over else self._pins(run.name))
+        except BeingRemoved:
+            self._removals[run.name] = _Removal(now + ALONE, _listed(run.path))
+            return self._left_alone(run)
         except CkptsyncError as e:
             return [], Look(failures=(failure(run.name, "", e),))
         known = last.names if last and last.directory == directory else None
@@ -133,6 +154,27 @@ class Lookout:
             self._last[run.name] = _Last(directory, frozenset(names))
         return watched, replace(found, failures=(*found.failures, *wrong))
 
+    def _is_being_removed(self, run: RunDir, now: float) -> bool:
+        """Whether somebody was taking away our pins a moment ago, and may still do so."""
+        before = self._removals.get(run.name)
+        if before is None:
+            return False
+        listed = _listed(run.path)
+        if before.listed != listed:
+            self._removals[run.name] = _Removal(now + ALONE, listed)
+        elif now >= before.until:
+            del self._removals[run.name]
+        return run.name in self._removals
+
+    def _left_alone(self, run: RunDir) -> tuple[list[Watched], Look]:
+        note = f"{run.name}: somebody is removing {run.path / OURS}: it is left alone until nothing has changed for {ALONE:.0f} s"
+        return [w for w in self._watched.values() if w.seen.run == run.name], Look(notes=(note,))
+
+    def _pins(self, run: str, name: str = "") -> list[Pin]:
+        """As they were seen last, of a checkpoint or of all."""
+        seen = (w.seen for w in self._watched.values() if w.seen.run == run and name in ("", w.seen.spot.name))
+        return [one.pin for one in seen if one.pin is not None]
+
     def _look_aside(self, run: RunDir, crowds: Sequence[Watched], others: Sequence[Seen], now: float) -> Sequence[Watched]:
         """Checkpoints of so many files that small ones would be missed meanwhile, as they were seen last: another thread looks at them."""
         aside = self._aside.setdefault(run.name, Aside(CROWD_SHARE))
@@ -144,7 +186,7 @@ class Lookout:
     def _watch_one(self, run: RunDir, name: str, others: Sequence[Seen], now: float) -> list[Watched]:
         # as it was seen last, until it can be seen: then a look that has the time says why
         with contextlib.suppress(CkptsyncError):
-            return self._watch_all(run, look_at(run, self._seat, name).seen, others, None, now)[0]
+            return self._watch_all(run, look_at(run, self._seat, name, self._pins(run.name, name)).seen, others, None, now)[0]
         return [w for w in self._watched.values() if w.seen.run == run.name and w.seen.spot.name == name]
 
     def _watch_all(
@@ -181,6 +223,15 @@ def _identity(directory: Path) -> tuple[int, int] | None:
     except OSError:  # not there, or not to be seen: a look says so
         return None
     return info.st_dev, info.st_ino
+
+
+def _listed(directory: Path) -> object:
+    """What lies there, and when each directory there was changed last."""
+    try:
+        with os.scandir(directory) as entries:
+            return sorted((entry.name, entry.stat(follow_symlinks=False).st_ctime_ns) for entry in entries)
+    except FileNotFoundError:  # in this moment
+        return None
 
 
 def _pulse(one: Seen) -> tuple[object, int]:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 from ckptsync.errors import CkptsyncError
+from ckptsync.records.manifest import FileEntry
 from ckptsync.records.names import OURS, records_prefix
 from ckptsync.stores import signs
 from ckptsync.worker import repair
+from ckptsync.worker.deciding import Read
 from ckptsync.worker.hold import Hold
 from ckptsync.worker.knowledge import Knowledge
 from ckptsync.worker.lanes import Carrier
@@ -62,10 +64,13 @@ class Mending:
             if name in busy:
                 asked.update(key for key in tuple(self._served) if key[0].startswith(records_prefix(run.name, place)))
                 continue
-            requests = repair.wanted(known.place(place), node, place, known.manifests(name[1]))
+            here = [s for s in seen if s.spot.name == name[1]]
+            requests = repair.wanted(
+                known.place(place), node, place, known.manifests(name[1]), copies(here, known.read.get(name[1], {}))
+            )
             asked.update((r.report, r.finding) for r in requests)
             due = [r for r in requests if (r.report, r.finding) not in self._served]
-            holds = [outgoing(s, EVERYTHING).hold for s in seen if due and s.spot.name == name[1]]
+            holds = [outgoing(s, EVERYTHING).hold for s in here if due]
             if due:
                 size = sum(r.entry.size for r in due)
                 yield Job(("mended", run.name, place), name, size, partial(self._serve, run, name, due, holds))
@@ -83,3 +88,15 @@ class Mending:
                 continue
             self._served[request.report, request.finding] = reason
             self._news.append(Repaired(run.name, request.report, request.finding, reason))
+
+
+def copies(seen: Sequence[Seen], read: Read) -> Callable[[FileEntry], bool]:
+    """Return the question whether one of the saves here has a stored file, by its time (one without a fraction may be chance) or by a digest that was read."""
+    keys = {(f.path, f.size, f.mtime) for one in seen for f in one.hold.stats}
+    digests = {(key[0], digest) for key, digest in read.items() if key in keys}
+
+    def has(entry: FileEntry) -> bool:
+        is_same = entry.mtime % 10**9 != 0 and (entry.path, entry.size, entry.mtime) in keys
+        return is_same or (entry.path, entry.digest) in digests
+
+    return has

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ckptsync import scan
 from ckptsync.errors import CkptsyncError, ConfigError
-from ckptsync.scan import Found, Spot
+from ckptsync.layouts import table
+from ckptsync.scan import FINAL, Family, Found, Spot
 from ckptsync.spool import pins as spool
 from ckptsync.spool.pins import Pin
-from ckptsync.walk import OURS
+from ckptsync.walk import OURS, UnsafeSpool
+from ckptsync.worker.cut_short import TRAINER_STATE
 from ckptsync.worker.evidence import gather
 from ckptsync.worker.hold import hold
 from ckptsync.worker.hooked import read_hooked
@@ -20,6 +23,7 @@ from ckptsync.worker.looking import Seen
 from ckptsync.worker.observed import Evidence, Rule, Sighting, Verdict
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.order_of_writing import Span, is_later, spans_of
+from ckptsync.worker.selecting import is_of_states
 from ckptsync.worker.settle import judge
 
 NOW = Rule(quiet=0, unmarked=0, doubtful=0)
@@ -30,7 +34,8 @@ _PROVEN = Rule(quiet=0, unmarked=1, doubtful=1)
 class Offer:
     """``root``: the output directory, where a spool may be.  ``spots``: the checkpoints that were asked for; ``pins``: of the same, whoever made them.
 
-    ``save``: the id of the save, where somebody agreed on one and no mark says it.
+    ``save``: the id of the save, where somebody agreed on one and no mark says it.  ``notes``: what was not looked at, and why.
+    ``left_out``: what lies in the directory that was named, and in none of them.
     """
 
     run: str
@@ -38,26 +43,86 @@ class Offer:
     spots: tuple[Spot, ...]
     pins: tuple[Pin, ...] = ()
     save: str = ""
+    notes: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
-def offered(directory: Path, runs: Iterable[RunDir] = ()) -> Offer:
-    """A checkpoint, or all below an output directory; in one of ``runs`` under the names that a daemon gives.  Raises ConfigError if there are none."""
+def offered(directory: Path, runs: Iterable[RunDir] = (), name: str = "") -> Offer:
+    """Return the checkpoint ``directory``, or all that a worker finds below it; in one of ``runs`` under the names that a worker gives.
+
+    ``name``: that of the checkpoint in the store, where all of ``directory`` is to be one.  A directory that no worker takes for a checkpoint is one here
+    if a layout reads it; a link that the user names is followed.  Raises ConfigError if there is no checkpoint, or a store cannot keep its name.
+    """
     if not directory.is_dir():
         raise ConfigError(
-            f"{directory}: no such directory", hint="give a checkpoint's directory, or the one that holds checkpoints"
+            f"{directory}: {'not a' if directory.exists() else 'no such'} directory",
+            hint="give a checkpoint's directory, or the one that holds checkpoints",
         )
-    here = directory.resolve()
-    run = max((r for r in runs if r.path in (here, *here.parents)), key=_depth, default=None)
-    own = None if run else scan.spot_at(here)
-    run = run or (RunDir(here.name, here) if own is None else _above(here))
+    here, given = directory.resolve(), Path(os.path.abspath(directory))  # noqa: PTH100  # no link is resolved
+    configured = max((r for r in runs if r.path in (here, *here.parents, *given.parents)), key=_depth, default=None)
+    own = None if configured else scan.spot_at(here)
+    run = configured or (RunDir(here.name, here) if own is None else _above(here))
     spots = (own,) if own else tuple(s for s in scan.spots(run.path) if here in (run.path, s.path, *s.path.parents))
+    is_watched = configured is not None and configured.path == here and bool(spots)
+    one = None if is_watched and not name else _as_one(here, given.name, spots, name)
+    if one:  # no worker knows it under this name, so that no pin and no mark is of it
+        return Offer((configured or _above(here if own else given)).name, here, (one,))
     if not spots:
-        raise ConfigError(
-            f"{directory}: no checkpoint in it",
-            hint="wanted: checkpoint-N, checkpoint_K, step-N, global_step_N, *.ckpt, a DeepSpeed save directory, or a model with its weights",
-        )
+        raise _nothing_in(directory)
     names = {s.name for s in spots}
-    return Offer(run.name, run.path, spots, spool.pins(run.path, lambda name: here == run.path or name in names))
+    try:
+        pins = spool.pins(run.path, lambda name: here == run.path or name in names)
+    except UnsafeSpool as e:  # the checkpoints are what they are
+        return Offer(
+            run.name, run.path, spots, (), "", (f"what is kept in the spool is not sent: {e}",), scan.uncovered(here, spots)
+        )
+    return Offer(run.name, run.path, spots, pins, left_out=scan.uncovered(here, spots))
+
+
+def _as_one(here: Path, given: str, spots: Sequence[Spot], name: str) -> Spot | None:
+    """Return all of a directory as one checkpoint: since the user names it so, or since it is one by what lies in it."""
+    below = [s for s in spots if s.family != FINAL and (s.path != here or s.only is not None)]
+    if any(s.family != "deepspeed" for s in below) or (name and len(below) > 1):
+        if name:
+            raise ConfigError(
+                f"{here}: --as gives one checkpoint a name, and this directory holds {below[0].name}", hint="name its directory"
+            )
+        return None
+    known = next((s for s in spots if s.path == here and s.only is None), None)
+    if not name and known:
+        return None
+    entries = scan.uncovered(here, ())
+    has_states = any(is_of_states(e) or e == ".metadata" or e.endswith(".distcp") for e in entries)
+    if not (name or not spots or has_states or scan.is_named_like_one(given)):
+        return None  # an output directory with a final model, or with DeepSpeed's tags
+    told = Spot(name or given, known.family if known else _family(name or given, entries), here)
+    if not (known or table.sources(hold(scan.found(told), None, told.family, told.name))):
+        return None
+    if not scan.is_plain(told.name):
+        hint = "give it a name with --as NAME, such as --as checkpoint-4: letters, digits, '_', '.' and '-', at most 100"
+        raise ConfigError(f"{here}: a store cannot keep a checkpoint under the name {told.name!r}", hint=hint)
+    return told
+
+
+def _family(name: str, entries: Sequence[str]) -> Family:
+    """Return whose checkpoint it is, by its name, and else by what lies at its top."""
+    found = scan.family_of(name)
+    if found == "deepspeed" or name == FINAL:
+        if ".metadata" in entries or any(e.endswith(".distcp") for e in entries):
+            return "dcp"
+        if TRAINER_STATE in entries:
+            return "trainer"
+    return found
+
+
+def _nothing_in(directory: Path) -> ConfigError:
+    links = [directory / name for name in scan.uncovered(directory, ()) if (directory / name).is_symlink()]
+    folder = next((link for link in links if link.is_dir()), None)
+    if folder:
+        hint = f"a link is followed where you name it: ckptsync push {folder}"
+        return ConfigError(f"{directory}: no checkpoint in it but behind a link, {folder.name}", hint=hint)
+    hint = "checkpoints are directories that `ckptsync inspect` can read, such as checkpoint-N; name one, or the directory that holds them"
+    return ConfigError(f"{directory}: no checkpoint in it", hint=hint)
 
 
 def _depth(run: RunDir) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -94,11 +95,14 @@ def local_root(store_url: str) -> Path | None:
         return None
 
 
-def refuse_overlap(directory: Path, root: Path) -> None:
-    """Raises ConfigError if a source lies in the store, or the store in a checkpoint: what is sent would be found, and sent again."""
+def refuse_overlap(directory: Path, root: Path, checkpoints: Collection[Path] = ()) -> None:
+    """Raises ConfigError if a source lies in the store, or the store in a checkpoint: what is sent would be found, and sent again.
+
+    ``checkpoints``: directories that are checkpoints because the user says so.
+    """
     inside = directory.resolve()
     if inside == root or root in inside.parents:
         raise ConfigError(f"{directory}: lies inside the store {root}", hint="keep output directories and the store apart")
     above = [p for p in (root, *root.parents) if p == inside or inside in p.parents]
-    if any(p.name == OURS or spot_at(p) is not None for p in above):
+    if any(p.name == OURS or p in checkpoints or spot_at(p) is not None for p in above):
         raise ConfigError(f"{root}: the store lies inside a checkpoint of {directory}", hint="keep checkpoints and the store apart")

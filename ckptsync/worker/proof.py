@@ -10,7 +10,7 @@ from ckptsync.worker.observed import Evidence, Rule
 
 V1 = "CHECKPOINT_COMPLETE"  # LLaMA-Factory v1, on the node of rank 0
 _LIGHTNING_LAST = "meta.pt"
-_LOADER = re.compile(r"data_\d+\.pt")  # verl's SFT ranks leave their data loader's state after its barrier, beside rank 0's word
+_LOADER = re.compile(r"data_[0-9]+\.pt")  # verl's SFT ranks leave their data loader's state after its barrier, beside rank 0's word
 
 
 def proof(evidence: Evidence) -> str:

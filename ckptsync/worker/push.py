@@ -46,19 +46,26 @@ def push_now(
     threads: int = Limits().threads,
     selection: Selection = EVERYTHING,
     runs: Iterable[RunDir] = (),
+    name: str = "",
 ) -> tuple[Progress, ...]:
     """Send all of them; of several errors the first is raised, after everything else has been tried.
 
     ``passed`` is told the bytes of each chunk that is read, each byte of a file once: what has to be read again is taken back.
-    ``runs``: output directories whose runs have names already, as a daemon's configuration gives them.
+    ``runs`` and ``name``: see `offered`.
     Raises ConfigError (no checkpoint; the store lies in it), Incomplete (it is being written), Corrupt, StoreError.
     """
-    offer = offered(directory, runs)
-    root = local_root(store.url)
-    if root is not None:
-        refuse_overlap(directory, root)
+    offer = offered_to(store.url, directory, runs, name)
     offer = replace(offer, run=checked_run(run or offer.run))
     return push_offer(offer, store, node or node_id(), passed, threads=threads, selection=selection)
+
+
+def offered_to(url: str, directory: Path, runs: Iterable[RunDir] = (), name: str = "") -> Offer:
+    """Return what `offered` does; raises ConfigError also where the store at ``url`` lies in one of these checkpoints, or they in it."""
+    offer = offered(directory, runs, name)
+    root = local_root(url)
+    if root is not None:
+        refuse_overlap(directory, root, [spot.path for spot in offer.spots if spot.only is None])
+    return offer
 
 
 def push_offer(
@@ -84,10 +91,15 @@ def push_offer(
     return tuple(results)
 
 
-def planned(offer: Offer, node: str, selection: Selection) -> list[tuple[str, list[int]]]:
-    """What there is to send: the sizes of the files of each save, by its checkpoint's name.  Raises as `push_now` does, and sends nothing."""
+def planned(offer: Offer, node: str, selection: Selection) -> list[Progress]:
+    """Return what there is to send, without sending it: of each save its files, and what is left out.  Raises as `push_now` does."""
     seen = [*(of_source(offer, spot) for spot in offer.spots), *left_behind(offer, node)]
-    return [(one.spot.name, [s.size for s in outgoing(one, selection).hold.stats]) for one in seen]
+    return [_planned(outgoing(one, selection)) for one in seen]
+
+
+def _planned(seen: Seen) -> Progress:
+    sizes = [s.size for s in seen.hold.stats]
+    return Progress(seen.run, seen.spot.name, 0, "waiting", "", files=len(sizes), size=sum(sizes), left_out=seen.hold.left_out)
 
 
 @dataclass(slots=True)
@@ -106,7 +118,8 @@ class _Pusher:
 
     def attempt(self, one: Spot | Seen) -> Progress | CkptsyncError:
         try:
-            return self._push(of_source(self.offer, one) if isinstance(one, Spot) else one)
+            done = self._push(of_source(self.offer, one) if isinstance(one, Spot) else one)
+            return replace(done, notes=(*done.notes, *self.offer.notes))
         except CkptsyncError as e:  # raised by the caller, once the others have had their turn
             return e
 
@@ -154,8 +167,7 @@ class _Pusher:
         now = time.time_ns()
         took = begun(seen, now, marked)
         took = replace(took, settled=took.settled or now)
-        live = [k.manifest for k in saves.live(self.known.manifests(seen.spot.name)) if k.manifest.node == self.node]
-        if own(seen.hold.stats, live, EVERYTHING):
+        if own(seen.hold.stats, self.node, self.known, seen.spot.name, EVERYTHING):
             return took  # nothing will be said
         with contextlib.suppress(CkptsyncError):  # a disk that is full or not ours: what was said cannot be said again
             if seen.pin is not None and seen.pin.node in ("", self.node):

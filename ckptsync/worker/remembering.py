@@ -11,22 +11,23 @@ Each appears by one rename, and may be deleted at any moment; what is read of it
 from __future__ import annotations
 
 import contextlib
-import errno
-import os
-import shutil
+import re
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
 from ckptsync.errors import Incomplete
-from ckptsync.spool.folders import NO_LINKS, children, refusals, remove, renamed
+from ckptsync.spool import folders
+from ckptsync.spool.folders import children, refusals, remove, renamed
 from ckptsync.spool.marks import Commit, Took, commit_of, took_of, write_mark
-from ckptsync.spool.pins import Pin
+from ckptsync.spool.pins import Pin, pins
 from ckptsync.walk import OURS, Stat, walk
+from ckptsync.worker.deciding import Read
 from ckptsync.worker.hold import Held
 
 _NOTHING = Took()
+_READ = re.compile(r"([0-9]{1,20}) ([0-9]{1,20}) ([0-9a-f]{64})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +48,17 @@ def remember(output_dir: Path, pin: Pin) -> None:
     fresh = _folder(output_dir) / f".new-{pin.node}-{pin.path.name}"
     with refusals(output_dir):
         remove(fresh)
-        fresh.mkdir(parents=True)
+        folders.make(fresh.parent)
+        folders.make_new(fresh)
         write_mark(fresh / "took.json", pin.took)
         if added:
-            (fresh / "added").mkdir()
+            folders.make_in(fresh / "added")
             for name in ("commit.json", *(f"added/{file.path}" for file in added if "/" not in file.path)):
-                _link_or_copy(pin.path / name, fresh / name)
+                folders.link_or_copy(pin.path / name, fresh / name)
         n = pin.k
         while not renamed(fresh, fresh.with_name(f"{pin.checkpoint}.{n}")):
-            fresh.lstat()
+            if folders.status(fresh) is None:
+                raise FileNotFoundError(fresh)
             n += 1
 
 
@@ -77,23 +80,42 @@ def remembered(output_dir: Path, checkpoint: str) -> tuple[Took, ...]:
     return tuple(kept.took for kept in kept_of(output_dir, checkpoint))
 
 
+def with_read(took: Took, read: Read) -> Took:
+    """Return ``took`` with the digests of files that the store had already."""
+    return replace(took, read={path: f"{size} {mtime} {digest}" for (path, size, mtime), digest in sorted(read.items())})
+
+
+def read_before(output_dir: Path) -> dict[str, Read]:
+    """Return, by checkpoint, the digests that `with_read` has put beside pins and what is kept of them."""
+    kept = ((path.name.rpartition(".")[0], took_of(path)) for path in children(_folder(output_dir)))
+    found: dict[str, Read] = {}
+    for checkpoint, took in (*kept, *((pin.checkpoint, pin.took) for pin in pins(output_dir))):
+        words = ((path, _READ.fullmatch(word)) for path, word in took.read.items())
+        read = {(path, int(m[1]), int(m[2])): m[3] for path, m in words if m}
+        if read:
+            found[checkpoint] = {**found.get(checkpoint, {}), **read}
+    return found
+
+
 def added_here(output_dir: Path) -> Iterator[Held]:
     """Each file that the hook has added to any save, wherever the spool still has it: a run's saves have the same ones."""
     told: set[tuple[str, int, int]] = set()
-    for of_one in ("added/*", "pins/*/added", "took/*/added"):
-        for folder in sorted((output_dir / OURS).glob(of_one)):
-            for stat in walk(folder).files:
-                if (stat.path, stat.device, stat.inode) not in told:
-                    told.add((stat.path, stat.device, stat.inode))
-                    yield Held(stat, folder, is_pinned=True, is_added=True)
+    spool = output_dir / OURS
+    several = (children(spool / "added"), *([one / "added" for one in children(spool / of)] for of in ("pins", "took")))
+    for folder in (folder for found in several for folder in found):
+        for stat in walk(folder).files:
+            if (stat.path, stat.device, stat.inode) not in told:
+                told.add((stat.path, stat.device, stat.inode))
+                yield Held(stat, folder, is_pinned=True, is_added=True)
 
 
 def size(output_dir: Path) -> int:
     """Bytes of the added files that are kept, each counted once.  Cheap while nothing comes or goes."""
     try:
-        return _size(_folder(output_dir), _folder(output_dir).stat().st_mtime_ns)
-    except OSError:  # nothing is kept, or may be looked at
+        found = folders.status(_folder(output_dir))
+    except OSError:  # not to be looked at: a look says why
         return 0
+    return _size(_folder(output_dir), found.st_mtime_ns) if found else 0
 
 
 def give_way(output_dir: Path) -> bool:
@@ -103,7 +125,7 @@ def give_way(output_dir: Path) -> bool:
         gone = path.with_name(f".gone-{path.name}")
         with contextlib.suppress(Incomplete), refusals(path):
             remove(gone)
-            if (path / "added").is_dir() and renamed(path / "added", gone):
+            if folders.is_folder(path / "added") and renamed(path / "added", gone):
                 given = True
                 remove(gone)
     return given
@@ -128,19 +150,10 @@ def _kept(path: Path) -> Kept:
     return Kept(took_of(path), commit_of(path), path / "added", walk(path / "added").files)
 
 
-def _link_or_copy(source: Path, name: Path) -> None:
-    try:
-        os.link(source, name, follow_symlinks=False)
-    except OSError as e:
-        if e.errno not in (errno.EPERM, *NO_LINKS):
-            raise
-        shutil.copy2(source, name, follow_symlinks=False)
-
-
 @lru_cache(maxsize=64)
 def _size(folder: Path, _: int) -> int:
     """``_``: when something came or went last (ns)."""
-    every = (f for path in folder.glob("*/added") for f in walk(path).files)
+    every = (f for path in children(folder) for f in walk(path / "added").files)
     return sum({(f.device, f.inode): f.size for f in every}.values())
 
 

@@ -1,4 +1,4 @@
-"""A report that says DAMAGED is the request: the files in it that this node named are sent again, if it still has their bytes."""
+"""A report that says DAMAGED is the request: the files in it that this node named, or has a copy of, are sent again, if it still has their bytes."""
 
 from __future__ import annotations
 
@@ -32,17 +32,20 @@ class Request:
     kind: str
 
 
-def wanted(records: Records, node: str, place: str, known: Iterable[saves.Known]) -> tuple[Request, ...]:
+def wanted(
+    records: Records, node: str, place: str, known: Iterable[saves.Known], has: Callable[[FileEntry], bool] = lambda _: False
+) -> tuple[Request, ...]:
     """What the unanswered reports about a place want from ``node``.  Pure.
 
-    ``known``: all manifests of the checkpoint's name.  A file is asked for once, however many reports name it: by the newest.
+    ``known``: all manifests of the checkpoint's name.  ``has``: whether the node has a copy of a file that another has named: pulled, or copied from that node.
+    A file is asked for once, however many reports name it: by the newest.
     """
     here = [k for k in saves.live(known) if k.manifest.place == place]
     found = fate(records.tombstones, {k.name for k in here})
     if not here or found.retired or found.shards:
         return ()
     run = here[0].manifest.run
-    located = [at for every in saves.locate(k.manifest for k in here).values() for at in every if node in at.nodes]
+    located = [at for every in saves.locate(k.manifest for k in here).values() for at in every if node in at.nodes or has(at.entry)]
     mine = {at.name: at for at in located}
     requests: dict[str, Request] = {}
     for report in proof(records.reports, {k.name for k in here}, "").damage:

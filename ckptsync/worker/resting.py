@@ -19,7 +19,7 @@ from ckptsync.worker.settle import alone, cut_short, judge, refusal
 AT_REST = 0.4  # seconds between two looks that see the same, what proves that it is whole among it
 AT_REST_UNPROVEN = 2.0  # the same where only the files of all ranks speak for it, or the times of directories against it
 AGE = 1.0  # seconds by which, on the file system's clock, one look finds nothing written, added or taken away
-_REGISTERED = re.compile(r"custom_checkpoint_\d+\.pkl")
+_REGISTERED = re.compile(r"custom_checkpoint_[0-9]+\.pkl")
 
 
 def at_rest(evidence: Evidence, sighting: Sighting, now: float, rule: Rule) -> int:

@@ -13,7 +13,7 @@ from ckptsync.records.manifest import Manifest
 from ckptsync.records.names import RecordName, parse_record_name
 from ckptsync.spool.marks import Took
 from ckptsync.stores.contract import About
-from ckptsync.worker.deciding import draft, span
+from ckptsync.worker.deciding import draft, part, without_copies
 from ckptsync.worker.looking import Seen
 from ckptsync.worker.remembering import Kept
 from ckptsync.worker.saving import Desk, outgoing, read_whole, told, with_took
@@ -70,8 +70,7 @@ def _candidates(parsed: RecordName, whole: Manifest, desk: Desk, kept: Iterable[
         *(with_took(whole, took) for took in (Took(), *kept)),
     ]  # a push says nothing, since it has no pin to remember it beside
     rest = tuple(f for f in whole.files if f.path not in others)
-    for files in dict.fromkeys((whole.files, rest)):
+    written = without_copies(whole, [k.manifest for k in live]).files
+    for files in dict.fromkeys((whole.files, rest, written)):
         for offset, remembered in product(dict.fromkeys((0, desk.offset())), said) if files else ():
-            first, last = span(files, whole)
-            found = replace(remembered, place=parsed.place, n=parsed.n, clock_offset=offset)
-            yield replace(found, files=files, started=first, ended=last)
+            yield part(replace(remembered, place=parsed.place, n=parsed.n, clock_offset=offset), files)

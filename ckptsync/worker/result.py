@@ -8,7 +8,7 @@ from typing import Literal
 
 from ckptsync.errors import CkptsyncError, Transient
 
-Phase = Literal["waiting", "sending", "sent", "stored", "elsewhere", "retired", "failed", "missed", "superseded", "cleaned"]
+Phase = Literal["waiting", "sending", "sent", "stored", "elsewhere", "retired", "failed", "missed", "lost", "superseded", "cleaned"]
 ON_THE_WAY: tuple[Phase, ...] = ("waiting", "sending", "failed")
 
 
@@ -18,8 +18,8 @@ class Progress:
 
     ``waiting``: not settled, or not all could be sent yet; ``sending``: on its way; ``sent``: by this tick; ``stored``: before it; ``elsewhere``: another
     node sends it, or has; ``retired``: given up in the store; ``failed``: see the failure; ``missed``: removed by the
-    trainer before it was known whole; ``superseded``: not sent, since a newer one was settled; ``cleaned``: removed from this node, the store has it.
-    ``detail`` is in words, for people.
+    trainer before it was known whole; ``lost``: removed by somebody before it was sent, or while it was; ``superseded``: not sent, since a newer one was settled; ``cleaned``: removed from this node, the store has it.
+    ``detail`` is in words, for people.  ``left_out``: what lies in the checkpoint and is not sent.
     """
 
     run: str
@@ -31,6 +31,7 @@ class Progress:
     files: int = 0
     size: int = 0
     notes: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

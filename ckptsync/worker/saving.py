@@ -97,21 +97,24 @@ def standing(seen: Seen, node: str, known: Known, selection: Selection = EVERYTH
         return Standing("elsewhere", f"{seen.pin.node} sends it")
     if is_given_up(seen, node, known, selection):
         return Standing("retired", "given up in the store")
-    live = [k.manifest for k in saves.live(known.manifests(seen.spot.name))]
-    mine = own(seen.hold.stats, [m for m in live if m.node == node], selection)
-    if mine is not None:
-        return Standing("stored", "stored", mine)
-    other = own(seen.hold.stats, [m for m in live if m.node != node], selection)
-    if other is not None and seen.hold.stats[0].mtime % 10**9:  # a time without a fraction may be chance
-        return Standing("elsewhere", f"{other.node} has stored these very files", other=other)
-    return None
+    found = own(seen.hold.stats, node, known, seen.spot.name, selection)
+    return None if found is None else held(found, node)
 
 
-def own(stats: Sequence[Stat], manifests: Sequence[Manifest], selection: Selection) -> Manifest | None:
-    """One of the manifests that names these files, but for those that are not sent by choice."""
+def held(there: Manifest, node: str) -> Standing:
+    """Of files that a save in the store has: ``there`` is a manifest of it, this node's if it has one."""
+    if there.node == node:
+        return Standing("stored", "stored", there)
+    return Standing("elsewhere", f"the store has these very files in {there.place}", other=there)
+
+
+def own(stats: Sequence[Stat], node: str, known: Known, checkpoint: str, selection: Selection) -> Manifest | None:
+    """Return a manifest of the save that has these files, but for those that are not sent by choice; this node's if it has one there."""
+    manifests = [k.manifest for k in saves.live(known.manifests(checkpoint))]
+    read = known.read.get(checkpoint, {})
     if selection.is_everything:
-        return deciding.holder(stats, manifests)
-    found = (deciding.holder(_wanted(stats, selection, m.demands), manifests) for m in manifests)
+        return deciding.holder(stats, node, manifests, read)
+    found = (deciding.holder(_wanted(stats, selection, m.demands), node, manifests, read) for m in manifests)
     return next((m for m in found if m is not None), None)
 
 
@@ -151,8 +154,17 @@ def save(seen: Seen, desk: Desk) -> Progress:
     except Changed:
         found.read.clear()  # no time of a file may have changed with its bytes
         raise
+    if sent.held is not None:
+        desk.known.remember(seen.spot.name, digests(found))
+        there = held(sent.held, desk.node)
+        return progress(seen, there.phase, there.detail, sent.held)
     done = sent_progress(seen, found, sent)
     return replace(done, notes=(*done.notes, *_of_pins(seen.hold)))
+
+
+def digests(taken: Taken) -> dict[deciding.FileKey, str]:
+    """Return the digest of every file that has been read."""
+    return {(f.path, f.size, f.mtime): f.digest for f in taken.files if f.digest}
 
 
 def instead_of(known: Known, node: str, checkpoint: str) -> tuple[str, ...]:
@@ -191,7 +203,7 @@ def read_whole(seen: Seen, desk: Desk) -> Taken:
     found = taken(seen, desk)
     together = Together(desk.road.threads, desk.road.passed)
     unread = [seen.hold.held[f.path] for f in found.files if not f.digest]
-    read = together.each(lambda held: Source(held, desk.node, passed=together.passed).digested(), unread)
+    read = together.each(lambda held: Source(held, desk.node, passed=together.passed, files=len(seen.hold.held)).digested(), unread)
     unchanged(seen.hold)
     found.read.update({entry.path: entry for entry in read})
     return found
@@ -202,7 +214,7 @@ def sent_progress(seen: Seen, taken: Taken, sent: Sent) -> Progress:
     phase: Phase = "waiting" if sent.waiting else "sent"
     detail = f"another node is writing {sent.waiting[0]}" if sent.waiting else "sent"
     notes = (*taken.notes, *_notes(seen.hold))
-    return Progress(seen.run, seen.spot.name, seen.k, phase, detail, sent.place, sent.files, sent.size, notes)
+    return Progress(seen.run, seen.spot.name, seen.k, phase, detail, sent.place, sent.files, sent.size, notes, seen.hold.left_out)
 
 
 def hardened(seen: Seen) -> Seen:

@@ -16,12 +16,12 @@ from ckptsync.model import Demands
 from ckptsync.worker.options import Preset, WorkerOptions
 
 _OPTIMIZER = re.compile(
-    r"optimizer(_\d+)?\.(pt|bin)|.*_optim_states\.pt|optim_world_size_\d+_rank_\d+\.pt"  # of verl
+    r"optimizer(_[0-9]+)?\.(pt|bin)|.*_optim_states\.pt|optim_world_size_[0-9]+_rank_[0-9]+\.pt"  # of verl
 )
-_OPTIMIZER_FOLDER = re.compile(r"(?:.*/)?optimizer(_\d+)?/.*", re.DOTALL)
+_OPTIMIZER_FOLDER = re.compile(r"(?:.*/)?optimizer(_[0-9]+)?/.*", re.DOTALL)
 _FOR_RESUMING = re.compile(
-    r"scheduler(_\d+)?\.(pt|bin)|scaler\.pt|sampler(_\d+)?\.bin|dl_state_dict(_\d+)?\.bin|rng_state(_\d+)?\.pth"
-    r"|random_states_\d+\.pkl|custom_checkpoint_\d+\.pkl|extra_state_world_size_\d+_rank_\d+\.pt|training_args\.bin"
+    r"scheduler(_[0-9]+)?\.(pt|bin)|scaler\.pt|sampler(_[0-9]+)?\.bin|dl_state_dict(_[0-9]+)?\.bin|rng_state(_[0-9]+)?\.pth"
+    r"|random_states_[0-9]+\.pkl|custom_checkpoint_[0-9]+\.pkl|extra_state_world_size_[0-9]+_rank_[0-9]+\.pt|training_args\.bin"
 )
 _DESCRIBING = re.compile(r"\.metadata|.*\.index\.json|latest|trainer_state\.json")
 
@@ -85,6 +85,12 @@ def _is_describing(path: str) -> bool:
 def is_of_optimizer(path: str) -> bool:
     """Whether a file holds optimizer states alone, by its name."""
     return _OPTIMIZER.fullmatch(_last(path)) is not None or _OPTIMIZER_FOLDER.fullmatch(path) is not None
+
+
+def is_of_states(path: str) -> bool:
+    """Return whether a trainer writes such a file into its checkpoints, to resume, and never beside its final model."""
+    name = _last(path)
+    return is_of_optimizer(path) or (_FOR_RESUMING.fullmatch(name) is not None and name != "training_args.bin")
 
 
 def _last(path: str) -> str:

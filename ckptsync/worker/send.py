@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ckptsync.errors import Exists, Incomplete
+from ckptsync.digest import BLOCK_HEX
+from ckptsync.errors import Exists, Incomplete, Unsupported
 from ckptsync.records import coding, saves
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.names import node_file_name, records_prefix
@@ -33,12 +34,16 @@ SMALL = 1 << 20  # bytes of a file that costs a round trip rather than bandwidth
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """``place`` of the save; ``files`` and ``size`` of what this call stored; ``waiting`` for another node that is writing that name."""
+    """``place`` of the save; ``files`` and ``size`` of what this call stored; ``waiting`` for another node that is writing that name.
+
+    ``held``: a manifest of the save that has all of it already, so that nothing was written.
+    """
 
     place: str
     files: int = 0
     size: int = 0
     waiting: tuple[str, ...] = ()
+    held: Manifest | None = None
 
 
 class _Overtaken(Incomplete):
@@ -52,14 +57,27 @@ def send(planned: Manifest, hold: Hold, road: Road, read: dict[str, FileEntry] |
 
     ``read``: entries of what has been read of the take, by path; what is read here is added.
     """
+    _check(planned)
     together = Together(road.threads, road.passed)
     delivery = _Delivery(hold, replace(road, passed=together.passed), together, {} if read is None else read)
     planned, mine = delivery.look(planned, road.known())
     if mine:
-        return Sent(mine.place)
+        return Sent(mine.place, held=mine)
     with announced(road.store, planned.node, planned.run, planned.checkpoint, road.passed) as passed:
         together.hook = passed
         return _send(planned, hold, delivery)
+
+
+def _check(planned: Manifest) -> None:
+    """Raise Unsupported for what a manifest cannot say, before the first file is sent: too many files, or times that no reader takes."""
+    for file in planned.files:
+        if not -(2**63) <= file.mtime < 2**63:
+            raise Unsupported(f"{file.path}: its time is after the year 2262", hint="`touch` it: a trainer's clock was wrong")
+    if len(planned.files) * _LEAST_ENTRY > coding.LIMITS["manifest"]:
+        coding.encode(replace(planned, files=tuple(replace(f, digest="0" * 64, blocks=("0" * BLOCK_HEX,)) for f in planned.files)))
+
+
+_LEAST_ENTRY = 200  # bytes of a file in a manifest
 
 
 def _send(planned: Manifest, hold: Hold, delivery: _Delivery) -> Sent:
@@ -68,7 +86,7 @@ def _send(planned: Manifest, hold: Hold, delivery: _Delivery) -> Sent:
         known = road.known()
         planned, mine = delivery.look(planned, known)
         if mine:
-            return Sent(mine.place)
+            return Sent(mine.place, held=mine)
         planned, parcels = _plan(planned, known)
         try:
             waiting = delivery.send(planned, parcels)
@@ -130,12 +148,20 @@ class _Delivery:
         return replace(parcel, entry=self.read.get(parcel.entry.path, parcel.entry))
 
     def look(self, planned: Manifest, known: Sequence[saves.Known]) -> tuple[Manifest, Manifest | None]:
-        """The plan with a digest for every file that some manifest of the checkpoint's name, in whatever place, names; and ours that has all of it."""
+        """The plan with a digest for every file that some manifest of the checkpoint's name, in whatever place, names; and one of the save that has all of it.
+
+        What a hook gave an id is this node's part of that save, and is said once also where another node has stored the same bytes.  Without an id, and
+        what comes after that, may be a copy: pulled, or brought from another node.
+        """
         named = {f.path for k in known for f in k.manifest.files}
         self.together.each(self._digest, [f for f in planned.files if f.path in named])
-        planned = self.told(planned)
-        ours = [k.manifest for k in saves.live(known) if k.manifest.node == planned.node]
-        return planned, stored(planned.files, [m for m in ours if not _is_another(m, planned)])
+        planned, live = self.told(planned), [k.manifest for k in saves.live(known)]
+        there = [m for m in live if not _is_another(m, planned)]
+        ours = [m for m in there if m.node == planned.node]
+        written = deciding.without_copies(planned, live)
+        is_own_part = bool(planned.save) and all(m.save != planned.save for m in ours)
+        mine = stored(planned.files, planned.node, ours if is_own_part else there) or stored(written.files, planned.node, ours)
+        return written, mine
 
     def send(self, planned: Manifest, parcels: Sequence[Parcel]) -> tuple[str, ...]:
         """Send what is not there yet, small files first; paths of those that have to wait for another node are returned."""
@@ -210,7 +236,7 @@ class _Delivery:
         held = self.hold.held.get(entry.path)
         if held is None:
             raise Incomplete(f"{entry.path}: no longer held", hint=AGAIN)
-        return Source(held, self.road.node, entry, self.road.passed)
+        return Source(held, self.road.node, entry, self.road.passed, len(self.hold.held))
 
     def _learned(self, entry: FileEntry) -> FileEntry:
         self.read[entry.path] = entry
@@ -221,13 +247,12 @@ def _commit(planned: Manifest, files: Iterable[FileEntry], known: Iterable[saves
     bound = tuple(sorted(files, key=lambda f: f.path))
     if not bound:
         raise Incomplete(f"{planned.checkpoint}: another node is writing its files", hint="it is tried again with the next look")
-    first, last = deciding.span(bound, planned)
     known = tuple(known)
     n = saves.next_n(known, planned.node, planned.place)
     here = records_prefix(planned.run, planned.place)
     gone = (name for name in planned.supersedes if name.startswith(here))
     left = tuple(sorted({*gone, *deciding.left_behind(planned, saves.live(known))}))
-    create_record(store, replace(planned, n=n, files=bound, started=first, ended=last, supersedes=left))
+    create_record(store, replace(deciding.part(planned, bound), n=n, supersedes=left))
 
 
 def _heal(planned: Manifest, before: Collection[str], hold: Hold, road: Road) -> None:

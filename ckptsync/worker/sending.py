@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 
 from ckptsync.errors import CkptsyncError, Incomplete, StoreError
@@ -19,7 +19,7 @@ from ckptsync.worker.looking import Seen
 from ckptsync.worker.lookout import Lookout
 from ckptsync.worker.options import WorkerOptions
 from ckptsync.worker.ordering import Turn, queue
-from ckptsync.worker.remembering import Kept, kept_of
+from ckptsync.worker.remembering import Kept, kept_of, with_read
 from ckptsync.worker.restoring import restore
 from ckptsync.worker.result import Failure, Phase, Progress, failure
 from ckptsync.worker.saving import Desk, Memory, begun, known_already, progress, save, standing
@@ -45,6 +45,7 @@ class Sending:
         self._wrong: dict[Key, Failure] = {}
         self._news: deque[tuple[Key, Progress, Failure | None]] = deque()
         self._planned = 0.0
+        self._going: dict[Key, Watched] = {}
         self.notes: tuple[str, ...] = ()
 
     def plan(self, watched: Sequence[Watched], now: float, ready: Collection[str]) -> None:
@@ -65,17 +66,26 @@ class Sending:
         for one in going.dropped:
             told[one.key] = self._guarded(one, wrong, partial(self._superseded, one))
         self._remember(told, wrong, in_hand)
+        for one, why in self._lost(watched, in_hand, ready):
+            self._told[one.key] = _told(one, "lost", why)
+            self.notes = (*self.notes, f"lost {one.seen.run}/{one.seen.spot.name}: {why}")[-NOTES:]
+        self._going |= {one.key: one for one in watched if told[one.key] is None}
         first = [one for one in going.first if one.key not in in_hand]
         for one in first:
             self._lookout.tried(one)
         self._carrier.post(self, [self._job(one, now, told) for one in first])
+
+    @property
+    def has_gone(self) -> bool:
+        """Whether nothing is to be sent any more, nor to be said of what was."""
+        return not self._going
 
     def told(self) -> tuple[list[Progress], list[Failure]]:
         """What became of each by now, in their order.  A failure is told until another try has ended, what was sent until the next plan."""
         while self._news:
             key, progress, failed = self._news.popleft()
             before = self._told.get(key)
-            if before is None or (progress.phase, before.phase) == ("sending", "failed"):
+            if before is None or before.phase == "lost" or (progress.phase, before.phase) == ("sending", "failed"):
                 continue
             self._told[key] = progress
             self._wrong.pop(key, None)
@@ -149,9 +159,20 @@ class Sending:
         found = self._lookout.judged_again(latest, now)
         if not found.settled:
             return _told(one, "waiting", found.reason)
-        sent = save(self._begun(latest), self._desk(latest, now, share))
+        seen, desk = self._begun(latest), self._desk(latest, now, share)
+        sent = save(seen, desk)
+        if sent.phase in ("stored", "elsewhere"):
+            self._note_read(seen, desk)
         self._mark(latest, sent)
         return sent
+
+    def _note_read(self, seen: Seen, desk: Desk) -> None:
+        """Write beside the pin what was read of files that the store had already, or the next start reads them again."""
+        here = {(s.path, s.size, s.mtime) for s in seen.hold.stats}
+        read = {key: digest for key, digest in desk.known.read.get(seen.spot.name, {}).items() if key in here}
+        if seen.pin is not None and read:
+            with contextlib.suppress(StoreError, Incomplete):  # a full disk: it costs reading again
+                recorded(seen, with_read(seen.pin.took, read))
 
     def _kept(self, seen: Seen) -> tuple[Kept, ...]:
         return next((kept_of(run.path, seen.spot.name) for run in self._options.runs if run.name == seen.run), ())
@@ -173,6 +194,29 @@ class Sending:
         note = f"missed {one.seen.run}/{one.seen.spot.name}: the trainer removed it, or gave it up, before it was known whole"
         self.notes = (*self.notes, note)[-NOTES:]
         return _told(one, "missed", "given up or removed by the trainer before it was known whole")
+
+    def _lost(
+        self, watched: Sequence[Watched], in_hand: Collection[object], ready: Collection[str]
+    ) -> Iterator[tuple[Watched, str]]:
+        """What was to be sent, or was being sent, and is not here any more; each once, and how much of it the store has."""
+        here = {one.key[:2] for one in watched}
+        for key, one in list(self._going.items()):
+            is_here = key[:2] in here
+            if is_here or (key not in in_hand and one.seen.run in ready):
+                self._going.pop(key)
+                if not is_here and not self._knowledge.is_done(one.seen):
+                    yield one, f"its files were removed before all of them were stored; {self._what_is_stored(one.seen)}"
+
+    def _what_is_stored(self, seen: Seen) -> str:
+        sizes = {stat.path: stat.size for stat in seen.hold.stats}
+        prefix = f"{seen.run}/{seen.spot.name}/"
+        try:
+            listed = {entry.name.removeprefix(prefix): entry.size for entry in self._knowledge.store.names(prefix)}
+        except StoreError as e:
+            return f"what the store has of it cannot be listed: {e}"
+        there = [path for path, size in sizes.items() if listed.get(path) == size]
+        stored, size = sum(sizes[path] for path in there), sum(sizes.values())
+        return f"the store has {len(there)} of {len(sizes)} files, {stored} of {size} bytes, and no manifest of them"
 
     def _superseded(self, one: Watched) -> Progress:
         self._lookout.tried(one)

@@ -71,11 +71,17 @@ class Worker:
         self._done = _Done()
         for run in options.runs:
             sweep(run.path, node)
+            self._knowledge.recall(run)
 
     @property
     def lines(self) -> tuple[object, ...]:
         """What its saves, and what it mends, wait in, as its carrier is told."""
         return self._sending, self._mending
+
+    @property
+    def has_gone(self) -> bool:
+        """Whether it has nothing to send, nor to say of what it had."""
+        return self._sending.has_gone
 
     def look(self, now: float) -> Look:
         """Pin what has appeared, and judge it.  ``now`` in seconds on any clock that only grows."""
@@ -153,6 +159,10 @@ class Worker:
     def _forget(self, watched: Sequence[Watched]) -> None:
         """In place: others remember meanwhile."""
         here = {w.key for w in watched}
+        for run in self._options.runs:
+            read = self._knowledge.of(run.name).read
+            for name in [name for name in tuple(read) if not any(key[:2] == (run.name, name) for key in here)]:
+                read.pop(name, None)
         for memory in (self._memory.taken, self._memory.tidied):
             for key in [key for key in tuple(memory) if key not in here]:
                 memory.pop(key, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
 import json
 import os
@@ -60,13 +61,24 @@ class Patient:
         self.name, self._home = of.name, home
         folder = of.keep.parent.parent
         self.sources = tuple(home / source.relative_to(folder) for source in of.sources)
-        for source, copy in zip(of.sources, self.sources, strict=True):
-            shutil.copytree(source, copy)
+        for source, here in zip(of.sources, self.sources, strict=True):
+            shutil.copytree(source, here)
         self.files = {p.relative_to(home).as_posix(): p.read_bytes() for p in sorted(home.rglob("*")) if p.is_file()}
         for name in self.files:
             self._date(name)
         self._out = home / "merged"
         self.ways = tuple(self._ways())
+
+    def moved(self, home: Path) -> Patient:
+        """The same, undamaged, in another directory that is empty."""
+        other = copy.copy(self)
+        other._home, other._out = home, home / "merged"
+        other.sources = tuple(home / source.relative_to(self._home) for source in self.sources)
+        for name, data in self.files.items():
+            (home / name).parent.mkdir(parents=True, exist_ok=True)
+            (home / name).write_bytes(data)
+            other._date(name)
+        return other
 
     def read(self) -> dict[str, Strata]:
         """Every file that some way reads or demands, and what of it."""

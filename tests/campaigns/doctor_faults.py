@@ -154,15 +154,18 @@ ONE_NODE = {
     "file-of-another-user": told("unreadable", _OTHERS % "600", needs="users", within=USER),
     "link-of-another-user": told("unlinkable", _OTHERS % "644", needs="links", within=USER),
     "directory-of-another-user": told(
-        "other-user output-not-writable", "rm -rf {home}/out/run/*; chown 12345 {home}/out/run", needs="users", within=USER
+        "other-user output-not-writable run-left-out",
+        "rm -rf {home}/out/run/*; chown 12345 {home}/out/run",
+        needs="users",
+        within=USER,
     ),
     "not-to-be-listed": told(
-        "other-user output-not-writable output-unreadable",
+        "other-user output-not-writable output-unreadable run-left-out",
         "chown 12345 {home}/out/run; chmod 711 {home}/out/run",
         needs="users",
         within=USER,
     ),
-    "asked-by-root": told("asked-as-root", "chown -R 12345 {home}/out/run"),
+    "asked-by-root": told("asked-as-root", "chown -R 12345 {home}/out/run; chmod a+rx {home} {home}/out"),
     "output-read-only": told("output-not-writable", "mount --bind {home}/out {home}/out; mount -o remount,ro,bind {home}/out"),
     "spool-elsewhere": told("links-cross", "mkdir -p {home}/out/run/_ckptsync; mount -t tmpfs none {home}/out/run/_ckptsync"),
     "no-links": told("no-links", _REFUSE, needs="cc", within=("env", "LD_PRELOAD={home}/refuse.so")),
@@ -281,7 +284,7 @@ BETWEEN = {
     ),
     "model-on-one-node-only": told("model-differs", "mv {home}/model {home}/elsewhere"),
     "two-users-of-one-disk": told(
-        "users-differ", "mount --bind {home}/n0/out {home}/out; chmod -R 777 {home}/n0/out", needs="users", within=USER
+        "users-differ run-left-out", "mount --bind {home}/n0/out {home}/out; chmod -R 777 {home}/n0/out", needs="users", within=USER
     ),
     "store-on-a-disk-of-its-own": Planted(
         frozenset({"nodes-missing"}),

@@ -4,8 +4,9 @@
 
 A real training on two nodes that share no disk saves each step, and workers send it to the store.  When it has ended, a head has made models of it and a
 verifier has proven them, both nodes' disks are wiped.  ``ckptsync pull`` then brings a checkpoint from the middle onto both nodes, all of it onto the
-first and what it needs onto the second, and the trainer resumes there (``resume_from_checkpoint``).  Every later step must have the loss and the norm of
-the gradients that it had in the run that was lost, and every weight must be the same, bit for bit.
+first and what it needs onto the second, and the trainer resumes there (``resume_from_checkpoint``) while the workers watch.  Every later step must have the loss and the norm of
+the gradients that it had in the run that was lost, and every weight must be the same, bit for bit.  The checkpoint that was pulled must be VERIFIED afterwards, without another
+record of any worker.  Then all of it is done once more: the disks are lost again, and the same checkpoint is pulled and resumed from.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ckptsync.catalogue.fresh import fresh
@@ -30,7 +32,8 @@ from tests.campaigns.judged import Judge
 from tests.campaigns.nodes import Network, can_isolate
 from tests.campaigns.two_nodes import MODES, NODES, START, Job, TwoNodes, default_python, events, finish
 
-WORKER = {"quiet": "2s", "unmarked": "10s"}
+WORKER = {"quiet": "2s", "unmarked": "10s", "scan_every": "2s"}
+SETTLED = 25.0  # seconds in which a worker has judged all that it sees
 Losses = dict[int, tuple[float, float]]
 
 
@@ -75,10 +78,34 @@ def lost_and_resumed(nodes: TwoNodes, job: Job, at: int) -> Iterator[str]:
     shutil.copytree(nodes.node(0) / "truth" / job.run, kept)
     for n in range(NODES):
         nodes.wipe(n)
-    again = Job("again", job.mode, hook=False, steps=job.steps, ranks=job.ranks, resume=f"checkpoint-{at}")
-    yield from _pulled(nodes, job, again)
-    yield from _trained(nodes, again)
-    yield from _compared(kept, nodes.node(0) / "truth" / again.run, range(at + 1, job.steps + 1))
+    pulled = _state(nodes, job.run, f"checkpoint-{at}")
+    for hook in (False, True):
+        again = replace(job, hook=hook, resume=f"checkpoint-{at}")
+        yield from _pulled(nodes, job, again)
+        for n in range(NODES):
+            nodes.begin(n)
+        yield from _trained(nodes, again)
+        yield from _compared(kept, nodes.node(0) / "truth" / again.run, range(at + 1, job.steps + 1))
+        time.sleep(SETTLED)
+        if (now := _state(nodes, job.run, f"checkpoint-{at}")) != pulled:
+            yield f"checkpoint-{at} was {pulled}, and is {now} after it was pulled and resumed from"
+        yield from _watched(nodes)
+        for n in range(NODES):
+            nodes.wipe(n)
+
+
+def _state(nodes: TwoNodes, run: str, place: str) -> tuple[str, tuple[str, ...]]:
+    """What a place is, and the manifests that say so."""
+    seen = fresh(nodes.store, run).of(run, place)
+    return (seen.word, tuple(k.name for k in seen.manifests)) if seen else ("", ())
+
+
+def _watched(nodes: TwoNodes) -> Iterator[str]:
+    """Whether a worker has said more than once that it sent nothing."""
+    for n in range(NODES):
+        said = [line for line in nodes.workers[n].log.read_text().splitlines() if "phase=sent" in line and "files=0" in line]
+        if said:
+            yield f"node{n} sent nothing, and said so {len(said)} times: {said[0][:200]}"
 
 
 def _trained(nodes: TwoNodes, job: Job) -> Iterator[str]:

@@ -137,16 +137,19 @@ def in_metadata(pickle: bytes) -> dict[str, bytes]:
 
 
 def in_model_states(pickle: bytes) -> dict[str, bytes]:
-    return {"latest": b"global_step4", "global_step4/mp_rank_00_model_states.pt": torch_zip_file({"data.pkl": pickle})}
+    return {
+        "latest": b"global_step4",
+        "global_step4/mp_rank_00_model_states.pt": torch_zip_file({"data.pkl": pickle, "version": b"3"}),
+    }
 
 
 def in_optim_states(pickle: bytes) -> dict[str, bytes]:
-    optim = torch_zip_file({"data.pkl": pickle})
+    optim = torch_zip_file({"data.pkl": pickle, "version": b"3"})
     return {"global_step4/zero_pp_rank_0_mp_rank_00_optim_states.pt": optim, "global_step4/mp_rank_00_model_states.pt": optim}
 
 
 def in_an_item(pickle: bytes) -> dict[str, bytes]:
-    item = torch_zip_file({"data.pkl": pickle, "data/0": b"\0" * 16})
+    item = torch_zip_file({"data.pkl": pickle, "data/0": b"\0" * 16, "version": b"3"})
     return {".metadata": metadata(len(item)), "__0_0.distcp": item}
 
 
@@ -202,7 +205,7 @@ def item() -> bytes:
     """Four zeros, as one item of a DCP."""
     storage = b"(" + text("storage") + name("torch", "FloatStorage") + text("0") + text("cpu") + number(4) + b"tQ"
     tensor = name("torch._utils", "_rebuild_tensor_v2") + b"(" + storage + b"K\x00" + shape(4) + shape(1) + b"\x89}tR"
-    return torch_zip_file({"data.pkl": PROTO2 + tensor + b".", "data/0": b"\0" * 16})
+    return torch_zip_file({"data.pkl": PROTO2 + tensor + b".", "data/0": b"\0" * 16, "version": b"3"})
 
 
 def optim(**more: bytes) -> dict[str, bytes]:
@@ -211,15 +214,17 @@ def optim(**more: bytes) -> dict[str, bytes]:
     pickle = PROTO2 + dictionary({"optimizer_state_dict": dictionary(state)}) + b"."
     model = PROTO2 + dictionary({"module": b"}", "param_shapes": b"]"}) + b"."
     return {
-        "global_step4/zero_pp_rank_0_mp_rank_00_optim_states.pt": torch_zip_file({"data.pkl": pickle}),
-        "global_step4/mp_rank_00_model_states.pt": torch_zip_file({"data.pkl": model}),
+        "global_step4/zero_pp_rank_0_mp_rank_00_optim_states.pt": torch_zip_file({"data.pkl": pickle, "version": b"3"}),
+        "global_step4/mp_rank_00_model_states.pt": torch_zip_file({"data.pkl": model, "version": b"3"}),
     }
 
 
 def model(**more: bytes) -> dict[str, bytes]:
     """A DeepSpeed checkpoint without ZeRO whose model file says what ``more`` says."""
     state = {"dp_world_size": b"K\x01", "ds_config": b"}", "module": b"}", **more}
-    return {"global_step4/mp_rank_00_model_states.pt": torch_zip_file({"data.pkl": PROTO2 + dictionary(state) + b"."})}
+    return {
+        "global_step4/mp_rank_00_model_states.pt": torch_zip_file({"data.pkl": PROTO2 + dictionary(state) + b".", "version": b"3"})
+    }
 
 
 def _whole(files: dict[str, bytes], **more: bytes) -> dict[str, bytes]:

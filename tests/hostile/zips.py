@@ -91,7 +91,13 @@ def plain(extra: dict[str, bytes] | None = None) -> list[Row]:
     storage = b"(" + text("storage") + name("torch", "FloatStorage") + text("0") + text("cpu") + number(4) + b"tQ"
     tensor = name("torch._utils", "_rebuild_tensor_v2") + b"(" + storage + b"K\x00" + shape(4) + shape(1) + b"\x89}tR"
     pickle = PROTO2 + dictionary({"dp_world_size": b"K\x01", "ds_config": b"}", "module": dictionary({"w": tensor})}) + b"."
-    records = {"archive/data.pkl": pickle, "archive/byteorder": b"little", "archive/data/0": b"\0" * 16, **(extra or {})}
+    records = {
+        "archive/data.pkl": pickle,
+        "archive/byteorder": b"little",
+        "archive/data/0": b"\0" * 16,
+        "archive/version": b"3",
+        **(extra or {}),
+    }
     return [Row(key, data) for key, data in records.items()]
 
 
@@ -205,6 +211,6 @@ def _items() -> Iterator[Attack]:
         yield Attack(kind, {".metadata": metadata(length, start=start), "__0_0.distcp": good}, (CORRUPT, UNSUPPORTED))
     yield Attack(
         "archive-of-nothing-but-names",
-        {FILE: torch_zip_file({"data.pkl": b"N."} | {f"data/{i}": b"" for i in range(2000)})},
+        {FILE: torch_zip_file({"data.pkl": b"N.", "version": b"3"} | {f"data/{i}": b"" for i in range(2000)})},
         (CORRUPT,),
     )

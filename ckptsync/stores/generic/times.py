@@ -27,9 +27,9 @@ def _seconds(value: Any) -> float:
 
 
 def _parsed(text: str) -> datetime:
-    if text[:14].isdigit():
-        return datetime.strptime(text[:14], _STAMP).replace(tzinfo=timezone.utc)
     try:
+        if text[:14].isdecimal():
+            return datetime.strptime(text[:14], _STAMP).replace(tzinfo=timezone.utc)
         return datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError:
         return _mail(text)

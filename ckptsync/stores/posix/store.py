@@ -23,9 +23,11 @@ from ckptsync.errors import Corrupt, Exists, NotFound, StoreError, Transient
 from ckptsync.paths import checked_path
 from ckptsync.stores import beneath
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, announced, checked_prefix
+from ckptsync.stores.limits import Pace, Unlimited
 from ckptsync.stores.mounts import Mount, mount_of
 from ckptsync.stores.openfiles import OpenFile, OpenFiles
 from ckptsync.stores.oserrors import HINTS, Telling
+from ckptsync.stores.pace import cut
 from ckptsync.stores.posix.commit import claim, replace, sync_directory
 from ckptsync.stores.posix.draft import Draft, Filled, begun, clear, discard, is_unfinished
 from ckptsync.stores.posix.placing import Placing
@@ -44,18 +46,27 @@ class PosixStore:
     The directory that a file system was mounted on does exist, so a ``witness`` may be named: a file that is in the store for ever.
     Without the one that was there at the beginning nothing is listed, written or said to be missing.  ``mount``: what the root is on,
     where the caller knows better than the system says.
+
+    ``pace``: asked before bytes are read for others, or written.  What an earlier writer has left is compared without: else a writer that is
+    restarted again and again would be late for ever with what it has long written.
+
+    ``at``: the root, open, for the caller to close after the last use: where others may give another directory the root's name meanwhile.
     """
 
     is_exclusive = True
 
-    def __init__(self, root: str, witness: str = "", mount: Mount | None = None) -> None:
+    def __init__(
+        self, root: str, witness: str = "", mount: Mount | None = None, pace: Pace | None = None, *, at: int | None = None
+    ) -> None:
         self.root = str(Path(root).absolute())
+        self._root = self.root if at is None else beneath.held(at, self.root)
+        self._pace = None if isinstance(pace, Unlimited) else pace
         self.url = self.root
         mount = mount or mount_of(self.root)
         self.late, self._is_remote = mount.late, mount.is_remote
         self._told = Telling(self.root, mount.is_remote)
-        self._files = OpenFiles(lambda name: beneath.open_file(self.root, name))
-        self._ways = Ways(self.root)
+        self._files = OpenFiles(lambda name: beneath.open_file(self._root, name))
+        self._ways = Ways(self._root)
         self._witness, self._time = witness, 0
         if witness:
             self._look()
@@ -66,7 +77,7 @@ class PosixStore:
         self._ways.forget_older(TRUSTED_S)
         self._look()
         try:
-            for name, found in beneath.walk(self.root, checked_prefix(prefix), is_unfinished):
+            for name, found in beneath.walk(self._root, checked_prefix(prefix), is_unfinished):
                 yield Entry(name, found.st_size, found.st_mtime)
         except OSError as e:
             raise self._told.error(str(e.filename or self.root), e) from e
@@ -76,7 +87,7 @@ class PosixStore:
         self._ways.forget_older(TRUSTED_S)
         self._look()
         try:
-            found = beneath.directories(self.root, checked_prefix(prefix), is_unfinished)
+            found = beneath.directories(self._root, checked_prefix(prefix), is_unfinished)
         except OSError as e:
             raise self._told.error(str(e.filename or self.root), e) from e
         return sorted(name for name in found if name.startswith(start))
@@ -85,10 +96,17 @@ class PosixStore:
         """As the contract says."""
         with self._reading(_checked(name)):
             look = beneath.stat_opened if self._is_remote else beneath.stat_file
-            return self._surely(name, lambda: look(self.root, name).st_size)
+            return self._surely(name, lambda: look(self._root, name).st_size)
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         """As the contract says."""
+        if self._pace is None or not out.nbytes:
+            self._read_into(name, start, out)
+            return
+        for at, piece in cut(out, self._pace):
+            self._read_into(name, start + at, piece)
+
+    def _read_into(self, name: str, start: int, out: memoryview) -> None:
         with self._reading(_checked(name)):
             count = self._surely(name, lambda: self._opened(name).read_at(start, out))
             if count < out.nbytes:  # what is remembered of a file's length may be older than what was written elsewhere
@@ -103,10 +121,10 @@ class PosixStore:
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         """As the contract says."""
         with contextlib.suppress(NotFound), self._reading(_checked(name)):
-            beneath.stat_file(self.root, name)  # no more than a look, as nothing is believed of an absence here
+            beneath.stat_file(self._root, name)  # no more than a look, as nothing is believed of an absence here
             self._ways.settle(name.split("/")[:-1])  # its writer may be dead: else a power cut could take what we say is there
             if about.origin:
-                with beneath.parent_of(self.root, name) as (at, last):
+                with beneath.parent_of(self._root, name) as (at, last):
                     clear(at, last, about.origin)
             raise Exists(f"{name}: already there")
         self._publish(name, chunks, about, claim)
@@ -133,7 +151,7 @@ class PosixStore:
         """As the contract says.  Directories that this, or somebody who died over it, leaves empty go too: trainers take a directory for a checkpoint."""
         try:
             with self._reading(_checked(name)):
-                self._surely(name, lambda: beneath.unlink(self.root, name))
+                self._surely(name, lambda: beneath.unlink(self._root, name))
         except NotFound:
             self._ways.drop_empty(name.split("/")[:-1])
             return
@@ -144,14 +162,14 @@ class PosixStore:
     def drafts(self) -> Iterator[Entry]:
         """As `stores.sweeping` says."""
         with self._told.about(self.root):
-            for name, found in beneath.walk(self.root, "", lambda _: False):
+            for name, found in beneath.walk(self._root, "", lambda _: False):
                 if is_unfinished(name.rpartition("/")[2]):
                     yield Entry(name, found.st_size, found.st_mtime)
 
     def drop(self, name: str) -> bool:
         """As `stores.sweeping` says."""
         with self._told.about(name):
-            return is_unfinished(checked_path(name).rpartition("/")[2]) and discard(self.root, name)
+            return is_unfinished(checked_path(name).rpartition("/")[2]) and discard(self._root, name)
 
     def _publish(self, name: str, chunks: Iterable[Chunk], about: About, commit: _Commit) -> None:
         *way, last = name.split("/")
@@ -192,7 +210,7 @@ class PosixStore:
     def _write_out(self, name: str, draft: Draft, chunks: Iterable[Chunk]) -> None:
         """All chunks, durable.  An OSError of ``chunks`` itself is not the store's."""
         with self._told.about(name):
-            output = Filled(draft)
+            output = Filled(draft, self._pace)
         for chunk in chunks:
             with self._told.about(name):
                 output.add(chunk)
@@ -202,8 +220,8 @@ class PosixStore:
     def _look(self) -> None:
         """Raises StoreError if there is no root: a missing root must never read as an empty store."""
         try:
-            beneath.let_go(os.open(self.root, beneath.PASS))
-            time_ = beneath.stat_file(self.root, self._witness).st_mtime_ns if self._witness else 0
+            beneath.let_go(os.open(self._root, beneath.PASS))
+            time_ = beneath.stat_file(self._root, self._witness).st_mtime_ns if self._witness else 0
         except OSError as e:
             if not beneath.is_absence(e):
                 raise self._told.error(self.root, e) from e
@@ -221,7 +239,7 @@ class PosixStore:
             if e.errno != errno.ESTALE and not (self._is_remote and beneath.is_absence(e)):
                 raise
         self._files.forget(name)
-        beneath.refresh(self.root, name)
+        beneath.refresh(self._root, name)
         return call()
 
     def _opened(self, name: str) -> OpenFile:

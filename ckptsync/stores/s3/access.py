@@ -12,6 +12,7 @@ import hashlib
 import re
 import ssl
 import threading
+import time
 from base64 import b64encode
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from ckptsync.errors import ConfigError, Corrupt, Transient, Unsupported
+from ckptsync.errors import ConfigError, Corrupt, Unsupported
 from ckptsync.paths import checked_path
 from ckptsync.stores.s3.options import KEYS, check, configured
 from ckptsync.stores.s3.signing import Keys
@@ -36,6 +37,7 @@ try:
 except ImportError as e:
     raise ConfigError(f"s3:// stores need a library that is not here: {e}", hint="pip install 'ckptsync[s3]'") from e
 
+LOOK_EVERY = 5.0  # seconds
 _ARN = re.compile(r"(arn:[^:/]+:s3[^:/]*:[^:/]*:[^:/]*:accesspoint[/:][^/:]+)(?:/(.*))?", re.DOTALL)
 _NOT_GIVEN = frozenset(
     {"Bucket", "Key", "Body", "ContentLength", "ContentMD5", "IfMatch", "IfNoneMatch", "Range", "UploadId", "PartNumber"}
@@ -66,7 +68,7 @@ class Access:
         self._options = {**configured("s3"), **configured("s3a"), **options}
         check(self.url, self._options)
         self._lock = threading.Lock()
-        self._has_keys = False
+        self._look_at = 0.0
         with _told(self.url):
             self._session, self._client = _client_of(self._options, "")
             self._credentials: Any = None if self._is_anonymous else self._session_credentials()
@@ -90,20 +92,20 @@ class Access:
         """The credentials of this moment: those that end are renewed; ``None`` if nobody needs to be known."""
         if self._is_anonymous:
             return None
-        try:
-            with _told(self.url):
-                found = self._credentials.get_frozen_credentials()
-        except ConfigError as e:
-            if not self._has_keys:
-                raise
-            raise Transient(str(e), hint=e.hint) from e  # it worked before: an instance's own service is down for a moment
-        self._has_keys = True
+        with _told(self.url):
+            found = self._credentials.get_frozen_credentials()
         return Keys(found.access_key, found.secret_key, found.token or "")
 
     def renew(self, refused: Keys | None) -> bool:
-        """Look for credentials anew, since the server has refused these; whether there are others now."""
+        """Look for credentials anew, since the server has refused these; whether there are others now.
+
+        Not more often than every few seconds: some servers refuse what is not there, and each look reads files, or asks another server.
+        """
+        if self._is_anonymous:
+            return False
         with self._lock, _told(self.url):
-            if self.keys() == refused:
+            if self.keys() == refused and time.monotonic() >= self._look_at:
+                self._look_at = time.monotonic() + LOOK_EVERY
                 self._session, self._client = _client_of(self._options, self.place.region)
                 self._credentials = self._session_credentials()
             return self.keys() != refused

@@ -7,6 +7,7 @@ Why not http.client's: it reads heads with the parser of e-mails, which takes a 
 from __future__ import annotations
 
 import http.client
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from io import BufferedReader
@@ -93,6 +94,8 @@ def _headers(lines: Iterable[str]) -> Headers:
             raise http.client.HTTPException(f"no header: {line[:100]!r}")
         if headers.add(last, value) != value and last in ("content-length", "transfer-encoding"):
             raise http.client.HTTPException(f"two lengths: {line[:100]!r}")
+    if not re.fullmatch("[0-9]{1,19}", length := headers.get("Content-Length", "0")):
+        raise http.client.HTTPException(f"no length: {length[:40]!r}")
     return headers
 
 
@@ -141,12 +144,9 @@ class Body:
         if self._chunk == 0 and _line(self._file):
             raise http.client.HTTPException("a chunk is longer than it said")
         size = _line(self._file).partition(";")[0].strip()
-        try:
-            self._chunk = int(size, 16)
-        except ValueError:
-            raise Cut(f"no length of a chunk: {size[:20]!r}") from None
-        if self._chunk < 0:
-            raise http.client.HTTPException(f"no length of a chunk: {size[:20]!r}")
+        if not re.fullmatch("[0-9A-Fa-f]{1,16}", size):
+            raise Cut(f"no length of a chunk: {size[:20]!r}")
+        self._chunk = int(size, 16)
         if self._chunk == 0:
             _headers(_lines(self._file))
             self.is_over = True
@@ -154,7 +154,5 @@ class Body:
 
 
 def _length(head: Head) -> int | None:
-    said = head.headers.get("Content-Length", "")
-    if said and not (said.isascii() and said.isdigit() and len(said) < 20):
-        raise http.client.HTTPException(f"no length: {said[:40]!r}")
-    return int(said) if said else None
+    said = head.headers.get("Content-Length")
+    return None if said is None else int(said)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import email.utils
 import hashlib
 import http.client
 import logging
@@ -11,17 +9,15 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
-from xml.etree.ElementTree import Element
 
 from ckptsync import __version__
 from ckptsync.errors import CkptsyncError, Transient
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.s3.access import Access, Place
-from ckptsync.stores.s3.errors import lost, sorted_error
+from ckptsync.stores.s3.errors import http_date, lost, sorted_error
 from ckptsync.stores.s3.signing import UNSIGNED, Keys, Signable, encoded, query_string, signed
 from ckptsync.stores.s3.wire import Answer, Begin, Sending, Wire
-from ckptsync.stores.s3.xml import Fault, fault, tree
+from ckptsync.stores.s3.xml import Fault, fault
 
 Query = Sequence[tuple[str, str]]
 _EMPTY = hashlib.sha256(b"").hexdigest()
@@ -35,6 +31,7 @@ _METHODS = {
     "Delete": "DELETE",
     "Head": "HEAD",
 }
+_OLD_KEYS = frozenset({"ExpiredToken", "TokenRefreshRequired", "InvalidToken", "RequestExpired"})  # with any status
 
 log = logging.getLogger(__name__)
 
@@ -78,17 +75,12 @@ class Bucket:
         except (OSError, http.client.HTTPException) as e:
             raise lost(what, place.host, e, has_answered=self._has_answered) from e
         self._has_answered = True
-        found = (
-            fault(answer.body) if answer.status >= 300 or (ask.operation == "CompleteMultipartUpload" and answer.body) else Fault()
-        )
+        # a 200 may be an error, too: of CompleteMultipartUpload by S3's own rules, of others by a proxy's
+        found = fault(answer.body) if answer.status >= 300 or b"<Error" in answer.body else Fault()
         if answer.status < 300 and not found.code:
             return answer
         error = sorted_error(what, ask.operation, answer.status if answer.status >= 300 else 500, found, answer.headers)
         raise self._learned(answer, found, place, keys, error)
-
-    def tree(self, ask: Ask, answer: Answer, wanted: str) -> Element:
-        """An answer in XML whose root is ``wanted``; raises Transient."""
-        return tree(answer.body, self.url(ask.key), wanted)
 
     def server_time(self, answer: Answer) -> float:
         """The server's clock when it answered; ours if it does not say."""
@@ -118,7 +110,8 @@ class Bucket:
 
     def _learned(self, answer: Answer, found: Fault, place: Place, keys: Keys | None, error: CkptsyncError) -> CkptsyncError:
         """The error, or a Transient one where the refusal itself says how to do better."""
-        if found.code in ("ExpiredToken", "TokenRefreshRequired", "InvalidToken", "RequestExpired") and self.access.renew(keys):
+        is_refused = answer.status in (401, 403) or found.code in _OLD_KEYS
+        if is_refused and found.code != "RequestTimeTooSkewed" and self.access.renew(keys):
             return Transient(f"{error}; credentials were renewed")
         if found.code == "RequestTimeTooSkewed" and self._set_clock(answer):
             return Transient(f"{error}; signing with the server's clock from now on")
@@ -138,7 +131,10 @@ class Bucket:
         return True
 
     def _moved(self, answer: Answer, found: Fault, place: Place) -> bool:
-        """Whether the answer says where the bucket is, and that was not known."""
+        """Whether the answer says in which region the bucket is, and that was not known.
+
+        botocore's endpoint of that region is asked from then on; never what ``Location`` names: credentials are for the configured host.
+        """
         region = answer.headers.get("x-amz-bucket-region") or found.region
         with self._lock:
             if place != self._place:
@@ -146,20 +142,8 @@ class Bucket:
             if region and self.access.move(region):
                 self._place = self.access.place
                 return True
-            target = urlsplit(answer.headers.get("Location") or "")
-            if (
-                answer.status == 307
-                and target.netloc
-                and "@" not in target.netloc
-                and target.netloc != place.host
-                and (target.scheme == "https") == place.is_tls
-            ):
-                self._place = Place(place.is_tls, target.netloc, place.root, place.region)
-                return True
         return False
 
 
 def _date(answer: Answer) -> float | None:
-    with contextlib.suppress(ValueError, TypeError):
-        return email.utils.parsedate_to_datetime(answer.headers.get("Date", "")).timestamp()
-    return None
+    return http_date(answer.headers.get("Date", ""))

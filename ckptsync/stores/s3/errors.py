@@ -6,8 +6,10 @@ the status and what the server says; nothing of a request's query or signature i
 
 from __future__ import annotations
 
+import contextlib
 import email.utils
 import http.client
+import re
 import socket
 import ssl
 import time
@@ -59,6 +61,7 @@ _PERMANENT = {
     "InvalidObjectState": "restore it from the archive first",
     "EntityTooLarge": "this server takes no parts of that size",
 }
+_ELSEWHERE = "credentials are sent to no other host: set endpoint_url, or client_kwargs: region_name, to where the bucket is"
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"})
 
 
@@ -104,12 +107,15 @@ def sorted_error(what: str, operation: str, status: int, fault: Fault, headers: 
         return StoreError(text, hint=_PERMANENT.get(code, _PERMANENT["InsufficientStorage"]))
     if code in _TRANSIENT or status >= 500 or status in (408, 429):
         return Transient(text, hint="the server is not well, busy, or its disk is full: its log says", after=_after(headers))
+    if status in (302, 303, 307):
+        return Transient(text, hint=_ELSEWHERE)
     if status == 403:
         action = ACTIONS.get(operation, operation)
         return Denied(
             f"{what}: permission denied: {_said(status, code, fault.message)}", hint=f"the credentials need {action} here"
         )
-    return StoreError(text, hint="is this an S3 server, and the endpoint right?" if not fault.code else "")
+    hint = _ELSEWHERE if status < 400 else "is this an S3 server, and the endpoint right?" if not fault.code else ""
+    return StoreError(text, hint=hint)
 
 
 def lost(what: str, host: str, e: Exception, *, has_answered: bool) -> CkptsyncError:
@@ -138,9 +144,15 @@ def _said(status: int, code: str, message: str) -> str:
 def _after(headers: Mapping[str, str]) -> float:
     """Seconds that the server asks for (RFC 9110, section 10.2.3), a number or a date."""
     asked = headers.get("Retry-After", "").strip()
-    if asked.isdigit():
-        return float(asked[:6])
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(asked).timestamp() - time.time())
-    except (ValueError, TypeError):
-        return 0.0
+    if re.fullmatch("[0-9]{1,6}", asked):
+        return float(asked)
+    date = http_date(asked)
+    return max(0.0, date - time.time()) if date else 0.0
+
+
+def http_date(told: str) -> float | None:
+    """Seconds since 1970; None for what is no date of this century."""
+    with contextlib.suppress(ValueError, TypeError, OverflowError):
+        date = email.utils.parsedate_to_datetime(told)
+        return date.timestamp() if 2000 < date.year < 2100 else None
+    return None

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
-from ckptsync.stores.s3.xml import Object, objects, seconds, size, text, tree, unescaped
+from ckptsync.stores.s3.xml import Object, number, objects, seconds, text, tree, unescaped
 
 _ROOT = "ListBucketResult"
-_FIRST = re.compile(rb"<Contents>.*?</Contents>", re.DOTALL)
-_TAG = re.compile(rb"<[^>]*>")
+_ROW = (b"<Contents>", b"</Contents>")
+_TAG = re.compile(rb"<[^<>]*>")
+_TAGS = 64  # of a row that is taken for a pattern
 _WANTED = {b"<Key>": b"key", b"<Size>": b"size", b"<LastModified>": b"mtime"}
 _MISLEADING = re.compile(rb"<!|\r|.<\?", re.DOTALL)
 """Comments and marked sections; line ends that a parser changes; instructions, but for the declaration."""
@@ -39,20 +40,27 @@ def page(body: bytes, what: str) -> Page:
 
 
 def _by_pattern(body: bytes, what: str) -> Page | None:
-    first = _FIRST.search(body)
-    if first is None or not body.isascii() or _MISLEADING.search(body):
+    start = body.find(_ROW[0])
+    end = body.find(_ROW[1], start) + len(_ROW[1])
+    if start < 0 or end < start or not body.isascii() or _MISLEADING.search(body):
         return None
-    tags = _TAG.findall(first[0])
-    if any(tags.count(tag) != 1 for tag in _WANTED):
+    first = body[start:end]
+    tags = _TAG.findall(first)
+    if len(tags) > _TAGS or any(tags.count(tag) != 1 for tag in _WANTED):
         return None
     pattern = re.compile(b"".join(re.escape(tag) + _text_of(tag) for tag in tags))
-    tree(first[0], what)  # so each that matches is as sound
+    tree(first, what)  # so each that matches is as sound
     rest = tree(pattern.sub(b"", body), what, _ROOT)
     rows = [match.group("key", "size", "mtime") for match in pattern.finditer(body)]
     if rest.find("Contents") is not None or any(b"&" in key for key, _, _ in rows):
         return None
     encoding = text(rest, "EncodingType")
-    return Page(rest, [Object(unescaped(k.decode(), encoding), size(s.decode(), what), seconds(m.decode())) for k, s, m in rows])
+    return Page(rest, [_object(key.decode(), size.decode(), mtime.decode(), (encoding, what)) for key, size, mtime in rows])
+
+
+def _object(key: str, size: str, mtime: str, page: tuple[str, str]) -> Object:
+    encoding, what = page
+    return Object(unescaped(key, encoding), number(size or "0", "Size", what), seconds(mtime, what))
 
 
 def _text_of(tag: bytes) -> bytes:

@@ -13,7 +13,7 @@ from ckptsync.stores.s3.bucket import Ask
 from ckptsync.stores.s3.errors import Gone
 from ckptsync.stores.s3.put import Sender
 from ckptsync.stores.s3.sums import crc_of, header, is_md5, md5_of, plain
-from ckptsync.stores.s3.xml import Begun, Stored, next_page, parts, text, uploads
+from ckptsync.stores.s3.xml import PARTS, Begun, Paging, Stored, parts, tree, uploads
 
 HOUR = 3600.0
 GIVEN_UP = 24 * HOUR  # without a new part: nobody is at work on it, and this name is being written anew
@@ -94,36 +94,35 @@ def sweep(sender: Sender, prefix: str) -> None:
 def _begun(sender: Sender, prefix: str) -> Iterator[tuple[Begun, float]]:
     """Uploads of keys that start with ``prefix``, each with the server's time.  Page by page (API: ListMultipartUploads)."""
     query = {"uploads": "", "prefix": prefix, "encoding-type": "url"}
+    what = sender.bucket.url(prefix)
+    paging = Paging(what, {"NextKeyMarker": "key-marker", "NextUploadIdMarker": "upload-id-marker"})
     while True:
-        asked = Ask("ListMultipartUploads", query=tuple(query.items()))
-        answer = sender.ask(asked)
-        root = sender.bucket.tree(asked, answer, "ListMultipartUploadsResult")
-        now = sender.bucket.server_time(answer)
-        yield from ((begun, now) for begun in uploads(root))
-        upload = text(root, "NextUploadIdMarker")
-        before = f"{query.get('key-marker')} {query.get('upload-id-marker')}"
-        marker = next_page(root, "NextKeyMarker", "", sender.bucket.url(prefix))
-        if not marker:
+        ask = Ask("ListMultipartUploads", query=tuple(query.items()))
+        root, now = sender.read(ask, lambda a: (tree(a.body, what, "ListMultipartUploadsResult"), sender.bucket.server_time(a)))
+        found = list(uploads(root, what))
+        yield from ((begun, now) for begun in found)
+        following = paging.following(root, len(found), found[-1].id if found else "")
+        if not following:
             return
-        if f"{marker} {upload}" == before:
-            raise StoreError(f"{sender.bucket.url(prefix)}: the server lists the same unfinished uploads again and again")
-        query |= {"key-marker": marker, "upload-id-marker": upload}
+        query |= following
 
 
 def _looked_at(sender: Sender, begun: Begun) -> Orphan | None:
     """With its parts, page by page (API: ListParts); None if it is gone meanwhile."""
     query = {"uploadId": begun.id}
     found: list[Stored] = []
+    what = sender.bucket.url(begun.key)
+    paging = Paging(what, {"NextPartNumberMarker": "part-number-marker"}, PARTS)
     while True:
-        asked = Ask("ListParts", begun.key, tuple(query.items()))
         try:
-            answer = sender.ask(asked)
+            ask = Ask("ListParts", begun.key, tuple(query.items()))
+            root, now = sender.read(ask, lambda a: (tree(a.body, what, "ListPartsResult"), sender.bucket.server_time(a)))
         except (Gone, NotFound):
             return None
-        root = sender.bucket.tree(asked, answer, "ListPartsResult")
-        found += parts(root)
-        marker = next_page(root, "NextPartNumberMarker", query.get("part-number-marker", ""), sender.bucket.url(begun.key))
-        if not marker:
+        page = list(parts(root, what))
+        found += page
+        following = paging.following(root, len(page), str(page[-1].number) if page else "")
+        if not following:
             last = max([begun.since, *(each.mtime for each in found)])
-            return Orphan(begun, tuple(found), sender.bucket.server_time(answer) - last)
-        query["part-number-marker"] = marker
+            return Orphan(begun, tuple(found), now - last)
+        query |= following

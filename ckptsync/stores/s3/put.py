@@ -66,6 +66,10 @@ class Sender:
         """Ask until there is an answer."""
         return self._persistence.call(lambda: self.bucket.ask(ask))
 
+    def read(self, ask: Ask, reading: Callable[[Answer], T]) -> T:
+        """Ask until there is an answer that can be read: a proxy's page may come in its place."""
+        return self._persistence.call(lambda: reading(self.bucket.ask(ask)))
+
     def send(self, operation: str, key: str, query: Query, headers: dict[str, str], data: memoryview) -> Sum:
         """Send once, and be sure that the server has checked what has arrived."""
         crc = crc_of(data)
@@ -89,7 +93,7 @@ class Sender:
         return answer
 
     def head(self, key: str, headers: dict[str, str] | None = None) -> Answer:
-        """Of what is there; raises NotFound.
+        """Of what is there, with a Content-Length; raises NotFound.
 
         A refusal of HEAD has no body that would say why: then the first byte is asked for, whose refusal has one, and may be learnt from.
         """
@@ -106,6 +110,9 @@ class Sender:
             self._ask_why(key)
             answer = self.ask(ask)
         self._is_bucket_seen = True
+        if "Content-Length" not in answer.headers:
+            hint = "is this an S3 server, and the endpoint right?"
+            raise StoreError(f"{self.bucket.url(key)}: the server does not say how long it is", hint=hint)
         return answer
 
     def _ask_why(self, key: str) -> None:
@@ -123,4 +130,4 @@ class Sender:
         hides = headers.get(_SSE, "").startswith("aws:kms") or f"{_SSE}-customer-algorithm" in headers
         tag = headers.get("ETag", "")
         is_whole = headers.get("x-amz-checksum-type", "" if "-" in tag else "FULL_OBJECT") == "FULL_OBJECT"
-        return Found(int(headers.get("Content-Length") or 0), "" if hides else tag, headers.get(CRC, "") if is_whole else "")
+        return Found(int(headers["Content-Length"]), "" if hides else tag, headers.get(CRC, "") if is_whole else "")

@@ -7,6 +7,7 @@ Files of more than one part are multipart uploads, which the next try finds agai
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
@@ -28,9 +29,10 @@ from ckptsync.stores.s3.put import Sender
 from ckptsync.stores.s3.sinks import Into, Refused, Sink, Through
 from ckptsync.stores.s3.targets import Conditions, Creating, Goal, Writing
 from ckptsync.stores.s3.wire import Answer
-from ckptsync.stores.s3.xml import directories, next_page
+from ckptsync.stores.s3.xml import Paging, directories
 from ckptsync.stores.urls import Remote
 
+_RANGE = re.compile(r"bytes ([0-9]{1,19})-([0-9]{1,19})/([0-9]{1,19}|\*)")  # RFC 9110, section 14.4
 PAGE = 1000  # keys of a listing, at most: S3's own limit
 SMALLEST = 8 << 20  # bytes of a part where memory is short: S3 takes parts of 5 MiB, and each costs a request
 
@@ -77,11 +79,7 @@ class S3Store:
             raise self._absent(name) or e from e
         except NotFound as e:
             raise NotFound(f"{name}: not in {self.url}") from e
-        size = answer.headers.get("Content-Length", "")
-        if not size.isdigit():
-            hint = "is this an S3 server, and the endpoint right?"
-            raise StoreError(f"{self.url}/{name}: the server does not say how long it is", hint=hint)
-        return int(size)
+        return int(answer.headers["Content-Length"])
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         """As the contract says."""
@@ -171,14 +169,16 @@ class S3Store:
 
     def _pages(self, prefix: str, more: Mapping[str, str]) -> Iterator[Page]:
         query = {"list-type": "2", "prefix": prefix, "max-keys": str(PAGE), "encoding-type": "url", **more}
+        paging = Paging(self.url, {"NextContinuationToken": "continuation-token"})
         while True:
-            answer = self._sender.ask(Ask("ListObjectsV2", query=tuple(query.items())))
-            found = page(answer.body, self._bucket.url(""))
+            ask = Ask("ListObjectsV2", query=tuple(query.items()))
+            found = self._sender.read(ask, lambda answer: page(answer.body, self._bucket.url("")))
             yield found
-            token = next_page(found.rest, "NextContinuationToken", query.get("continuation-token", ""), self.url)
-            if not token:
+            names = [each.key for each in found.objects] or list(directories(found.rest))
+            following = paging.following(found.rest, len(names), names[-1] if names else "")
+            if not following:
                 return
-            query["continuation-token"] = token
+            query |= following
 
     def _read_some(self, name: str, at: int, sink: Sink, condition: Mapping[str, str]) -> Answer:
         start, end = at + sink.done, at + sink.size
@@ -200,14 +200,21 @@ class S3Store:
     def _check_range(self, name: str, wanted: tuple[int, int], status: int, headers: Mapping[str, str]) -> None:
         """Before the first byte is believed."""
         start, end = wanted
-        if status == 200 and start and "Content-Range" not in headers:
-            raise StoreError(f"{self.url}/{name}: the server ignores ranges", hint="is a proxy in between?")
-        given = headers.get("Content-Range", f"bytes {start}-")
-        if not given.startswith(f"bytes {start}-"):
-            raise Transient(f"{self.url}/{name}: bytes from {start} wanted, the server sent {given}", hint="is a proxy in between?")
-        whole = _whole_size(status, headers)
-        if whole is not None and whole < end:
-            raise self._too_short(name, whole, start, end)
+        given, length = headers.get("Content-Range"), headers.get("Content-Length")
+        if status == 200 and given is None:
+            if start:
+                raise StoreError(f"{self.url}/{name}: the server ignores ranges", hint="is a proxy in between?")
+            whole = length
+        else:
+            told = _RANGE.fullmatch(given or "")
+            if not told or int(told[1]) != start or not start <= int(told[2]) < end or int(length or _size(told)) != _size(told):
+                said = (given or "no Content-Range")[:100]
+                raise Transient(
+                    f"{self.url}/{name}: bytes {start}-{end - 1} wanted, the server sent {said}", hint="is a proxy in between?"
+                )
+            whole = told[3]
+        if whole not in (None, "*") and int(whole) < end:
+            raise self._too_short(name, int(whole), start, end)
 
     def _absent(self, name: str) -> NotFound | None:
         """The error, if a listing has no such name; what may not be read is another matter.
@@ -237,8 +244,6 @@ def _is_name(name: str) -> bool:
         return False  # the question was whether it is refused
 
 
-def _whole_size(status: int, headers: Mapping[str, str]) -> int | None:
-    """Of a file of which a range was asked for: ``bytes 0-9/10``; None if the server does not say."""
-    told = headers.get("Content-Range", "").rpartition("/")[2]
-    size = headers.get("Content-Length", "") if status == 200 and not told else told
-    return int(size) if size.isdigit() else None
+def _size(told: re.Match[str]) -> int:
+    """Bytes of the range in a Content-Range."""
+    return int(told[2]) - int(told[1]) + 1

@@ -28,7 +28,7 @@ from ckptsync.stores.s3.errors import Denied, Gone, Mismatch, Unable
 from ckptsync.stores.s3.orphans import GIVEN_UP, HOUR, Orphan, is_same, remove
 from ckptsync.stores.s3.put import Found, Sender
 from ckptsync.stores.s3.sums import CRC, Sum, crc_of, header, whole_crc
-from ckptsync.stores.s3.xml import completion, text, tree
+from ckptsync.stores.s3.xml import completion, text, tree, upload_id
 
 _COMPLETE = 2.0  # times the usual silence: a server may have to copy all parts, and AWS sends spaces meanwhile
 
@@ -130,8 +130,8 @@ class Multipart:
         if self._sender.takes_crc:
             headers |= {"x-amz-checksum-algorithm": "CRC32", "x-amz-checksum-type": "FULL_OBJECT"}
         answer = self._sender.ask(Ask("CreateMultipartUpload", self._key, [("uploads", "")], headers))
-        root = tree(answer.body, self._sender.bucket.url(self._key), "InitiateMultipartUploadResult")
-        self._id = text(root, "UploadId")
+        what = self._sender.bucket.url(self._key)
+        self._id = upload_id(tree(answer.body, what, "InitiateMultipartUploadResult"), what)
         self._is_ours = True
         self._has_crc = answer.headers.get("x-amz-checksum-type") == "FULL_OBJECT"
 

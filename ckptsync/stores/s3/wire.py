@@ -27,7 +27,7 @@ from ckptsync.stores.s3.answers import Body, Cut, Head, Headers, head
 from ckptsync.stores.s3.flow import Flow, wait_at_most
 from ckptsync.stores.s3.sinks import Sink
 
-MOST = 64 << 20  # bytes of an answer that is not read into the caller's memory
+MOST = 8 << 20  # bytes of an answer that is not read into the caller's memory: a page of 1,000 names takes 4 MiB at the very most
 SMALL = 64 << 10  # bytes of a body that is sent together with its head
 _BUFFER = 64 << 10  # bytes received at once: of a head, and of a small body with it
 _IDLE = 20.0  # seconds after which servers tend to close a connection

@@ -19,6 +19,7 @@ from ckptsync.stores.sftp.bundle import Bundles
 from ckptsync.stores.sftp.commit import claim, claim_again
 from ckptsync.stores.sftp.files import FSYNC, ServerFiles
 from ckptsync.stores.sftp.session import Reply, Request, Session
+from ckptsync.stores.sftp.space import why
 from ckptsync.stores.sftp.upload import NEW, SftpTarget, SftpUpload, unfinished
 from ckptsync.stores.sftp.ways import Ways
 from ckptsync.stores.sftp.wire import Code, Flag, Kind, Refused, opening, text
@@ -61,7 +62,10 @@ class Creating:
     def create(self, name: str, data: memoryview) -> None:
         """As a store's `create` does, of so few bytes that they are in memory."""
         small = Small(name, unfinished(name, secrets.token_hex(8)), data)
-        self._ways.make(small.directory)
+        try:
+            self._ways.make(small.directory)
+        except Refused as e:
+            raise why(self._files, small.directory, e, 0) from e
         self._bundles.join(small)
         self._files.forget(name)
         if small.stage in (Stage.NOTHING, Stage.BEGUN):
@@ -126,7 +130,7 @@ def _create(session: Session, files: ServerFiles, smalls: Sequence[Small], named
     for small in smalls:
         first.setdefault(small.name, small)  # others of that name find it taken
     looks = session.ask(*(_look(files, small) for small in first.values()))
-    free = [small for small, reply in zip(first.values(), looks, strict=True) if _is_free(session, reply)]
+    free = [small for small, reply in zip(first.values(), looks, strict=True) if _is_free(reply)]
     written = _written(session, files, _opened(session, files, free))
     directories = sorted({small.directory for small in written}) if named < Stage.DONE else []
     handles = _named(session, files, written, directories, named)
@@ -137,7 +141,7 @@ def _opened(session: Session, files: ServerFiles, smalls: Sequence[Small]) -> li
     for small in smalls:
         small.stage = Stage.BEGUN
     replies = session.ask(*(Request(Kind.OPEN, opening(files.path(small.part), NEW)) for small in smalls))
-    handles = (_handle(session, reply) for reply in replies)
+    handles = (_handle(reply) for reply in replies)
     return [(small, handle) for small, handle in zip(smalls, handles, strict=True) if handle is not None]
 
 
@@ -145,8 +149,8 @@ def _written(session: Session, files: ServerFiles, opened: Sequence[tuple[Small,
     """Those that are whole, closed and durable, and whose names were still free after that."""
     steps = [_content(session, small, handle) for small, handle in opened]
     replies = iter(session.ask(*(r for its in steps for r in its), *(_look(files, small) for small, _ in opened)))
-    whole = [sum(_is_done(session, next(replies)) for _ in its) == len(its) for its in steps]
-    free = [_is_free(session, reply) for reply in replies]  # a server may replace what it should refuse to
+    whole = [sum(_is_done(next(replies)) for _ in its) == len(its) for its in steps]
+    free = [_is_free(reply) for reply in replies]  # a server may replace what it should refuse to
     return [small for (small, _), is_whole, is_free in zip(opened, whole, free, strict=True) if is_whole and is_free]
 
 
@@ -166,9 +170,9 @@ def _named(
     renames = [Request(Kind.RENAME, text(files.path(small.part)) + text(files.path(small.name))) for small in smalls]
     replies = session.ask(*renames, *(Request(Kind.OPEN, opening(files.path(path), Flag.READ)) for path in directories))
     for small, reply in zip(smalls, replies, strict=False):
-        if _is_done(session, reply):
+        if _is_done(reply):
             small.stage = named
-    handles = (_handle(session, reply) for reply in replies[len(smalls) :])
+    handles = (_handle(reply) for reply in replies[len(smalls) :])
     return {path: handle for path, handle in zip(directories, handles, strict=True) if handle is not None}
 
 
@@ -176,7 +180,7 @@ def _settled(session: Session, smalls: Sequence[Small], handles: Mapping[str, by
     """What has a name has it after a power cut, too."""
     syncing = [_durably(handle) for handle in handles.values()]
     replies = session.ask(*syncing, *(Request(Kind.CLOSE, text(handle)) for handle in handles.values()))
-    durable = {path for path, reply in zip(handles, replies, strict=False) if _is_done(session, reply)}
+    durable = {path for path, reply in zip(handles, replies, strict=False) if _is_done(reply)}
     for small in smalls:
         if small.directory in durable:
             small.stage = Stage.DONE
@@ -190,17 +194,17 @@ def _look(files: ServerFiles, small: Small) -> Request:
     return Request(Kind.LSTAT, text(files.path(small.name)))
 
 
-def _is_free(session: Session, reply: Reply) -> bool:
-    return session.parsed(lambda: reply.code) == Code.NO_SUCH_FILE
+def _is_free(reply: Reply) -> bool:
+    return reply.code == Code.NO_SUCH_FILE
 
 
-def _is_done(session: Session, reply: Reply) -> bool:
-    return session.parsed(lambda: reply.code) == Code.OK
+def _is_done(reply: Reply) -> bool:
+    return reply.code == Code.OK
 
 
-def _handle(session: Session, reply: Reply) -> bytes | None:
+def _handle(reply: Reply) -> bytes | None:
     """None where it was refused."""
     try:
-        return session.parsed(lambda: reply.fields(Kind.HANDLE).text())
+        return reply.fields(Kind.HANDLE).handle()
     except Refused:
         return None  # its owner asks again, and is told why

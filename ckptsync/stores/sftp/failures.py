@@ -18,7 +18,7 @@ _NO_KEY = re.compile(
 )
 _OPEN_KEY = re.compile(r"""Permissions [0-9]+ for ['"](.*)['"] are too open""")
 _SETTINGS = re.compile(
-    r"[Bb]ad configuration option|[Bb]ad owner or permissions|terminating, \d+ bad|no matching [a-z ]+ found|[Mm]issing argument"
+    r"[Bb]ad configuration option|[Bb]ad owner or permissions|terminating, [0-9]+ bad|no matching [a-z ]+ found|[Mm]issing argument"
     r"|[Cc]an't open user config file|unsupported option|no argument after keyword"
 )
 _NO_SUCH_HOST = re.compile(r"Name or service not known|No address associated|nodename nor servname|not known")

@@ -57,7 +57,7 @@ class ServerFiles:
     def lstat(self, session: Session, names: Sequence[str]) -> list[Attributes | None]:
         """What each name is, in one round trip; None where there is nothing."""
         replies = session.ask(*(Request(Kind.LSTAT, text(self.path(name))) for name in names))
-        return [self._found(session, name, reply) for name, reply in zip(names, replies, strict=True)]
+        return [self._found(name, reply) for name, reply in zip(names, replies, strict=True)]
 
     def read_into(self, name: str, start: int, out: memoryview) -> int:
         """Fill ``out``; fewer bytes than it holds are returned only where the file ends.  Raises NotFound."""
@@ -96,6 +96,13 @@ class ServerFiles:
         """Whether the store's directory is there."""
         root = self.sessions.on(self._root_itself)
         return root is not None and root.is_directory
+
+    def missing_parent(self) -> str:
+        """The directory above the store's, if that is not there; else empty."""
+        parent = self._root.rpartition("/")[0] or "/"
+        name = parent.encode("utf-8", "surrogateescape")
+        found = self.sessions.on(lambda s: self._found("", s.ask(Request(Kind.STAT, text(name)))[0]))
+        return "" if found and found.is_directory else f"{parent} on {self.place.host}"
 
     def make_root(self) -> None:
         """Make the directory, and those above it that are missing.  Raises ConfigError."""
@@ -171,7 +178,7 @@ class ServerFiles:
 
     def _root_itself(self, session: Session) -> Attributes | None:
         """The operator named it: it may be a link, other than anything below it."""
-        return self._found(session, "", session.ask(Request(Kind.STAT, text(self.path())))[0])
+        return self._found("", session.ask(Request(Kind.STAT, text(self.path())))[0])
 
     def _make_above(self, path: bytes) -> None:
         """Make a directory that is missing, and its name durable, as far as what is above it is ours to sync."""
@@ -181,9 +188,9 @@ class ServerFiles:
         with contextlib.suppress(Refused):
             self._sync(path.rpartition(b"/")[0] or b"/")
 
-    def _found(self, session: Session, name: str, reply: Reply) -> Attributes | None:
+    def _found(self, name: str, reply: Reply) -> Attributes | None:
         try:
-            return session.parsed(lambda: reply.fields(Kind.ATTRS).attributes())
+            return reply.fields(Kind.ATTRS).attributes()
         except Refused as e:
             if e.code != Code.NO_SUCH_FILE:
                 raise refused(self.place, self.told(name), e) from e
@@ -210,7 +217,7 @@ class ServerFiles:
             return 0
 
     def _opened(self, session: Session, name: str) -> bytes:
-        return session.answer(Kind.OPEN, opening(self.path(name), Flag.READ), Kind.HANDLE).text()
+        return session.answer(Kind.OPEN, opening(self.path(name), Flag.READ), Kind.HANDLE).handle()
 
     def _can_sync_directories(self) -> bool:
         """Tried on the root: where it is refused there, the server, or its file system, knows nothing of the kind."""
@@ -224,7 +231,7 @@ class ServerFiles:
         def step(session: Session) -> None:
             if FSYNC not in session.extensions:
                 raise Refused(Code.OP_UNSUPPORTED)
-            handle = session.answer(Kind.OPEN, opening(path, Flag.READ), Kind.HANDLE).text()
+            handle = session.answer(Kind.OPEN, opening(path, Flag.READ), Kind.HANDLE).handle()
             try:
                 session.extended(FSYNC, text(handle), slow=True)
             finally:

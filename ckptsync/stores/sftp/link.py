@@ -106,7 +106,7 @@ class Link:
         watched.register(self._said, select.POLLIN)
         while True:
             ready = [at for at, _ in watched.poll(max(0.0, deadline - time.monotonic()) * 1000)]
-            if not ready:
+            if not ready or (fd not in ready and time.monotonic() > deadline):  # what it says meanwhile is no answer
                 self.is_broken = True
                 raise Transient(f"{self.place.url}: not a byte came for {self.stall + more:.0f} s")
             if self._said in ready and not self._listen():
@@ -128,8 +128,9 @@ class Link:
         self.is_broken = True
         code = self._code()
         with contextlib.suppress(OSError):
-            while self._listen_on():
-                pass
+            for _ in range(_HEARD):  # enough: a server may talk for ever
+                if not self._listen_on():
+                    break
         return what_ssh_said(self.place, self._heard, code, has_answered=self.has_answered)
 
     def _code(self) -> int | None:

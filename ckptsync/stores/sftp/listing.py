@@ -16,12 +16,14 @@ from ckptsync.stores.sftp.session import Reply, Request, Session
 from ckptsync.stores.sftp.wire import Attributes, Code, Fields, Kind, Refused, text
 
 AT_ONCE = 32  # directories that are listed together: on a distant server waiting is what listing costs
-MOST = 1_000_000  # files of one directory
-DEEPEST = 200  # a server could make them up for ever
+MOST = 1_000_000  # files of directories that are listed together
+BYTES = 128 << 20  # of what a server says of them
+IDLE = 1000  # answers that bring nothing new, one after the other
+NAMES = 10_000_000  # files and directories of a store
+DEEPEST = 200  # directories in directories; a server could make them up for ever, as all of these
 _REMAINS = re.compile(r"\.nfs[0-9a-f]{8,}")  # a deleted file that some NFS client still has open
 
-_Found = tuple[str, Attributes | Odd | None]  # directories with a slash and None: the slash makes them sort as whole paths do
-Listing = list[_Found]
+Listing = dict[str, Attributes | Odd | None]  # directories with a slash and None: the slash makes them sort as whole paths do
 
 
 def walk(files: ServerFiles, prefix: str, skips: Callable[[str], bool] = is_unfinished, passed: Passed = nobody) -> Iterator[Entry]:
@@ -30,14 +32,14 @@ def walk(files: ServerFiles, prefix: str, skips: Callable[[str], bool] = is_unfi
     ``passed`` is told of links, and of all else that is no checkpoint's file, as `beneath.walk` tells of it.
     """
     if files.is_directory(prefix):
-        yield from _walk(files, prefix, listings(files, [prefix])[0], skips, passed)
+        yield from _Walk(files, skips, passed).below(prefix, listings(files, [prefix])[0])
 
 
 def directories(files: ServerFiles, prefix: str) -> list[str]:
     """The names of those directly below ``prefix``, sorted."""
     if not files.is_directory(prefix):
         return []
-    return sorted(key[:-1] for key, found in listings(files, [prefix])[0] if found is None and not is_unfinished(key[:-1]))
+    return sorted(key[:-1] for key, found in listings(files, [prefix])[0].items() if found is None and not is_unfinished(key[:-1]))
 
 
 def listings(files: ServerFiles, prefixes: Sequence[str]) -> list[Listing]:
@@ -45,24 +47,33 @@ def listings(files: ServerFiles, prefixes: Sequence[str]) -> list[Listing]:
     return files.sessions.on(lambda session: _Directories(session, files, prefixes).read())
 
 
-def _walk(files: ServerFiles, prefix: str, listing: Listing, skips: Callable[[str], bool], passed: Passed) -> Iterator[Entry]:
-    listing.sort(key=lambda found: found[0])
-    below = [key for key, found in listing if found is None]
-    known: dict[str, Listing] = {}
-    for key, found in listing:
-        if found is not None:
-            if isinstance(found, str):
-                passed(prefix + key, found)
-            elif not skips(key):
-                yield Entry(prefix + key, found.size, float(found.mtime))
-            continue
-        if prefix.count("/") >= DEEPEST:
-            raise StoreError(f"{files.place.host}:{files.told(prefix)}: directories {DEEPEST} deep")
-        if key not in known:
-            several = below[:AT_ONCE]
-            known = dict(zip(several, listings(files, [prefix + k for k in several]), strict=True))
-        below.remove(key)
-        yield from _walk(files, prefix + key, known.pop(key), skips, passed)
+class _Walk:
+    """Through all directories, sorted by whole names."""
+
+    def __init__(self, files: ServerFiles, skips: Callable[[str], bool], passed: Passed) -> None:
+        self._files, self._skips, self._passed = files, skips, passed
+        self._count = 0
+
+    def below(self, prefix: str, listing: Listing) -> Iterator[Entry]:
+        """The files of a directory, and of those in it."""
+        self._count += len(listing) + 1
+        if self._count > NAMES or prefix.count("/") > DEEPEST:
+            many = f"more than {NAMES} files" if self._count > NAMES else f"directories {DEEPEST} deep"
+            raise StoreError(f"{self._files.place.host}:{self._files.told(prefix)[:200]}: {many}")
+        below = sorted(key for key, found in listing.items() if found is None)
+        known: dict[str, Listing] = {}
+        for key, found in sorted(listing.items(), key=lambda each: each[0]):
+            if found is not None:
+                if isinstance(found, str):
+                    self._passed(prefix + key, found)
+                elif not self._skips(key):
+                    yield Entry(prefix + key, found.size, float(found.mtime))
+                continue
+            if key not in known:
+                several = below[:AT_ONCE]
+                known = dict(zip(several, listings(self._files, [prefix + k for k in several]), strict=True))
+            below.remove(key)
+            yield from self.below(prefix + key, known.pop(key))
 
 
 class _Directories:
@@ -70,8 +81,9 @@ class _Directories:
 
     def __init__(self, session: Session, files: ServerFiles, prefixes: Sequence[str]) -> None:
         self._session, self._files, self._prefixes = session, files, prefixes
-        self._found: list[Listing] = [[] for _ in prefixes]
-        self._seen = [0] * len(prefixes)
+        self._found: list[Listing] = [{} for _ in prefixes]
+        self._idle = [0] * len(prefixes)
+        self._size = 0
 
     def read(self) -> list[Listing]:
         """What is in each of them."""
@@ -87,7 +99,7 @@ class _Directories:
     def _opened(self, n: int, reply: Reply) -> bytes | None:
         """A handle, unless the directory was deleted since it was listed."""
         try:
-            return self._session.parsed(lambda: reply.fields(Kind.HANDLE).text())
+            return reply.fields(Kind.HANDLE).handle()
         except Refused as e:
             if e.code != Code.NO_SUCH_FILE:
                 raise self._refused(n, e) from e
@@ -96,24 +108,25 @@ class _Directories:
     def _is_more(self, n: int, reply: Reply) -> bool:
         """Whether there may be more in it."""
         try:
-            more = self._session.parsed(lambda: list(_entries(reply.fields(Kind.NAME))))
+            more = list(_entries(reply.fields(Kind.NAME)))
         except Refused as e:
             if e.code != Code.EOF:
                 raise self._refused(n, e) from e
             return False
-        self._found[n] += filter(None, more)
-        self._seen[n] += len(more)
-        if self._seen[n] > MOST:
-            raise StoreError(
-                f"{self._files.place.host}:{self._files.told(self._prefixes[n])}: more than {MOST} files in one directory"
-            )
+        found, before = self._found[n], len(self._found[n])
+        found.update(filter(None, more))
+        self._size += len(reply.body)
+        self._idle[n] = 0 if len(found) > before else self._idle[n] + 1
+        if self._size > BYTES or self._idle[n] > IDLE or sum(map(len, self._found)) > MOST:
+            many = "its listing does not end" if self._idle[n] > IDLE else f"more than {MOST} files, or {BYTES >> 20} MiB of names"
+            raise StoreError(f"{self._files.place.host}:{self._files.told(self._prefixes[n])}: {many}")
         return bool(more)
 
     def _refused(self, n: int, e: Refused) -> StoreError:
         return refused(self._files.place, self._files.told(self._prefixes[n][:-1]), e)
 
 
-def _entries(fields: Fields) -> Iterator[_Found | None]:
+def _entries(fields: Fields) -> Iterator[tuple[str, Attributes | Odd | None] | None]:
     """What an answer to READDIR names, None for what is nothing of the directory's; what a server calls them is anything."""
     for _ in range(fields.u32()):
         name = fields.text().decode("utf-8", "surrogateescape")
@@ -122,9 +135,9 @@ def _entries(fields: Fields) -> Iterator[_Found | None]:
         yield None if name in ("", ".", "..") or _REMAINS.fullmatch(name) else _entry(name, found)
 
 
-def _entry(name: str, found: Attributes) -> _Found:
+def _entry(name: str, found: Attributes) -> tuple[str, Attributes | Odd | None]:
     if not _is_plain(name):
-        return name, "name"
+        return name[:255], "name"
     if found.is_directory:
         return name + "/", None
     return name, found if found.is_file else "link" if found.is_link else "special file"

@@ -13,6 +13,7 @@ from ckptsync.stores.limits import Limits
 from ckptsync.stores.retry import Persistence
 from ckptsync.stores.sftp.place import Place
 from ckptsync.stores.sftp.session import Session
+from ckptsync.stores.sftp.wire import Malformed
 
 T = TypeVar("T")
 LITTLE = 1 << 20  # bytes
@@ -43,9 +44,12 @@ class Sessions:
         return self._persistence.call(lambda: self.once(step, moves))
 
     def once(self, step: Callable[[Session], T], moves: int = 0) -> T:
-        """What ``step`` gives, taken a single time."""
+        """What ``step`` gives, taken a single time; what is malformed in an answer, wherever it is read, is a StoreError."""
         with self._turn(moves), self._session() as session:
-            return step(session)
+            try:
+                return step(session)
+            except Malformed as e:
+                raise session.malformed(e) from e
 
     def close(self) -> None:
         """End the connections that nobody uses."""

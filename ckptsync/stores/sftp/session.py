@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from ckptsync.errors import StoreError
 from ckptsync.stores.limits import Limits
@@ -19,7 +18,6 @@ from ckptsync.stores.sftp.link import Link
 from ckptsync.stores.sftp.place import Place
 from ckptsync.stores.sftp.wire import MOST, VERSION, Code, Fields, Kind, Malformed, Refused, head, reading, text
 
-T = TypeVar("T")
 WINDOW = 64  # requests that are on their way at once
 PIECE = 255 << 10  # bytes of a READ or WRITE where the server says that it takes so many; what OpenSSH takes
 _LEAST = 32 << 10  # what every server takes (filexfer-02, 3)
@@ -103,26 +101,22 @@ class Session:
         while len(found) < len(numbers):
             number, reply = self._reply(wait)
             if number not in numbers or number in found:
-                raise self._malformed(f"an answer to request {number}, which was not asked")
+                raise self._broken(f"an answer to request {number}, which was not asked")
             found[number] = reply
         return [found[number] for number in numbers]
 
     def answer(self, kind: Kind, fields: bytes, wanted: Kind = Kind.STATUS) -> Fields:
         """What the answer to one request holds; raises Refused."""
-        reply = self.ask(Request(kind, fields))[0]
-        return self.parsed(lambda: reply.fields(wanted))
+        return self.ask(Request(kind, fields))[0].fields(wanted)
 
     def extended(self, name: str, fields: bytes, wanted: Kind = Kind.STATUS, *, slow: bool = False) -> Fields:
         """As `answer`, of an extension."""
-        reply = self.ask(Request(Kind.EXTENDED, text(name.encode()) + fields, slow))[0]
-        return self.parsed(lambda: reply.fields(wanted))
+        return self.ask(Request(Kind.EXTENDED, text(name.encode()) + fields, slow))[0].fields(wanted)
 
-    def parsed(self, parse: Callable[[], T]) -> T:
-        """What ``parse`` makes of an answer; where it is malformed the connection is used no more.  Raises Refused, StoreError."""
-        try:
-            return parse()
-        except Malformed as e:
-            raise self._malformed(str(e)) from e
+    def malformed(self, e: Malformed) -> StoreError:
+        """What to raise of it; the connection is used no more."""
+        self._is_malformed = True
+        return not_sftp(self.place, e, has_answered=True)
 
     def read_into(self, handle: bytes, start: int, out: memoryview) -> int:
         """Fill ``out``; fewer bytes than it holds are returned only where the file ends.  Raises Refused."""
@@ -138,7 +132,7 @@ class Session:
                 break
             number, kind, size = self._head()
             if number not in asked:
-                raise self._malformed(f"an answer to request {number}, which was not asked")
+                raise self._broken(f"an answer to request {number}, which was not asked")
             at, wanted = asked.pop(number)
             if kind == Kind.DATA:
                 count = self._data(size, out[at : at + wanted])
@@ -158,9 +152,9 @@ class Session:
         """What one READ brings, also where the file goes on; the file is closed in the same round trip.  Raises Refused."""
         self._pace.take(len(out))
         got, _ = self.ask(Request(Kind.READ, reading(handle, start, len(out))), Request(Kind.CLOSE, text(handle)))
-        data = self.parsed(lambda: got.fields(Kind.DATA).text())
+        data = got.fields(Kind.DATA).text()
         if not 0 < len(data) <= len(out):
-            raise self._malformed(f"{len(data)} bytes came where up to {len(out)} were asked for")
+            raise self._broken(f"{len(data)} bytes came where up to {len(out)} were asked for")
         out[: len(data)] = data
         return len(data)
 
@@ -189,10 +183,10 @@ class Session:
         """What one of the answers says; it is asked no more."""
         number, reply = self._reply()
         if number not in asked:
-            raise self._malformed(f"an answer to request {number}, which was not asked")
+            raise self._broken(f"an answer to request {number}, which was not asked")
         asked.remove(number)
         try:
-            self.parsed(lambda: reply.fields(Kind.STATUS))
+            reply.fields(Kind.STATUS)
         except Refused as e:
             return e
         return None
@@ -209,18 +203,18 @@ class Session:
         """Bytes that came, straight into ``out``."""
         count = int.from_bytes(self._link.taken(4), "big") if size >= 4 else 0
         if not 0 < count <= len(out) or size != 4 + count:
-            raise self._malformed(f"{count} bytes in a packet of {size} came where up to {len(out)} were asked for")
+            raise self._broken(f"{count} bytes in a packet of {size} came where up to {len(out)} were asked for")
         self._link.receive(out[:count])
         return count
 
     def _no(self, kind: int, size: int) -> Refused:
         reply = Reply(kind, self._body(size))
         try:
-            self.parsed(lambda: reply.fields(Kind.DATA))
+            reply.fields(Kind.DATA)
         except Refused as e:
             if e.code != Code.OK:
                 return e
-        raise self._malformed("neither bytes nor a refusal came")
+        raise self._broken("neither bytes nor a refusal came")
 
     def _sent(self, requests: Sequence[Request]) -> dict[int, Request]:
         """Each by its number, in their order.  Bytes of files go when they may, and the others not much later."""
@@ -256,16 +250,17 @@ class Session:
         found = self._link.taken(9, wait)
         size, kind, number = _HEAD.unpack(found)
         if not 5 <= size <= MOST + 1024:
-            raise self._malformed(f"a packet of {size} bytes came ({found!r})")
+            raise self._broken(f"a packet of {size} bytes came ({found!r})")
         self._unanswered -= 1
         return number, kind, size - 5
 
     def _body(self, size: int) -> bytes:
         return self._link.taken(size)
 
-    def _malformed(self, what: str) -> StoreError:
+    def _broken(self, what: str) -> Malformed:
+        """Where the next answer begins is not known any more."""
         self._is_malformed = True
-        return not_sftp(self.place, Malformed(what), has_answered=True)
+        return Malformed(what)
 
     def _hello(self) -> dict[str, bytes]:
         """Extensions and what the server says of each."""

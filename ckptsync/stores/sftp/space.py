@@ -35,11 +35,7 @@ def _state(session: Session, path: bytes, needed: int) -> int:
     if STATVFS not in session.extensions:
         return 0
     fields = session.extended(STATVFS, text(path), Kind.EXTENDED_REPLY)
-
-    def parsed() -> tuple[int, ...]:
-        return tuple(fields.u64() for _ in range(10))
-
-    _, each, _, _, available, inodes, _, free_inodes, _, flags = session.parsed(parsed)
+    _, each, _, _, available, inodes, _, free_inodes, _, flags = (fields.u64() for _ in range(10))
     if flags & _READ_ONLY:
         return errno.EROFS
     is_full = available * each < needed or (inodes > 0 and free_inodes == 0)

@@ -58,6 +58,10 @@ class SftpStore:
         """Whether the directory is there."""
         return self._files.has_root()
 
+    def missing_parent(self) -> str:
+        """The directory above it, if that is not there; else empty."""
+        return self._files.missing_parent()
+
     def make_root(self) -> None:
         """Make the directory, durably, if it is not there; raises ConfigError where that is refused."""
         self._files.make_root()
@@ -136,8 +140,9 @@ class SftpStore:
     def _clear(self, name: str, about: About) -> None:
         """What was left of a write of ours that somebody else has finished."""
         if about.size is None or about.size >= PART:
-            for left, _ in left_behind(self._files, name, about):
-                self._files.remove(left)
+            for left in left_behind(self._files, name, about):
+                for each in (left.part, *left.records):
+                    self._files.remove(each)
 
 
 def _checked(name: str) -> str:

@@ -13,6 +13,7 @@ from enum import IntEnum
 
 VERSION = 3
 MOST = 256 << 10  # bytes of a packet that is no file's content; OpenSSH's own limit
+_LONGEST = 256  # bytes of a handle (filexfer-02, 6.3)
 _SIZE, _OWNER, _MODE, _TIMES, _EXTENDED = 0x1, 0x2, 0x4, 0x8, 0x80000000
 
 
@@ -69,7 +70,7 @@ class Flag(IntEnum):
 
 
 class Malformed(Exception):
-    """The server does not speak SFTP, or not as it should."""
+    """The server does not speak SFTP, or not as it should.  `Sessions` makes a StoreError of it, and uses the connection no more."""
 
 
 class Refused(Exception):
@@ -127,6 +128,13 @@ class Fields:
         """What the protocol calls a string."""
         return self._take(self.u32())
 
+    def handle(self) -> bytes:
+        """Of a file or directory that the server has opened; it is sent with each request."""
+        found = self.text()
+        if not 0 < len(found) <= _LONGEST:
+            raise Malformed(f"a handle of {len(found)} bytes")
+        return found
+
     def attributes(self) -> Attributes:
         """Those that are needed; raises Malformed where the server leaves out what tells a file from a link, or its size."""
         flags = self.u32()
@@ -140,6 +148,8 @@ class Fields:
                 self.text(), self.text()
         if mode is None or (size is None and stat.S_ISREG(mode)):
             raise Malformed("the server gives neither type nor size of files")
+        if size and size >> 63:
+            raise Malformed(f"a file of {size} bytes")
         return Attributes(size or 0, mode, mtime)
 
     def _take(self, count: int) -> bytes:

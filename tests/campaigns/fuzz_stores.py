@@ -1,0 +1,221 @@
+"""Doors that files in a store come through: records, what nodes say, and what is kept of them elsewhere."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ckptsync.catalogue import kept
+from ckptsync.catalogue.fresh import fresh
+from ckptsync.digest import FileDigest, digest, digest_stream
+from ckptsync.doctor.publishing import launch_name
+from ckptsync.fleet import facts, heartbeat
+from ckptsync.fleet.heartbeat import Disk, Heartbeat, Job
+from ckptsync.head.consolidate import HeadOptions
+from ckptsync.head.consolidate import tick as head_tick
+from ckptsync.paths import checked_path
+from ckptsync.records.names import STORE_FILE
+from ckptsync.records.tombstone import Tombstone
+from ckptsync.stores.opening import create_store, open_store
+from ckptsync.verify import baseline
+from ckptsync.verify.due import Schedule
+from ckptsync.verify.tick import tick as verify_tick
+from ckptsync.worker.push import push_now
+from tests import cli_store
+from tests.campaigns.fuzz import Case, Door, Wrong, command
+from tests.campaigns.fuzz_changes import changed_json
+from tests.verified import put
+
+_RECORD = re.compile(r"(.*/\.ckptsync/[^/]+/(?:manifest-.*|seal|report|tombstone|keep)-)(\d+)-[0-9a-f]{16}\.json")
+
+
+@cache
+def _good() -> Mapping[str, bytes]:
+    """A store with records of every kind, and three nodes, as files; of ``other`` a head can make a model."""
+    with tempfile.TemporaryDirectory() as made:
+        root = cli_store.make(Path(made) / "store")
+        store = create_store(str(root))
+        for node in ("node0", "node1"):
+            shutil.copytree(cli_store.DATA / "fsdp2" / node / "checkpoint-4", Path(made) / node / "checkpoint-8")
+            push_now(Path(made) / node, store, node, "fsdp2")
+            push_now(cli_store.DATA / "fsdp2" / node, store, node, "other")
+        command("keep", "fsdp2/checkpoint-4", "--reason", "of the paper", "--store", str(root))
+        places = {p.place: p for p in fresh(store).places if p.run == "fsdp2"}
+        manifests = tuple(k.name for k in places["checkpoint-8"].manifests)
+        put(store, Tombstone("fsdp2", "checkpoint-8", "checkpoint-8", 0, manifests, "of a rule", "shards", "back", format=2))
+        for node, roles in (("node0", ("worker",)), ("node1", ("worker",)), ("head", ("head", "verifier"))):
+            heart = Heartbeat(node, "i", "machine", 1, "1", 1.0, roles, "1.0", 7, 1.0, jobs=(Job("verify", "fsdp2"),))
+            disk = Disk("/data", 1, 2, 3)
+            heartbeat.write(store, replace(heart, disk=(disk,), watch={"/data": "events"}, lacks={"r": ("x",)}, queue=("fsdp2/a",)))
+            trains = {"fsdp2": facts.Train("trainer", 2, 1, 1.0, {"torch": "2.13", "NCCL_DEBUG": "INFO"}, "runs")}
+            told = facts.Facts(node, "host", "m", "u", "022", "1", "3", "6", {"nofile": 9}, {"/": "ext4"}, ("H200",), trains)
+            facts.write(store, told, roles)
+            said = {"node": node, "host": "h", "boot": "b", "at": 1.0, "versions": {"torch": "2.13"}, "variables": {"NNODES": "2"}}
+            store.write(launch_name(node), [json.dumps(said | {"gpus": ["H200"], "clock": 0.1, "booted": 1.0}).encode()])
+        return {p.relative_to(root).as_posix(): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
+
+
+def _laid(files: Mapping[str, bytes], root: Path) -> str:
+    for name, data in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+    return str(root)
+
+
+def _json(*argv: str) -> dict[str, Any]:
+    """What a command says with ``--json``; that it says nothing else than an error hides all."""
+    _, said = command(*argv, "--json")
+    found: dict[str, Any] = json.loads(said.splitlines()[0])
+    if "error" in found:
+        raise Wrong(f"{argv[0]} says nothing but {said[:800]}")
+    return found
+
+
+def _seen(url: str) -> dict[str, dict[Any, Any]]:
+    """By command, what each says of every place, or node."""
+    status, verified = _json("status", url), _json("verify", url, "--level", "stat")
+    return {
+        "ls": {(p["run"], p["place"]): p["word"] for p in _json("ls", url).get("places", ())},
+        "status": {(p["run"], p["place"]): p["word"] for p in status.get("places", ())},
+        "verify": {(r["run"], r["place"]): r["verdict"] for r in verified.get("reports", ())},
+        "nodes": {(n["name"], ""): (n["node"], n["state"], n["host"]) for n in status.get("nodes", ())},
+    }
+
+
+@cache
+def _before() -> dict[str, dict[Any, Any]]:
+    with tempfile.TemporaryDirectory() as made:
+        return _seen(_laid(_good(), Path(made) / "store"))
+
+
+def _compare(url: str, touched: str) -> None:
+    """Raises Wrong where more is hidden, or changed, than what belongs to ``touched``: a run, or a node."""
+    seen = _seen(url)
+    for how, before in _before().items():
+        for key, word in before.items():
+            if key[0] != touched and seen[how].get(key) != word:
+                raise Wrong(f"{how}: {key} was {word}, is {seen[how].get(key, 'hidden')}")
+
+
+# records
+
+
+def _make_records(dice: random.Random) -> Case:
+    """All records of a place, some of them others than they were."""
+    run, place = dice.choice((("fsdp2", "checkpoint-4"), ("fsdp2", "checkpoint-8"), ("zero3", "checkpoint-4")))
+    names = [n for n in _good() if n.startswith(f"{run}/.ckptsync/{place}/") and "/sending/" not in n]
+    files = {name: _good()[name] for name in names}
+    for name in dice.sample(names, min(len(names), dice.choice((1, 1, 1, 2)))):
+        data = changed_json(_good()[name], dice) if dice.randrange(8) else _good()[name]
+        found, title = _RECORD.fullmatch(name), name
+        if found and dice.randrange(12):
+            n = dice.choice((*[found[2]] * 5, str(dice.randrange(9)), "007", "\u0663", "9" * 30))
+            title = f"{found[1]}{n}-{digest(data)[:16]}.json"
+        if dice.randrange(8) == 0:
+            other = dice.choice(("checkpoint-12", "checkpoint-4~x", "checkpoint-4~", "checkpoint-04", "x"))
+            title = title.replace(place, other, 1)
+        if dice.randrange(3):
+            del files[name]
+        files[title] = data
+    return {"run": run, "place": place, "files": files, "head": dice.randrange(4) == 0}
+
+
+def _run_records(case: Case, home: Path) -> str:
+    others = {n: d for n, d in _good().items() if not n.startswith(f"{case['run']}/.ckptsync/{case['place']}/")}
+    url = _laid(others | case["files"], home / "store")
+    _compare(url, case["run"])
+    for argv in (("repair", url), ("gc", url, "--dry-run", "--keep-last", "1"), ("gc", url, "--dry-run", "--litter")):
+        command(*argv, "--json")
+    command("pull", f"{case['run']}/checkpoint-4", str(home / "out"), "--store", url, "--dry-run")
+    if case["head"]:
+        made = head_tick(open_store(url), HeadOptions(), 0.0)
+        proved = [verify_tick(open_store(url), Schedule(), 2e9) for _ in range(4)]
+        if ("other", "VERIFIED") not in [(p["run"], p["word"]) for p in _json("ls", url)["places"]]:
+            raise Wrong(f"a head and a verifier leave another run alone: {made!r:.1000} {proved!r:.1000}")
+    return "read"
+
+
+# what nodes say of themselves, and store.json
+
+
+def _make_nodes(dice: random.Random) -> Case:
+    names = [n for n in _good() if n.startswith((".ckptsync/nodes/", ".ckptsync/launches/"))] + [".ckptsync/store.json"]
+    name = dice.choice(names)
+    title = (
+        name
+        if dice.randrange(8)
+        else name.rpartition("/")[0] + "/" + dice.choice(("x.json", ".json", "~head.json", "a~facts.json", "a b.json"))
+    )
+    return {"files": {title: changed_json(_good()[name], dice)}, "how": dice.choice(([], ["--json"], ["--nodes", "--strict"]))}
+
+
+def _run_nodes(case: Case, home: Path) -> str:
+    url = _laid({**_good(), **case["files"]}, home / "store")
+    (name,) = case["files"]
+    if name == STORE_FILE:
+        code, _ = command("ls", url, "--json")
+        return f"store {code}"
+    node = name.rpartition("/")[2].removesuffix(".json").removesuffix("~facts")
+    _compare(url, node)
+    command("status", url, "--check")
+    command("status", url)
+    if "/launches/" in name or "facts" in name:
+        command("doctor", url, *case["how"])
+    store = open_store(url)
+    for one in ("node0", "node1"):
+        heartbeat.beat(store, Heartbeat(one, "mine", "other", 1, "1", 0.0, ("worker",), "1.0"))
+    return "read"
+
+
+# files that this machine keeps: what was read of a store, and a baseline
+
+
+@cache
+def _baseline() -> bytes:
+    found = digest_stream([b"abc"], 3)
+    return baseline.encode(
+        [baseline.expected(f"f{n}", FileDigest(3, found.digest, found.block_size, found.blocks)) for n in range(3)]
+    )
+
+
+def _make_kept(dice: random.Random) -> Case:
+    """``change``: bytes of the cache, by place and value; or another baseline."""
+    if dice.randrange(2):
+        return {"baseline": changed_json(_baseline(), dice)}
+    return {
+        "change": [[dice.random(), dice.randrange(256)] for _ in range(dice.choice((1, 2, 9)))],
+        "cut": dice.choice((1.0, 1.0, dice.random())),
+    }
+
+
+def _run_kept(case: Case, home: Path) -> str:
+    if "baseline" in case:
+        for one in baseline.decode(case["baseline"], "baseline.json"):
+            checked_path(one.path)
+        return "a baseline"
+    url = _laid(_good(), home / "store")
+    before = _json("ls", url)
+    path = kept.path(url)
+    data = bytearray(path.read_bytes())
+    for at, value in case["change"]:
+        data[int(at * len(data))] = value
+    path.write_bytes(data[: int(case["cut"] * len(data))])
+    if _json("ls", url) != before:
+        raise Wrong("a damaged cache is believed")
+    return "a cache"
+
+
+DOORS: Mapping[str, Door] = {
+    "records": Door(_make_records, _run_records, ("store", "out"), _before),
+    "kept": Door(_make_kept, _run_kept, ("store",), _before),
+    "heartbeats": Door(_make_nodes, _run_nodes, ("store",), _before),
+}

@@ -1,0 +1,79 @@
+"""What `make fuzz` has found, each tried again; and the campaign itself finds what is wrong."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from ckptsync.errors import Corrupt
+from tests.campaigns import fuzz
+from tests.campaigns.fuzz import KEPT, Case, Door, Wrong, again, alone
+
+FOUND = sorted(KEPT.rglob("*.json"))
+
+
+@pytest.mark.parametrize("path", FOUND, ids=[path.relative_to(KEPT).as_posix() for path in FOUND])
+def test_what_was_found_is_mended(path: Path) -> None:
+    assert again(path) == ""
+
+
+def _hostile(case: Case, home: Path) -> str:
+    what = case["what"]
+    if what == "refused":
+        raise Corrupt("refused")
+    if what == "traceback":
+        raise UnicodeDecodeError("utf-8", b"\xff", 0, 1, "of ours")
+    if what == "wrong":
+        raise Wrong("another tensor")
+    if what == "dies":
+        os._exit(3)
+    if what == "memory":
+        return str(len(bytearray(500 << 20)))
+    if what == "slow":
+        end = time.process_time() + 0.7
+        while time.process_time() < end:
+            pass
+    if what == "reads":
+        (home / "outside" / "secret").read_bytes()
+    if what == "writes":
+        (home / "given" / ".." / "elsewhere").write_bytes(b"")
+    if what == "link":
+        (home / "given" / "a").symlink_to(home / "outside" / "secret")
+        (home / "given" / "a").write_bytes(b"")
+    return "fine"
+
+
+@pytest.mark.parametrize(
+    ("what", "word", "said"),
+    [
+        ("fine", "fine", ""),
+        ("refused", "refused 10", ""),
+        ("traceback", "FOUND", "UnicodeDecodeError"),
+        ("wrong", "FOUND", "wrong: another tensor"),
+        ("dies", "FOUND", "died"),
+        ("memory", "FOUND", "memory"),
+        ("slow", "FOUND", "slow"),
+        ("reads", "FOUND", "outside"),
+        ("writes", "FOUND", "elsewhere"),
+        ("link", "FOUND", "outside"),
+    ],
+)
+def test_a_case_is_judged(what: str, word: str, said: str) -> None:
+    door = Door(lambda _: {}, _hostile, ("given",), seconds=0.5)
+    cases: list[Case] = [{"what": "fine"}, {"what": what}, {"what": "fine"}]
+    told = list(alone(door, cases.__getitem__, range(3)))
+    assert [t[0] for t in told] == ["fine", word, "fine"]
+    assert said in told[1][1]
+
+
+@pytest.mark.parametrize("name", fuzz.DOORS)
+def test_every_door_makes_cases_that_can_be_kept(name: str) -> None:
+    door = fuzz.door_of(name)
+    for n in range(5):
+        case = door.make(random.Random(n))
+        assert fuzz.decoded(fuzz.encoded(case)) == case
+        assert fuzz.encoded(door.make(random.Random(n))) == fuzz.encoded(case)
