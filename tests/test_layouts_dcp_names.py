@@ -77,6 +77,41 @@ def test_a_section_without_a_floating_tensor_is_no_rival() -> None:
 
 
 @pytest.mark.parametrize(
+    ("paths", "wanted"),
+    [
+        ([("x",), ("nested", "x")], {"x", "nested.x"}),
+        ([("x",), ("nested", "x"), ("blocks", 0, "w"), ("blocks", 1, "w")], {"x", "nested.x", "blocks.0.w", "blocks.1.w"}),
+        ([("x",), ("y",), ("nested", "x"), ("nested", "z")], {"x", "y", "nested.x", "nested.z"}),
+        ([("x",), ("ema", "x"), ("nested", "x")], {"x", "nested.x"}),
+        ([("x",), ("nested", "x"), ("dataloader", "seen")], {"x", "nested.x"}),
+    ],
+)
+def test_a_nested_state_dict_is_one_model(paths: list[Path], wanted: set[str]) -> None:
+    assert names(*paths) == wanted
+
+
+@pytest.mark.parametrize(
+    ("paths", "blobs"),
+    [
+        ([("x",), ("nested", "x"), ("optimizer", "state", "x", "exp_avg")], ()),
+        ([("x",), ("nested", "x"), ("app", "optim", "step")], ()),
+        ([("x",), ("nested", "x"), ("states", "x.exp_avg")], ()),
+        ([("x",), ("nested", "x")], (("inner", "param_groups", 0, "lr"),)),
+        ([("x",), ("y",), ("nested", "x"), ("nested", "y")], ()),
+        ([("x",), ("y",), ("z",), ("nested", "x"), ("nested", "y")], ()),
+        ([("x",), ("model", "v")], ()),
+        ([("x",), ("teacher_model", "v")], ()),
+    ],
+)
+def test_a_section_beside_an_optimizer_or_with_the_tensors_of_the_top_again_is_not_taken_for_a_part(
+    paths: list[Path], blobs: tuple[Path, ...]
+) -> None:
+    with pytest.raises(Unsupported, match="sets of weights in one checkpoint") as refused:
+        names(*paths, blobs=blobs)
+    assert "--source 'dcp:x#'" in refused.value.hint
+
+
+@pytest.mark.parametrize(
     "paths", [[("generator", "w"), ("discriminator", "w")], [("model", "w"), ("critic", "w")], [("w",), ("teacher", "w")]]
 )
 def test_several_models_are_refused_with_their_names(paths: list[Path]) -> None:

@@ -7,6 +7,9 @@ of several is a section: ``{"model": …, "optimizer": …}`` by accelerate, Lig
 optimizer's tensors ``optimizer.…`` (``megatron/core/optimizer/{optimizer,distrib_optimizer}.py`` 0.12 to 0.16).
 
 A section is never a prefix of a name: a model's own names may begin with "model." too.
+
+Tensors at the top beside sections are one nested state dict, and all of it the model, if the checkpoint has no optimizer and no section is
+a model of its own: by its name (``teacher``, ``model_b``), or since it has the very tensors of the top again (`_is_nested`).
 """
 
 from __future__ import annotations
@@ -26,6 +29,12 @@ _OTHER = re.compile(
     r"|train(er|ing)?(_states?)?|rng(_states?)?|(grad_|loss_)?scalers?|callbacks|loops|metrics|progress|steps?|global_step|epoch"
 )
 _AVERAGE = re.compile(r"(.+_)?ema(_.+)?")
+_OF_ITS_OWN = re.compile(  # names of a whole model, or of a copy of one
+    r"(.+_)?(model|module|state_dict|teacher|student|generator|discriminator|critic)s?[0-9]*(_.+)?"
+    r"|(.+_)?(swa|avg|average|averaged|shadow|backup|copy)[0-9]*"
+    r"|actor|policy|reward|target|ref|reference|best|last|old|previous|initial"
+)
+_OPTIMIZER = re.compile(r"(.+_)?optim(izer)?s?(_.+)?|param_groups(\..*)?|(.*\.)?(exp_avg|exp_avg_sq|momentum_buffer)", re.DOTALL)
 _OF_OPTIMIZER = re.compile(r"(state|param_groups)(\..*)?", re.DOTALL)
 _MEGATRON_OPTIMIZER = re.compile(r"(chained_[0-9]+\.)?optimizer\..*", re.DOTALL)
 _EXTRA = "_extra_state"
@@ -49,19 +58,29 @@ def weights(found: Iterable[Chunked], fields: Mapping[str, Any], section: str | 
             there = ", ".join(repr(s) for s in sorted(sections))
             raise Unsupported(f"{where}: no section {brief(section)} in the state dict", hint=f"there are: {there}")
         return _joined(_inner(section, sections[section]))
-    chosen = _chosen(sections, _groups_of_parameters(fields), where)
-    return [] if chosen is None else _joined(_inner(chosen, sections[chosen]))
+    known = _known(sections, _groups_of_parameters(fields))
+    if len(known) > 1 and _is_nested(sections, known, fields):
+        return _joined(tuple((path, one) for section in known for path, one in sections[section]))
+    if len(known) > 1:
+        names = ", ".join(repr(s) if s != TOP else "the names at the top" for s in sorted(known))
+        raise Unsupported(
+            f"{where}: {len(known)} sets of weights in one checkpoint ({names}), and nothing says which is meant",
+            hint=" or ".join(f"--source 'dcp:{where}#{s}'" for s in sorted(known)),
+        )
+    return _joined(_inner(known[0], sections[known[0]])) if known else []
 
 
 def remark(found: Iterable[Chunked], chosen: Iterable[tuple[str, Chunked]], where: str) -> str:
-    """Of an average of the weights that stands beside those that were chosen; nothing where there is none."""
-    found = tuple(found)
-    averages = {s for s in {one.path[0] for one in found if len(one.path) > 1} if _AVERAGE.fullmatch(s.lower())}
-    if not averages:
-        return ""
+    """Return what to say of sections: an average that is left out, sections that are merged with the names at the top; else nothing."""
+    chosen = tuple(chosen)
     taken = {id(one) for _, one in chosen}
-    beside = {one.path[0] for one in found if one.path[0] in averages and id(one) not in taken}
-    return "; ".join(f"{brief(s)} beside the weights is left out: --source 'dcp:{where}#{s}' takes it" for s in sorted(beside))
+    left = {one.path[0] for one in found if len(one.path) > 1 and _AVERAGE.fullmatch(one.path[0].lower()) and id(one) not in taken}
+    said = [f"{brief(s)} beside the weights is left out: --source 'dcp:{where}#{s}' takes it" for s in sorted(left)]
+    sections = _sections(tuple((one.path, one) for _, one in chosen))
+    if len(sections) > 1:
+        names = ", ".join(brief(s) for s in sorted(sections) if s != TOP)
+        said.append(f"{names} and the names at the top are one model: --source 'dcp:{where}#' takes the top alone")
+    return "; ".join(said)
 
 
 def _sections(named: Named) -> dict[str, Named]:
@@ -73,8 +92,8 @@ def _sections(named: Named) -> dict[str, Named]:
     return {section: tuple(inner) for section, inner in found.items()}
 
 
-def _chosen(sections: Mapping[str, Named], grouped: Collection[str], where: str) -> str | None:
-    """The one that is the model; None if there is none."""
+def _known(sections: Mapping[str, Named], grouped: Collection[str]) -> list[str]:
+    """Return the sections that could be the model; none if there are only other states."""
     known = [s for s, inner in sections.items() if not _OTHER.fullmatch(s) and not _is_optimizer(s, inner, grouped)]
     if TOP in known and len(sections) > 1 and not any(one.shape for _, one in sections[TOP]):
         known.remove(TOP)  # numbers beside the sections: a step, a loss
@@ -82,13 +101,29 @@ def _chosen(sections: Mapping[str, Named], grouped: Collection[str], where: str)
         known = [s for s in known if any(map(_is_weight, (one for _, one in sections[s])))] or known
     if len(known) > 1:
         known = [s for s in known if not _AVERAGE.fullmatch(s.lower())] or known
-    if len(known) > 1:
-        names = ", ".join(repr(s) if s != TOP else "the names at the top" for s in sorted(known))
-        hint = " or ".join(f"--source 'dcp:{where}#{s}'" for s in sorted(known))
-        raise Unsupported(
-            f"{where}: {len(known)} sets of weights in one checkpoint ({names}), and nothing says which is meant", hint=hint
-        )
-    return known[0] if known else None
+    return known
+
+
+def _is_nested(sections: Mapping[str, Named], known: Collection[str], fields: Mapping[str, Any]) -> bool:
+    """Return whether the known sections are parts of one nested state dict.
+
+    One shape under one name in both proves no copy; two or more, and nothing else in one of them, may be another set of the same weights.
+    """
+    if TOP not in known or any(map(_OPTIMIZER.fullmatch, _words(fields))):
+        return False
+    top = {(path, one.shape) for path, one in _joined(sections[TOP])}
+    for section in known:
+        if section == TOP:
+            continue
+        inner = {(name, one.shape) for name, one in _joined(_inner(section, sections[section]))}
+        if _OF_ITS_OWN.fullmatch(section.lower()) or len(inner & top) == min(len(inner), len(top)) > 1:
+            return False
+    return True
+
+
+def _words(fields: Mapping[str, Any]) -> Iterable[str]:
+    """Return all words of the paths in the state dict, also of what is no tensor."""
+    return {str(word).lower() for path in fields["planner_data"].values() if isinstance(path, (tuple, list)) for word in path}
 
 
 def _is_weight(one: Chunked) -> bool:

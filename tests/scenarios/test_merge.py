@@ -6,6 +6,8 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 import zipfile
 from importlib.util import find_spec
 from pathlib import Path
@@ -57,6 +59,30 @@ def test_a_checkpoint_becomes_the_model_that_its_framework_gathers(name: str, tm
 def test_by_default_each_tensor_is_as_the_model_had_it(name: str, tmp_path: Path) -> None:
     run("merge", *sources(name), tmp_path / "out")
     assert merged(tmp_path / "out") == reference(name, "auto")
+
+
+@pytest.mark.parametrize("folder", ["plain", "items"])
+def test_a_nested_state_dict_is_one_model(folder: str, tmp_path: Path) -> None:
+    run("merge", VECTORS / "dcp-dress" / folder, tmp_path / "out", "--dtype", "keep")
+    assert merged(tmp_path / "out") == reference("dcp-dress", "keep")
+
+
+SAVED_WITH_TORCH = """
+import torch
+import torch.distributed.checkpoint as dcp
+w, v = torch.ones(4, 3), torch.zeros(2)
+dcp.save({"w": w, "v": v, "nested": {"w": w}, "optimizer": {"state": {"w": {"exp_avg": w}}}}, checkpoint_id="optimizer")
+dcp.save({"w": w, "v": v, "slow": {"w": w, "v": v}}, checkpoint_id="copy")
+"""
+
+
+def test_a_section_beside_an_optimizer_or_with_all_names_of_the_top_needs_a_choice(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", SAVED_WITH_TORCH], cwd=tmp_path, check=True)
+    for folder, section in [("optimizer", "nested"), ("copy", "slow")]:
+        done = run("merge", tmp_path / folder, tmp_path / "out", code=5)
+        assert f"--source 'dcp:.#' or --source 'dcp:.#{section}'" in done.err
+        run("merge", tmp_path / folder, tmp_path / f"top of {folder}", "--source", "dcp:.#")
+        assert merged(tmp_path / f"top of {folder}").keys() == {"w", "v"}
 
 
 def test_inspect_and_a_dry_run_change_nothing(tmp_path: Path) -> None:

@@ -117,12 +117,6 @@ def flatten(state: dict[str, object]) -> dict[str, torch.Tensor]:
     return flat
 
 
-def unnested(state: dict[str, object]) -> dict[str, object]:
-    """Return the state with the tensors of inner dicts at the top, as a module's own state has them: beside others a dict is a set of its own."""
-    held = {key: value for key, value in state.items() if not isinstance(value, dict)}
-    return held | flatten({key: value for key, value in state.items() if isinstance(value, dict)})
-
-
 STATES = {"dress": dress, "mesh": mesh_state, "dtypes": dtypes}
 
 
@@ -138,9 +132,8 @@ def main() -> None:
     state = STATES[options.kind]()
     lone = WORLD == 1
     dcp.save({"model": state}, storage_writer=dcp.FileSystemWriter("wrapped"), no_dist=lone)
-    bare = unnested(state)
-    dcp.save(bare, storage_writer=dcp.FileSystemWriter("plain"), no_dist=lone)
-    dcp.save(bare, storage_writer=dcp.FileSystemWriter("items", single_file_per_rank=False), no_dist=lone)
+    dcp.save(state, storage_writer=dcp.FileSystemWriter("plain"), no_dist=lone)
+    dcp.save(state, storage_writer=dcp.FileSystemWriter("items", single_file_per_rank=False), no_dist=lone)
     full = flatten(state)
     if RANK == 0:
         print(f"{options.kind}: {len(full)} tensors")
