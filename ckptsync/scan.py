@@ -96,11 +96,6 @@ class Found:
     others: tuple[str, ...]
 
 
-def scan(output_dir: Path) -> tuple[Found, ...]:
-    """Every checkpoint in ``output_dir``, by name.  Raises ConfigError where something may not be read."""
-    return tuple(found(s) for s in spots(output_dir))
-
-
 def found(spot: Spot) -> Found:
     """A closer look at one of them; a checkpoint that has vanished has no files."""
     below: Listing = walk(spot.path, spot.only)

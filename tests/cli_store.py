@@ -4,11 +4,11 @@ import time
 from pathlib import Path
 
 import ckptsync
-from ckptsync.head.consolidate import HeadOptions, tick
+from ckptsync.head.consolidate import HeadOptions
 from ckptsync.stores.opening import create_store
 from ckptsync.verify.due import Schedule
-from ckptsync.verify.tick import tick as verify_tick
 from ckptsync.worker.push import push_now
+from tests.heads import consolidate_due, verify_next
 
 DATA = Path(ckptsync.__file__).parent / "demo_data"
 SHARD = "checkpoint-4/pytorch_model_fsdp_0/__0_0.distcp"
@@ -19,8 +19,8 @@ def make(path: Path) -> Path:
     store = create_store(str(path))
     for run, node in (("fsdp2", "node0"), ("fsdp2", "node1"), ("zero3", "node0")):
         push_now(DATA / run / node, store, node, run)
-    tick(store, HeadOptions(), 0.0)
-    verify_tick(store, Schedule(), time.time())
+    consolidate_due(store, HeadOptions())
+    verify_next(store, Schedule(), time.time())
     return path
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from ckptsync.merge.consolidate import Chunk, Merged, consolidate
+from ckptsync.merge.consolidate import Chunk, Merged, Progress, Write, carry_out
 from ckptsync.merge.copying import Work
 from ckptsync.merge.plan import Options
+from ckptsync.merge.prepare import prepare
 from ckptsync.model import Files
 from tests.plain_files import safetensors_file
 
@@ -20,6 +21,19 @@ class Written(dict[str, bytes]):
     def write(self, name: str, chunks: Iterable[Chunk]) -> None:
         assert name not in self
         self[name] = b"".join(map(bytes, chunks))
+
+
+def consolidate(
+    files: Files,
+    write: Write,
+    options: Options,
+    config: Sequence[Files] = (),
+    progress: Progress | None = None,
+    *,
+    work: Work | None = None,
+) -> Merged:
+    """Write the consolidated model through ``write(name, chunks)``; ``config`` are further places for configuration and tokenizer."""
+    return carry_out(prepare(files, options, config), files, write, progress, work)
 
 
 def run(

@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ckptsync.catalogue.fresh import fresh
-from ckptsync.head.consolidate import HeadOptions, tick
+from ckptsync.head.consolidate import HeadOptions
 from ckptsync.records.saves import choose_place
 from ckptsync.records.state import Snapshot
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.verify.place import verify_place
 from ckptsync.verify.reporting import write_report
 from tests.filled import DEMO, FIRST, SECOND, flip, manifest_of, read, send, two_nodes
+from tests.heads import consolidate_due
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "store-format.md"
 BASE = HeadOptions(config_from={"*": str(DEMO / "base")})
@@ -25,7 +26,7 @@ def store() -> MemoryStore:
     """Two nodes' save, consolidated, found damaged, repaired and verified; then one of them writes the same step again, an hour later."""
     made = MemoryStore()
     two_nodes(made)
-    tick(made, BASE, 0.0)
+    consolidate_due(made, BASE)
     snapshot = _verified(made)
     for _ in "there", "and back":
         flip(made, SHARD, 40_000)

@@ -4,7 +4,7 @@ import pytest
 
 from ckptsync.catalogue.fresh import fresh, fresh_place, read_records
 from ckptsync.errors import Corrupt, StoreError, Unsupported
-from ckptsync.head.consolidate import HeadOptions, tick
+from ckptsync.head.consolidate import HeadOptions
 from ckptsync.records.coding import LIMITS
 from ckptsync.records.places import record_names
 from ckptsync.records.report import Report
@@ -12,6 +12,7 @@ from ckptsync.records.tombstone import Tombstone
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
 from tests.filled import contents, flip, newer, put, two_nodes
+from tests.heads import consolidate_due
 
 
 def test_a_place_is_as_it_is_among_all_and_no_other_is_told_of() -> None:
@@ -89,7 +90,7 @@ def test_a_damaged_tombstone_hides_its_place_and_a_damaged_report_does_not() -> 
     flip(store, put(store, Report("run", "checkpoint-4", "checkpoint-4", 0, "digest", "damaged", (), "", 0, ())))
     flip(store, put(store, Tombstone("run", "checkpoint-5", "checkpoint-5", 0, (), "old")))
     found = fresh(store)
-    assert [m.place for m in tick(store, HeadOptions(), 0.0).made] == ["checkpoint-4"]
+    assert [m.place for m in consolidate_due(store, HeadOptions()).made] == ["checkpoint-4"]
     assert [s.place for s in found.readable] == ["checkpoint-4"]
     assert [f.finding.kind for f in found.faults] == ["note", "digest"]
 

@@ -7,10 +7,11 @@ import pytest
 from ckptsync.catalogue.fresh import fresh
 from ckptsync.catalogue.shortened import cut, step, summary
 from ckptsync.catalogue.summary import Proven, Summary
-from ckptsync.head.consolidate import HeadOptions, tick
+from ckptsync.head.consolidate import HeadOptions
 from ckptsync.records.report import Finding
 from ckptsync.stores.memory import MemoryStore
 from tests.filled import DEMO, FIRST, SECOND, put, report_on, send, two_nodes
+from tests.heads import consolidate_due
 
 SHARD = "checkpoint-4/pytorch_model_fsdp_0/__1_0.distcp"
 
@@ -97,7 +98,7 @@ def test_what_has_come_since_it_was_sealed_and_what_its_model_lacks_is_told() ->
     store = MemoryStore()
     two_nodes(store)
     assert (short(store).late, short(store).bare) == (False, False), "nothing is sealed"
-    tick(store, HeadOptions(), 0.0)
+    consolidate_due(store, HeadOptions())
     assert (short(store).late, short(store).bare) == (False, True)
     late = fresh(store).places[0].manifests[1].manifest
     put(store, replace(late, n=1, files=(replace(late.files[0], path="README.md"),)))

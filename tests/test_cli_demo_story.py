@@ -14,8 +14,8 @@ from ckptsync.layouts import table
 from ckptsync.stores.opening import open_store
 from ckptsync.stores.tree import LocalFiles
 from ckptsync.verify.due import Schedule
-from ckptsync.verify.tick import tick
 from tests.cli_store import make
+from tests.heads import verify_next
 
 
 def test_every_configuration_is_a_good_one(tmp_path: Path) -> None:
@@ -38,7 +38,7 @@ def test_damage_is_seen_only_in_a_new_report_of_that_file(tmp_path: Path) -> Non
     store = make(tmp_path / "store")
     path, at, name = a_byte_of_a_tensor(store / "fsdp2" / CHECKPOINT)
     flip(store / "fsdp2" / CHECKPOINT / path, at)
-    tick(open_store(str(store)), Schedule(every=0.0), 1e10)
+    verify_next(open_store(str(store)), Schedule(every=0.0), 1e10)
     [seen] = [s for s in fresh(open_store(str(store))).readable if s.run == "fsdp2"]
     found = damage(seen, set(), path)
     assert found

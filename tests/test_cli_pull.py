@@ -14,17 +14,17 @@ import pytest
 
 from ckptsync.catalogue.fresh import fresh
 from ckptsync.cli.main import main
-from ckptsync.head.consolidate import HeadOptions, tick
+from ckptsync.head.consolidate import HeadOptions
 from ckptsync.records.tombstone import Tombstone
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.opening import create_store, open_store
 from ckptsync.verify.due import Schedule
-from ckptsync.verify.tick import tick as verify_tick
 from ckptsync.worker.offering import offered
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.push import push_offer
 from ckptsync.worker.tick import Worker
 from tests.cli_store import DATA, SHARD, flip, make
+from tests.heads import consolidate_due, verify_next
 from tests.sshd import sshd
 from tests.verified import put
 from tests.weed import weed
@@ -131,8 +131,8 @@ def one_save(path: Path) -> Store:
     store = create_store(str(path))
     for node in ("node0", "node1"):
         push_offer(replace(offered(DATA / "fsdp2" / node), run="fsdp2", save="0123456789abcdef"), store, node)
-    tick(store, HeadOptions(), 0.0)
-    verify_tick(store, Schedule(), time.time())
+    consolidate_due(store, HeadOptions())
+    verify_next(store, Schedule(), time.time())
     return store
 
 
@@ -233,7 +233,7 @@ def test_what_is_added_to_a_pulled_checkpoint_is_sent_and_leaves_one_save(tmp_pa
     assert "sent" not in phases(watching, 2001.0, 4000.0)
     (word,) = {word for word, _ in state(store).values()}
     assert word == "CONSOLIDATED"
-    verify_tick(store, Schedule(), time.time())
+    verify_next(store, Schedule(), time.time())
     assert {word for word, _ in state(store).values()} == {"VERIFIED"}
 
 

@@ -15,12 +15,12 @@ from ckptsync.cli.main import main
 from ckptsync.daemon.identity import heartbeat
 from ckptsync.fleet.alarms import CODES
 from ckptsync.fleet.heartbeat import Disk, Job, beat, farewell
-from ckptsync.head.consolidate import HeadOptions, tick
+from ckptsync.head.consolidate import HeadOptions
 from ckptsync.stores.opening import open_store
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.verify.due import Schedule
-from ckptsync.verify.tick import tick as verify_tick
 from tests.cli_store import SHARD, flip, make
+from tests.heads import consolidate_due, verify_next
 
 MONITORING = Path(__file__).parent.parent / "docs" / "monitoring.md"
 
@@ -85,7 +85,7 @@ def keys(value: Any, above: str = "") -> set[str]:
 
 def test_the_document_has_the_keys_that_are_written_down_and_no_others(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     flip(store / "fsdp2" / SHARD)
-    verify_tick(open_store(str(store)), Schedule("digest", 1e-9), 0.0)
+    verify_next(open_store(str(store)), Schedule("digest", 1e-9), 0.0)
     mine = replace(heartbeat("n0", ("worker",)), disk=(Disk("/", 1, 2, 3),), jobs=(Job("a", "b"),))
     beat(open_store(str(store)), mine)
     made = told(store, capsys)
@@ -111,7 +111,7 @@ def test_check_exits_with_0_1_or_10_and_says_why(store: Path, capsys: pytest.Cap
     assert capsys.readouterr().out.startswith("WARNING waiting: n0: 1 on the way, the first for 1d3h")
     assert main(["status", str(store)]) == 0, "an alarm is no failure of the command"
     flip(store / "fsdp2" / SHARD)
-    verify_tick(opened, Schedule("digest", 1e-9), 0.0)
+    verify_next(opened, Schedule("digest", 1e-9), 0.0)
     capsys.readouterr()
     assert main(["status", str(store), "--check"]) == 10
     assert capsys.readouterr().out.startswith("CRITICAL damaged: fsdp2/checkpoint-4: ")
@@ -142,10 +142,10 @@ def test_a_record_that_cannot_be_read_is_the_exit_code_too(store: Path, capsys: 
 def test_what_is_repaired_is_no_alarm_any_more(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     opened = open_store(str(store))
     flip(next((store / "fsdp2" / "consolidated" / "checkpoint-4").glob("*.safetensors")))
-    verify_tick(opened, Schedule("digest", 1e-9), 0.0)
+    verify_next(opened, Schedule("digest", 1e-9), 0.0)
     assert main(["status", str(store), "--check"]) == 10
-    tick(opened, HeadOptions(), 0.0)
-    verify_tick(opened, Schedule("digest", 1e-9), 0.0)
+    consolidate_due(opened, HeadOptions())
+    verify_next(opened, Schedule("digest", 1e-9), 0.0)
     assert main(["status", str(store), "--check"]) == 0, capsys.readouterr().out
 
 

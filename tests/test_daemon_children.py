@@ -94,7 +94,7 @@ def test_a_hung_child_holds_up_no_other() -> None:
     assert [job.subject for job in both.jobs()] == ["run/checkpoint-1"]
     assert both.are_watched()
     both.end()
-    assert until(lambda: not both.orders())
+    assert until(lambda: not both.jobs())
 
 
 def test_a_stop_ends_children_in_time_and_is_no_failure() -> None:
@@ -103,7 +103,7 @@ def test_a_stop_ends_children_in_time_and_is_no_failure() -> None:
     running.begin(ORDER, GENEROUS, lambda _, end: ends.append(end))
     before = time.monotonic()
     running.end()
-    assert until(lambda: not running.orders(), 30)
+    assert until(lambda: not running.jobs(), 30)
     assert (ends, time.monotonic() - before < 20) == ([], True)
     assert not running.begin(ORDER, GENEROUS, lambda *_: None), "nothing begins after the end"
 
@@ -115,7 +115,7 @@ def test_progress_is_told_while_it_is_made() -> None:
         lambda: [(j.kind, j.subject, j.done, j.total) for j in running.jobs()] == [("consolidate", "run/checkpoint-1", 30, 90)], 30
     )
     running.end()
-    assert until(lambda: not running.orders(), 30)
+    assert until(lambda: not running.jobs(), 30)
 
 
 def test_the_same_is_not_begun_twice() -> None:
@@ -123,7 +123,7 @@ def test_the_same_is_not_begun_twice() -> None:
     assert running.begin(ORDER, GENEROUS, lambda *_: None)
     assert not running.begin(ORDER, GENEROUS, lambda *_: None)
     running.end()
-    assert until(lambda: not running.orders(), 30)
+    assert until(lambda: not running.jobs(), 30)
 
 
 PARENT = """

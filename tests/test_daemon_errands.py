@@ -32,9 +32,9 @@ def test_the_first_ones_begin_and_the_others_are_in_the_queue() -> None:
     its, children, _ = errands(HANGS, most=2)
     for _ in "look", "look again":
         assert set(its.begin(map(task, "abc"))) == {"run/a", "run/b", "run/c"}
-        assert sorted(order.place for order in children.orders()) == ["a", "b"]
+        assert sorted(job.subject for job in children.jobs()) == ["a", "b"]
     children.end()
-    assert until(lambda: not children.orders(), 30)
+    assert until(lambda: not children.jobs(), 30)
 
 
 def test_what_failed_is_told_until_it_is_no_errand_any_more_and_gives_way_to_others() -> None:
@@ -64,7 +64,7 @@ def test_a_change_brings_it_back_at_once() -> None:
     its.begin([task("a")])
     assert ended.wait(60)
     assert its.begin([task("a", "other")]) == ("run/a",)
-    assert until(lambda: not children.orders(), 30)
+    assert until(lambda: not children.jobs(), 30)
 
 
 def test_bounds_leave_room_for_a_slow_network_and_a_small_bandwidth() -> None:

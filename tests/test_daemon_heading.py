@@ -14,7 +14,7 @@ from ckptsync.daemon.heading import Catalogues, Heads, of_head
 from ckptsync.head.consolidate import HeadOptions, one
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
-from ckptsync.verify.tick import one as verify
+from ckptsync.verify.place import verify_and_report as verify
 from ckptsync.worker.push import push_now
 from tests.cli_store import make
 from tests.ticks import until
@@ -49,7 +49,7 @@ def works(heads: Heads, store: Store, wanted: list[str]) -> bool:
         role.tick.soon = lambda _: asked.append(1)
 
     def is_so() -> bool:
-        if asked and not heads.children.orders():
+        if asked and not heads.children.jobs():
             asked.clear()
             for role in heads.roles:
                 role.tick()
@@ -72,12 +72,12 @@ def test_what_fails_is_told_with_its_hint_and_waits_and_holds_up_no_other(tmp_pa
     heads = of_head(config, store, fail)
     assert works(heads, store, ["COMPLETE", "VERIFIED"])
     [head, _] = heads.roles
-    assert until(lambda: not heads.children.orders(), PATIENCE)
+    assert until(lambda: not heads.children.jobs(), PATIENCE)
     head.tick()
     assert head.errors() == ("fsdp2/checkpoint-4: /nowhere: no such file or directory",)
     assert any("hint=" in line.text for line in head.outcome.lines if line.is_error)
     head.tick()
-    assert heads.children.orders() == (), "it is not tried again at once"
+    assert heads.children.jobs() == (), "it is not tried again at once"
 
 
 def test_what_the_rules_let_go_of_is_marked_by_a_child(tmp_path: Path) -> None:
@@ -87,7 +87,7 @@ def test_what_the_rules_let_go_of_is_marked_by_a_child(tmp_path: Path) -> None:
     assert [role.tick.name for role in heads.roles] == ["head", "retention", "verifier"]
     heads.roles[1].tick()
     assert until(lambda: list(tmp_path.glob("fsdp2/.ckptsync/checkpoint-4/tombstone-*")), PATIENCE)
-    assert until(lambda: not heads.children.orders(), PATIENCE)
+    assert until(lambda: not heads.children.jobs(), PATIENCE)
     assert (heads.roles[1].errors(), list(tmp_path.glob("fsdp2/.ckptsync/checkpoint-5/tombstone-*"))) == ((), [])
 
 

@@ -14,11 +14,11 @@ from ckptsync.daemon.roles import roles
 from ckptsync.daemon.tick import DEBOUNCE
 from ckptsync.errors import ConfigError
 from ckptsync.head.consolidate import HeadOptions
-from ckptsync.head.consolidate import tick as consolidate
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
 from ckptsync.worker.push import push_now
 from tests.cli_store import make
+from tests.heads import consolidate_due
 from tests.ticks import until
 
 # watchdog 7.1 warns, in its own thread, of a directory that is renamed while it begins to watch it, as pins are; it watches it all the same
@@ -60,7 +60,7 @@ def test_while_places_wait_to_be_proved_the_verifier_looks_again_at_once(tmp_pat
     make(tmp_path / "store")
     (next((tmp_path / "store" / "fsdp2" / ".ckptsync").rglob("report-*"))).unlink()
     push_now(DATA / "zero3" / "node1", store, "node1", "zero3")
-    consolidate(store, HeadOptions(), 0.0)
+    consolidate_due(store, HeadOptions())
     looks: list[str] = []
     with roles(config, "head", store, fail) as working:
         verifier = working.ticks[0]

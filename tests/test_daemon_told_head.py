@@ -6,7 +6,7 @@ from ckptsync.daemon.told_head import catalogue, made, verifier, verifier_errors
 from ckptsync.head.sealing import Made
 from ckptsync.records.report import Finding, Report
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.verify.tick import VerifyResult
+from ckptsync.verify.place import VerifyResult
 from tests.filled import two_nodes
 
 

@@ -25,9 +25,9 @@ from ckptsync.records.seal import Seal, SealedFile
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.verify.due import Schedule
-from ckptsync.verify.tick import tick as verify
 from tests.dying import Crash, Dying
 from tests.filled import DEMO, contents, put, read, send, two_nodes
+from tests.heads import verify_next
 from tests.interleaved import raced
 
 PLACE = ("run", "checkpoint-4")
@@ -278,7 +278,7 @@ def plant(store: Store, files: Mapping[str, bytes], *, of: str = "given", **more
 def published(store: Store, options: HeadOptions) -> dict[str, bytes]:
     """What of the model is VERIFIED, once a head and a verifier have done what they do."""
     one(store, *PLACE, options)
-    verify(store, Schedule(), time.time())
+    verify_next(store, Schedule(), time.time())
     seen = fresh(store).of(*PLACE)
     assert seen
     assert seen.seal

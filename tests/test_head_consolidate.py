@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from ckptsync.errors import Corrupt
-from ckptsync.head.consolidate import HeadOptions, HeadResult, Memory, tick
+from ckptsync.head.consolidate import HeadOptions
 from ckptsync.records.names import parse_record_name
 from ckptsync.records.tombstone import Tombstone
 from ckptsync.stores.memory import MemoryStore
 from tests.dying import Crash, Dying
-from tests.filled import DEMO, FIRST, SECOND, contents, flip, put, read, report_on, send, two_nodes
+from tests.filled import DEMO, FIRST, SECOND, contents, flip, put, read, send, two_nodes
+from tests.heads import Consolidated, consolidate_due
 
 MODEL = "run/consolidated/checkpoint-4/model.safetensors"
 CONFIG = "run/consolidated/checkpoint-4/config.json"
@@ -22,7 +23,7 @@ BASE = HeadOptions(config_from={"run": str(DEMO / "base")})
 VECTORS = Path(__file__).parent / "vectors"
 
 
-def made(result: HeadResult) -> list[str]:
+def made(result: Consolidated) -> list[str]:
     return [m.place for m in result.made]
 
 
@@ -36,7 +37,7 @@ def test_two_nodes_shards_become_the_model_that_the_framework_gathered(name: str
     store = MemoryStore()
     for node in ("node0", "node1"):
         send(store, VECTORS / name / node / "out" / "checkpoint-4", node)
-    assert made(tick(store, BASE, 0.0)) == ["checkpoint-4"]
+    assert made(consolidate_due(store, BASE)) == ["checkpoint-4"]
     assert body(read(store, MODEL)) == body((VECTORS / name / "reference" / "full.safetensors").read_bytes())
 
 
@@ -50,9 +51,9 @@ def body(data: bytes) -> dict[str, bytes]:
 def test_what_was_made_is_sealed_and_not_made_again() -> None:
     store = MemoryStore()
     two_nodes(store)
-    tick(store, BASE, 0.0)
+    consolidate_due(store, BASE)
     before = contents(store)
-    again = tick(store, BASE, 0.0)
+    again = consolidate_due(store, BASE)
     assert again.catalogue.readable[0].word == "CONSOLIDATED"
     assert (again.made, contents(store)) == ((), before)
 
@@ -61,15 +62,15 @@ def test_what_was_made_is_sealed_and_not_made_again() -> None:
 def test_a_head_that_dies_anywhere_is_finished_by_the_next_with_the_same_bytes_and_one_seal(kind: str) -> None:
     whole = MemoryStore()
     two_nodes(whole, kind)
-    tick(whole, BASE, 0.0)
+    consolidate_due(whole, BASE)
     for lives in itertools.count():
         store = MemoryStore()
         two_nodes(store, kind)
         try:
-            tick(Dying(store, lives), BASE, 0.0)
+            consolidate_due(Dying(store, lives), BASE)
         except Crash:
             assert not seals(store) or contents(store) == contents(whole)
-            tick(store, BASE, 0.0)
+            consolidate_due(store, BASE)
             assert contents(store) == contents(whole)
         else:
             break
@@ -79,7 +80,7 @@ def test_a_head_that_dies_anywhere_is_finished_by_the_next_with_the_same_bytes_a
 def test_half_a_checkpoint_is_not_merged() -> None:
     store = MemoryStore()
     send(store, DEMO / "fsdp2/node0/checkpoint-4", "node0")
-    result = tick(store, BASE, 0.0)
+    result = consolidate_due(store, BASE)
     assert (result.made, result.failed, result.catalogue.readable[0].word) == ((), (), "ARRIVING")
 
 
@@ -87,7 +88,7 @@ def test_halves_of_two_saves_in_one_place_are_not_merged() -> None:
     store = MemoryStore()
     send(store, DEMO / "fsdp2/node0/checkpoint-4", "node0")
     send(store, DEMO / "fsdp2/node1/checkpoint-4", "node1", at=FIRST + 3600 * SECOND)
-    result = tick(store, BASE, 0.0)
+    result = consolidate_due(store, BASE)
     assert (result.made, result.catalogue.readable[0].word) == ((), "AMBIGUOUS")
 
 
@@ -96,7 +97,7 @@ def test_what_is_retired_is_left_alone() -> None:
     two_nodes(store)
     names = tuple(e.name for e in store.names("run/.ckptsync/"))
     put(store, Tombstone("run", "checkpoint-4", "checkpoint-4", 0, names, "old"))
-    assert tick(store, BASE, 0.0).made == ()
+    assert consolidate_due(store, BASE).made == ()
 
 
 def test_a_damaged_shard_is_never_merged_and_stops_no_other_place() -> None:
@@ -104,7 +105,7 @@ def test_a_damaged_shard_is_never_merged_and_stops_no_other_place() -> None:
     two_nodes(store)
     two_nodes(store, "zero3", "checkpoint-5")
     flip(store, SHARD, 50_000)
-    result = tick(store, BASE, 0.0)
+    result = consolidate_due(store, BASE)
     assert made(result) == ["checkpoint-5"]
     assert [(f.place, type(f.error)) for f in result.failed] == [("checkpoint-4", Corrupt)]
     assert MODEL not in contents(store)
@@ -113,13 +114,13 @@ def test_a_damaged_shard_is_never_merged_and_stops_no_other_place() -> None:
 def test_whatever_bit_of_a_shard_is_flipped_the_model_is_the_true_one_or_is_not_made() -> None:
     whole = MemoryStore()
     two_nodes(whole, "zero3")
-    tick(whole, BASE, 0.0)
+    consolidate_due(whole, BASE)
     made_anyway = []
     for at in range(0, whole.size(ZERO_SHARD), 1_001):
         store = MemoryStore()
         two_nodes(store, "zero3")
         flip(store, ZERO_SHARD, at)
-        made_anyway += made(tick(store, BASE, 0.0))
+        made_anyway += made(consolidate_due(store, BASE))
         assert contents(store).get(MODEL, "") in ("", contents(whole)[MODEL])
     assert made_anyway  # the optimizer's own state is not read for a model
 
@@ -129,27 +130,6 @@ def test_a_format_without_any_check_of_its_own_is_checked_all_the_same(tmp_path:
     (tmp_path / "model.safetensors").write_bytes((VECTORS / "hf-fsdp2-2node/reference/full.safetensors").read_bytes())
     send(store, tmp_path, "node0")
     flip(store, "run/checkpoint-4/model.safetensors", -1)
-    assert [type(f.error) for f in tick(store, BASE, 0.0).failed] == [Corrupt]
+    assert [type(f.error) for f in consolidate_due(store, BASE).failed] == [Corrupt]
     flip(store, "run/checkpoint-4/model.safetensors", -1)
-    assert made(tick(store, BASE, 0.0)) == ["checkpoint-4"]
-
-
-def test_a_failure_is_not_tried_again_until_something_changes_or_an_hour_has_passed() -> None:
-    store, memory = MemoryStore(), Memory()
-    two_nodes(store)
-    flip(store, SHARD, 50_000)
-    assert tick(store, BASE, 0.0, memory).failed[0].is_new
-    flip(store, SHARD, 50_000)
-    waiting = tick(store, BASE, 100.0, memory)
-    assert (waiting.made, waiting.failed[0].is_new) == ((), False)
-    assert made(tick(store, BASE, 3601.0, memory)) == ["checkpoint-4"]
-
-
-def test_a_report_lets_a_failure_be_tried_again_at_once() -> None:
-    store, memory = MemoryStore(), Memory()
-    two_nodes(store)
-    flip(store, SHARD, 50_000)
-    snapshot = tick(store, BASE, 0.0, memory).catalogue.readable[0]
-    flip(store, SHARD, 50_000)
-    put(store, report_on(snapshot, 0, "ok"))
-    assert made(tick(store, BASE, 1.0, memory)) == ["checkpoint-4"]
+    assert made(consolidate_due(store, BASE)) == ["checkpoint-4"]

@@ -4,25 +4,23 @@ from dataclasses import replace
 
 import pytest
 
-from ckptsync.errors import CkptsyncError, Corrupt, StoreError
-from ckptsync.head.consolidate import HeadOptions, tick
-from ckptsync.head.deciding import RETRY, RETRY_PERMANENT, failed, is_due, task
+from ckptsync.head.consolidate import HeadOptions
+from ckptsync.head.deciding import task
 from ckptsync.records.report import Finding, Kind
 from ckptsync.records.state import Facet, Snapshot
 from ckptsync.stores.memory import MemoryStore
 from tests.filled import put, report_on, two_nodes
-
-HERE = ("run", "checkpoint-4")
+from tests.heads import consolidate_due
 
 
 def sealed(*findings: Finding) -> Snapshot:
     store = MemoryStore()
     two_nodes(store)
-    tick(store, HeadOptions(), 0.0)
-    snapshot = tick(store, HeadOptions(), 0.0).catalogue.readable[0]
+    consolidate_due(store, HeadOptions())
+    snapshot = consolidate_due(store, HeadOptions()).catalogue.readable[0]
     if findings:
         put(store, report_on(snapshot, 0, "damaged", findings))
-    return tick(store, HeadOptions(), 0.0).catalogue.readable[0]
+    return consolidate_due(store, HeadOptions()).catalogue.readable[0]
 
 
 def test_what_is_sealed_may_still_lack_configuration() -> None:
@@ -61,18 +59,3 @@ def test_without_a_seal_completeness_decides() -> None:
 )
 def test_only_damage_to_what_the_seal_binds_is_mended(kind: Kind, name: str, deed: str) -> None:
     assert task(sealed(Finding(kind, name, ""))).deed == deed
-
-
-@pytest.mark.parametrize(("error", "wait"), [(StoreError("x"), RETRY), (Corrupt("x"), RETRY_PERMANENT)])
-def test_an_error_waits_as_long_as_it_is_likely_to_last(error: CkptsyncError, wait: float) -> None:
-    snapshot = sealed()
-    failures = {HERE: failed(error, snapshot, 100.0)}
-    assert not is_due(snapshot, failures, 99.0 + wait)
-    assert is_due(snapshot, failures, 100.0 + wait)
-
-
-def test_a_change_makes_a_failed_place_due() -> None:
-    snapshot = sealed()
-    failures = {HERE: failed(Corrupt("x"), snapshot, 0.0)}
-    assert is_due(replace(snapshot, manifests=snapshot.manifests[:1]), failures, 0.0)
-    assert is_due(replace(snapshot, place="checkpoint-5"), failures, 0.0)

@@ -12,7 +12,7 @@ import pytest
 
 from ckptsync.catalogue.fresh import fresh
 from ckptsync.errors import Corrupt, Incomplete
-from ckptsync.head.consolidate import HeadOptions, Memory, tick
+from ckptsync.head.consolidate import HeadOptions
 from ckptsync.merge.plan import Options
 from ckptsync.model import Demands
 from ckptsync.records.report import Finding
@@ -22,11 +22,12 @@ from ckptsync.records.tombstone import Tombstone
 from ckptsync.stores.contract import UNKNOWN, About, Chunk
 from ckptsync.stores.memory import MemoryStore
 from tests.filled import DEMO, FIRST, SECOND, contents, flip, manifest_of, put, read, report_on, send, two_nodes
+from tests.heads import consolidate_due
 from tests.test_head_consolidate import BASE, CONFIG, MODEL, SHARD, VECTORS, seals
 
 
 def look(store: MemoryStore) -> Snapshot:
-    return tick(store, BASE, 0.0).catalogue.readable[0]
+    return consolidate_due(store, BASE).catalogue.readable[0]
 
 
 def complain(store: MemoryStore, name: str, n: int = 0) -> None:
@@ -37,43 +38,43 @@ def complain(store: MemoryStore, name: str, n: int = 0) -> None:
 def test_a_damaged_model_file_is_made_again_from_the_shards() -> None:
     store = MemoryStore()
     two_nodes(store)
-    tick(store, BASE, 0.0)
+    consolidate_due(store, BASE)
     before = contents(store)
     flip(store, MODEL, 30_000)
     complain(store, MODEL)
-    assert tick(store, BASE, 0.0).made[0].files == ("model.safetensors",)
+    assert consolidate_due(store, BASE).made[0].files == ("model.safetensors",)
     assert {name: d for name, d in contents(store).items() if "report" not in name} == before
 
 
 def test_a_model_file_that_is_gone_is_made_again() -> None:
     store = MemoryStore()
     two_nodes(store)
-    tick(store, BASE, 0.0)
+    consolidate_due(store, BASE)
     before = contents(store)
     store.delete(MODEL)
     store.delete(CONFIG)
-    assert tick(store, BASE, 0.0).made[0].files == ("config.json", "model.safetensors")
+    assert consolidate_due(store, BASE).made[0].files == ("config.json", "model.safetensors")
     assert contents(store) == before
 
 
 def test_the_index_of_a_model_in_several_files_can_be_made_again() -> None:
     store, options = MemoryStore(), replace(BASE, merge=Options(max_shard_size=9_000))
     two_nodes(store)
-    tick(store, options, 0.0)
+    consolidate_due(store, options)
     before = contents(store)
     store.delete("run/consolidated/checkpoint-4/model.safetensors.index.json")
     store.delete("run/consolidated/checkpoint-4/model-00002-of-00005.safetensors")
-    assert len(tick(store, BASE, 0.0).made[0].files) == 2  # this head's own options do not matter
+    assert len(consolidate_due(store, BASE).made[0].files) == 2  # this head's own options do not matter
     assert contents(store) == before
 
 
 def test_a_model_whose_sources_have_changed_is_not_mended_into_something_else(tmp_path: Path) -> None:
     store = MemoryStore()
     two_nodes(store)
-    tick(store, BASE, 0.0)
+    consolidate_due(store, BASE)
     store.delete(CONFIG)
     (tmp_path / "config.json").write_text("{}")
-    failed = tick(store, HeadOptions(config_from={"run": str(tmp_path)}), 0.0).failed
+    failed = consolidate_due(store, HeadOptions(config_from={"run": str(tmp_path)})).failed
     assert "not what the seal says" in str(failed[0].error)
     assert CONFIG not in contents(store)
 
@@ -81,21 +82,21 @@ def test_a_model_whose_sources_have_changed_is_not_mended_into_something_else(tm
 def test_a_complaint_about_bytes_that_are_well_writes_nothing() -> None:
     store = MemoryStore()
     two_nodes(store)
-    tick(store, BASE, 0.0)
+    consolidate_due(store, BASE)
     complain(store, MODEL)
     before = contents(store)
-    assert tick(store, BASE, 0.0).made == ()
+    assert consolidate_due(store, BASE).made == ()
     assert contents(store) == before
 
 
 def test_configuration_that_comes_with_the_final_model_is_added_under_a_further_seal() -> None:
     store = MemoryStore()
     two_nodes(store)
-    assert "no config.json" in tick(store, HeadOptions(), 0.0).made[0].notes[0]
+    assert "no config.json" in consolidate_due(store, HeadOptions()).made[0].notes[0]
     weights = contents(store)[MODEL]
     send(store, DEMO / "base", "node0", "final")
-    assert "config.json" in tick(store, HeadOptions(), 0.0).made[0].files
-    after = tick(store, HeadOptions(), 0.0)
+    assert "config.json" in consolidate_due(store, HeadOptions()).made[0].files
+    after = consolidate_due(store, HeadOptions())
     assert (after.made, contents(store)[MODEL], len(seals(store))) == ((), weights, 2)
     assert "config.json=final" in after.catalogue.readable[0].records.seals[seals(store)[1]].options["config"]
 
@@ -103,66 +104,48 @@ def test_configuration_that_comes_with_the_final_model_is_added_under_a_further_
 def test_a_late_file_that_the_model_does_not_need_leaves_the_seal() -> None:
     store = MemoryStore()
     two_nodes(store)
-    tick(store, BASE, 0.0)
+    consolidate_due(store, BASE)
     late = look(store).manifests[1].manifest
     put(store, replace(late, n=1, files=(replace(late.files[0], path="README.md"),)))
-    result = tick(store, BASE, 0.0)
+    result = consolidate_due(store, BASE)
     assert (result.made, result.catalogue.readable[0].facets.sealed.holds) == ((), True)
 
 
 def test_other_options_do_not_write_over_what_is_sealed() -> None:
     store = MemoryStore()
     two_nodes(store)
-    tick(store, BASE, 0.0)
+    consolidate_due(store, BASE)
     before = contents(store)
-    assert tick(store, replace(BASE, merge=Options(dtype="fp16")), 0.0).made == ()
+    assert consolidate_due(store, replace(BASE, merge=Options(dtype="fp16"))).made == ()
     assert contents(store) == before
 
 
 def test_a_damaged_seal_is_written_again() -> None:
     store = MemoryStore()
     two_nodes(store)
-    tick(store, BASE, 0.0)
+    consolidate_due(store, BASE)
     before = contents(store)
     flip(store, seals(store)[0], 100)
-    tick(store, BASE, 0.0)
+    consolidate_due(store, BASE)
     assert contents(store) == before
 
 
-def test_while_a_complaint_is_not_answered_the_file_is_read_once_and_not_every_tick() -> None:
-    class Counting(MemoryStore):
-        reads = 0
-
-        def read_into(self, name: str, start: int, out: memoryview) -> None:
-            self.reads += name == MODEL
-            super().read_into(name, start, out)
-
-    store, memory = Counting(), Memory()
-    two_nodes(store)
-    tick(store, BASE, 0.0)
-    complain(store, MODEL)
-    before = store.reads
-    tick(store, BASE, 0.0, memory)
-    tick(store, BASE, 0.0, memory)
-    assert store.reads == before + 1
-
-
 def test_a_file_that_goes_while_a_complaint_is_not_answered_is_made_again() -> None:
-    store, memory = MemoryStore(), Memory()
+    store = MemoryStore()
     two_nodes(store)
-    tick(store, BASE, 0.0)
+    consolidate_due(store, BASE)
     complain(store, MODEL)
-    tick(store, BASE, 0.0, memory)
+    consolidate_due(store, BASE)
     store.delete(MODEL)
-    assert tick(store, BASE, 0.0, memory).made[0].files == ("model.safetensors",)
+    assert consolidate_due(store, BASE).made[0].files == ("model.safetensors",)
 
 
 def test_a_configuration_that_nothing_has_any_more_is_said_to_be_lost() -> None:
     store = MemoryStore()
     two_nodes(store)
-    tick(store, BASE, 0.0)
+    consolidate_due(store, BASE)
     store.delete(CONFIG)
-    failed = tick(store, HeadOptions(), 0.0).failed
+    failed = consolidate_due(store, HeadOptions()).failed
     assert [type(f.error) for f in failed] == [Incomplete]
     assert "config.json: nothing has its content any more" in str(failed[0].error)
 
@@ -189,13 +172,13 @@ def test_code_that_a_node_has_sent_is_left_out_at_once_and_later(tmp_path: Path,
         store = MemoryStore()
         two_nodes(store)
         if is_late:
-            tick(store, HeadOptions(), 0.0)
+            consolidate_due(store, HeadOptions())
         directory = coded(tmp_path / f"{place}{is_late}", DEMO / "base", "theirs")
         if place == "final":
             send(store, directory, "node0", place)
         else:
             put_files(store, directory)
-        tick(store, HeadOptions(), 0.0)
+        consolidate_due(store, HeadOptions())
         seal = sealed(store)
         assert {f.path for f in seal.files} >= {"config.json", "tokenizer.json"}
         assert not [f.path for f in seal.files if f.path.endswith(".py")]
@@ -216,29 +199,29 @@ def test_a_model_with_the_operators_code_is_made_again_as_it_was(tmp_path: Path)
     store = MemoryStore()
     send(store, theirs, "node0")
     send(store, DEMO / "fsdp2/node1/checkpoint-4", "node1")
-    tick(store, options, 0.0)
+    consolidate_due(store, options)
     before = contents(store)
     assert sealed(store).left_out == ("modeling_theirs.py",)
     assert json.loads(read(store, CONFIG))["auto_map"] == {"AutoModel": "modeling_mine.X"}
     for name in [name for name in before if "/consolidated/" in name]:
         store.delete(name)
-    assert not tick(store, options, 0.0).failed
+    assert not consolidate_due(store, options).failed
     assert contents(store) == before
 
 
 def test_ties_that_are_known_too_late_do_not_change_the_weights() -> None:
     store = MemoryStore()
     send(store, VECTORS / "acc-fsdp2-bf16-tied" / "out/checkpoints/checkpoint_0", "node0")
-    tick(store, HeadOptions(), 0.0)
+    consolidate_due(store, HeadOptions())
     weights = contents(store)[MODEL]
     send(store, VECTORS / "base-tied", "node0", "final")
-    assert "config.json" in tick(store, HeadOptions(), 0.0).made[0].files
+    assert "config.json" in consolidate_due(store, HeadOptions()).made[0].files
     store.delete(MODEL)
-    tick(store, HeadOptions(), 0.0)
+    consolidate_due(store, HeadOptions())
     assert contents(store)[MODEL] == weights
     other = MemoryStore()
     send(other, VECTORS / "acc-fsdp2-bf16-tied" / "out/checkpoints/checkpoint_0", "node0")
-    tick(other, HeadOptions(config_from={"*": str(VECTORS / "base-tied")}), 0.0)
+    consolidate_due(other, HeadOptions(config_from={"*": str(VECTORS / "base-tied")}))
     assert contents(other)[MODEL] != weights
 
 
@@ -247,19 +230,19 @@ def test_configuration_added_later_says_what_it_would_have_said_at_once() -> Non
     two_nodes(late)
     two_nodes(at_once)
     options = replace(BASE, merge=Options(dtype="bf16"))
-    tick(late, replace(options, config_from={}), 0.0)
-    tick(late, options, 0.0)
-    tick(at_once, options, 0.0)
+    consolidate_due(late, replace(options, config_from={}))
+    consolidate_due(late, options)
+    consolidate_due(at_once, options)
     assert contents(late)[CONFIG] == contents(at_once)[CONFIG]
 
 
 def test_a_damaged_shard_mends_nothing() -> None:
     store = MemoryStore()
     two_nodes(store)
-    tick(store, BASE, 0.0)
+    consolidate_due(store, BASE)
     store.delete(MODEL)
     flip(store, SHARD, 50_000)
-    assert [type(f.error) for f in tick(store, BASE, 0.0).failed] == [Corrupt]
+    assert [type(f.error) for f in consolidate_due(store, BASE).failed] == [Corrupt]
     assert MODEL not in contents(store)
 
 
@@ -272,7 +255,7 @@ def test_a_final_model_that_is_in_doubt_or_given_up_lends_no_configuration(word:
         put(store, Tombstone("run", "final", "final", 0, (name,), "old"))
     else:
         send(store, DEMO / "base", "node1", "final", at=FIRST + 3600 * SECOND)
-    made = next(m for m in tick(store, HeadOptions(), 0.0).made if m.place == "checkpoint-4")
+    made = next(m for m in consolidate_due(store, HeadOptions()).made if m.place == "checkpoint-4")
     assert made.files == ("model.safetensors",)
 
 
@@ -282,10 +265,10 @@ def test_an_adapter_is_not_given_the_base_models_configuration(tmp_path: Path) -
     send(store, source, "node0")
     (tmp_path / "config.json").write_text("{}")
     options = HeadOptions(config_from={"*": str(tmp_path)})
-    files = tick(store, options, 0.0).made[0].files
+    files = consolidate_due(store, options).made[0].files
     assert "adapter_config.json" in files
     assert "config.json" not in files
-    assert tick(store, options, 0.0).made == ()
+    assert consolidate_due(store, options).made == ()
 
 
 ADAPTER = "run/consolidated/checkpoint-4/adapter_model.safetensors"
@@ -294,14 +277,14 @@ ADAPTER = "run/consolidated/checkpoint-4/adapter_model.safetensors"
 def test_an_adapter_out_of_shards_is_sealed_mended_and_completed_as_one(tmp_path: Path) -> None:
     store = MemoryStore()
     send(store, VECTORS / "hf-fsdp2-lora" / "out" / "checkpoint-4", "node0")
-    assert tick(store, HeadOptions(), 0.0).made[0].files == ("adapter_model.safetensors",)
+    assert consolidate_due(store, HeadOptions()).made[0].files == ("adapter_model.safetensors",)
     before = contents(store)[ADAPTER]
     (tmp_path / "adapter_config.json").write_text('{"bias": "none"}')
     found = HeadOptions(config_from={"run": str(tmp_path)})
-    assert tick(store, found, 0.0).made[0].files == ("adapter_config.json",)
+    assert consolidate_due(store, found).made[0].files == ("adapter_config.json",)
     flip(store, ADAPTER, 2_000)
     complain(store, ADAPTER)
-    assert tick(store, found, 0.0).made[0].files == ("adapter_model.safetensors",)
+    assert consolidate_due(store, found).made[0].files == ("adapter_model.safetensors",)
     assert contents(store)[ADAPTER] == before
 
 
@@ -321,7 +304,7 @@ def test_an_upload_of_a_model_can_be_continued_by_a_head_that_makes_the_same_and
     def told(options: HeadOptions) -> About:
         store = Told()
         two_nodes(store)
-        tick(store, options, 0.0)
+        consolidate_due(store, options)
         assert store.told[MODEL].size == store.size(MODEL)
         return store.told[MODEL]
 
@@ -332,9 +315,9 @@ def test_an_upload_of_a_model_can_be_continued_by_a_head_that_makes_the_same_and
 def test_a_damaged_seal_and_a_damaged_file_that_it_named_are_both_made_again() -> None:
     store = MemoryStore()
     two_nodes(store)
-    tick(store, BASE, 0.0)
+    consolidate_due(store, BASE)
     before = contents(store)
     flip(store, seals(store)[0], 50)
     flip(store, MODEL, 30_000)
-    assert [m.seal for m in tick(store, BASE, 0.0).made] == seals(store)
+    assert [m.seal for m in consolidate_due(store, BASE).made] == seals(store)
     assert contents(store) == before

@@ -9,11 +9,11 @@ import pytest
 from ckptsync.errors import Corrupt
 from ckptsync.formats.unpacking import opened
 from ckptsync.layouts import dcp
-from ckptsync.merge.consolidate import consolidate
 from ckptsync.merge.copying import Work
 from ckptsync.merge.plan import Options, plan
 from ckptsync.merge.prepare import prepare
 from ckptsync.model import Shape, read
+from tests.consolidated import consolidate
 from tests.dcp_files import DATA, Chunk, found, metadata
 from tests.packing import packed
 from tests.plain_files import MemoryFiles, StorageId, tensor_call, torch_pickle

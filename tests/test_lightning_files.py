@@ -9,14 +9,14 @@ import torch
 
 from ckptsync.catalogue.fresh import fresh
 from ckptsync.catalogue.shortened import summary
-from ckptsync.head.consolidate import HeadOptions, tick
+from ckptsync.head.consolidate import HeadOptions
 from ckptsync.records.names import file_name
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.verify.due import Schedule
-from ckptsync.verify.tick import tick as verify
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.tick import Worker
 from tests.filled import flip, read
+from tests.heads import consolidate_due, verify_next
 from tests.torch_files import raw, saved
 
 NAME, PLACE = "epoch=0-step=10.ckpt", "epoch-0-step-10.ckpt"
@@ -55,13 +55,13 @@ def test_its_state_dict_becomes_a_model_and_all_of_it_is_proven(tmp_path: Path) 
     ours = worker(tmp_path, store)
     for now in (0.0, 11.0):
         ours.tick(now)
-    tick(store, HeadOptions(), 0.0)
-    report = verify(store, Schedule("parse", 1e-9), 0.0).report
+    consolidate_due(store, HeadOptions())
+    report = verify_next(store, Schedule("parse", 1e-9), 0.0).report
     assert (place(store)[0], report and report.level, report and report.findings) == ("VERIFIED", "parse", ())
     assert read(store, f"run/consolidated/{PLACE}/model.safetensors").endswith(raw(WEIGHT))
     assert read(store, file_name("run", PLACE, NAME)) == DATA
     flip(store, file_name("run", PLACE, NAME), DATA.index(raw(WEIGHT)))
-    found = verify(store, Schedule("digest", 1e-9), 1e6).report
+    found = verify_next(store, Schedule("digest", 1e-9), 1e6).report
     assert found is not None
     assert (found.verdict, found.findings[0].name) == ("damaged", f"{PLACE}/{NAME}")
 
@@ -72,8 +72,8 @@ def test_one_of_which_nobody_knows_the_model_is_kept_and_said_to_be_no_damage(tm
     ours = worker(tmp_path, store)
     for now in (0.0, 11.0):
         ours.tick(now)
-    failed = tick(store, HeadOptions(), 0.0).failed
+    failed = consolidate_due(store, HeadOptions()).failed
     assert [f.error.exit_code for f in failed] == [5]
-    report = verify(store, Schedule("parse", 1e-9), 0.0).report
+    report = verify_next(store, Schedule("parse", 1e-9), 0.0).report
     assert report is not None
     assert (place(store)[0], report.verdict, report.level) == ("COMPLETE", "ok", "digest")

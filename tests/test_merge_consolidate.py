@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from ckptsync.errors import Corrupt, StoreError
 from ckptsync.merge import units
-from ckptsync.merge.consolidate import Chunk, carry_out, consolidate
+from ckptsync.merge.consolidate import Chunk, carry_out
 from ckptsync.merge.copying import Work
 from ckptsync.merge.pipeline import Abandoned
 from ckptsync.merge.plan import DTYPES, DType, Options
 from ckptsync.merge.prepare import Job, prepare
 from ckptsync.merge.statistics import Statistics
-from tests.consolidated import FILES, MODEL, Written, run
+from tests.consolidated import FILES, MODEL, Written, consolidate, run
 from tests.plain_files import Counting, MemoryFiles, safetensors_file, tree
 from tests.vector import ROOT, vector
 

@@ -278,7 +278,7 @@ def test_a_full_disk_leaves_nothing(nodes: tuple[Path, ...], out: Path) -> None:
 MEASURED = """
     import sys
     from pathlib import Path
-    from ckptsync.merge.consolidate import consolidate
+    from tests.consolidated import consolidate
     from ckptsync.merge.plan import Options
     from ckptsync.stores.tree import LocalFiles
     written = 0

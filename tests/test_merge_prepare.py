@@ -9,11 +9,10 @@ import pytest
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import packed
-from ckptsync.merge.consolidate import consolidate
 from ckptsync.merge.plan import FilePlan, Options, PlannedTensor
 from ckptsync.merge.prepare import _check_bounds, prepare
 from ckptsync.model import Copy, Extent, Part
-from tests.consolidated import FILES, MODEL, Written, run
+from tests.consolidated import FILES, MODEL, Written, consolidate, run
 from tests.dcp_files import checkpoint
 from tests.plain_files import MemoryFiles, safetensors_file, tree
 from tests.vector import ROOT, Vector, vector, vectors

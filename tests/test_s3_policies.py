@@ -18,7 +18,6 @@ from ckptsync.errors import NotFound, StoreError
 from ckptsync.fleet import heartbeat
 from ckptsync.fleet.heartbeat import Heartbeat
 from ckptsync.head.consolidate import HeadOptions
-from ckptsync.head.consolidate import tick as consolidate
 from ckptsync.head.gc import Asked as Kept
 from ckptsync.head.gc import tick as retain
 from ckptsync.head.keeping import keep
@@ -26,12 +25,12 @@ from ckptsync.head.rules import Rules
 from ckptsync.stores.contract import About, Store
 from ckptsync.stores.opening import bare, create_store, open_store
 from ckptsync.verify.due import Schedule
-from ckptsync.verify.tick import tick as verify
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.push import push_now
 from ckptsync.worker.tick import Worker
 from tests.fault_proxy import HttpProxy
 from tests.faults import UP, Answer, Request
+from tests.heads import consolidate_due, verify_next
 from tests.policies import CONFIGS, Asked, Recorder, Statement, actions, is_allowed, policy, refused, without
 from tests.retained import FIRST, fill
 from tests.weed import weed
@@ -120,10 +119,10 @@ def dying(count: int, error: Callable[[], BaseException], recorder: Recorder) ->
 def lead(store: Store, later: float, recorder: Recorder) -> str:
     """What a head does with it; the verdict."""
     heartbeat.write(store, Heartbeat("head", "i", "m", 1, "b", 0.0, ("head",), "0"))
-    assert not consolidate(store, HeadOptions(), later).failed
+    assert not consolidate_due(store, HeadOptions()).failed
     if not later:
         large(store, "fsdp2/consolidated/checkpoint-9/large", recorder)
-    result = verify(store, Schedule(), time.time() + later)
+    result = verify_next(store, Schedule(), time.time() + later)
     assert result.report
     return result.report.verdict
 

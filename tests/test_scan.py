@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.paths import checked_path
-from ckptsync.scan import Found, family_of, homes, name_at, scan, spot_at, spots
+from ckptsync.scan import Found, family_of, found, homes, name_at, spot_at, spots
 
 
 def lay(root: Path, *names: str) -> None:
@@ -18,7 +18,7 @@ def lay(root: Path, *names: str) -> None:
 
 
 def names(root: Path) -> dict[str, tuple[str, list[str]]]:
-    return {f.name: (f.family, [s.path for s in f.files]) for f in scan(root)}
+    return {f.name: (f.family, [s.path for s in f.files]) for f in map(found, spots(root))}
 
 
 def test_every_family_is_found_and_nothing_else(tmp_path: Path) -> None:
@@ -54,9 +54,9 @@ def test_two_of_one_name_get_two_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tag", ["my tag", "a\nb", "consolidated", "final", "x~y", "-", "ü" * 50])
 def test_any_tag_becomes_one_plain_component_and_no_two_become_the_same(tmp_path: Path, tag: str) -> None:
     lay(tmp_path, f"{tag}/mp_rank_00_model_states.pt", f"{tag} /mp_rank_00_model_states.pt")
-    found = list(names(tmp_path))
-    assert len(found) == 2
-    for name in found:
+    seen = list(names(tmp_path))
+    assert len(seen) == 2
+    for name in seen:
         assert checked_path(name) == name
         assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", name)
         assert name not in ("consolidated", "final")
@@ -70,7 +70,7 @@ def test_links_to_checkpoints_are_not_followed(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_not_there_holds_nothing(tmp_path: Path) -> None:
-    assert scan(tmp_path / "nothing") == ()
+    assert spots(tmp_path / "nothing") == ()
 
 
 def test_a_checkpoint_is_known_by_itself(tmp_path: Path) -> None:
@@ -86,7 +86,6 @@ def test_what_vanishes_during_the_scan_was_not_there(tmp_path: Path) -> None:
     gone = spots(tmp_path)[0]
     (tmp_path / "checkpoint-4" / "a").unlink()
     (tmp_path / "checkpoint-4").rmdir()
-    from ckptsync.scan import found
 
     assert found(gone) == Found("checkpoint-4", "trainer", gone.path, (), (), ())
 

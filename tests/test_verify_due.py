@@ -14,7 +14,7 @@ from ckptsync.catalogue.summary import Proven, Summary
 from ckptsync.records.names import file_name
 from ckptsync.records.report import Finding, Level, Verdict
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.verify.due import RETRY, SEALING, SPARE, Due, Schedule, due, overdue
+from ckptsync.verify.due import RETRY, SEALING, SPARE, Due, Schedule, due
 from tests.plain_files import MemoryFiles
 from tests.verified import PLACE, RUN, WHOLE, arrive, manifest, place, put, seal, verified, whole_store
 
@@ -196,8 +196,6 @@ def test_after_an_outage_what_is_late_is_read_at_once_and_the_oldest_first() -> 
     places = [made(i, 10, i * DAY) for i in range(7)]
     found = due(places, WEEKLY, 3 * WEEK)
     assert [d.place.place for d in found] == [f"checkpoint-{i}" for i in range(7)]
-    assert overdue(places, WEEKLY, 3 * WEEK) == 2 * WEEK
-    assert overdue(places, WEEKLY, WEEK) == overdue([], WEEKLY, 0.0) == 0
 
 
 def test_old_places_wait_for_those_that_are_new_or_damaged() -> None:

@@ -9,8 +9,8 @@ from ckptsync.catalogue.reading import read
 from ckptsync.records.coding import encode, record_name
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.verify.due import Schedule
-from ckptsync.verify.tick import tick
 from ckptsync.verify.waiting import waiting
+from tests.heads import verify_next
 from tests.verified import PLACE, RUN, arrive, manifest, whole_store
 
 
@@ -34,7 +34,7 @@ def test_a_place_with_a_damaged_manifest_waits_for_the_report_that_says_so() -> 
     store = damaged()
     assert read(store).summaries == ()
     assert asked(store, 1e6) == [(f"{RUN}/{PLACE}", "never")]
-    report = tick(store, Schedule(), 1e6).report
+    report = verify_next(store, Schedule(), 1e6).report
     assert report is not None
     assert report.verdict == "damaged"
     assert asked(store, 30.0) == []

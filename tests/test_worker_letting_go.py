@@ -10,7 +10,7 @@ import pytest
 from ckptsync.errors import StoreError
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.worker import letting_go
-from ckptsync.worker.remembering import remembered
+from ckptsync.worker.remembering import kept_of
 from tests.test_worker_push import ONE, lay
 from tests.test_worker_tick import EIGHT, pinned, settle, verify, worker
 
@@ -35,7 +35,7 @@ def test_what_is_kept_of_a_checkpoint_that_cannot_be_looked_at_for_a_moment_stay
     settle(w)
     verify(store)
     w.tick(1000.0)
-    before = remembered(tmp_path, "checkpoint-4")
+    before = kept_of(tmp_path, "checkpoint-4")
     assert before
     deep = source.joinpath(*["d"] * 40)
     deep.mkdir(parents=True)  # an error of this one checkpoint
@@ -45,10 +45,10 @@ def test_what_is_kept_of_a_checkpoint_that_cannot_be_looked_at_for_a_moment_stay
     strange.joinpath("files", *["d"] * 40).mkdir(parents=True)  # and one of the whole run
     assert {f.checkpoint for f in w.tick(1002.0).failures} == {""}
     shutil.rmtree(strange)
-    assert remembered(tmp_path, "checkpoint-4") == before
+    assert kept_of(tmp_path, "checkpoint-4") == before
     shutil.rmtree(source)
     w.tick(1003.0)
-    assert remembered(tmp_path, "checkpoint-4") == ()
+    assert kept_of(tmp_path, "checkpoint-4") == ()
 
 
 def test_a_full_spool_lets_go_of_pins_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

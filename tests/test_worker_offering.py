@@ -15,7 +15,7 @@ from ckptsync.stores.opening import create_store
 from ckptsync.worker.offering import offered
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.push import ASSUMED, planned, push_now
-from ckptsync.worker.remembering import remembered
+from ckptsync.worker.remembering import kept_of
 from ckptsync.worker.selecting import EVERYTHING, Selection
 from tests.hook_pins import commit
 from tests.test_cli_push import FSDP
@@ -117,7 +117,7 @@ def test_where_a_spool_is_a_daemon_can_say_again_what_a_push_said(tmp_path: Path
     for _ in "ab":
         push_now(lay(tmp_path, FINISHED), store, "n0", "run")
     [manifest] = (k.manifest for k in manifests(store))
-    [took] = remembered(tmp_path, "checkpoint-4")
+    took = kept_of(tmp_path, "checkpoint-4")[0].took
     assert {"settled": took.settled, "sending": took.sending} == manifest.times
 
 

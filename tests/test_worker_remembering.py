@@ -12,7 +12,6 @@ import pytest
 
 from ckptsync.catalogue.fresh import fresh
 from ckptsync.head.consolidate import HeadOptions
-from ckptsync.head.consolidate import tick as head
 from ckptsync.records.manifest import Manifest
 from ckptsync.spool.marks import Took
 from ckptsync.spool.pins import Pin, drop, pins
@@ -24,9 +23,10 @@ from ckptsync.verify.reporting import write_report
 from ckptsync.worker.budget import SpoolRule
 from ckptsync.worker.looking import Seat, look
 from ckptsync.worker.options import RunDir
-from ckptsync.worker.remembering import added_here, forget, give_way, kept_of, remember, remembered, size
+from ckptsync.worker.remembering import added_here, forget, give_way, kept_of, remember, size
 from ckptsync.worker.tick import Worker
 from tests.cli_store import flip
+from tests.heads import consolidate_due
 from tests.hook_pins import commit
 from tests.test_worker_push import ONE, lay, manifests
 from tests.test_worker_tick import damaged, settle, verify, worker
@@ -41,22 +41,22 @@ def pin(out: Path, checkpoint: str, k: int, took: Took) -> Pin:
 
 
 def test_it_is_kept_by_checkpoint_until_that_has_gone(tmp_path: Path) -> None:
-    assert remembered(tmp_path, "c-1") == ()
+    assert kept_of(tmp_path, "c-1") == ()
     for k in range(2):
         remember(tmp_path, pin(tmp_path, "c-1", k, Took(settled=k + 1)))
     remember(tmp_path, pin(tmp_path, "c-1.0", 0, Took(settled=9)))
     remember(tmp_path, pin(tmp_path, "c-2", 0, Took()))
-    assert [t.settled for t in remembered(tmp_path, "c-1")] == [2, 1]
-    assert remembered(tmp_path, "c-2") == ()
+    assert [kept.took.settled for kept in kept_of(tmp_path, "c-1")] == [2, 1]
+    assert kept_of(tmp_path, "c-2") == ()
     forget(tmp_path, {"c-1.0"})
-    assert remembered(tmp_path, "c-1") == ()
-    assert [t.settled for t in remembered(tmp_path, "c-1.0")] == [9]
+    assert kept_of(tmp_path, "c-1") == ()
+    assert [kept.took.settled for kept in kept_of(tmp_path, "c-1.0")] == [9]
 
 
 def test_what_was_said_of_one_save_is_not_lost_to_a_later_pin_of_the_same_number(tmp_path: Path) -> None:
     for settled in (1, 2, 2):
         remember(tmp_path, pin(tmp_path, "c-1", 0, Took(settled=settled)))
-    assert [t.settled for t in remembered(tmp_path, "c-1")] == [2, 1]
+    assert [kept.took.settled for kept in kept_of(tmp_path, "c-1")] == [2, 1]
 
 
 def only(store: Store) -> tuple[str, Manifest]:
@@ -255,7 +255,7 @@ def test_a_full_spool_lets_go_of_them_before_any_save(tmp_path: Path) -> None:
     look(RunDir("run", tmp_path), seat)
     assert size(tmp_path) == 0
     assert not give_way(tmp_path)
-    assert [t for t in remembered(tmp_path, "checkpoint-4") if t.settled], "what was said takes no room"
+    assert [kept for kept in kept_of(tmp_path, "checkpoint-4") if kept.took.settled], "what was said takes no room"
 
 
 def sharded(out: Path, source: Path) -> Path:
@@ -278,7 +278,7 @@ def test_a_real_sharded_place_is_whole_again_though_only_the_spool_has_what_was_
     workers = [worker(out, store, out.name, keep=0) for out in outs]
     for w in workers:
         settle(w)
-    assert [m.place for m in head(store, HeadOptions(), 0.0).made] == ["checkpoint-4"]
+    assert [m.place for m in consolidate_due(store, HeadOptions()).made] == ["checkpoint-4"]
     assert report(store) == []
     for w, out in zip(workers, outs, strict=True):
         w.tick(1000.0)

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from ckptsync.catalogue.fresh import fresh
-from ckptsync.head.consolidate import HeadOptions, tick
+from ckptsync.head.consolidate import HeadOptions
 from ckptsync.model import Demands
 from ckptsync.stores.opening import create_store
 from ckptsync.worker.options import Preset, RunDir, WorkerOptions
 from ckptsync.worker.selecting import EVERYTHING, Selection, chosen, select
 from ckptsync.worker.tick import Worker
+from tests.heads import consolidate_due
 from tests.vector import vector
 
 DDP = (
@@ -77,7 +78,7 @@ def test_a_model_is_made_of_the_weights_of_two_nodes_alone(tmp_path: Path, name:
         worker = Worker(WorkerOptions(f"n{n}", (RunDir("run", tmp_path / f"n{n}"),), 0.0, 0.0, send="weights"), store)
         assert [p.phase for p in (*worker.tick(0.0).progress, *worker.tick(1.0).progress)] == ["sent", "stored"]
     assert not list((tmp_path / "store" / "run" / "checkpoint-4").glob("rng_state_*"))
-    assert tick(store, HeadOptions(), 0.0).failed == ()
+    assert consolidate_due(store, HeadOptions()).failed == ()
     (place,) = fresh(store).places
     assert place.word == "CONSOLIDATED"
     assert {p for p in place.demands.resume if p.startswith("rng_state_")} == {

@@ -8,7 +8,6 @@ from dataclasses import replace
 from ckptsync.catalogue.fresh import fresh
 from ckptsync.digest import digest_stream
 from ckptsync.layouts import rank_names, table
-from ckptsync.merge.consolidate import consolidate
 from ckptsync.merge.plan import Options
 from ckptsync.model import Files
 from ckptsync.records.coding import Record, encode, record_name
@@ -20,6 +19,7 @@ from ckptsync.records.state import Snapshot
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.verify.place import verify_place
+from tests.consolidated import consolidate
 from tests.plain_files import MemoryFiles, safetensors_file
 
 RUN, PLACE = "run", "checkpoint-4"

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from ckptsync.merge.consolidate import consolidate
 from ckptsync.merge.plan import DType, Options
+from tests.consolidated import consolidate
 from tests.plain_files import MemoryFiles
 from tests.torch_files import saved
 

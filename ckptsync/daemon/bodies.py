@@ -70,7 +70,7 @@ def _cluster(config: Config) -> Clustered:
 
 
 def _verify(store: Store, order: Order, config: Config, at: At) -> Done:
-    from ckptsync.verify.tick import one  # noqa: PLC0415
+    from ckptsync.verify.place import verify_and_report  # noqa: PLC0415
 
     read = 0
 
@@ -79,7 +79,7 @@ def _verify(store: Store, order: Order, config: Config, at: At) -> Done:
         read += size or 1  # of a process of its own, which has its own limits, a sign of life
         at(read, order.size)
 
-    result = one(store, order.run, order.place, order.level or config.verify.level, order.now, told=told)
+    result = verify_and_report(store, order.run, order.place, order.level or config.verify.level, order.now, told=told)
     return Done(tuple(told_head.verifier(result)), told_head.verifier_errors(result), changed=bool(result.report))
 
 

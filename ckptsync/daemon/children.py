@@ -63,13 +63,8 @@ class Children:
         threading.Thread(target=self._live, args=(child, then), name=f"{order.kind} {order.subject}", daemon=True).start()
         return True
 
-    def orders(self) -> tuple[Order, ...]:
-        """What is being done."""
-        with self._lock:
-            return tuple(self._running)
-
     def jobs(self) -> tuple[Job, ...]:
-        """The same, for a heartbeat."""
+        """What is being done, for a heartbeat."""
         with self._lock:
             children = tuple(self._running.items())
         return tuple(Job(o.kind, o.subject, c.at.done, c.at.total or o.size, time.monotonic() - c.began) for o, c in children)

@@ -18,8 +18,6 @@ from ckptsync.daemon.waits import Wait
 MORE_STALL = 60.0  # seconds beyond limits.stall: a wait before the next try is no hang
 BASE, FLOOR = 900.0, 1_000_000  # seconds of an errand of no bytes, and bytes a second beyond which nothing is called slow
 
-log = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True)
 class Task:

@@ -12,7 +12,7 @@ from ckptsync.records.report import Finding
 if TYPE_CHECKING:
     from ckptsync.head.gc import Deed, Failed
     from ckptsync.head.sealing import Made
-    from ckptsync.verify.tick import VerifyResult
+    from ckptsync.verify.place import VerifyResult
 
 
 def made(one: Made) -> Line:

@@ -1,7 +1,4 @@
-"""Every checkpoint that is complete becomes one model, sealed; what is damaged is made again.
-
-`one` does what is due of one place, as a head's child process does; `tick` of all, one after the other.
-"""
+"""Every checkpoint that is complete becomes one model, sealed; what is damaged is made again."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from ckptsync.catalogue.fresh import Fresh, fresh, fresh_checkpoints
 from ckptsync.errors import CkptsyncError
 from ckptsync.head import deciding, sealing
 from ckptsync.head.agreeing import CONFIG_FROM, Origin
-from ckptsync.head.deciding import Failure, Place, Task
+from ckptsync.head.deciding import Task
 from ckptsync.head.errands import ANY_RUN, FINAL
 from ckptsync.head.sealing import Elsewhere, Made, Making
 from ckptsync.merge.consolidate import Progress
@@ -32,59 +29,6 @@ class HeadOptions:
     merge: Options = field(default_factory=Options)
     config_from: Mapping[str, str] = field(default_factory=dict)
     engine: Elsewhere | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Failed:
-    """A place that could not be consolidated or mended.  ``is_new`` is false while the same failure waits to be tried again."""
-
-    run: str
-    place: str
-    error: CkptsyncError
-    is_new: bool
-
-
-@dataclass(frozen=True, slots=True)
-class HeadResult:
-    """``catalogue`` is what the tick began with: what it ``made`` is not in it."""
-
-    made: tuple[Made, ...]
-    failed: tuple[Failed, ...]
-    catalogue: Fresh
-
-
-@dataclass(slots=True)
-class Memory:
-    """What a head may forget at any time: it saves reading again, and trying again too soon."""
-
-    failures: dict[Place, Failure] = field(default_factory=dict)
-    looked_at: dict[Place, frozenset[str]] = field(default_factory=dict)
-    """Places whose files were found well, or mended, in this state: a report that is not answered yet does not cost a read a tick."""
-
-
-def tick(store: Store, options: HeadOptions, now: float, memory: Memory | None = None) -> HeadResult:
-    """Look once, do what is due.  One place's failure stops no other.  Raises StoreError if the store cannot be listed.
-
-    ``now``: seconds on a clock that only this process reads.
-    """
-    memory = memory or Memory()
-    catalogue = fresh(store)
-    configured = cache(top.named)  # one look at a directory a tick
-    made, fails = [], []
-    for snapshot in catalogue.readable:
-        place = (snapshot.run, snapshot.place)
-        if not deciding.is_due(snapshot, memory.failures, now):
-            fails.append(Failed(*place, memory.failures[place].error, is_new=False))
-            continue
-        try:
-            done = _do(store, snapshot, partial(_origins, store, snapshot, options, catalogue, configured), options.merge, memory)
-        except CkptsyncError as e:
-            memory.failures[place] = deciding.failed(e, snapshot, now)
-            fails.append(Failed(*place, e, is_new=True))
-        else:
-            memory.failures.pop(place, None)
-            made += [done] if done else []
-    return HeadResult(tuple(made), tuple(fails), catalogue)
 
 
 def one(
@@ -114,27 +58,12 @@ def one(
     return tuple(made)
 
 
-def _do(store: Store, snapshot: Snapshot, look: Callable[[], Sequence[Origin]], options: Options, memory: Memory) -> Made | None:
-    task = deciding.task(snapshot)
-    if _is_looked_at(snapshot, task, memory):
-        return None
-    done = _done(store, snapshot, task, look, Making(options))
-    if task.deed == "mend":
-        memory.looked_at[snapshot.run, snapshot.place] = deciding.state_key(snapshot)
-    return done
-
-
 def _done(store: Store, snapshot: Snapshot, task: Task, look: Callable[[], Sequence[Origin]], making: Making) -> Made | None:
     if task.deed == "consolidate":
         return sealing.consolidate(store, snapshot, making, look())
     if task.deed == "complete":
         return sealing.complete(store, snapshot, look())
     return sealing.mend(store, snapshot, task.files, look(), making) if task.deed == "mend" else None
-
-
-def _is_looked_at(snapshot: Snapshot, task: Task, memory: Memory) -> bool:
-    is_same = memory.looked_at.get((snapshot.run, snapshot.place)) == deciding.state_key(snapshot)
-    return task.deed == "mend" and is_same and snapshot.facets.sealed.holds
 
 
 def _origins(

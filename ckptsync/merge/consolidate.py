@@ -18,8 +18,8 @@ from ckptsync.formats.unpacking import opened
 from ckptsync.merge import output
 from ckptsync.merge.copying import Copied, Copying, Work
 from ckptsync.merge.pipeline import Abandoned, one_at_a_time, side_by_side
-from ckptsync.merge.plan import FilePlan, Options
-from ckptsync.merge.prepare import Job, prepare
+from ckptsync.merge.plan import FilePlan
+from ckptsync.merge.prepare import Job
 from ckptsync.merge.statistics import Statistics, is_told, remarks
 from ckptsync.merge.summed import SummedFiles
 from ckptsync.merge.tally import CopiedTensor
@@ -93,19 +93,6 @@ class Merged:
     notes: tuple[str, ...]
     source: str
     statistics: Mapping[str, Statistics] | None = None
-
-
-def consolidate(
-    files: Files,
-    write: Write,
-    options: Options,
-    config: Sequence[Files] = (),
-    progress: Progress | None = None,
-    *,
-    work: Work | None = None,
-) -> Merged:
-    """Write the consolidated model through ``write(name, chunks)``; ``config`` are further places for configuration and tokenizer."""
-    return carry_out(prepare(files, options, config), files, write, progress, work)
 
 
 def carry_out(

@@ -59,12 +59,6 @@ def due(places: Iterable[Summary], schedule: Schedule, now: float) -> tuple[Due,
     )
 
 
-def overdue(places: Iterable[Summary], schedule: Schedule, now: float) -> float:
-    """How many seconds longer than the period the bytes that wait longest have not been read; 0 if none are late."""
-    lasts = [last for seen in places if (last := _proven(seen, schedule.level)) is not None]
-    return max(0.0, now - min(lasts, default=now) - schedule.every)
-
-
 def _due(seen: Summary, schedule: Schedule, now: float, *, is_proven: bool) -> Due | None:
     if seen.retired or seen.word == "AMBIGUOUS":
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from ckptsync.catalogue.fresh import fresh_place
 from ckptsync.catalogue.summary import Fault
@@ -24,9 +24,37 @@ from ckptsync.verify.findings import verdict, worst_first
 from ckptsync.verify.loads import Part, loads
 from ckptsync.verify.modelling import climb, models
 from ckptsync.verify.reading import Counted, Told, Watched
+from ckptsync.verify.reporting import write_report
 from ckptsync.verify.sampling import Sample, said
 from ckptsync.verify.sweep import suspects
 from ckptsync.verify.units import coverage, sampled
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyResult:
+    """``report`` is what was found, unless there is no such place, and ``written`` its record's name.  ``faults``: records that cannot be read."""
+
+    report: Report | None = None
+    written: str = ""
+    faults: tuple[Fault, ...] = ()
+
+
+def verify_and_report(store: Store, run: str, place: str, level: Level, now: float, *, told: Told = lambda _: None) -> VerifyResult:
+    """Verify a place as it is now, and write the report last; nothing of one that has gone.  Raises StoreError, and then nothing is reported.
+
+    ``told`` hears of bytes as they are read, and of 0 of them while a child process is at work.
+    """
+    found = fresh_place(store, run, place)
+    seen = found.of(run, place)
+    if newer := found.newer(run, place):
+        raise newer
+    if seen is None:
+        return VerifyResult(faults=found.faults)
+    try:
+        report = verify_place(store, seen, level, found.faults_of(run, place), now, told=told)
+    except Incomplete:  # it changed meanwhile: the next time it is due, it is seen as what it has become
+        return VerifyResult(faults=found.faults)
+    return VerifyResult(report, write_report(store, report), found.faults)
 
 
 def verify_place(

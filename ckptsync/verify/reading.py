@@ -84,7 +84,7 @@ class Counted:
         self._count(out)
 
     def pour(self, extent: Extent, buffer: memoryview, take: Callable[[memoryview], None]) -> None:
-        """As `stores.pouring.Pours` says."""
+        """As `stores.pouring.pour` says."""
 
         def counted(view: memoryview) -> None:
             self._count(view)

@@ -75,11 +75,6 @@ def kept_of(output_dir: Path, checkpoint: str) -> tuple[Kept, ...]:
     return tuple(_kept(_folder(output_dir) / f"{checkpoint}.{n}") for n in found)
 
 
-def remembered(output_dir: Path, checkpoint: str) -> tuple[Took, ...]:
-    """The same, but for what was added."""
-    return tuple(kept.took for kept in kept_of(output_dir, checkpoint))
-
-
 def with_read(took: Took, read: Read) -> Took:
     """Return ``took`` with the digests of files that the store had already."""
     return replace(took, read={path: f"{size} {mtime} {digest}" for (path, size, mtime), digest in sorted(read.items())})

@@ -18,7 +18,7 @@ from pathlib import Path
 from ckptsync.cli.main import main
 from ckptsync.errors import CkptsyncError
 from ckptsync.layouts import table
-from ckptsync.merge.consolidate import Chunk, Merged, consolidate
+from ckptsync.merge.consolidate import Chunk, Merged
 from ckptsync.merge.local import merge_local
 from ckptsync.merge.plan import DType, Options
 from ckptsync.merge.prepare import prepare
@@ -26,6 +26,7 @@ from ckptsync.model import Files
 from ckptsync.records.seal import SealedTensor
 from ckptsync.stores.tree import LocalFiles, Overlay
 from tests.campaigns.damaging import Damage, Strata, joined
+from tests.consolidated import consolidate
 from tests.vector import Vector
 
 REFUSALS = (3, 5, 10)

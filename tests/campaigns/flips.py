@@ -27,12 +27,13 @@ from typing import Any
 
 import ckptsync
 from ckptsync.cli.main import main as command
-from ckptsync.head.consolidate import HeadOptions, tick
+from ckptsync.head.consolidate import HeadOptions
 from ckptsync.records.names import OURS
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.opening import bare, create_store
 from ckptsync.verify.findings import DAMAGE
 from ckptsync.worker.push import push_now
+from tests.heads import consolidate_due
 from tests.weed import weed
 
 DATA = Path(ckptsync.__file__).parent / "demo_data"
@@ -60,7 +61,7 @@ class Patient:
         for run, node in (("fsdp2", "node0"), ("fsdp2", "node1"), ("zero3", "node0"), ("zero3", "node1")):
             push_now(DATA / run / node, store, node, run)
         base = str(DATA / "base")
-        while tick(store, HeadOptions(config_from={"*": base}), 0.0).made:
+        while consolidate_due(store, HeadOptions(config_from={"*": base})).made:
             pass
         self.store: Store = bare(url, options)
         names = [e.name for e in store.names("") if f"/{OURS}/" not in e.name and not e.name.startswith(OURS)]

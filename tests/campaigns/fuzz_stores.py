@@ -20,18 +20,17 @@ from ckptsync.doctor.publishing import launch_name
 from ckptsync.fleet import facts, heartbeat
 from ckptsync.fleet.heartbeat import Disk, Heartbeat, Job
 from ckptsync.head.consolidate import HeadOptions
-from ckptsync.head.consolidate import tick as head_tick
 from ckptsync.paths import checked_path
 from ckptsync.records.names import STORE_FILE
 from ckptsync.records.tombstone import Tombstone
 from ckptsync.stores.opening import create_store, open_store
 from ckptsync.verify import baseline
 from ckptsync.verify.due import Schedule
-from ckptsync.verify.tick import tick as verify_tick
 from ckptsync.worker.push import push_now
 from tests import cli_store
 from tests.campaigns.fuzz import Case, Door, Wrong, command
 from tests.campaigns.fuzz_changes import changed_json
+from tests.heads import consolidate_due, verify_next
 from tests.verified import put
 
 _RECORD = re.compile(r"(.*/\.ckptsync/[^/]+/(?:manifest-.*|seal|report|tombstone|keep)-)(\d+)-[0-9a-f]{16}\.json")
@@ -137,8 +136,8 @@ def _run_records(case: Case, home: Path) -> str:
         command(*argv, "--json")
     command("pull", f"{case['run']}/checkpoint-4", str(home / "out"), "--store", url, "--dry-run")
     if case["head"]:
-        made = head_tick(open_store(url), HeadOptions(), 0.0)
-        proved = [verify_tick(open_store(url), Schedule(), 2e9) for _ in range(4)]
+        made = consolidate_due(open_store(url), HeadOptions())
+        proved = [verify_next(open_store(url), Schedule(), 2e9) for _ in range(4)]
         if ("other", "VERIFIED") not in [(p["run"], p["word"]) for p in _json("ls", url)["places"]]:
             raise Wrong(f"a head and a verifier leave another run alone: {made!r:.1000} {proved!r:.1000}")
     return "read"

@@ -30,14 +30,13 @@ from pathlib import Path
 
 from ckptsync.catalogue.fresh import fresh
 from ckptsync.head.consolidate import HeadOptions
-from ckptsync.head.consolidate import tick as head_tick
 from ckptsync.verify.due import Schedule
-from ckptsync.verify.tick import tick as verify_tick
 from tests.campaigns.forking import Forker, kill, wait_for_ends
 from tests.campaigns.killed_judge import Found, by_mode, judged
 from tests.campaigns.nodes import Network, can_isolate
 from tests.campaigns.two_nodes import MODES, NODES, SCRIPT, START, TwoNodes, default_python, events
 from tests.campaigns.written import Segment, Written, overtaken, written
+from tests.heads import consolidate_due, verify_next
 from tests.vector import ROOT
 
 WORKER = {"quiet": "2s", "unmarked": "5s"}
@@ -253,11 +252,11 @@ class Campaign:
 
     def _judged(self) -> Found:
         time.sleep(DOUBTFUL + 15)  # what a crash left has to lie for so long until somebody might take it
-        made = head_tick(self._nodes.store, HeadOptions(config_from={"*": str(ROOT / "base")}), 0.0)
+        made = consolidate_due(self._nodes.store, HeadOptions(config_from={"*": str(ROOT / "base")}))
         for failed in made.failed:
             print(f"not consolidated: {failed.run}/{failed.place}: {failed.error}")
         for _ in fresh(self._nodes.store).readable:
-            verify_tick(self._nodes.store, Schedule(), time.time())
+            verify_next(self._nodes.store, Schedule(), time.time())
         seen = fresh(self._nodes.store).readable
         found = judged(self._nodes.store, seen, self._saves)
         (self._nodes.home / "kills.json").write_text(json.dumps([asdict(k) for k in self._kills]))

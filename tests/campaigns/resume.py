@@ -25,12 +25,11 @@ from pathlib import Path
 
 from ckptsync.catalogue.fresh import fresh
 from ckptsync.head.consolidate import HeadOptions
-from ckptsync.head.consolidate import tick as head_tick
 from ckptsync.verify.due import Schedule
-from ckptsync.verify.tick import tick as verify_tick
 from tests.campaigns.judged import Judge
 from tests.campaigns.nodes import Network, can_isolate
 from tests.campaigns.two_nodes import MODES, NODES, START, Job, TwoNodes, default_python, events, finish
+from tests.heads import consolidate_due, verify_next
 
 WORKER = {"quiet": "2s", "unmarked": "10s", "scan_every": "2s"}
 SETTLED = 25.0  # seconds in which a worker has judged all that it sees
@@ -117,9 +116,9 @@ def _trained(nodes: TwoNodes, job: Job) -> Iterator[str]:
 
 
 def _prove(nodes: TwoNodes) -> None:
-    head_tick(nodes.store, HeadOptions(), 0.0)
+    consolidate_due(nodes.store, HeadOptions())
     for _ in fresh(nodes.store).readable:  # a tick proves one place or more
-        verify_tick(nodes.store, Schedule(), time.time())
+        verify_next(nodes.store, Schedule(), time.time())
 
 
 def _pulled(nodes: TwoNodes, job: Job, again: Job) -> Iterator[str]:

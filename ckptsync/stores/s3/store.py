@@ -89,7 +89,7 @@ class S3Store:
             self.size(name)
 
     def pour(self, extent: Extent, buffer: memoryview, take: Callable[[memoryview], None]) -> None:
-        """As `stores.pouring.Pours` says."""
+        """As `stores.pouring.pour` says."""
         try:
             if extent.size:
                 self._read(extent.file, extent.start, Through(extent.size, buffer, take))

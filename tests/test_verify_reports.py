@@ -1,4 +1,4 @@
-"""The verifier's tick: one place at a time, the report last, damage noticed and repair too."""
+"""Places are verified one at a time, the report is written last, damage is reported and its repair noticed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from ckptsync.records.names import file_name
 from ckptsync.records.report import Report
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.verify.due import SEALING, Schedule
-from ckptsync.verify.tick import VerifyResult, one, tick
+from ckptsync.verify.place import VerifyResult, verify_and_report
+from tests.heads import verify_next
 from tests.verified import PLACE, RUN, WHOLE, arrive, flip, manifest, place, put, whole_store
 
 MODEL = file_name(RUN, PLACE, "model.safetensors")
@@ -24,40 +25,38 @@ def reports(store: MemoryStore) -> list[Report]:
 
 def test_a_place_is_verified_once_and_then_rests() -> None:
     store = whole_store()
-    first = tick(store, DAILY, 1000.0)
+    first = verify_next(store, DAILY, 1000.0)
     assert first.report is not None
     assert (first.report.verdict, first.report.when, first.written.count("/report-1-")) == ("ok", 1000.0, 1)
     assert place(store).word == "VERIFIED"
-    assert tick(store, DAILY, 1001.0) == VerifyResult()
+    assert verify_next(store, DAILY, 1001.0) == VerifyResult()
 
 
 def test_it_is_verified_again_when_its_time_has_come() -> None:
     store = whole_store()
-    tick(store, DAILY, 0.0)
-    assert tick(store, DAILY, 90_000.0).written.count("/report-2-") == 1
+    verify_next(store, DAILY, 0.0)
+    assert verify_next(store, DAILY, 90_000.0).written.count("/report-2-") == 1
 
 
-def test_damage_is_reported_and_its_repair_noticed_at_the_next_tick() -> None:
+def test_damage_is_reported_and_its_repair_noticed_the_next_time() -> None:
     store = whole_store()
     flip(store, MODEL, 20_000)
-    assert tick(store, DAILY, 0.0).written
+    assert verify_next(store, DAILY, 0.0).written
     assert place(store).word == "DAMAGED"
-    assert tick(store, DAILY, 0.0) == VerifyResult()
+    assert verify_next(store, DAILY, 0.0) == VerifyResult()
     store.write(MODEL, [WHOLE["model.safetensors"]])
-    again = tick(store, DAILY, 0.0)
+    again = verify_next(store, DAILY, 0.0)
     assert again.report is not None
     assert [r.verdict for r in reports(store)] == ["damaged", "ok"]
     assert place(store).word == "VERIFIED"
 
 
-def test_one_place_a_tick_and_the_others_are_told() -> None:
+def test_one_place_is_verified_at_a_time() -> None:
     store = whole_store()
     put(store, replace(manifest(WHOLE), checkpoint="checkpoint-9", place="checkpoint-9"))
     for name in WHOLE:
         store.write(f"{RUN}/checkpoint-9/{name}", [WHOLE[name]])
-    first, second = tick(store, DAILY, 2 * SEALING), tick(store, DAILY, 2 * SEALING)
-    assert first.waiting == (f"{RUN}/{PLACE}",)
-    assert second.waiting == ()
+    first, second = verify_next(store, DAILY, 2 * SEALING), verify_next(store, DAILY, 2 * SEALING)
     assert {r.report.place for r in (first, second) if r.report} == {PLACE, "checkpoint-9"}
 
 
@@ -66,21 +65,21 @@ def test_what_is_arriving_leaves_no_reports_but_for_damage() -> None:
     files = {"model-00001-of-00002.safetensors": WHOLE["model.safetensors"]}
     arrive(store, files)
     for _ in range(3):
-        assert tick(store, DAILY, 1e6) == VerifyResult()
+        assert verify_next(store, DAILY, 1e6) == VerifyResult()
     (name,) = (file_name(RUN, PLACE, path) for path in files)
     store.delete(name)
-    assert tick(store, DAILY, 1e6).written
+    assert verify_next(store, DAILY, 1e6).written
     store.write(name, [WHOLE["model.safetensors"]])
-    assert tick(store, DAILY, 1e6).written
+    assert verify_next(store, DAILY, 1e6).written
     assert [r.verdict for r in reports(store)] == ["damaged", "arriving"]
     assert place(store).word == "ARRIVING"
-    assert tick(store, DAILY, 1e6) == VerifyResult()
+    assert verify_next(store, DAILY, 1e6) == VerifyResult()
 
 
 def test_a_record_that_cannot_be_read_is_told_and_stops_nothing() -> None:
     store = whole_store()
     flip(store, arrive(store, {"rng_state_1.pth": b"x"}, "n1"), 30)
-    result = tick(store, DAILY, 0.0)
+    result = verify_next(store, DAILY, 0.0)
     assert len(result.faults) == 1
     assert result.report is not None
     assert result.report.verdict == "damaged"
@@ -100,7 +99,7 @@ def test_a_store_that_does_not_answer_is_an_error_and_no_report() -> None:
     arrive(store, WHOLE)
     store.fails = True
     with pytest.raises(StoreError):
-        tick(store, DAILY, 1e6)
+        verify_next(store, DAILY, 1e6)
     store.fails = False
     assert reports(store) == []
 
@@ -108,6 +107,6 @@ def test_a_store_that_does_not_answer_is_an_error_and_no_report() -> None:
 def test_one_place_is_verified_when_it_is_asked_for_and_one_that_has_gone_is_not() -> None:
     store = whole_store()
     for n in (1, 2):
-        assert one(store, RUN, PLACE, "digest", 7.0).written.count(f"/report-{n}-") == 1
+        assert verify_and_report(store, RUN, PLACE, "digest", 7.0).written.count(f"/report-{n}-") == 1
     assert [(r.verdict, r.when) for r in reports(store)] == [("ok", 7.0)] * 2
-    assert one(store, RUN, "checkpoint-999", "digest", 7.0) == VerifyResult()
+    assert verify_and_report(store, RUN, "checkpoint-999", "digest", 7.0) == VerifyResult()
