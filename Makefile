@@ -96,6 +96,9 @@ VERIFY ?=
 IDLE ?=
 
 BIN := $(VENV)/bin
+# Tests start programs a thousand times: Python compiles the package once, also where the environment forbids it to keep what it compiled.
+# Neighbours in a file run in one process, which shares their fixtures and servers; whoever is done first takes tests from the others.
+PYTEST := env -u PYTHONDONTWRITEBYTECODE $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test scenarios lint format flips guides models bench bench-verify bench-transfer bench-beside bench-catalogue bench-head bench-idle bench-hook campaign campaign-trainers campaign-resume campaign-killed campaign-titan campaign-ray campaign-ray-train campaign-llamafactory campaign-hostile campaign-doctor damage fuzz crash-states kill-stores kill-heads kill-gc kill-pull nspawn clean
@@ -105,10 +108,10 @@ demo: $(VENV)/.installed
 	$(BIN)/ckptsync demo $(DEMO)
 
 test: lint
-	$(BIN)/python -m pytest -n $(JOBS) $(TESTS)
+	$(PYTEST) $(TESTS)
 
 scenarios: $(VENV)/.installed-test
-	$(BIN)/python -m pytest -n $(JOBS) tests/scenarios
+	$(PYTEST) tests/scenarios
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .

@@ -8,6 +8,7 @@ one request, which is looked at and never sent; no request of ours goes through 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import re
 import ssl
@@ -31,6 +32,7 @@ try:
     import botocore.config
     import botocore.exceptions
     import botocore.httpsession
+    import botocore.loaders
     import botocore.session
     import botocore.utils
     from botocore import UNSIGNED
@@ -222,9 +224,16 @@ def _client_of(options: Mapping[str, Any], region: str) -> tuple[Any, Any]:
             botocore.config.Config(signature_version="s3v4")
         )  # else some regions would be given URLs of version 2
     session = botocore.session.Session(profile=options.get("profile"))
+    session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
     if (given_config := client.pop("config", None)) is not None:
         config = given_config.merge(config)
     return session, session.create_client("s3", config=config, **client)
+
+
+@functools.cache
+def _loader(data_path: str | None) -> Any:
+    """Return botocore's loader of API descriptions. All stores of a process share it: reading them is most of the work of making a client."""
+    return botocore.loaders.create_loader(data_path)
 
 
 def _plain(config: Mapping[str, Any]) -> dict[str, Any]:
