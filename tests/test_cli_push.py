@@ -136,7 +136,7 @@ def test_flags_go_before_the_configuration(
     ("words", "said"),
     [
         (["-c", "{config}", "/else"], "a store and a configuration are given"),
-        ([], "no store is named"),
+        ([], "no store was named"),
         (["/else", "--exclude", "/abs"], "--exclude: '/abs' is no glob"),
     ],
 )

@@ -37,12 +37,17 @@ def test_devices_that_are_not_there_are_found() -> None:
     assert ("fail", "gpus-not-there", "CUDA_VISIBLE_DEVICES") in planted(variables={"CUDA_VISIBLE_DEVICES": "0,1,1"})
 
 
-def test_a_node_with_other_ranks_is_a_failure_unless_it_was_told_so() -> None:
+def test_other_numbers_of_ranks_are_a_warning_since_torchrun_trains_with_them() -> None:
     assert planted(variables={"NPROC_PER_NODE": "4"}) == [("warn", "ranks-differ", "NPROC_PER_NODE")]
-    assert planted(variables={"NPROC_PER_NODE": None, "CUDA_VISIBLE_DEVICES": "0,1"}) == [
-        ("fail", "ranks-differ", "NPROC_PER_NODE")
-    ]
-    assert ("fail", "ranks-differ", "NPROC_PER_NODE") in planted(variables={"NPROC_PER_NODE": None}, gpus=[])
+    fewer = {"NPROC_PER_NODE": None, "CUDA_VISIBLE_DEVICES": "0,1"}
+    assert planted(variables=fewer) == [("warn", "ranks-differ", "NPROC_PER_NODE")]
+    assert planted(variables={"NPROC_PER_NODE": "4", "USE_RAY": "1"}) == [("fail", "launch-differs", "USE_RAY")], "Ray counts"
+
+
+def test_a_node_on_which_llamafactory_would_train_alone_is_a_failure() -> None:
+    one = {"NPROC_PER_NODE": None, "CUDA_VISIBLE_DEVICES": "0"}
+    assert planted(variables=one) == [("fail", "ranks-differ", "NPROC_PER_NODE")]
+    assert ("warn", "ranks-differ", "NPROC_PER_NODE") in planted(variables={**one, "FORCE_TORCHRUN": "1"})
 
 
 def test_gpus_of_two_kinds_are_found_on_one_node_or_between_two() -> None:
@@ -67,7 +72,7 @@ def test_gpus_that_are_named_where_there_are_none_are_found() -> None:
     assert kinds(*none) == [
         ("fail", "gpus-not-there", "CUDA_VISIBLE_DEVICES"),
         ("fail", "gpus-too-few", "NPROC_PER_NODE"),
-        ("warn", "ranks-differ", "NPROC_PER_NODE"),
+        ("fail", "ranks-differ", "NPROC_PER_NODE"),
     ]
 
 

@@ -40,6 +40,15 @@ def test_ray_that_waits_for_cpus_for_ever_is_found() -> None:
     assert kinds(**planted, cpus=80) == []
 
 
+def test_llamafactorys_ray_launcher_on_a_node_without_gpus_is_found() -> None:
+    planted = {"versions": {"llamafactory": "0.9.5"}, "variables": {"USE_RAY": "1"}, "driver_cuda": ""}
+    assert kinds(**planted, gpus=[]) == [("warn", "ray-cpus")]
+    assert kinds(**{**planted, "variables": {"USE_RAY": "1", "CUDA_VISIBLE_DEVICES": "", "NPROC_PER_NODE": ""}}) == [
+        ("warn", "ray-cpus")
+    ]
+    assert kinds(**{**planted, "variables": {}}, gpus=[]) == []
+
+
 def test_zero3_that_saves_no_model_is_found() -> None:
     assert kinds(training={"zero_stage": "3", "gather_16bit": "false"}) == [("warn", "zero3-no-model")]
     assert kinds(training={"zero_stage": "3", "gather_16bit": "true"}) == []

@@ -1,5 +1,6 @@
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,12 +8,13 @@ from typing import Any
 import pytest
 
 from ckptsync.doctor.compare import compare
-from ckptsync.doctor.publishing import FOLDER, jobs, launch_name, living, publish, published, trainings
+from ckptsync.doctor.publishing import FOLDER, Arrived, jobs, launch_name, living, meet, publish, published, repeated, trainings
 from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.fleet import facts as facts_of
 from ckptsync.fleet import heartbeat
 from ckptsync.fleet.facts import Facts, Train
 from ckptsync.fleet.heartbeat import LIMIT, Heartbeat
+from ckptsync.stores.contract import Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.posix.store import PosixStore
 from tests.doctor_nodes import pair
@@ -136,3 +138,79 @@ def test_what_is_no_text_is_published_as_well_as_it_can_be() -> None:
     store = MemoryStore()
     publish(store, {"node": "n0", "job": "a\udcff", "variables": {"NCCL_IB_HCA": "\udcff"}, "host": "\u00e9"})
     assert published(store, 0.0, 1e12) == ([{"node": "n0", "job": "a?", "variables": {"NCCL_IB_HCA": "?"}, "host": "\u00e9"}], [])
+
+
+def waits(store: Store, *nodes: dict[str, Any], wanted: int = 2, seconds: float = 60.0) -> list[Arrived | ConfigError]:
+    """What each of some nodes that wait for each other at once comes to."""
+
+    def one(node: dict[str, Any]) -> Arrived | ConfigError:
+        try:
+            return meet(
+                store, {**node, "at": time.time()}, wanted, seconds, write=lambda work: work(), progress=lambda arrived: None
+            )
+        except ConfigError as e:
+            return e
+
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(one, nodes))
+
+
+def names(arrived: Arrived | ConfigError) -> list[str]:
+    assert isinstance(arrived, Arrived)
+    return [one["node"] for one in arrived.nodes]
+
+
+def test_nodes_that_wait_for_each_other_come_to_the_same_group(tmp_path: Path) -> None:
+    store, (first, second) = PosixStore(str(tmp_path)), pair()
+    third = {**first, "node": "n2"}
+    assert [names(one) for one in waits(store, first, second, third, wanted=3)] == [["n0", "n1", "n2"]] * 3
+
+
+def test_what_an_earlier_launch_published_is_no_node_of_this_one(tmp_path: Path) -> None:
+    store, (first, second) = PosixStore(str(tmp_path)), pair()
+    waits(store, first, second)
+    (again,) = waits(store, first, seconds=0.5)
+    assert names(again) == ["n0"]
+    assert isinstance(again, Arrived)
+    assert not again.is_complete
+    assert [one["node"] for one in again.others] == ["n1"]
+
+
+def test_nodes_that_wait_for_different_numbers_wait_for_the_greater_and_see_each_other(tmp_path: Path) -> None:
+    store, (first, second) = PosixStore(str(tmp_path)), pair()
+    with ThreadPoolExecutor() as pool:
+        found = [
+            one
+            for pairs in pool.map(lambda one: waits(store, one[0], wanted=one[1], seconds=3.0), [(first, 2), (second, 3)])
+            for one in pairs
+        ]
+    assert [names(one) for one in found] == [["n0", "n1"]] * 2
+    assert [isinstance(one, Arrived) and (one.wanted, one.is_complete) for one in found] == [(3, False)] * 2
+
+
+def test_nodes_of_other_jobs_are_not_waited_for(tmp_path: Path) -> None:
+    nodes = [{**node, "node": f"{node['node']}-{job}", "job": job} for node in pair() for job in ("7", "8")]
+    found = waits(PosixStore(str(tmp_path)), *nodes)
+    assert [names(one) for one in found] == [["n0-7", "n1-7"], ["n0-8", "n1-8"]] * 2
+
+
+def test_two_machines_that_wait_under_one_id_both_find_out(tmp_path: Path) -> None:
+    node = pair()[0]
+    found = waits(PosixStore(str(tmp_path)), node, {**node, "host": "clone", "boot": "other"})
+    assert [str(one) for one in found] == [
+        "node n0: another machine (clone) has published under this id, too",
+        f"node n0: another machine ({node['host']}) has published under this id, too",
+    ]
+
+
+def test_an_odd_call_or_finding_of_another_node_is_none(tmp_path: Path) -> None:
+    store, node = PosixStore(str(tmp_path)), pair()[0]
+    odd = [1, {"id": 1}, {"id": "a"}, {"id": "b", "read": 1, "nnodes": "x"}, {"id": "c", "read": [1]}]
+    for n, call in enumerate(odd):
+        publish(store, {"node": f"odd{n}", "call": call, "findings": call})
+    (arrived,) = waits(store, node, wanted=1)
+    assert names(arrived) == ["n0"]
+    wrong = [1, {}, {"kind": "a b"}, {"kind": "x", "level": "fail", "exit_code": 0}, {"kind": "x", "level": "fail", "exit_code": 2}]
+    right = {"level": "warn", "kind": "x", "nodes": ["n9"], "subject": "s", "what": "w", "why": "y", "hint": "h", "exit_code": 4}
+    (one,) = repeated([{"node": "n1", "findings": [*wrong, right]}, {"node": "n2", "findings": "x"}])
+    assert (one.kind, one.nodes, one.exit_code) == ("x", ("n1",), 4)

@@ -23,6 +23,12 @@ def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
         "--publish", action="store_true", help="say in the store what this node is: run it where the training is started, on each"
     )
     doctor.add_argument(
+        "--wait",
+        metavar="TIME",
+        help="with --publish: wait until all nodes of the launch have published, then compare them; every node gets the same answer",
+    )
+    doctor.add_argument("--nnodes", metavar="N", default="", help="how many nodes --wait waits for (default: $MIN_NNODES, $NNODES)")
+    doctor.add_argument(
         "--nodes", action="store_true", help="compare the nodes; with --publish, after this one has said what it is"
     )
     doctor.add_argument(

@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
+import sys
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from ckptsync.config import reach
 from ckptsync.config.readers import period
 from ckptsync.config.runs import existing_directories
 from ckptsync.config.values import Config
-from ckptsync.doctor import examining, interpreters, mounting, pacing, publishing, training
+from ckptsync.doctor import examining, interpreters, mounting, pacing, probe, publishing, training
 from ckptsync.doctor.asking import Asked, is_directory
 from ckptsync.doctor.compare import alone, compare
 from ckptsync.doctor.examining import Place, refusal
@@ -31,6 +34,8 @@ from ckptsync.stores.urls import located
 from ckptsync.worker.node import node_id
 
 WARNED = 1
+_NO_STORE = "no store was named"
+_WHICH_STORE = "give its URL, a configuration with -c, or set CKPTSYNC_STORE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +67,10 @@ class _Here:
 
 def run(args: argparse.Namespace) -> int:
     """Look, say what was found; the exit code of docs/doctor.md."""
-    _fresh(args.fresh)  # a wrong value is refused, also where nothing is compared
-    report = _compared(args) if (args.nodes or args.url) and not args.publish else _examined(args)
+    _period(args.fresh, "--fresh")  # a wrong value is refused, also where nothing is compared
+    if args.wait and not args.publish:
+        raise ConfigError("--wait is for nodes that publish what they are", hint="ckptsync doctor --publish --wait 2m …")
+    report = _compared(args) if (args.nodes or args.url is not None) and not args.publish else _examined(args)
     code = exit_code(report.findings) or (WARNED if args.strict and report.findings else 0)
     if args.json:
         output.print_json(_document(report, code))
@@ -73,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _examined(args: argparse.Namespace) -> Report:
-    """Of this node; with --publish it says in the store what it is, with --nodes it looks at the others then."""
+    """What this node shows; with --publish it says in the store what it is, with --wait or --nodes it is compared with the others then."""
     try:
         here = _here(args)
     except ConfigError as e:
@@ -83,58 +90,107 @@ def _examined(args: argparse.Namespace) -> Report:
     except StoreError as e:
         why = "whoever touches it waits for ever: trainers, the worker, and this command, which has looked at nothing else"
         return Report("", (), (refusal(e, "no-answer", args.node or node_id(), "", why),))
+    if args.publish and not here.place:
+        raise ConfigError(_NO_STORE, hint=_WHICH_STORE)
+    wanted = _wanted(args, here.environment) if args.wait and _period(args.wait, "--wait") else 0
     found = list(examining.runs(here.config, here.node)) if here.config else []
     rate = pacing.mean(here.config.limits.bandwidth) if here.config else None
     asked = Asked(here.node, os.geteuid(), examining.expected(here.model, here.training), rate)
     found += examining.outputs(here.outputs, asked)
-    if args.publish and here.place:
-        with contextlib.suppress(CkptsyncError):  # found again, and told, when it is looked at
-            examining.begin(here.place, here.outputs)
-    answer = examining.store(here.place, here.node, here.outputs) if here.place else examining.Answer(())
-    facts, more = _asked(args, here, answer.clock)
-    url = here.place.url if here.place else ""
-    report = Report(url, (here.node,), in_order([*found, *answer.findings, *more]), asked=facts)
-    return _published(args, report, answer.store) if args.publish and facts else report
+    answer = examining.Answer(())
+    if here.place:
+        answer = examining.store(here.place, here.node, here.outputs, creates=args.publish)
+    told, more = _asked(args, here, answer.clock)
+    found += [*answer.findings, *more]
+    report = Report(here.place.url if here.place else "", (here.node,), (), asked=told)
+    facts = {**told, "findings": [asdict(finding) for finding in in_order(found)]}
+    found += alone(told)
+    if args.publish and answer.store:
+        return _published(args, replace(report, findings=tuple(found)), answer.store, facts, wanted)
+    return replace(report, findings=in_order(found))
 
 
 def _asked(args: argparse.Namespace, here: _Here, clock: float | None) -> tuple[Mapping[str, Any], tuple[Finding, ...]]:
-    """What this node is, and what is wrong with that; nothing where it could not be asked.  No training is looked for where only heads and verifiers work."""
+    """What this node is, and whether it could be asked.  No training is looked for where only heads and verifiers work."""
     if here.config and "worker" not in here.config.roles and not args.publish:
-        return {}, alone({"node": here.node, "clock": clock})
+        return {"node": here.node, "clock": clock}, ()
     try:
         facts = _facts(args, here, clock)
     except ConfigError as e:
-        return {}, (refusal(e, "python", here.node, args.python or "--python", "nothing is known of what trains here"),)
-    return facts, alone(facts)
+        unknown = {"python": "", "prefix": "", "versions": {}, "builds": {}, "clock": clock, "job": args.job}
+        why = "nothing is known of what trains here"
+        return {**probe.gather(node=here.node), **unknown}, (refusal(e, "python", here.node, args.python or "--python", why),)
+    if not args.publish or facts["versions"].get("torch"):
+        return facts, ()
+    why = "nodes are compared by another Python than the one that trains, or by none"
+    hint = "activate the training's environment, or name its Python with --python"
+    return facts, (Finding("warn", "no-torch", (here.node,), facts["prefix"], "no torch is installed there", why, hint),)
 
 
-def _published(args: argparse.Namespace, report: Report, store: Store | None) -> Report:
-    """With what went wrong in saying what this node is; with --nodes, compared with the others."""
-    (node,) = report.nodes
-    found = list(report.findings)
-    if not report.asked["versions"].get("torch"):
-        why = "nodes are compared by another Python than the one that trains, or by none"
-        hint = "activate the training's environment, or name its Python with --python"
-        found.append(Finding("warn", "no-torch", (node,), report.asked["prefix"], "no torch is installed there", why, hint))
+def _published(args: argparse.Namespace, report: Report, store: Store, facts: Mapping[str, Any], wanted: int) -> Report:
+    """Publish this node's facts; with --wait or --nodes, compare them with the others'."""
+    (node,), found = report.nodes, report.findings
+    name, write = publishing.launch_name(node), partial(examining.written, store.url)
     try:
-        if store is None:
-            raise StoreError("the store cannot be used", hint="see what else was found; `mkdir` it if it is to begin here")
-        told = report.asked
-        examining.written(store.url, lambda: publishing.publish(store, told))
+        if args.wait:
+            seconds, progress = _period(args.wait, "--wait"), partial(_waiting, args)
+            arrived = publishing.meet(store, facts, wanted, seconds, write=write, progress=progress)
+            return replace(report, nodes=_names(arrived.nodes), findings=_of_launch(arrived, args.wait), published=name)
+        write(lambda: publishing.publish(store, facts))
     except CkptsyncError as e:
         why = "other nodes cannot be compared with this one"
         return replace(report, findings=in_order([*found, refusal(e, "not-published", node, report.store, why)]))
-    nodes, more = _nodes(store, args, report.asked["clock"] or 0.0) if args.nodes else (report.nodes, [])
-    return replace(report, nodes=nodes, findings=in_order([*found, *more]), published=publishing.launch_name(node))
+    nodes, more = _nodes(store, args, facts["clock"] or 0.0) if args.nodes else (report.nodes, [])
+    return replace(report, nodes=nodes, findings=in_order([*found, *more]), published=name)
+
+
+def _wanted(args: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    """How many nodes to wait for: of an elastic launch (``2:4``) the fewest that it starts with."""
+    text = args.nnodes or environment.get("MIN_NNODES") or environment.get("NNODES", "").partition(":")[0]
+    if not text:
+        raise ConfigError("--wait: NNODES is not set: for how many nodes?", hint="export NNODES, or give --nnodes")
+    if not re.fullmatch(r"0*[1-9][0-9]{0,5}", text):
+        raise ConfigError(f"--wait: {text!r} is no number of nodes", hint="set NNODES, or give --nnodes, such as 2")
+    return int(text)
+
+
+def _waiting(args: argparse.Namespace, arrived: publishing.Arrived) -> None:
+    if arrived.wanted > 1 and not args.json:
+        here = f"{len(arrived.nodes)} of {arrived.wanted} nodes have published: {', '.join(_names(arrived.nodes))}"
+        print(output.clean(f"ckptsync: {here}; waiting up to {args.wait}"), file=sys.stderr)
+
+
+def _names(facts: Iterable[Mapping[str, Any]]) -> tuple[str, ...]:
+    return tuple(sorted({str(one["node"]) for one in facts}))
+
+
+def _of_launch(arrived: publishing.Arrived, time: str) -> tuple[Finding, ...]:
+    """What is wrong with the nodes of a launch, the same on each of them."""
+    found = [*compare(arrived.nodes), *publishing.repeated(arrived.nodes)]
+    if arrived.is_complete:
+        return in_order(found)
+    ranks = {str(one.get("variables", {}).get("NODE_RANK", "")) for one in arrived.nodes}
+    missing = [str(rank) for rank in range(arrived.wanted) if str(rank) not in ranks]
+    names = _names(arrived.nodes)
+    lacking = arrived.wanted - len(names)
+    which = f" (NODE_RANK {', '.join(missing)})" if len(missing) == lacking else ""
+    what = f"{lacking} of {arrived.wanted} nodes did not publish within {time}{which}; {', '.join(names)} did"
+    why = "the launch would wait for the missing nodes until the rendezvous times out"
+    hint = "run `ckptsync doctor --publish --wait` on every node at the same time, with the same store and --job"
+    if arrived.others:
+        hint += f"; {', '.join(_names(arrived.others))} published before, and does not wait now"
+    last = Finding("fail", "nodes-missing", names, "NNODES", what, why, hint)
+    return in_order([*(finding for finding in found if finding.kind != "nodes-missing"), last])
 
 
 def _compared(args: argparse.Namespace) -> Report:
     here = _here(args)
     place = here.place
-    store = examining.there(place) if place else None
-    if place is None or store is None:
-        what = f"{place.url}: not there" if place else "no store is named"
-        raise ConfigError(what, hint="give its URL, a configuration with -c, or set CKPTSYNC_STORE; is the file system mounted?")
+    if place is None:
+        raise ConfigError(_NO_STORE, hint=_WHICH_STORE)
+    store = examining.there(place)
+    if store is None:
+        raise ConfigError(f"{place.url}: there is no store", hint="is the file system mounted, and the path right?")
     clock = 0.0
     with contextlib.suppress(StoreError):  # who may only read cannot ask what time it is there
         clock = examining.clock(store, here.node)
@@ -147,18 +203,18 @@ def _compared(args: argparse.Namespace) -> Report:
 
 def _nodes(store: Store, args: argparse.Namespace, clock: float) -> tuple[tuple[str, ...], list[Finding]]:
     """Those that said what they are a short while ago, and those of each run that trains now.  ``clock``: how far this node's is ahead of the store's."""
-    now, fresh = time.time() - clock, _fresh(args.fresh)
+    now, fresh = time.time() - clock, _period(args.fresh, "--fresh")
     said, odd = publishing.published(store, now, fresh)
     asked = [one for one in said if not args.job or one.get("job") == args.job]
     groups = [*publishing.jobs(asked), *publishing.trainings(publishing.living(store, now, fresh)).values()]
-    found = [finding for group in groups for finding in compare(group)]
+    found = [*(finding for group in groups for finding in compare(group)), *publishing.repeated(asked)]
     if len(groups) == 1 and len(groups[0]) == 1 and not _is_known_to_be_one(groups[0][0], found):
         (one,) = groups[0]
         why = "what differs is found between nodes; one under whose path for the store another disk lies is never seen here"
         hint = "run `ckptsync doctor --publish` on each node, then compare again"
         found.append(Finding("warn", "one-node", (str(one["node"]),), store.url, "no other node has said what it is", why, hint))
     found += [refusal(e, "unreadable-facts", "", store.url, "that node is not compared") for e in odd]
-    return tuple(sorted({str(facts["node"]) for group in groups for facts in group})), found
+    return _names(facts for group in groups for facts in group), found
 
 
 def _is_known_to_be_one(facts: Mapping[str, Any], found: list[Finding]) -> bool:
@@ -166,11 +222,11 @@ def _is_known_to_be_one(facts: Mapping[str, Any], found: list[Finding]) -> bool:
     return publishing.is_alone(facts) or any(finding.kind == "nodes-missing" for finding in found)
 
 
-def _fresh(text: str) -> float:
+def _period(text: str, option: str) -> float:
     try:
         return period(text)
     except ValueError as e:
-        raise ConfigError(f"--fresh: {e}") from e
+        raise ConfigError(f"{option}: {e}") from e
 
 
 def _here(args: argparse.Namespace) -> _Here:
@@ -239,7 +295,7 @@ def _document(report: Report, code: int) -> dict[str, Any]:
         "failures": levels.count("fail"),
         "warnings": levels.count("warn"),
         "published": report.published or None,
-        "python": report.asked.get("prefix"),
+        "python": report.asked.get("prefix") or None,
         "versions": report.asked.get("versions", {}),
         "exit_code": code,
     }
@@ -250,7 +306,7 @@ def _lines(report: Report) -> Iterator[str]:
         yield f"{finding.level.upper()}  {finding.where}: {finding.what}"
         yield f"      why: {finding.why}"
         yield f"      do:  {finding.hint}"
-    if report.asked:
+    if report.asked.get("prefix"):
         had = ", ".join(f"{name} {version}" for name, version in report.asked["versions"].items())
         yield f"asked {report.asked['prefix']}: Python {report.asked['python']}, {had or 'no library of a training'}"
     if report.published:

@@ -60,7 +60,7 @@ def asked_store(args: argparse.Namespace) -> Store:
         return open_store(named, reach.options_for(named, access.options), access.limits)
     url = args.url or os.environ.get("CKPTSYNC_STORE")
     if not url:
-        raise ConfigError("no store is named", hint="give its URL, a configuration with -c, or set CKPTSYNC_STORE")
+        raise ConfigError("no store was named", hint="give its URL, a configuration with -c, or set CKPTSYNC_STORE")
     return open_store(url, options_for(url, access), access.limits)
 
 

@@ -76,7 +76,7 @@ def _asked(args: argparse.Namespace, config: Config | None) -> Asked:
         raise ConfigError(f"{args.url}: a store and a configuration are given", hint="give one of them")
     url = config.store.url if config else args.url or os.environ.get("CKPTSYNC_STORE", "")
     if not url:
-        raise ConfigError("no store is named", hint="give its URL, a configuration with -c, or set CKPTSYNC_STORE")
+        raise ConfigError("no store was named", hint="give its URL, a configuration with -c, or set CKPTSYNC_STORE")
     worker = config.worker if config else None
     return Asked(
         url,

@@ -23,7 +23,7 @@ from ckptsync.spool import folders
 from ckptsync.stores.contract import Store
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.mounts import mount_of
-from ckptsync.stores.opening import bare, create_store, has_root
+from ckptsync.stores.opening import NoParent, bare, create_store, has_root
 from ckptsync.stores.urls import Remote, located
 from ckptsync.walk import OURS
 from ckptsync.watch import is_blind
@@ -59,7 +59,8 @@ class Answer:
 def refusal(e: CkptsyncError, kind: str, node: str, subject: str, why: str) -> Finding:
     """An error as a failure that was found."""
     code = STORAGE if isinstance(e, StoreError) else SETUP
-    return Finding("fail", kind, (node,), subject, str(e), why, e.hint or "read what it says", code)
+    what = str(e).removeprefix(f"{subject}: ")
+    return Finding("fail", kind, (node,), subject, what, why, e.hint or "read what it says", code)
 
 
 def runs(config: Config, node: str) -> Iterator[Finding]:
@@ -85,15 +86,19 @@ def _above(path: Path) -> Path:
     return path.parent if fixed == path else fixed
 
 
-def store(place: Place, node: str, outputs: Iterable[Path]) -> Answer:
-    """Whether it can be used, right by right; a store that is not there yet is not made."""
+def store(place: Place, node: str, outputs: Iterable[Path], *, creates: bool = False) -> Answer:
+    """Whether it can be used, right by right.  ``creates``: a store that is not there yet is made, as the first worker would."""
     try:
+        if creates:
+            begin(place, outputs)
         found = there(place)
         if found is None:
             return Answer(tuple(_absent(place.url, node, outputs)))
         refused = _refused(found, place, node)
         here = tuple(_here(place.url, node, outputs))
         return Answer((*refused, *here)) if refused else Answer(here, found, _clock(found, node))
+    except NoParent as e:
+        return Answer((refusal(e, "store-absent", node, shown(place.url), _NOTHING),))
     except CkptsyncError as e:
         return Answer((refusal(e, "store-unreachable", node, shown(place.url), _NOTHING),))
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ckptsync.doctor.findings import Finding
-from ckptsync.doctor.nodes import Node, grouped, told
+from ckptsync.doctor.nodes import Node, grouped, is_true, told
 
 _HANG = "ranks without a GPU of their own fail or share one, and the others wait for them"
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
@@ -88,13 +88,7 @@ def _driver(node: Node) -> Iterator[Finding]:
 def unequal(nodes: Sequence[Node]) -> Iterator[Finding]:
     """What the nodes of one training show beside each other."""
     known = [node for node in nodes if node.gpus is not None]
-    if len({processes(node) for node in known if not node.within}) > 1:
-        groups = grouped(known, lambda node: f"{processes(node)} ranks ({visible(node)} of {len(node.gpus or ())} GPUs visible)")
-        said = [node.variables.get("NPROC_PER_NODE") for node in known]
-        names = tuple(name for names in groups.values() for name in names)
-        why = "launchers reckon with as many ranks on each node as on their own: they wait for ranks that never come"
-        hint = "set NPROC_PER_NODE and CUDA_VISIBLE_DEVICES alike on all nodes"
-        yield Finding("warn" if all(said) else "fail", "ranks-differ", names, "NPROC_PER_NODE", told(groups), why, hint)
+    yield from _ranks([node for node in known if not node.within and not is_true(node.variables.get("USE_RAY", ""))])
     having = grouped(
         (n for n in known if not n.within), lambda node: f"{visible(node) or 0} GPUs" if node.gpus and visible(node) else ""
     )
@@ -117,6 +111,30 @@ def unequal(nodes: Sequence[Node]) -> Iterator[Finding]:
             why,
             "use GPUs of one kind, or CUDA_VISIBLE_DEVICES to leave the others out",
         )
+
+
+def _ranks(nodes: Sequence[Node]) -> Iterator[Finding]:
+    """Different numbers of ranks.  torchrun trains with them; LLaMA-Factory calls torchrun only where a node sees several GPUs, or is forced to."""
+    if len({processes(node) for node in nodes}) < 2:
+        return
+    groups = grouped(nodes, lambda node: f"{processes(node)} ranks ({visible(node)} of {len(node.gpus or ())} GPUs visible)")
+    alone = [
+        node.name
+        for node in nodes
+        if "llamafactory" in node.versions and (visible(node) or 0) < 2 and not is_true(node.variables.get("FORCE_TORCHRUN", ""))
+    ]
+    names = tuple(name for names in groups.values() for name in names)
+    if alone:
+        why = f"LLaMA-Factory trains alone on a node that sees fewer than two GPUs, and the other nodes wait for {', '.join(alone)}"
+        hint = "export FORCE_TORCHRUN=1 on all nodes, or set NPROC_PER_NODE and CUDA_VISIBLE_DEVICES alike on them"
+        yield Finding("fail", "ranks-differ", names, "NPROC_PER_NODE", told(groups), why, hint)
+        return
+    why = (
+        "torchrun, and LLaMA-Factory by it, train with different numbers of ranks; `accelerate launch` starts num_processes / num_machines "
+        "on every node, and tensor parallelism or HSDP within a node may not fit"
+    )
+    hint = "if this is not meant, set NPROC_PER_NODE and CUDA_VISIBLE_DEVICES alike on all nodes"
+    yield Finding("warn", "ranks-differ", names, "NPROC_PER_NODE", told(groups), why, hint)
 
 
 def _major(version: str) -> int:

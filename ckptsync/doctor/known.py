@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 
 from ckptsync.doctor.findings import Finding
-from ckptsync.doctor.nodes import Node
+from ckptsync.doctor.gpus import visible
+from ckptsync.doctor.nodes import Node, is_true
 
 _NOFILE = 1024
 _SHM = 512 << 20  # bytes: a container's own default of 64 MiB is too little for any data loader
@@ -18,11 +19,6 @@ def version(text: str) -> tuple[int, ...]:
     """``5.15.0.dev0`` → (5, 15, 0); empty for what is none."""
     found = re.match(r"[0-9]{1,6}(\.[0-9]{1,6})*", text)
     return tuple(map(int, found[0].split("."))) if found else ()
-
-
-def is_true(text: str) -> bool:
-    """As YAML, Python and the environment write it."""
-    return text.strip().lower() in ("true", "1", "yes", "y", "on")
 
 
 def misbehaving(node: Node) -> Iterator[Finding]:
@@ -65,21 +61,31 @@ def misbehaving(node: Node) -> Iterator[Finding]:
             "both destroy the process group: after the last save the training ends with an AssertionError (LLaMA-Factory#7327); its checkpoints are safe",
             "LLaMA-Factory 0.9.3, or Ray 2.55, or newer",
         )
-    if (
-        had.get("llamafactory") == (0, 9, 5)
-        and is_true(node.variables.get("USE_RAY", ""))
-        and node.gpus
-        and node.cpus < _CPUS * len(node.gpus)
-    ):
-        yield _warn(  # Ray may have been told of more than there are
+    if had.get("llamafactory") == (0, 9, 5) and is_true(node.variables.get("USE_RAY", "")) and node.gpus is not None:
+        yield from _ray_cpus(node, visible(node) or 0)
+    yield from _settings(node)
+
+
+def _ray_cpus(node: Node, gpus: int) -> Iterator[Finding]:
+    """What LLaMA-Factory 0.9.5 asks of Ray: a bundle of 10 CPUs for each GPU of the cluster, or, started where there is none, for each of its CPUs."""
+    if not gpus:
+        yield _warn(
+            "ray-cpus",
+            node,
+            "GPUs",
+            f"none to be seen, {node.cpus} CPUs",
+            f"started here, LLaMA-Factory 0.9.5 asks Ray for {_CPUS} CPUs for each CPU that Ray has, and waits for ever",
+            "start llamafactory-cli on a node that sees a GPU, or train without USE_RAY",
+        )
+    elif node.cpus < _CPUS * gpus:  # Ray may have been told of more than there are
+        yield _warn(
             "ray-cpus",
             node,
             "CPUs",
-            f"{node.cpus} CPUs for {len(node.gpus)} GPUs",
+            f"{node.cpus} CPUs for {gpus} GPUs",
             f"LLaMA-Factory 0.9.5 asks Ray for {_CPUS} CPUs with each GPU, and waits for ever where Ray has fewer",
-            f"start Ray with `--num-cpus={_CPUS * len(node.gpus)}`",
+            f"start Ray with `--num-cpus={_CPUS * gpus}`",
         )
-    yield from _settings(node)
 
 
 def _settings(node: Node) -> Iterator[Finding]:

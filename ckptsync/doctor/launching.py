@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from ipaddress import ip_address
 
 from ckptsync.doctor.findings import Finding, Level
-from ckptsync.doctor.known import is_true
-from ckptsync.doctor.nodes import Node, grouped, told
+from ckptsync.doctor.nodes import Node, grouped, is_true, share_a_network, told
 
 _WAITS = "the ranks wait for each other until the rendezvous times out"
 _EQUAL = (
@@ -56,7 +55,7 @@ def _mean_the_same(name: str, nodes: Sequence[Node]) -> bool:
 def _of_several(node: Node, all_known: Sequence[Node]) -> Iterator[Finding]:
     if _is_told(node) and not _is_elastic(node):
         yield from _lacking(node, all_known)
-    yield from _master(node)
+    yield from _master(node, is_one_machine=len(all_known) > 1 and share_a_network(all_known))
 
 
 def _is_told(node: Node) -> bool:
@@ -132,7 +131,7 @@ def _ranks(nodes: Sequence[Node]) -> Iterator[Finding]:
             yield _finding("world-size", _all(nodes), "WORLD_SIZE", what, _WAITS, "leave WORLD_SIZE to the launcher")
 
 
-def _master(node: Node) -> Iterator[Finding]:
+def _master(node: Node, *, is_one_machine: bool) -> Iterator[Finding]:
     address = node.variables.get("MASTER_ADDR", "")
     if not address:
         return
@@ -140,7 +139,7 @@ def _master(node: Node) -> Iterator[Finding]:
         what = f"{address} is not known here"
         hint = "use an address, or put the name into /etc/hosts of all nodes"
         yield _finding("master-unknown", (node.name,), "MASTER_ADDR", what, _WAITS, hint)
-    elif all(map(is_loopback, node.master)) and not _is_own_name(address, node):
+    elif all(map(is_loopback, node.master)) and not is_one_machine and not _is_own_name(address, node):
         what = f"{address} is {', '.join(node.master)} here, which no other node reaches"
         hint = "use the address of node 0 in the network that the nodes share; /etc/hosts may name the host 127.0.1.1"
         yield _finding("master-loopback", (node.name,), "MASTER_ADDR", what, _WAITS, hint)

@@ -6,9 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
 
 from ckptsync.doctor.findings import STORAGE, Finding, Level
-from ckptsync.doctor.known import is_true
 from ckptsync.doctor.launching import is_loopback
-from ckptsync.doctor.nodes import Node, grouped, share_a_network, told
+from ckptsync.doctor.nodes import Node, grouped, is_true, share_a_network, told
 from ckptsync.units import show_duration
 
 SKEW_WARN, SKEW_FAIL = 1.0, 30.0  # seconds

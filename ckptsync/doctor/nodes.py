@@ -141,6 +141,11 @@ def _whole(raw: object) -> int | None:
     return raw if isinstance(raw, int) and not isinstance(raw, bool) and -(2**63) <= raw < 2**63 else None
 
 
+def is_true(text: str) -> bool:
+    """Return whether a switch is on, as YAML, Python and the environment write it."""
+    return text.strip().lower() in ("true", "1", "yes", "y", "on")
+
+
 def number(raw: object) -> float | None:
     """Finite, and small enough for any clock; ``None`` for what is none."""
     return float(raw) if isinstance(raw, (int, float)) and not isinstance(raw, bool) and -1e19 < raw < 1e19 else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from difflib import get_close_matches
 from typing import Any, TypeVar
 
 from ckptsync.errors import ConfigError, Corrupt, Exists, NotFound, StoreError, Transient
@@ -213,10 +214,11 @@ def _class_of(remote: Remote) -> Any:
     try:
         return get_filesystem_class(remote.scheme)
     except ValueError as e:
-        kinds = ", ".join(sorted(known_implementations))
+        near = get_close_matches(remote.scheme, ["s3", "sftp", "file", *known_implementations])
+        guess = f"did you mean {' or '.join(f'{one}://' for one in near)}?  " if near else ""
         raise ConfigError(
             f"{remote.url}: stores of kind {remote.scheme}:// are not known",
-            hint=f"a path, file://, s3:// and sftp:// are; fsspec knows {kinds}",
+            hint=f"{guess}a store is a path, s3://, sftp://, or what fsspec knows (gs://, az://, hf://, webdav:// …)",
         ) from e
     except ImportError as e:
         package = str(known.get("class", "")).partition(".")[0]
