@@ -303,6 +303,14 @@ def test_who_is_to_say_what_it_is_and_cannot_fails(tmp_path: Path, python: str, 
     assert (kinds(told), told["exit_code"], told["published"]) == (["store-unreachable"], 2, None)
 
 
+def test_a_node_whose_id_another_machine_has_is_not_published(store: Path, python: str, capsys: pytest.CaptureFixture[str]) -> None:
+    asked(capsys, "--publish", store, "--node", "n0", "--python", python)
+    file = store / ".ckptsync/launches/n0.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"boot": "of another machine", "host": "clone"}))
+    told = asked(capsys, "--publish", store, "--node", "n0", "--python", python)
+    assert (kinds(told), told["exit_code"], told["published"]) == (["not-published"], 2, None)
+
+
 def test_a_node_that_is_alone_is_told_so(store: Path, python: str, capsys: pytest.CaptureFixture[str]) -> None:
     asked(capsys, "--publish", store, "--python", python)
     told = asked(capsys, store)
