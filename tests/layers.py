@@ -116,7 +116,7 @@ PURE = (
     *(f"head.{m}" for m in ("checked", "deciding", "errands", "marking", "retaining")),
     *(f"verify.{m}" for m in ("bits", "due", "expected", "findings", "naming", "ranges", "structure", "reporting")),
     *(f"verify.{m}" for m in ("archives", "baseline", "checksums", "sampling", "units", "waiting")),
-    *(f"pull.{m}" for m in ("choosing", "pointers", "wanted")),
+    *(f"pull.{m}" for m in ("choose", "plan")),
     *(f"doctor.{m}" for m in ("compare", "findings", "gpus", "known", "launching", "machines", "networking", "nodes", "versions")),
     "daemon.phases",
     "daemon.orders",

@@ -79,16 +79,16 @@ def test_damage_is_not_given_and_says_what_is_missing(made: Path, tmp_path: Path
     assert list(said["failed"]) == ["pytorch_model_fsdp_0/__0_0.distcp"]
     assert not (tmp_path / "out/checkpoint-4").exists()
     assert main(["pull", "fsdp2/latest", str(tmp_path / "out"), "--store", str(store)]) == 10
-    assert "not given: pytorch_model_fsdp_0/__0_0.distcp" in (out := capsys.readouterr().out)
+    assert "failed: pytorch_model_fsdp_0/__0_0.distcp" in (out := capsys.readouterr().out)
     assert f"there already: {said['files'] - 1} files" in out
 
 
 REFUSED = [
     (["zero3"], 3, "none of its 1 checkpoints is VERIFIED"),
-    (["zero3/checkpoint-4"], 3, "no node has sent it"),
-    (["nobody"], 2, "no node has told"),
-    (["fsdp2/checkpoint-5"], 2, "there are: checkpoint-4"),
-    (["fsdp2", "--node", "nodeX"], 2, "there are: node0, node1"),
+    (["zero3/checkpoint-4"], 3, "no node has uploaded it"),
+    (["nobody"], 2, "not found in the store"),
+    (["fsdp2/checkpoint-5"], 2, "the run has checkpoint-4"),
+    (["fsdp2", "--node", "nodeX"], 2, "nodes: node0, node1"),
 ]
 
 
@@ -102,13 +102,13 @@ def test_what_cannot_be_had_is_said(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_there_of_an_incomplete_one_is_the_users_own_word(
+def test_unverified_gives_the_files_of_an_incomplete_checkpoint_that_are_there(
     made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code, said = told(capsys, "zero3/checkpoint-4", str(tmp_path), "--store", str(made), "--unverified")
     assert code == 0
     assert below(tmp_path / "checkpoint-4").items() <= trained("zero3").items()
-    assert any("rng_state_1.pth: no node has sent it" in note for note in said["notes"])
+    assert any("rng_state_1.pth: no node has uploaded it" in note for note in said["notes"])
 
 
 @pytest.mark.parametrize("kind", ["s3", "sftp"])

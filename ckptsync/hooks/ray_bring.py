@@ -19,9 +19,8 @@ from ckptsync.digest import digest
 from ckptsync.errors import Corrupt, Incomplete
 from ckptsync.hooks import ray_note
 from ckptsync.hooks.ray_note import Note
-from ckptsync.pull.bringing import carry_out
-from ckptsync.pull.landing import Landing
-from ckptsync.pull.wanted import Order, whole
+from ckptsync.pull.download import Download
+from ckptsync.pull.plan import Plan, plan_checkpoint
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import open_store
 from ckptsync.stores.trees import Access
@@ -132,17 +131,18 @@ def bring(note: Note, home: Path) -> Path:
     """All of it, in a directory below ``home``."""
     access = reached()
     store = opened(note, access)
-    order = _order(store, note)
-    pulled = carry_out(store, Landing(home, order), threads=access.limits.threads)
-    lacking = [*order.lacking, *(f"{path}: {error}" for path, error in sorted(pulled.failed.items()))]
-    if lacking:
+    plan = _plan(store, note)
+    done = Download(home, plan).run(store, threads=access.limits.threads)
+    missing = [*plan.missing, *(f"{path}: {error}" for path, error in sorted(done.failed.items()))]
+    if missing:
         raise Incomplete(
-            f"{note.url}: not all of it can be had: {'; '.join(lacking[:3])}", hint="`ckptsync verify` says what is damaged"
+            f"{note.url}: not all of its files could be downloaded: {'; '.join(missing[:3])}",
+            hint="`ckptsync verify` says what is damaged",
         )
-    return pulled.where
+    return done.directory
 
 
-def _order(store: Store, note: Note) -> Order:
+def _plan(store: Store, note: Note) -> Plan:
     """Of this very place: another save of the same name may be newer, and is not what was reported."""
     found = fresh_place(store, note.run, note.place)
     for fault in found.faults:
@@ -153,7 +153,7 @@ def _order(store: Store, note: Note) -> Order:
         raise Incomplete(f"{note.url}: no manifest of it counts", hint="the store's retention may have let it go: `ckptsync ls`")
     if seen.word == "AMBIGUOUS":
         raise Corrupt(f"{note.url}: nobody can say which of its files are of one save: {'; '.join(seen.evidence[:1])}")
-    return whole(seen)
+    return plan_checkpoint(seen)
 
 
 def opened(note: Note, access: Access) -> Store:

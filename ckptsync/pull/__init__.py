@@ -1,1 +1,1 @@
-"""Giving back: which checkpoint is meant (``choosing``), what of it a machine wants (``wanted``), and how it lands there whole (``landing``, ``bringing``)."""
+"""Downloading a checkpoint or a consolidated model from a store into a directory from which a training can resume."""

@@ -1,4 +1,4 @@
-"""A run of two nodes in a store, and pulls of it: for tests of what lands."""
+"""A checkpoint of two nodes in a store, and downloads of it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from pathlib import Path
 
 from ckptsync.catalogue.fresh import fresh
 from ckptsync.model import Demands
-from ckptsync.pull.bringing import Pulled, carry_out
-from ckptsync.pull.landing import Landing
-from ckptsync.pull.wanted import Order, whole
+from ckptsync.pull.download import Download, Result
+from ckptsync.pull.plan import Plan, plan_checkpoint
 from ckptsync.stores.contract import Store
 from ckptsync.stores.memory import MemoryStore
 from tests.verified import RUN, arrive
@@ -34,14 +33,14 @@ def store_of_two() -> MemoryStore:
     return store
 
 
-def order(store: Store, node: str = "") -> Order:
-    return whole(fresh(store, RUN).places[0], node)
+def plan(store: Store, node: str = "") -> Plan:
+    return plan_checkpoint(fresh(store, RUN).places[0], node)
 
 
-def pull(store: Store, destination: Path, node: str = "") -> Pulled:
-    return carry_out(store, Landing(destination, order(store, node)), threads=3)
+def pull(store: Store, destination: Path, node: str = "") -> Result:
+    return Download(destination, plan(store, node)).run(store, threads=3)
 
 
-def lying(directory: Path) -> dict[str, bytes]:
+def files_below(directory: Path) -> dict[str, bytes]:
     """Every file below, hidden ones too."""
     return {str(p.relative_to(directory)): p.read_bytes() for p in sorted(directory.rglob("*")) if p.is_file()}

@@ -1,4 +1,4 @@
-"""Which checkpoint is meant: the newest that is VERIFIED, and what is newer is told; or one by its name."""
+"""A run means its newest VERIFIED checkpoint; a name means the newest save of that name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from ckptsync.catalogue.summary import Proven, Summary
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete
-from ckptsync.pull.choosing import LATEST, choose, split
+from ckptsync.pull.choose import LATEST, choose, split
 from ckptsync.records.state import Word
 
 PLAIN = Summary(
@@ -25,13 +25,13 @@ def save(step: int, word: Word = "VERIFIED", ended: float = 0.0, place: str = ""
     return replace(found, **more)  # type: ignore[arg-type]
 
 
-def test_a_run_means_its_newest_verified_checkpoint_and_what_is_newer_is_told() -> None:
+def test_a_run_means_its_newest_verified_checkpoint_and_newer_ones_are_named() -> None:
     saves = [save(1), save(2), save(3, "CONSOLIDATED"), save(4, "ARRIVING", evidence=("x: no node has sent it",))]
     found = choose(saves, "run", LATEST, "verified")
     assert found.summary.place == "checkpoint-2"
     assert found.notes == (
-        "run/checkpoint-3 is newer, and not taken: CONSOLIDATED, not yet verified",
-        "run/checkpoint-4 is newer, and not taken: ARRIVING, x: no node has sent it",
+        "run/checkpoint-3 is newer, and was not chosen: CONSOLIDATED, not yet verified",
+        "run/checkpoint-4 is newer, and was not chosen: ARRIVING, x: no node has sent it",
     )
 
 
@@ -43,7 +43,7 @@ def test_newest_is_by_time_as_a_restarted_training_counts_from_the_beginning() -
     )
 
 
-def test_what_is_only_complete_is_the_users_own_word() -> None:
+def test_a_checkpoint_that_is_only_complete_is_given_by_name_or_with_unverified() -> None:
     saves = [save(1), save(2, "COMPLETE"), save(3, "DAMAGED"), save(4, "ARRIVING")]
     assert choose(saves, "run", LATEST, "any").summary.step == 2
     assert choose(saves, "run", "checkpoint-2", "verified").summary.step == 2
@@ -62,13 +62,13 @@ def test_the_model_that_a_training_leaves_at_its_end_is_no_checkpoint_to_resume_
     ("saves", "name", "error", "words"),
     [
         ([save(1)], "checkpoint-2", ConfigError, "run/checkpoint-2: no such checkpoint"),
-        ([], LATEST, ConfigError, "no node has told"),
+        ([], LATEST, ConfigError, "run 'run' not found"),
         ([save(1, "DAMAGED", evidence=("a", "b"))], LATEST, Incomplete, r"checkpoint-1 is DAMAGED, a \(and 1 more\)"),
         ([save(1, "AMBIGUOUS", evidence=("two saves",))], "checkpoint-1", Corrupt, "two saves"),
         ([save(1, "RETIRED", retired="keep_last 3")], "checkpoint-1", Incomplete, "retired: keep_last 3"),
     ],
 )
-def test_what_cannot_be_given_is_refused_with_the_reason(
+def test_a_checkpoint_that_may_not_be_given_is_refused_with_the_reason(
     saves: list[Summary], name: str, error: type[CkptsyncError], words: str
 ) -> None:
     with pytest.raises(error, match=words):
@@ -83,23 +83,29 @@ def test_a_name_is_a_place_or_the_newest_save_of_that_name() -> None:
     assert choose(saves, "run", "checkpoint-1~b", "verified").notes == ()
 
 
-def test_a_model_can_be_had_where_the_shards_are_gone_and_not_where_there_is_none() -> None:
+def test_a_model_is_given_after_its_shards_were_deleted() -> None:
     assert choose([save(1, "RETIRED")], "run", "checkpoint-1", "verified", "model")
     with pytest.raises(Incomplete, match="not been consolidated"):
         choose([save(1, seal="")], "run", "checkpoint-1", "verified", "model")
 
 
-def test_of_a_checkpoint_whose_shards_go_only_the_model_is_given() -> None:
+def test_only_the_model_is_given_while_retention_deletes_the_shards() -> None:
     saves = [save(1), save(2, let_go="shards after 3")]
     found = choose(saves, "run", LATEST, "verified")
     assert (found.summary.step, found.notes) == (
         1,
-        ("run/checkpoint-2 is newer, and not taken: its own files are being let go: shards after 3",),
+        ("run/checkpoint-2 is newer, and was not chosen: retention is deleting its shards: shards after 3",),
     )
     assert choose(saves, "run", LATEST, "verified", "model").summary.step == 2
-    with pytest.raises(Incomplete, match="being let go: shards after 3"):
+    with pytest.raises(Incomplete, match="deleting its shards: shards after 3"):
         choose(saves, "run", "checkpoint-2", "verified", "node")
     assert choose(saves, "run", "checkpoint-2", "any").summary.step == 2
+
+
+def test_a_mistyped_run_gets_a_similar_name_as_hint() -> None:
+    with pytest.raises(ConfigError) as caught:
+        choose([replace(PLAIN, run="llama-z3"), replace(PLAIN, run="qwen")], "llama-z", LATEST, "verified")
+    assert caught.value.hint == "did you mean 'llama-z3'?"
 
 
 def test_a_runs_name_may_have_slashes() -> None:

@@ -1,4 +1,4 @@
-"""What a machine wants of a checkpoint: all of it, or what one node needs; and only names that land where they should."""
+"""The files to download: all of a checkpoint, those that one node needs, or the model; and no unsafe names."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ckptsync.catalogue.fresh import fresh
 from ckptsync.digest import digest
 from ckptsync.errors import ConfigError, Corrupt, Incomplete
 from ckptsync.model import Demands
-from ckptsync.pull.wanted import model, stretches, whole
+from ckptsync.pull.plan import model_digests, plan_checkpoint, plan_model, pointers
 from ckptsync.records.names import consolidated_prefix, node_file_name
 from ckptsync.records.seal import SealedFile
 from ckptsync.records.state import Snapshot
@@ -39,67 +39,70 @@ def seen(store: MemoryStore) -> Snapshot:
 
 
 def contents(store: MemoryStore, node: str = "") -> dict[str, bytes]:
-    return {f.under: read_all(store, f.name) for f in whole(seen(store), node).files}
+    return {f.under: read_all(store, f.name) for f in plan_checkpoint(seen(store), node).files}
 
 
-def test_all_files_come_under_their_own_names_and_what_lies_apart_is_told() -> None:
+def test_all_files_are_planned_under_their_own_names_and_other_copies_are_named() -> None:
     store = two_nodes()
     assert contents(store) == NODES["n1"] | NODES["n0"]
-    assert whole(seen(store)).notes == (
-        "1 files of n1 have other bytes than those of the same name that are given: --node n1 gives them",
+    assert plan_checkpoint(seen(store)).notes == (
+        "1 files of n1 differ from the files of the same name that were chosen: --node n1 chooses them",
     )
 
 
-def test_a_node_gets_its_own_files_in_its_own_content_and_every_shard_but_no_other_ranks_states() -> None:
+def test_a_node_gets_its_own_files_with_its_own_bytes_and_every_shard_but_no_other_ranks_states() -> None:
     everything = NODES["n1"] | NODES["n0"]
     assert contents(two_nodes(), "n1") == {p: d for p, d in everything.items() if p != "rng_state_0.pth"} | {"args.bin": b"one"}
     assert contents(two_nodes(), "n0") == {p: d for p, d in everything.items() if p != "rng_state_1.pth"}
-    with pytest.raises(ConfigError, match="n7: no node that sent files"):
-        whole(seen(two_nodes()), "n7")
+    with pytest.raises(ConfigError, match="n7: this node uploaded no file"):
+        plan_checkpoint(seen(two_nodes()), "n7")
 
 
-def test_times_and_digests_are_the_manifests_and_the_same_files_are_the_same_order() -> None:
-    order = whole(seen(two_nodes()))
-    assert set(order.times.values()) == {1000}
-    assert {f.under: f.digest.digest for f in order.files if f.digest} == {
+def test_times_and_digests_are_the_manifests_and_the_same_files_have_the_same_key() -> None:
+    plan = plan_checkpoint(seen(two_nodes()))
+    assert set(plan.times.values()) == {1000}
+    assert {f.under: f.digest.digest for f in plan.files if f.digest} == {
         p: digest(d) for p, d in (NODES["n1"] | NODES["n0"]).items()
     }
-    assert order.key == whole(seen(two_nodes())).key != whole(seen(two_nodes()), "n0").key
+    assert plan.key == plan_checkpoint(seen(two_nodes())).key != plan_checkpoint(seen(two_nodes()), "n0").key
 
 
-def test_what_is_not_in_the_store_is_told_and_not_wanted() -> None:
+def test_a_file_that_is_not_in_the_store_is_missing_and_not_planned() -> None:
     store = two_nodes()
     store.delete(f"{RUN}/{PLACE}/rng_state_1.pth")
     put(store, manifest({"args.bin": b"zero"}, "n0", demands=Demands({}, {"rng_state_2.pth": None}), n=1))
-    order = whole(seen(store))
-    assert order.lacking == ("rng_state_1.pth: not in the store as n1 has sent it", "rng_state_2.pth: no node has sent it")
-    assert "rng_state_1.pth" not in {f.under for f in order.files}
-    assert whole(seen(store), "n0").lacking == ()
+    plan = plan_checkpoint(seen(store))
+    assert plan.missing == (
+        "rng_state_1.pth: missing in the store, or not as n1 uploaded it",
+        "rng_state_2.pth: no node has uploaded it",
+    )
+    assert "rng_state_1.pth" not in {f.under for f in plan.files}
+    assert plan_checkpoint(seen(store), "n0").missing == ()
 
 
 @pytest.mark.parametrize(
     ("paths", "words"),
     [(("A/x", "a/X"), "the same file as"), (("ss", "ß"), "the same file"), (("a", "a/b"), "which is a file")],
 )
-def test_names_that_would_land_on_each_other_are_refused(paths: tuple[str, str], words: str) -> None:
+def test_names_that_are_one_file_on_some_file_systems_are_refused(paths: tuple[str, str], words: str) -> None:
     store = MemoryStore()
     arrive(store, dict.fromkeys(paths, b"1"), demands=Demands())
     with pytest.raises(Corrupt, match=words):
-        whole(seen(store))
+        plan_checkpoint(seen(store))
 
 
 @pytest.mark.parametrize("name", ["../checkpoint-4", ".checkpoint", "a/b"])
-def test_a_checkpoint_lands_in_a_directory_of_its_own(name: str) -> None:
+def test_an_unsafe_name_of_a_checkpoint_is_refused(name: str) -> None:
     snapshot = dataclasses.replace(seen(two_nodes()), checkpoint=name)
     with pytest.raises(Corrupt):
-        whole(snapshot)
+        plan_checkpoint(snapshot)
 
 
-def test_a_model_is_proven_tensor_by_tensor() -> None:
+def test_a_model_is_verified_tensor_by_tensor() -> None:
     store = whole_store()
-    order = model(seen(store))
-    assert sorted(f.under for f in order.files) == ["config.json", "model.safetensors"]
-    (weights,) = [f for f in order.files if f.under == "model.safetensors"]
+    plan = plan_model(seen(store))
+    assert sorted(f.under for f in plan.files) == ["config.json", "model.safetensors"]
+    (weights,) = [f for f in plan.files if f.under == "model.safetensors"]
     data = read_all(store, weights.name)
     assert weights.digest
     spans = list(pieces(weights.digest, 0, weights.size))
@@ -110,7 +113,7 @@ def test_a_model_is_proven_tensor_by_tensor() -> None:
         found.end()
 
 
-def test_a_file_whose_tensors_do_not_make_it_up_is_proven_as_a_whole() -> None:
+def test_a_file_with_bytes_of_no_tensor_is_verified_as_a_whole() -> None:
     seal = seen(whole_store()).seal
     assert seal
     (file,) = [f for f in seal.files if f.path == "model.safetensors"]
@@ -122,14 +125,35 @@ def test_a_file_whose_tensors_do_not_make_it_up_is_proven_as_a_whole() -> None:
         (file, ()),
         (file, [dataclasses.replace(seal.tensors[0], dtype="X")]),
     ):
-        assert stretches(one, tensors).ends == (one.size,)
+        assert model_digests(one, tensors).ends == (one.size,)
 
 
-def test_a_model_that_is_not_there_is_told() -> None:
+def test_a_missing_model_or_file_of_it_is_named() -> None:
     store = MemoryStore()
     arrive(store, {"a": b"1"}, demands=Demands())
     with pytest.raises(Incomplete, match="not been consolidated"):
-        model(seen(store))
+        plan_model(seen(store))
     whole_ = whole_store()
     whole_.delete(consolidated_prefix(RUN, PLACE) + "config.json")
-    assert model(seen(whole_)).lacking == ("config.json: not in the store as it was sealed",)
+    assert plan_model(seen(whole_)).missing == ("config.json: missing in the store, or of another size",)
+
+
+ZERO = ("mp_rank_00_model_states.pt", "bf16_zero_pp_rank_0_mp_rank_00_optim_states.pt")
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "paths", "wanted"),
+    [
+        ("global_step40", ZERO[:1], {"latest": b"global_step40"}),
+        ("mytag", ZERO[1:], {"latest": b"mytag"}),
+        ("global_step_40", ("actor/model_world_size_2_rank_0.pt",), {"latest_checkpointed_iteration.txt": b"40"}),
+        ("iter_0000500", (".metadata",), {"latest_checkpointed_iteration.txt": b"500"}),
+        ("checkpoint-40", (f"global_step40/{ZERO[0]}", "latest"), {}),
+        ("global_step40", ("model.safetensors",), {}),
+        ("final", ("model.safetensors",), {}),
+    ],
+)
+def test_a_pointer_file_names_the_checkpoint_as_its_trainer_reads_it(
+    checkpoint: str, paths: tuple[str, ...], wanted: dict[str, bytes]
+) -> None:
+    assert pointers(checkpoint, paths) == wanted

@@ -1,0 +1,313 @@
+"""Download the files of a plan into a directory that appears whole, or not at all.
+
+The files arrive in a hidden directory beside the final one, each with its checksum verified on the way.  When all are there, the hidden directory
+gets the files' times (trainers rotate by them) and is renamed.  After a kill at any moment there is either the hidden directory, with which the
+next download of the same files continues, or the whole checkpoint.  Nothing that was there before is overwritten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import glob
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from blake3 import blake3
+
+from ckptsync.errors import CkptsyncError, ConfigError, StoreError
+from ckptsync.pull.plan import Plan
+from ckptsync.stores import beneath
+from ckptsync.stores.arrival import Wanted
+from ckptsync.stores.bringing import THREADS, bring
+from ckptsync.stores.contract import About, Store
+from ckptsync.stores.posix.draft import is_unfinished
+from ckptsync.stores.posix.store import PosixStore
+from ckptsync.units import show_size
+
+Progress = Callable[[int, int], None]
+_READ = 1 << 20  # bytes at once when a file on this disk is verified
+_OTHER_FILES = "a pull overwrites nothing, and completes only what a pull has begun: move it away, or name another directory"
+_NO_OVERWRITE = "a pull overwrites nothing: name another directory, or remove this one yourself"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a download did, or would do.
+
+    ``directory``: the checkpoint, or the hidden directory if a file ``failed`` (path → error).  ``files`` and ``size`` (bytes) count the plan,
+    ``there`` and ``there_size`` what did not need to be downloaded.  ``pointers``: names of the pointer files that were written.
+    """
+
+    directory: Path
+    files: int
+    size: int
+    there: int
+    there_size: int
+    failed: dict[str, CkptsyncError]
+    pointers: tuple[str, ...] = ()
+
+
+class Download:
+    """The download of one plan into the directory ``destination / plan.name``.  Methods raise ConfigError and StoreError."""
+
+    def __init__(self, destination: Path, plan: Plan) -> None:
+        self.plan = plan
+        self._parent = destination
+        self._final = destination / plan.name
+        self._hidden = destination / f".{plan.name}.pull-{plan.key}"
+        self._open = str(self._hidden)  # while `_opened`: the open directory
+
+    def preview(self) -> Result:
+        """Return what `run` would do.  Files that are there already are judged by names and sizes."""
+        have = {f.under: f.size for f in self.plan.files} if self._is_there() else self._left()
+        size = sum(have.values())
+        return Result(self._final, len(self.plan.files), self.plan.size, len(have), size, {}, tuple(self.plan.pointers))
+
+    def run(self, store: Store, progress: Progress | None = None, threads: int = THREADS) -> Result:
+        """Download what is missing; files that are there already are read and verified.
+
+        Raises ConfigError if something else is in the way.  A file that is missing in the store, or damaged, is in `Result.failed`.
+        """
+        counter = _Counter(self.plan.size, progress)
+        if self._is_there():
+            if wrong := _find_wrong(self._final, self.plan.files, counter):
+                raise ConfigError(f"{self._final}: exists, and {wrong[0].under} has other bytes", hint=_NO_OVERWRITE)
+            return self._result(self.plan.files, {}, self._finish())
+        failed: dict[str, CkptsyncError] = {}
+        with self._opened() as target:
+            self._check_room()
+            missing = self._find_missing(target, counter)
+            bring(store, target, missing, threads, counter.add, failed=lambda one, error: failed.setdefault(one.under, error))
+            there = [f for f in self.plan.files if f not in missing]
+            if failed:
+                return self._result(there, failed, ())
+            self._publish()
+        return self._result(there, {}, self._finish())
+
+    def leftovers(self) -> tuple[str, ...]:
+        """Return other hidden directories of this checkpoint: unfinished downloads of other files, or of other bytes."""
+        with _translated(self._parent):
+            found = self._parent.glob(f".{glob.escape(self.plan.name)}.pull-*") if self._parent.is_dir() else ()
+            return tuple(sorted(str(path) for path in found if path != self._hidden))
+
+    def _is_there(self) -> bool:
+        """Whether the final directory holds all files, by names and sizes.  Raises ConfigError if it holds anything else."""
+        if not os.path.lexists(self._final):
+            return False
+        if self._final.is_symlink() or not self._final.is_dir():
+            raise ConfigError(f"{self._final}: exists, and is not a directory", hint=_NO_OVERWRITE)
+        sizes = _sizes(self._final)
+        if not sizes and not any(self._final.iterdir()):
+            if self._final.is_mount():  # rename(2) onto a mount point fails
+                raise ConfigError(
+                    f"{self._final}: is a mount point, which a rename cannot replace", hint="name a directory below it"
+                )
+            return False
+        if wrong := [f for f in self.plan.files if sizes.get(f.under) != f.size]:
+            raise self._holds_other_files(wrong, sizes.get(wrong[0].under))
+        return True
+
+    def _holds_other_files(self, wrong: Sequence[Wanted], size: int | None) -> ConfigError:
+        """Left by a trainer that was killed, by a copy with another tool, or by a pull of fewer files; ``size`` of the first wrong file."""
+        first = wrong[0]
+        found = f"{first.under} has {size} bytes, not {first.size}" if size is not None else f"{first.under} is missing"
+        more = f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        count = f"{len(wrong)} of {len(self.plan.files)} files"
+        return ConfigError(f"{self._final}: exists, but {count} differ from the store's: {found}{more}", hint=_OTHER_FILES)
+
+    def _left(self) -> dict[str, int]:
+        """Return name → bytes of the files that an earlier try has completed, by names and sizes."""
+        if not self._hidden.is_dir() or self._hidden.is_symlink():
+            return {}
+        sizes = _sizes(self._hidden)
+        return {f.under: f.size for f in self.plan.files if sizes.get(f.under) == f.size}
+
+    def _find_missing(self, target: PosixStore, counter: _Counter) -> list[Wanted]:
+        """Return the files to download.  A file of an earlier try that has wrong bytes is deleted."""
+        names = self._left()
+        wrong = _find_wrong(self._hidden, [f for f in self.plan.files if f.under in names], counter)
+        for file in wrong:
+            target.delete(file.under)
+        return [f for f in self.plan.files if f.under not in names or f in wrong]
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[PosixStore]:
+        """Make, open and lock the hidden directory."""
+        with _translated(self._parent):
+            self._parent.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(FileExistsError):
+                self._hidden.mkdir()
+            at = os.open(self._hidden, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            _lock(at, self._hidden)
+            self._open = beneath.held(at, str(self._hidden))
+            yield PosixStore(str(self._hidden), at=at)  # who owns the directory above may put another in its place
+        finally:
+            self._open = str(self._hidden)
+            beneath.let_go(at)
+
+    def _check_room(self) -> None:
+        """Raise StoreError if the rest does not fit on the disk."""
+        with _translated(self._parent):
+            held = sum(found.st_blocks * 512 for _, found in beneath.walk(self._open, "", _no_name))
+            disk = os.statvfs(self._open)
+        needed, free = self.plan.size - held, disk.f_bavail * disk.f_frsize
+        if needed > free:
+            raise StoreError(
+                f"{self._parent}: {show_size(needed)} are needed, {show_size(free)} are free",
+                hint="make room, or name another directory",
+            )
+
+    def _publish(self) -> None:
+        """Set all times, and rename the hidden directory to the final one."""
+        with _translated(self._final):
+            self._remove_drafts()
+            _set_times(Path(self._open), self.plan.times)
+            self._hidden.rename(self._final)
+
+    def _finish(self) -> tuple[str, ...]:
+        """Make the rename durable, also one of an earlier call that was killed; then write the pointer files, and return their names."""
+        with _translated(self._final):
+            _sync(self._parent)
+        store, written = PosixStore(str(self._parent)), []
+        for name, content in self.plan.pointers.items():
+            path = self._parent / name
+            if path.is_symlink() or not path.is_file() or path.read_bytes() != content:
+                origin = f"pull {name} {content!r}"  # by which a write that was killed is continued
+                store.write(name, [content], About(len(content), origin))
+                written.append(name)
+        return tuple(written)
+
+    def _remove_drafts(self) -> None:
+        """Remove what killed writes have left.  Raises ConfigError if the hidden directory holds a file that no pull put there."""
+        names = {f.under for f in self.plan.files}
+        for name, _ in list(beneath.walk(self._open, "", _no_name)):
+            if name not in names and not is_unfinished(name.rpartition("/")[2]):
+                raise ConfigError(f"{self._hidden}/{name}: not downloaded by a pull", hint="remove the directory, then try again")
+            if name not in names:
+                beneath.unlink(self._open, name)
+
+    def _result(self, there: Collection[Wanted], failed: dict[str, CkptsyncError], pointers: tuple[str, ...]) -> Result:
+        directory = self._hidden if failed else self._final
+        size = sum(f.size for f in there)
+        return Result(directory, len(self.plan.files), self.plan.size, len(there), size, failed, pointers)
+
+
+class _Counter:
+    """Counts the bytes that are there, and reports them; any thread may add."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self._done, self._total, self._progress = 0, total, progress
+        self._lock = threading.Lock()
+
+    def add(self, count: int) -> None:
+        with self._lock:
+            self._done += count
+            if self._progress:
+                self._progress(min(self._done, self._total), self._total)
+
+
+def is_intact(directory: Path, wanted: Wanted) -> bool:
+    """Whether the file is in ``directory``, with the bytes of its digest.  Raises StoreError if it cannot be read."""
+    assert wanted.digest
+    found, buffer = blake3(), memoryview(bytearray(min(_READ, max(1, wanted.size))))
+    with _translated(directory):
+        try:
+            fd = beneath.open_file(str(directory), wanted.under)
+        except OSError as e:
+            if beneath.is_absence(e):
+                return False
+            raise
+        try:
+            if os.fstat(fd).st_size != wanted.size:
+                return False
+            for at in range(0, wanted.size, _READ):
+                found.update(buffer[: beneath.read_at(fd, at, buffer[: min(_READ, wanted.size - at)])])
+        finally:
+            beneath.let_go(fd)
+    return found.hexdigest() == wanted.digest.digest
+
+
+def _find_wrong(directory: Path, files: Iterable[Wanted], counter: _Counter) -> list[Wanted]:
+    """Return the files that are not intact."""
+
+    def check(file: Wanted) -> bool:
+        good = is_intact(directory, file)
+        counter.add(file.size if good else 0)
+        return good
+
+    listed = list(files)
+    with ThreadPoolExecutor(THREADS) as pool:
+        return [file for file, good in zip(listed, pool.map(check, listed), strict=True) if not good]
+
+
+def _sizes(directory: Path) -> Mapping[str, int]:
+    with _translated(directory):
+        return {name: found.st_size for name, found in beneath.walk(str(directory), "", is_unfinished)}
+
+
+def _set_times(root: Path, times: Mapping[str, int]) -> None:
+    """Set the files' times; a directory gets the time of its newest file.  Raises OSError."""
+    newest: dict[str, int] = {}
+    for path, time in times.items():
+        os.utime(root / path, ns=(time, time), follow_symlinks=False)
+        parts = path.split("/")[:-1]
+        for above in ("/".join(parts[:n]) for n in range(len(parts) + 1)):
+            newest[above] = max(time, newest.get(above, time))
+    for directory in sorted(newest, key=lambda d: -d.count("/") - bool(d)):
+        os.utime(root / directory, ns=(newest[directory], newest[directory]))
+        _sync(root / directory)
+
+
+def _lock(at: int, hidden: Path) -> None:
+    try:
+        fcntl.flock(at, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(f"{hidden}: another pull is downloading into it", hint="wait for it, or stop it") from None
+    except OSError:
+        return  # a file system without locks: two pulls at once both download what is missing, and the second one's rename fails
+    found = os.fstat(at)
+    try:
+        is_same = os.path.samestat(found, hidden.lstat())
+    except FileNotFoundError:
+        is_same = False
+    if not is_same or (found.st_uid != os.geteuid() and found.st_uid != _owner_of_new(hidden.parent)):
+        raise ConfigError(f"{hidden}: another pull has just finished, or it belongs to another user", hint="try again")
+
+
+def _owner_of_new(directory: Path) -> int:
+    """Return who owns a directory that this user makes there: servers that squash users, and mounts for one user, give it to another."""
+    with _translated(directory), tempfile.TemporaryDirectory(prefix=".ckptsync-", dir=directory) as made:
+        return Path(made).stat().st_uid
+
+
+def _no_name(_part: str) -> bool:
+    return False
+
+
+def _sync(directory: Path) -> None:
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with contextlib.suppress(OSError):  # EINVAL: the file system cannot sync a directory
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _translated(place: Path) -> Iterator[None]:
+    """Raise an OSError as ConfigError or StoreError."""
+    try:
+        yield
+    except OSError as e:
+        why = f"{e.filename or place}: {(e.strerror or str(e)).lower()}"
+        if e.errno in (errno.ENOTDIR, errno.ELOOP, errno.EEXIST, errno.ENOTEMPTY):
+            raise ConfigError(why, hint="check the path; a pull overwrites nothing, and follows no link below it") from e
+        raise StoreError(why, hint="check free space and permissions") from e
