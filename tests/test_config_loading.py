@@ -42,13 +42,6 @@ def test_all_problems_are_told_at_once_each_with_its_line_and_path() -> None:
         assert part in said
 
 
-def test_an_old_name_of_a_key_is_still_read_and_not_beside_the_new_one() -> None:
-    old = "verify: {every: 2d}\n"
-    assert read(GOOD + old, "c.yaml", {}).verify.period == 172800
-    assert read(GOOD + old, "c.yaml", {"CKPTSYNC_VERIFY_EVERY": "1d"}).verify.period == 86400
-    assert "verify.every: the old name of verify.period, which is given too" in problems(GOOD + "verify: {every: 2d, period: 2d}\n")
-
-
 def test_a_key_in_the_wrong_section_is_sent_to_the_right_one() -> None:
     assert "head.keep_pins: unknown key (did you mean worker.keep_pins?)" in problems(GOOD + "head: {keep_pins: 1}\n")
 

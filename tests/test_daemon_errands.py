@@ -32,7 +32,7 @@ def test_the_first_ones_begin_and_the_others_are_in_the_queue() -> None:
     its, children, _ = errands(HANGS, most=2)
     for _ in "look", "look again":
         assert set(its.begin(map(task, "abc"))) == {"run/a", "run/b", "run/c"}
-        assert sorted(job.subject for job in children.jobs()) == ["a", "b"]
+        assert sorted(job.subject for job in children.jobs()) == ["run/a", "run/b"]
     children.end()
     assert until(lambda: not children.jobs(), 30)
 

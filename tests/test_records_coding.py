@@ -31,7 +31,7 @@ REPORT = Report(
 )
 TENSOR = SealedTensor("w", "F32", (1,), "m", 4, 4, FOUND.digest)
 TOMBSTONE = Tombstone("run", "checkpoint-5", "checkpoint-5", 0, (OTHER,), "old")
-SHARDS = replace(TOMBSTONE, scope="shards", stage="begun", ended={"a": 3}, format=2)
+SHARDS = replace(TOMBSTONE, scope="shards", stage="begun", ended={"a": 3})
 KEEP = Keep("run", "checkpoint-5", "checkpoint-5", 0, keeps=True, reason="for the paper")
 
 

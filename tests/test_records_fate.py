@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.records.fate import Fate, fate, in_force
-from ckptsync.records.tombstone import Scope, Stage, Tombstone, least_format
+from ckptsync.records.tombstone import Scope, Stage, Tombstone
 
 
 def stone(n: int, stage: Stage = "said", scope: Scope = "place", of: str = "m") -> Tombstone:
-    return Tombstone("run", "c", "c", n, (of,), f"{scope} {n}", scope, stage, format=least_format(scope, stage))
+    return Tombstone("run", "c", "c", n, (of,), f"{scope} {n}", scope, stage)
 
 
 def told(*stones: Tombstone, manifests: tuple[str, ...] = ("m",)) -> Fate:

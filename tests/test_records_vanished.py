@@ -61,11 +61,11 @@ def test_what_a_listing_had_not_yet_is_asked_for() -> None:
 
 def test_what_was_let_go_is_not_missed_before_that_was_taken_back() -> None:
     assert gone(REPORT, STONE) == []
-    assert gone(REPORT, STONE, replace(STONE, n=1, stage="back", format=2)) == [name(ONE)]
+    assert gone(REPORT, STONE, replace(STONE, n=1, stage="back")) == [name(ONE)]
 
 
 def test_shards_that_were_let_go_keep_their_manifest() -> None:
-    assert gone(REPORT, replace(STONE, scope="shards", format=2)) == [name(ONE)]
+    assert gone(REPORT, replace(STONE, scope="shards")) == [name(ONE)]
 
 
 def test_what_its_own_node_has_replaced_is_not_missed_and_nobody_else_can() -> None:

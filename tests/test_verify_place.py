@@ -274,7 +274,7 @@ def test_where_the_shards_have_gone_and_the_seal_too_nothing_can_be_proven_and_t
     store = whole_store()
     (manifest_name,) = place(store).records.manifests
     (seal_name,) = place(store).records.seals
-    put(store, Tombstone(RUN, PLACE, PLACE, 0, (manifest_name,), "old", "shards", "done", format=2))
+    put(store, Tombstone(RUN, PLACE, PLACE, 0, (manifest_name,), "old", "shards", "done"))
     for path in WHOLE:
         store.delete(file_name(RUN, PLACE, path))
     assert verified(store).verdict == "ok"
@@ -286,6 +286,6 @@ def test_where_the_shards_have_gone_and_the_seal_too_nothing_can_be_proven_and_t
 def test_a_seal_that_is_gone_before_any_shard_has_follows_from_them() -> None:
     store = whole_store()
     (manifest_name,) = place(store).records.manifests
-    put(store, Tombstone(RUN, PLACE, PLACE, 0, (manifest_name,), "old", "shards", "begun", format=2))
+    put(store, Tombstone(RUN, PLACE, PLACE, 0, (manifest_name,), "old", "shards", "begun"))
     store.delete(*place(store).records.seals)
     assert verified(store).verdict == "ok"

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ckptsync.config.settings import OLD, SECTIONS, SETTINGS
+from ckptsync.config.settings import SECTIONS, SETTINGS
 from ckptsync.config.values import (
     AlertsConfig,
     Config,
@@ -129,17 +129,14 @@ def _flat(document: Document, name: str, problems: list[str]) -> Iterator[tuple[
             continue
         items = {f"{top}.{key}": v for key, v in value.items()} if top in SECTIONS else {str(top): value}
         for key, item in items.items():
-            if OLD.get(key) in items:
-                problems.append(f"{_at(name, document, key)}: the old name of {OLD[key]}, which is given too")
-            elif OLD.get(key, key) in SETTINGS:
-                yield OLD.get(key, key), _at(name, document, key), item
+            if key in SETTINGS:
+                yield key, _at(name, document, key), item
             else:
                 problems.append(f"{_at(name, document, key)}: unknown key{_suggestion(key)}")
 
 
 def _overrides(environment: Mapping[str, str], problems: list[str]) -> Iterator[tuple[str, tuple[str, object]]]:
-    variables = {f"CKPTSYNC_{old.upper().replace('.', '_')}": key for old, key in OLD.items()}
-    variables |= {setting.environment: key for key, setting in SETTINGS.items() if setting.environment}
+    variables = {setting.environment: key for key, setting in SETTINGS.items() if setting.environment}
     ours = tuple(f"CKPTSYNC_{section.upper()}_" for section in SECTIONS)
     for variable, value in environment.items():
         if variable in variables:

@@ -97,5 +97,3 @@ SETTINGS: dict[str, Setting] = {
     "log.format": Setting(one_of("auto", "text", "json"), "auto", "CKPTSYNC_LOG_FORMAT"),
 }
 SECTIONS = tuple(dict.fromkeys(key.split(".")[0] for key in SETTINGS if "." in key))
-OLD = {"verify.every": "verify.period"}
-"""Keys by the names that they had before: still read."""

@@ -12,7 +12,7 @@ from ckptsync.records.coding import encode, record_name
 from ckptsync.records.keep import Keep
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.names import OURS, parse_record_name, records_prefix
-from ckptsync.records.tombstone import Scope, Stage, Tombstone, least_format
+from ckptsync.records.tombstone import Scope, Stage, Tombstone
 from ckptsync.stores.contract import Store
 
 _CLOCK = f"{OURS}/clocks/~gc"  # no node's id holds a ~
@@ -49,7 +49,6 @@ def write(store: Store, grave: Grave, stage: Stage) -> str:
         ended=ended(grave.manifests.values()),
         metrics=dict(grave.metrics) if grave.scope == "shards" else {},
         by=secrets.token_hex(8) if stage == "begun" else "",
-        format=least_format(grave.scope, stage),
     )
     return _put(store, stone)
 

@@ -13,7 +13,7 @@ from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.names import checked_node, parse_record_name
 from ckptsync.records.report import Report
 from ckptsync.records.seal import Seal, SealedFile
-from ckptsync.records.tombstone import Tombstone, least_format
+from ckptsync.records.tombstone import Tombstone
 
 _TRAINER = 200  # characters: people read it
 _DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -53,8 +53,6 @@ def _check_manifest(manifest: Manifest) -> None:
 def _check_tombstone(stone: Tombstone) -> None:
     for node in stone.ended:
         checked_node(node)
-    if stone.format < least_format(stone.scope, stone.stage):
-        raise Corrupt(f"{stone.scope}, {stone.stage}: not what a tombstone of format {stone.format} says")
 
 
 def _check_names(names: Iterable[str]) -> None:

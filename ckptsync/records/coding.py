@@ -15,11 +15,11 @@ from ckptsync.records.manifest import Manifest
 from ckptsync.records.names import RecordKind, RecordName, parse_record_name
 from ckptsync.records.report import Report
 from ckptsync.records.seal import Seal
-from ckptsync.records.tombstone import LATER, Tombstone
+from ckptsync.records.tombstone import Tombstone
 
 Record = Manifest | Seal | Report | Tombstone | Keep
 R = TypeVar("R", Manifest, Seal, Report, Tombstone, Keep)
-FORMATS: dict[RecordKind, int] = {"manifest": 1, "seal": 1, "report": 1, "tombstone": LATER, "keep": 1}
+FORMATS: dict[RecordKind, int] = {"manifest": 1, "seal": 1, "report": 1, "tombstone": 1, "keep": 1}
 """The newest that this program knows of each kind."""
 _KINDS: dict[RecordKind, type[Record]] = {
     "manifest": Manifest,

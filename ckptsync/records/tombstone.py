@@ -11,8 +11,6 @@ from typing import Literal
 from ckptsync.decoding import Count, FormatNumber, Nanoseconds
 
 FORMAT = 1
-LATER = 2
-"""Of what a program that knows whole places only would take for the end of one: shards alone, and what is taken back."""
 Scope = Literal["place", "shards"]
 Stage = Literal["said", "begun", "done", "back"]
 
@@ -40,8 +38,3 @@ class Tombstone:
     metrics: dict[str, float] = field(default_factory=dict)
     by: str = ""
     format: FormatNumber = FORMAT
-
-
-def least_format(scope: Scope, stage: Stage) -> int:
-    """The number that such a tombstone must have at least."""
-    return FORMAT if scope == "place" and stage in ("said", "begun") else LATER

@@ -29,8 +29,6 @@ def sweep(output_dir: Path, node: str) -> None:
         claimed = _CLAIM.fullmatch(path.name)
         if claimed and claimed[1] == node:
             _finish_claim(output_dir, path, claimed[2], node)
-        elif path.name.startswith(f".claim-{node}-"):  # as versions before this one called it
-            _finish_claim(output_dir, path, path.name.removeprefix(f".claim-{node}-").rpartition(".")[0], node)
         elif path.name.startswith((f".new-{node}-", f".gone-{node}-")):
             with refusals(path):
                 remove(path)

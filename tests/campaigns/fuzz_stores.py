@@ -49,7 +49,7 @@ def _good() -> Mapping[str, bytes]:
         command("keep", "fsdp2/checkpoint-4", "--reason", "of the paper", "--store", str(root))
         places = {p.place: p for p in fresh(store).places if p.run == "fsdp2"}
         manifests = tuple(k.name for k in places["checkpoint-8"].manifests)
-        put(store, Tombstone("fsdp2", "checkpoint-8", "checkpoint-8", 0, manifests, "of a rule", "shards", "back", format=2))
+        put(store, Tombstone("fsdp2", "checkpoint-8", "checkpoint-8", 0, manifests, "of a rule", "shards", "back"))
         for node, roles in (("node0", ("worker",)), ("node1", ("worker",)), ("head", ("head", "verifier"))):
             heart = Heartbeat(node, "i", "machine", 1, "1", 1.0, roles, "1.0", 7, 1.0, jobs=(Job("verify", "fsdp2"),))
             disk = Disk("/data", 1, 2, 3)

@@ -99,9 +99,7 @@ def test_a_model_outlives_its_shards() -> None:
     store = proven()
     put(
         store,
-        Tombstone(
-            RUN, PLACE, PLACE, 0, tuple(k.name for k in place(store).manifests), "shards after 3", "shards", "begun", format=2
-        ),
+        Tombstone(RUN, PLACE, PLACE, 0, tuple(k.name for k in place(store).manifests), "shards after 3", "shards", "begun"),
     )
     for path in ("model.safetensors", "config.json"):
         store.delete(f"{RUN}/{PLACE}/{path}")
