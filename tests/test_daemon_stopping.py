@@ -38,6 +38,19 @@ def test_nothing_asked_is_a_whole_wait_and_handlers_are_given_back() -> None:
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+def test_sighup_is_a_wish_that_is_heard_once_and_is_not_heard_where_it_is_ignored() -> None:
+    with stopping() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert (stop.taken(), stop.taken(), stop.asked) == (True, False, False)
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as under nohup
+    try:
+        with stopping() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.taken()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 STUBBORN = """
 import time
 from ckptsync.daemon.stopping import stopping

@@ -69,7 +69,8 @@ def test_a_unit_says_what_the_daemon_relies_on(unit: Path) -> None:
     told = settings(unit)
     assert told["Service.Type"] == ["notify"]
     assert told["Service.WatchdogSec"] == ["110"]
-    assert told["Service.Restart"] == ["on-failure"]
+    assert told["Service.Restart"] == ["always"], "a reload ends it with exit code 0"
+    assert float(told["Service.RestartSec"][0]) > 10 / 5, "systemd gives up after five starts in 10 s"
     assert told["Service.RestartPreventExitStatus"] == ["2"], "a wrong configuration, or a second worker"
     assert {"network-online.target", "remote-fs.target"} <= set(told["Unit.After"][0].split())
     assert told["Service.KillMode"] == ["mixed"], "an ssh that carries transfers gets no signal of its own"

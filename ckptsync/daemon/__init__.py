@@ -6,7 +6,7 @@
 ``working``: all roles of a process; ``told``, ``told_head`` and ``phases`` (pure): what their results say in the log.
 ``tick``: the error boundary around one tick.  ``loops`` and ``schedule``: when ticks run, and how hints hasten them; ``clocks``: a wall clock that jumps.
 ``heart``: the heartbeat and the facts as a tick, with ``rate``, ``disks`` and ``surveying``.  ``awaited``: a store that is not there yet; ``stoppable``: writes that end with the process.
-``stopping``: signals; ``reloading``: the process begins again in its place; ``leaving``: it ends with another process.  ``sdnotify``: what systemd is told;
+``stopping``: signals; ``leaving``: it ends with another process.  ``sdnotify``: what systemd is told;
 ``progress``: whether its watchdog is fed.  ``identity``: which process this is; ``lock``: one worker for an output directory.
 ``log``: one line an event.
 """

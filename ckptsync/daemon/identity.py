@@ -40,7 +40,7 @@ def began(pid: int) -> str:
 
 
 def is_running(other: Heartbeat) -> bool | None:
-    """Whether the process of a heartbeat lives; ``None`` if it is of another machine.  This very process, before it was reloaded, does not."""
+    """Whether the process of a heartbeat lives; ``None`` if it is of another machine.  This very process is no other."""
     if not machine() or other.machine != machine():
         return None
     return other.pid != os.getpid() and began(other.pid) == other.began != ""

@@ -1,4 +1,4 @@
-"""What would keep a process from beginning with a configuration, seen from one that runs: a reload would end it, and nobody would start it again."""
+"""What would keep a process from beginning with a configuration, seen from one that runs: it does not end at SIGHUP for what would not start again."""
 
 from __future__ import annotations
 

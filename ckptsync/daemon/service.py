@@ -26,7 +26,7 @@ from ckptsync.daemon.log import configure
 from ckptsync.daemon.loops import looping
 from ckptsync.daemon.phases import pairs
 from ckptsync.daemon.progress import HUNG, Silences, advanced, mark
-from ckptsync.daemon.reloading import Reloading, leave, reap
+from ckptsync.daemon.rehearsing import rehearsed
 from ckptsync.daemon.schedule import scheduled
 from ckptsync.daemon.sdnotify import Notifier
 from ckptsync.daemon.served import Absent, opened
@@ -52,16 +52,14 @@ log = logging.getLogger(__name__)
 def run(load: Callable[[], Config], roles: Roles, parting: Parting = Never()) -> int:  # noqa: B008 - it never changes
     """Until SIGTERM or SIGINT (0), a second live worker of this id (2) or a fault of ours (1).  Raises ConfigError or StoreError at the start.
 
-    ``load`` is asked again at SIGHUP; ``parting`` says when to end unasked.
+    ``load`` is asked again at SIGHUP: with a configuration that is well, the run ends (0), for whoever started it to start it again with that one.
+    ``parting`` says when to end unasked.
     """
     config = load()
     configure(config.log)
-    reap()
     _say_start(config)
     with stopping() as stop:
-        _Service(config, stop, Reloading(load, stop), parting).serve(roles)
-        if stop.again:
-            leave(stop)
+        _Service(config, stop, load, parting).serve(roles)
         logging.shutdown()
         return stop.code
 
@@ -81,7 +79,7 @@ def _say_start(config: Config) -> None:
 class _Service:
     config: Config
     stop: Stopping
-    reloading: Reloading
+    load: Callable[[], Config]
     parting: Parting
 
     def serve(self, roles: Roles) -> None:
@@ -158,8 +156,7 @@ class _Service:
         log.info("%s", pairs(phase="started", node=mine.node, roles=",".join(self.config.roles), store=store.url))
         with looping((beat, *working.loops)), scheduled(working.jobs) as again:
             self._attend((beat, *working.ticks), working, notifier, lambda: _mind(clocks, again))
-        if not self.stop.again:  # systemd takes it at its word, and kills what goes on
-            notifier.send("STOPPING=1", "STATUS=stopping")
+        notifier.send("STOPPING=1", "STATUS=stopping")
         working.ground.end_children()
         self._end((beat, *working.loops, *working.jobs), working, heart.farewell)
 
@@ -182,10 +179,21 @@ class _Service:
             before = now
 
     def _heed(self, working: Working) -> None:
-        """Whether to begin again, or to end."""
-        self.reloading.heed()
+        """Ask for a stop where SIGHUP brought a new configuration, or where the time to end has come."""
+        if self.stop.taken() and self._is_configuration_well():
+            log.info("%s", pairs(phase="reloading", detail="ends, so that the next start reads the configuration as it is now"))
+            self.stop.ask()
         if self.parting.is_due(working):
             self.stop.ask()
+
+    def _is_configuration_well(self) -> bool:
+        """Return whether a process could begin with the configuration as it is now; log why not."""
+        try:
+            rehearsed(self.load())
+        except CkptsyncError as e:
+            log.error("%s", pairs(phase="not-reloaded", error=e, hint=e.hint))  # noqa: TRY400 - the operator's error needs no traceback
+            return False
+        return True
 
     def _fatal(self, e: BaseException) -> None:
         log.critical("%s", pairs(phase="failed", error=f"{type(e).__name__}: {e}"), exc_info=e)
@@ -208,7 +216,7 @@ class _Service:
 
     def _abandon(self, names: Sequence[str]) -> None:
         log.warning("%s", pairs(phase="abandoned", ticks=",".join(names), detail="what they were writing will not appear"))
-        leave(self.stop)
+        self.stop.leave()
 
 
 def _mind(clocks: Clocks, again: Callable[[], None]) -> None:

@@ -1,7 +1,8 @@
-"""Signals: the first asks for a clean stop, the second ends the process at once; SIGHUP asks to reload."""
+"""Signals: the first asks for a clean stop, the second ends the process at once; SIGHUP asks to read the configuration again."""
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import signal
@@ -9,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 from ckptsync.stores import ending
 
@@ -21,7 +23,7 @@ class Stopping:
     def __init__(self) -> None:
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._reader, False)
-        self.asked = self.is_reload_asked = self.again = False
+        self.asked = self.is_reload_asked = self._is_signalled = False
         self.code = 0
 
     def ask(self, code: int = 0) -> None:
@@ -50,21 +52,22 @@ class Stopping:
         was, self.is_reload_asked = self.is_reload_asked, False
         return was
 
-    def ask_again(self) -> None:
-        """Ask for a stop after which this process begins again, unless a signal asks for the end meanwhile."""
-        self.again = True
-        self.ask()
-
     def on_signal(self, number: int, _frame: object) -> None:
         """SIGTERM and SIGINT; SIGHUP too on a terminal, which is being closed."""
         if number == signal.SIGHUP and not sys.stderr.isatty():
             self.is_reload_asked = True
             os.write(self._writer, b"!")
             return
-        if self.asked and not self.again:
+        if self._is_signalled:
             os._exit(128 + number)
-        self.again = False
+        self._is_signalled = True
         self.ask()
+
+    def leave(self) -> NoReturn:
+        """End this process at once, threads and all."""
+        logging.shutdown()
+        sys.stderr.flush()
+        os._exit(self.code)
 
     def close(self) -> None:
         """Close the pipe."""
@@ -74,11 +77,11 @@ class Stopping:
 
 @contextmanager
 def stopping() -> Iterator[Stopping]:
-    """Signals are taken over within the block, in the main thread."""
+    """Signals are taken over within the block, in the main thread; SIGHUP is not where it is ignored, as under nohup."""
     stop = Stopping()
     ending.begin()
-    before = {number: signal.signal(number, stop.on_signal) for number in HEARD}
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)  # a process that begins again has them wait until here
+    heard = [number for number in HEARD if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, stop.on_signal) for number in heard}
     try:
         yield stop
     finally:

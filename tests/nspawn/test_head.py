@@ -136,12 +136,12 @@ def test_a_head_is_back_after_a_reboot(head: Machine) -> None:
     head.wait_for("it is not verified", lambda: verified(head) == 1)
 
 
-def test_a_reload_begins_again_in_place_without_the_children_of_before(head: Machine) -> None:
+def test_a_reload_starts_a_head_again_and_ends_the_children_of_before(head: Machine) -> None:
     install(head, SLOW)
     head.systemctl("start", HEAD)
     daemon, child = pid(head), wait_for_child(head)
     head.write("/etc/ckptsync/head.yaml", CONFIG)
     head.systemctl("reload", HEAD)
     head.wait_for("it is not verified", lambda: verified(head) == 1)
-    assert pid(head) == daemon
+    assert pid(head) != daemon
     assert not head.path(f"/proc/{child}").exists()

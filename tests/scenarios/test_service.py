@@ -62,16 +62,19 @@ def test_a_configuration_that_cannot_be_is_refused_with_2(world: World, tmp_path
 
 
 @pytest.mark.stores("path")
-def test_sighup_takes_up_a_new_configuration_and_refuses_a_bad_one(world: World) -> None:
+def test_after_sighup_the_next_start_takes_up_a_new_configuration_and_a_bad_one_is_refused(world: World) -> None:
     worker = world.worker()
     worker.wait(phase="started")
     configuration = worker.configuration
     worker.config.write_text("roles: [wroker]\n")
     worker.signal(signal.SIGHUP)
     worker.wait(phase="not-reloaded")
+    assert worker.is_running()
     more = {"path": f"{world.home}/node9/out/*"}
     worker.configure(configuration | {"worker": configuration["worker"] | {"runs": [*configuration["worker"]["runs"], more]}})
     worker.signal(signal.SIGHUP)
+    assert worker.ended() == 0
+    worker.start()  # as systemd does
     worker.wait(count=2, phase="started")
     world.save("late", node="node9")
     world.save("sft")
