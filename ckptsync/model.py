@@ -6,7 +6,7 @@ Shapes and offsets count elements; starts and sizes count bytes.  A dtype is saf
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
@@ -38,7 +38,7 @@ class Part:
     """A box of a tensor, and the bytes that hold it.
 
     ``strides`` (in elements) are those of the stored box; ``None`` is row-major, the usual case.  ``checksum`` is of the record
-    that ``extent`` lies in, where there is one.
+    that ``extent`` lies in, where there is one.  ``replicas``: the same box as other ranks stored it, which must have the same bytes.
     """
 
     offsets: Shape
@@ -46,6 +46,7 @@ class Part:
     extent: Extent
     strides: Shape | None = None
     checksum: Checksum | None = None
+    replicas: tuple[Part, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +54,21 @@ class Copy:
     """One stored copy of a tensor: boxes that tile ``grid``, each element once.
 
     ``grid`` is the tensor's shape, or ``(numel,)`` where a framework cuts the flattened tensor.  ``absent`` names a file that holds
-    some of it and is not here: such a copy has no parts, and whoever needs it is told so.
+    some of it and is not here: such a copy has no parts, and whoever needs it is told so.  ``doubt`` says why the parts' replicas
+    may be none: then equal bytes are the only proof that the tensor is whole.
     """
 
     dtype: str
     grid: Shape
     parts: tuple[Part, ...]
     absent: str = ""
+    doubt: str = ""
+
+    def stored(self) -> Iterator[Part]:
+        """Yield every part, each followed by its replicas."""
+        for part in self.parts:
+            yield part
+            yield from part.replicas
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import per_rank, table
 from ckptsync.layouts.table import Source
+from ckptsync.merge import copies
+from ckptsync.merge.plan import Options, plan
+from ckptsync.model import Copy, Extent, Part, Tensor
+from ckptsync.model import read as read_bytes
 from tests.assembled import assembled
 from tests.plain_files import MemoryFiles, tree
 from tests.torch_files import saved
@@ -18,6 +25,8 @@ REAL = {
     "acc-ranks-fsdp1": "pytorch_model_fsdp_0",
     "verl-fsdp2": "actor/model",
     "verl-mesh": "actor/model",
+    "verl-parallel": "actor/model",
+    "verl-hsdp-parallel": "actor/model",
 }
 VERL = "actor/model_world_size_4_rank_{}.pt"
 
@@ -161,7 +170,7 @@ def test_configuration_lies_where_verl_puts_it() -> None:
     assert "config.json" in place.sizes()
 
 
-def of_a_slice(rank: int) -> bytes:
+def of_a_slice(rank: int, value: float = 1.0) -> bytes:
     """What rank ``rank`` of four saves of a tensor on one axis of a mesh of two."""
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
@@ -171,12 +180,76 @@ def of_a_slice(rank: int) -> bytes:
     dist.init_process_group("fake", rank=rank, world_size=4, store=FakeStore())
     try:
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))["dp"]
-        return saved({"w": DTensor.from_local(torch.ones(2, 3), mesh, [Shard(0)], run_check=False)})
+        return saved({"w": DTensor.from_local(torch.full((2, 3), float(value)), mesh, [Shard(0)], run_check=False)})
     finally:
         dist.destroy_process_group()
 
 
-def test_a_tensor_on_some_of_the_ranks_is_refused_whatever_its_values() -> None:
-    files = MemoryFiles({f"model_world_size_4_rank_{rank}.pt": of_a_slice(rank) for rank in range(4)})
-    with pytest.raises(Unsupported, match="w lies on 2 of 4 ranks"):
+def slices(*values: float) -> MemoryFiles:
+    return MemoryFiles({f"model_world_size_4_rank_{rank}.pt": of_a_slice(rank, value) for rank, value in enumerate(values)})
+
+
+def test_a_tensor_on_some_of_the_ranks_is_each_groups_if_all_have_the_same_bytes() -> None:
+    files = slices(1, 1, 2, 2)
+    (found,) = per_rank.tensors(files, "model")
+    assert [part.offsets for part in found.copies[0].parts] == [(0, 0), (2, 0)]
+    assert [[r.extent.file[-4] for r in part.replicas] for part in found.copies[0].parts] == [["1"], ["3"]]
+    copies.check(files, [found])
+    files = slices(1, 1, 2, 3)
+    with pytest.raises(
+        Unsupported, match=r"w lies on 2 of 4 ranks, its values in .*_rank_[23].pt are not those in .*_rank_[23].pt"
+    ):
+        copies.check(files, per_rank.tensors(files, "model"))
+
+
+def test_slices_as_older_versions_of_torch_keep_them_know_their_own_ranks_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    def older(mesh: Any) -> dict[str, Any]:
+        ranks = mesh.mesh.flatten().tolist()
+        return {"mesh": mesh.mesh, "_flatten_mesh_list": tuple(ranks), "_coordinate_on_dim": [ranks.index(mesh.get_rank())]}
+
+    monkeypatch.setattr(DeviceMesh, "__getstate__", older)
+    files = slices(1, 1, 2, 2)
+    (found,) = per_rank.tensors(files, "model")
+    assert [len(part.replicas) for part in found.copies[0].parts] == [1, 1]
+    for rank, other in [(0, 2), (1, 0)]:  # two of one place, and none of another
+        name = f"model_world_size_4_rank_{rank}.pt"
+        with pytest.raises(Corrupt, match="wrote it"):
+            read(MemoryFiles(files.content | {name: files.content[f"model_world_size_4_rank_{other}.pt"]}), "model")
+
+
+@pytest.mark.parametrize("change", [{"ranks": (0, 1)}, {"ranks": (0, 3)}, {"ranks": (0, 2, 4, 6)}])
+def test_groups_that_are_not_made_of_all_ranks_are_corrupt(change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed.device_mesh import DeviceMesh
+
+    files = slices(1, 1, 2, 2)
+
+    def other(mesh: Any) -> dict[str, Any]:
+        ranks = change["ranks"]
+        return {"mesh": torch.tensor(ranks), "_flatten_mesh_list": ranks, "_coordinate_on_dim": [0]}
+
+    monkeypatch.setattr(DeviceMesh, "__getstate__", other)
+    files.content["model_world_size_4_rank_0.pt"] = of_a_slice(0)
+    with pytest.raises(Corrupt, match=r"is cut otherwise|mesh and placements give"):
         read(files, "model")
+
+
+def test_replicas_are_compared_in_full_while_they_are_read() -> None:
+    whole = torch.arange(400_000, dtype=torch.float32)
+    odd = whole.clone()
+    odd[5000] += 1  # between two samples
+    for n in (0, 1):
+        files = MemoryFiles({"a": saved({"w": whole}), "b": saved({"w": odd if n else whole})})
+        extents = [Extent(name, files.content[name].index(whole[:99].numpy().tobytes()), 4 * len(whole)) for name in "ab"]
+        part, replica = (Part((0,), whole.shape, extent) for extent in extents)
+        copy = Copy("F32", whole.shape, (replace(part, replicas=(replica,)),))
+        tensor = Tensor("w", "F32", whole.shape, (copy,))
+        copies.check(files, [tensor])
+        found = copies.Compared(files, plan([tensor], Options())[0])
+        if not n:
+            assert read_bytes(found, extents[0]) == whole.numpy().tobytes()
+            continue
+        found.read_into("a", extents[0].start, memoryview(bytearray(4 * 5000)))
+        with pytest.raises(Corrupt, match="b: its values of w are not those in a"):
+            found.read_into("a", extents[0].start + 4 * 5000, memoryview(bytearray(4)))

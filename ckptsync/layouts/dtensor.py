@@ -64,8 +64,8 @@ def share(tensor: Wrapped, known: Meshes) -> Share:
     if local.shape != local_shape(runs) and (local.numel or all(local_shape(runs))):
         raise Corrupt(f"a DTensor holds {local.shape} where mesh and placements give {local_shape(runs)} of {tensor.shape}")
     pieces = tuple(_piece(local, box) for box in boxes(runs))
-    told = mesh.shape, mesh.ranks, placements
-    return Share(tensor.dtype, tensor.shape, pieces, told, mesh.world, mesh.rank, len(mesh.ranks))
+    told = mesh.shape, placements
+    return Share(tensor.dtype, tensor.shape, pieces, told, mesh.world, mesh.rank, len(mesh.ranks), mesh.ranks)
 
 
 def _inside(tensor: Wrapped) -> tuple[dict[str, Any], Stored]:

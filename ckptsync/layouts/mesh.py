@@ -149,8 +149,8 @@ def _places(sizes: Shape, strides: Shape, most: int) -> list[int]:
 
 def _ranks(value: Any) -> tuple[int, ...]:
     found = _naturals(value, "ranks")
-    if not found or max(found) >= MOST_RANKS:
-        raise Corrupt("DeviceMesh without ranks, or with impossible ones")
+    if not found or max(found) >= MOST_RANKS or len(set(found)) < len(found):
+        raise Corrupt("DeviceMesh without ranks, with impossible ones, or with one twice")
     return found
 
 

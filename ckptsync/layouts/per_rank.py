@@ -1,16 +1,19 @@
 """A file a rank: accelerate with ``use_dcp=False`` (``pytorch_model_fsdp_0_rank3.bin``), verl (``model_world_size_8_rank_3.pt``).
 
 A root is what the names of all ranks' files begin with: ``pytorch_model_fsdp_0``, ``actor/model``.  Placements say what is cut and how;
-a plain tensor is replicated, and rank 0's is taken.
+a plain tensor is replicated, and rank 0's is taken.  A tensor may lie on some axes of the mesh only (FSDP within tensor parallelism that leaves it
+alone): each group of ranks then has all of it, which nothing but equal bytes can prove.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
+from ckptsync.formats.dtypes import ITEMSIZE
 from ckptsync.formats.torch_pickle import Stored
 from ckptsync.layouts.rank_files import Held, Loaded, is_model, load, of_stem, rank_file
 from ckptsync.layouts.rank_names import MOST
@@ -93,8 +96,7 @@ def _joined(files: Files, loaded: Sequence[Loaded], key: str) -> Tensor:
     if not shares:
         return _replicated(files, loaded, key, [h for h in held if isinstance(h, Stored)])
     _check_agreement(loaded, key, shares)
-    parts = tuple(_parts(files, loaded, shares))
-    return Tensor(key, shares[0].dtype, shares[0].shape, (Copy(shares[0].dtype, shares[0].shape, parts),))
+    return Tensor(key, shares[0].dtype, shares[0].shape, (_copy(files, loaded, key, shares),))
 
 
 def _check_not_cut(found: Sequence[Tensor], first: Loaded) -> None:
@@ -112,25 +114,44 @@ def _word(held: Held) -> str:
 
 
 def _check_agreement(loaded: Sequence[Loaded], key: str, shares: Sequence[Share]) -> None:
+    """Raise Corrupt unless all ranks cut the tensor alike: all of them together, or each of several groups for itself."""
+    first, world = shares[0], max(share.world for share in shares)  # a slice of an older mesh knows its own ranks alone
+    groups = Counter(share.peers for share in shares if share.group < len(loaded))
     for file, share in zip(loaded, shares, strict=True):
-        if share.group < share.world:
-            raise Unsupported(
-                f"{file.name}: {key} lies on {share.group} of {share.world} ranks, and nothing says how the other groups' go with it",
-                hint="save with a mesh of all ranks, or with torch.distributed.checkpoint",
-            )
-        if share.world != len(loaded) or share.told != shares[0].told:
+        is_alone = share.group < len(loaded) and bool(share.peers) and groups[share.peers] != share.group
+        if world != len(loaded) or (share.told, share.group) != (first.told, first.group) or is_alone:
             raise Corrupt(f"{file.name}: {key} is cut otherwise than {loaded[0].name} says", hint=_MIXED)
 
 
-def _parts(files: Files, loaded: Sequence[Loaded], shares: Sequence[Share]) -> Iterator[Part]:
-    """Each piece once, of the lowest rank that holds it: the others are its replicas, by their placements."""
-    seen: set[tuple[Shape, Shape]] = set()
+def _copy(files: Files, loaded: Sequence[Loaded], key: str, shares: Sequence[Share]) -> Copy:
+    """Each piece once, of the lowest rank that holds it, with what other ranks have of it."""
+    found: dict[tuple[Shape, Shape], list[Part]] = {}
     for file, share in zip(loaded, shares, strict=True):
         for piece in share.pieces:
-            if prod(piece.sizes) and (piece.offsets, piece.sizes) not in seen:
-                seen.add((piece.offsets, piece.sizes))
+            if prod(piece.sizes):
                 part = file.part(files, piece.stored)
-                yield Part(piece.offsets, piece.sizes, part.extent, part.strides, part.checksum)
+                found.setdefault((piece.offsets, piece.sizes), []).append(
+                    Part(piece.offsets, piece.sizes, part.extent, part.strides, part.checksum)
+                )
+    if len(set(map(len, found.values()))) > 1:
+        raise Corrupt(f"{loaded[0].name}: {key} has parts that more ranks hold than others", hint=_MIXED)
+    dtype, shape, group = shares[0].dtype, shares[0].shape, shares[0].group
+    doubt = f"lies on {group} of {len(loaded)} ranks"
+    parts = tuple(_with_replicas(key, dtype, each) for each in found.values())
+    return Copy(dtype, shape, parts, doubt=doubt if group < len(loaded) else "")
+
+
+def _with_replicas(key: str, dtype: str, parts: Sequence[Part]) -> Part:
+    """Return the first with the others as its replicas.  Raises Unsupported if their bytes cannot be compared."""
+    first = parts[0]
+    for part in parts[1:]:
+        if part.strides != first.strides or not part.extent.size == first.extent.size == prod(part.sizes) * ITEMSIZE[dtype]:
+            raise Unsupported(
+                f"{part.extent.file}: {key} is stored in another order, or with gaps, so that it cannot be compared with the replica"
+                f" in {first.extent.file}",
+                hint="make it contiguous before saving",
+            )
+    return replace(first, replicas=tuple(parts[1:]))
 
 
 def _replicated(files: Files, loaded: Sequence[Loaded], key: str, held: Sequence[Stored]) -> Tensor:

@@ -59,7 +59,7 @@ def share(tensor: Wrapped) -> Share:
     strange = [p.offsets for p in pieces if (p.offsets, p.sizes) not in known]
     if strange:
         raise Corrupt(f"a ShardedTensor has a shard at {strange[0]} that its list has not")
-    return Share(tensor.dtype, tensor.shape, pieces, every, world, rank, count)
+    return Share(tensor.dtype, tensor.shape, pieces, (world, every), world, rank, count)
 
 
 def _listed(value: Any) -> list[Any]:

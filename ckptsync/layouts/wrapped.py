@@ -44,8 +44,8 @@ class Piece:
 class Share:
     """What one rank has of one tensor.
 
-    ``told``: what all ranks of its group must say alike.  ``world`` and ``rank``: how many ranks there are, and which one wrote
-    this; ``group``: how many of them have a part in this tensor.
+    ``told``: what all ranks must say alike.  ``world`` and ``rank``: how many ranks there are at least, and which one wrote this;
+    ``group``: how many of them hold the tensor together, ``peers`` which ones, where it says so.
     """
 
     dtype: str
@@ -55,6 +55,7 @@ class Share:
     world: int
     rank: int
     group: int
+    peers: tuple[int, ...] = ()
 
 
 def rebuilt(name: Name, args: tuple[Any, ...]) -> Any:

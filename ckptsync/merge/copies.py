@@ -3,28 +3,33 @@
 DeepSpeed keeps the model's 16-bit weights beside the fp32 masters, the Trainer a whole model beside the shards.  Each copy is the most
 precise one, rounded to nearest: so a rank's file of another run shows, also where names, sizes, steps and times are the same.  Of
 every file all values are compared if they are few, else `WINDOWS` ranges, evenly spaced.
+
+Replicas, which several ranks store of one part of a tensor, are compared so, too; and in full while a merge reads them (`Compared`).
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from math import prod
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
 
-from ckptsync.errors import Corrupt
+from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.formats import packed
 from ckptsync.formats.dtypes import ITEMSIZE, PRECISION
 from ckptsync.merge.cast import FLOATS, RAW, Array, cast
 from ckptsync.merge.cut import Box, fills
 from ckptsync.merge.gather import gather
+from ckptsync.merge.plan import FilePlan, PlannedTensor
+from ckptsync.merge.summed import SummedFiles
 from ckptsync.merge.units import Place, Read, Unit, runs
-from ckptsync.model import Copy, Files, Part, Shape, Tensor
+from ckptsync.model import Copy, Extent, Files, Part, Shape, Tensor, expect
 
 WINDOWS = 16  # of a file
 ELEMENTS = 4 << 10  # of a window; a file of no more than all windows' elements is compared whole
@@ -52,13 +57,13 @@ class _Range:
 
 @dataclass(slots=True)
 class _Verdicts:
-    """Which pairs of files agree; of those that do not, a tensor that shows it."""
+    """Which pairs of files agree; of those that do not, two copies that show it."""
 
     equal: set[tuple[str, str]] = field(default_factory=set)
-    differ: dict[tuple[str, str], str] = field(default_factory=dict)
+    differ: dict[tuple[str, str], _Pair] = field(default_factory=dict)
 
-    def odd(self) -> tuple[str, str, str]:
-        """The file that agrees with the fewest others, one that it does not agree with, and a tensor that shows it."""
+    def odd(self) -> tuple[str, str, _Pair]:
+        """The file that agrees with the fewest others, one that it does not agree with, and two copies that show it."""
         agrees = Counter(name for pair in self.equal for name in pair)
         differs = Counter(name for pair in self.differ for name in pair)
         pair = min(self.differ, key=lambda pair: min((agrees[name], -differs[name]) for name in pair))
@@ -67,27 +72,50 @@ class _Verdicts:
 
 
 def check(files: Files, tensors: Iterable[Tensor]) -> None:
-    """Raise Corrupt, naming the file, if two stored copies of a tensor differ in what is compared of them."""
-    pairs = [pair for tensor in tensors if len(tensor.copies) > 1 and not tensor.unlike for pair in _pairs(tensor)]
+    """Raise Corrupt, naming the file, if two stored copies of a tensor differ in what is compared of them.
+
+    Raises Unsupported for replicas that differ where nothing else says that they are replicas.
+    """
+    pairs = [pair for tensor in tensors if not tensor.tied for pair in (*_pairs(tensor), *_replicas(tensor))]
     verdicts = _Verdicts()
     for batch in _batches({(id(r.pair.narrow), r.start, r.count): r for r in _ranges(pairs)}.values()):
         _compare(files, batch, verdicts)
     if verdicts.differ:
-        odd, other, name = verdicts.odd()
-        raise Corrupt(
-            f"{odd}: its values of {name} are not those in {other}",
-            hint="the files are of different saves: give those that one save wrote",
-        )
+        odd, other, pair = verdicts.odd()
+        parts = [part for part in (*pair.wide.parts, *pair.narrow.parts) if part.extent.file in (odd, other)]
+        is_replica = any(part.replicas for part in pair.wide.parts)  # else a part is a piece of a record of any length
+        raise _unequal(files, pair.tensor.name, pair.wide.doubt, parts if is_replica else (), (odd, other))
 
 
 def _pairs(tensor: Tensor) -> Iterator[_Pair]:
     here = [copy for copy in tensor.copies if copy.parts and not any(packed.parse(part.extent.file) for part in copy.parts)]
-    if tensor.tied or len(here) < 2:
+    if tensor.unlike or len(here) < 2:
         return
     wide = max(here, key=lambda copy: PRECISION.get(copy.dtype, 0))
     for narrow in here:
         if narrow is not wide and (narrow.dtype == wide.dtype or {narrow.dtype, wide.dtype} <= PRECISION.keys()):
             yield _Pair(tensor, wide, narrow)
+
+
+def _replicas(tensor: Tensor) -> Iterator[_Pair]:
+    for copy in tensor.copies:
+        for nth in range(min((len(part.replicas) for part in copy.parts), default=0)):
+            yield _Pair(tensor, copy, replace(copy, parts=tuple(part.replicas[nth] for part in copy.parts)))
+
+
+def _unequal(files: Files, name: str, doubt: str, parts: Iterable[Part], names: tuple[str, str]) -> CkptsyncError:
+    """Return what to say of a tensor that is not the same in two files.  Raises Corrupt if one of its parts is damaged."""
+    odd, other = names
+    SummedFiles(files, {part.checksum for part in parts if part.checksum}).finish()
+    if doubt:
+        return Unsupported(
+            f"{name} {doubt}, its values in {odd} are not those in {other}, and nothing says how they go together",
+            hint="are the files of one save? if so, save it on a mesh of all ranks, or with torch.distributed.checkpoint",
+        )
+    return Corrupt(
+        f"{odd}: its values of {name} are not those in {other}",
+        hint="the files are of different saves: give those that one save wrote",
+    )
 
 
 def _ranges(pairs: Sequence[_Pair]) -> Iterator[_Range]:
@@ -185,7 +213,7 @@ def _compare(files: Files, batch: Sequence[_Range], verdicts: _Verdicts) -> None
             verdicts.equal.add(pair)
         for element in {int(odd[0]), int(odd[-1])} if len(odd) else ():
             holders = tuple(_holder(copy, one, element) for copy in (one.pair.wide, one.pair.narrow))
-            verdicts.differ.setdefault((holders[0], holders[1]), one.pair.tensor.name)
+            verdicts.differ.setdefault((holders[0], holders[1]), one.pair)
         at += one.count
     verdicts.equal -= verdicts.differ.keys()
 
@@ -243,3 +271,64 @@ def _reads(one: _Range, copy: Copy, item: int, at: int) -> Iterator[Read]:
         begin, end = max(low, run.at), min(high, run.at + run.size)
         if begin < end:
             yield Read(run.file, run.start + begin - run.at, end - begin, at + begin - low)
+
+
+class _Twin(NamedTuple):
+    """A replica of a part of a tensor; what is read of it belongs at byte ``at`` of what is read of the part."""
+
+    at: int
+    tensor: PlannedTensor
+    part: Part
+    replica: Part
+
+
+class Compared:
+    """`Files` that read with every range of a plan's parts the same range of their replicas, and compare the bytes."""
+
+    def __init__(self, files: Files, plan: FilePlan) -> None:
+        self._files = files
+        self._held: defaultdict[str, list[tuple[int, int, PlannedTensor, Part]]] = defaultdict(list)
+        for tensor in plan.tensors:
+            for part in tensor.copy.parts:
+                if part.replicas:
+                    extent = part.extent
+                    self._held[extent.file].append((extent.start, extent.start + extent.size, tensor, part))
+        for held in self._held.values():
+            held.sort(key=itemgetter(0, 1))
+        self._ends = {name: list(accumulate((end for _, end, *_ in held), max)) for name, held in self._held.items()}
+
+    def sizes(self) -> Mapping[str, int]:
+        """As the files have them."""
+        return self._files.sizes()
+
+    def expect(self, extents: Iterable[Extent]) -> None:
+        """As `Expecting` says."""
+        expect(self._files, extents)
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """As `Files` says.  Raises Corrupt or Unsupported, as `check`, if a replica has other bytes."""
+        self._files.read_into(name, start, out)
+        for unit, twins in self.replicas(name, start, start + out.nbytes):
+            found = np.empty(unit.stored, "u1")
+            gather(self._files, unit, found.data)
+            for read, (at, tensor, part, replica) in zip(unit.reads, twins, strict=True):
+                if not np.array_equal(np.frombuffer(out, "u1", read.size, at), found[read.at : read.at + read.size]):
+                    names = replica.extent.file, part.extent.file
+                    raise _unequal(self._files, tensor.name, tensor.copy.doubt, (part, replica), names)
+
+    def replicas(self, name: str, start: int, end: int) -> Iterator[tuple[Unit, list[_Twin]]]:
+        """Yield what a range of a file has replicas of: of each part its first, then of each its second, and so on."""
+        if name not in self._held:
+            return
+        held = self._held[name]
+        near = held[bisect_right(self._ends[name], start) : bisect_left(held, end, key=itemgetter(0))]
+        for nth in range(max((len(part.replicas) for *_, part in near), default=0)):
+            unit, twins = Unit(), []
+            for first, last, tensor, part in near:
+                low, high = max(start, first), min(end, last)
+                if low < high and nth < len(part.replicas):
+                    extent = part.replicas[nth].extent
+                    unit.reads.append(Read(extent.file, extent.start + low - first, high - low, unit.stored))
+                    unit.stored += high - low
+                    twins.append(_Twin(low - start, tensor, part, part.replicas[nth]))
+            yield unit, twins

@@ -15,6 +15,7 @@ import numpy as np
 from ckptsync.formats.dtypes import ITEMSIZE
 from ckptsync.merge import units
 from ckptsync.merge.cast import RAW, Array, cast_to
+from ckptsync.merge.copies import Compared
 from ckptsync.merge.gather import gather
 from ckptsync.merge.plan import FilePlan, PlannedTensor
 from ckptsync.merge.statistics import Statistics, statistics
@@ -74,7 +75,7 @@ class Making:
     """Makes the units of one file.  Threads may share it."""
 
     def __init__(self, plan: FilePlan, files: Files, *, statistics: bool) -> None:
-        self._plan, self._files, self._wants_statistics = plan, files, statistics
+        self._plan, self._files, self._wants_statistics = plan, Compared(files, plan), statistics
         self._buffers: deque[Array] = deque()  # used before
 
     def make(self, placed: Placed) -> Made:

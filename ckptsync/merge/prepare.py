@@ -276,7 +276,7 @@ def _check_bounds(files: Files, plans: Sequence[FilePlan]) -> None:
     """Every byte that will be read is there: found out before anything is written."""
     sizes = files.sizes()
     ends: dict[str, int] = {}
-    for extent in (part.extent for p in plans for t in p.tensors for part in t.copy.parts):
+    for extent in (part.extent for p in plans for t in p.tensors for part in t.copy.stored()):
         end = extent.start + extent.size
         if end > ends.get(extent.file, 0):
             ends[extent.file] = end
@@ -292,4 +292,4 @@ def _check_bounds(files: Files, plans: Sequence[FilePlan]) -> None:
 
 def _names(plans: Sequence[FilePlan]) -> set[str]:
     """Files that are read, as extents name them."""
-    return {part.extent.file for p in plans for t in p.tensors for part in t.copy.parts}
+    return {part.extent.file for p in plans for t in p.tensors for part in t.copy.stored()}

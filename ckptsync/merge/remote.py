@@ -17,6 +17,7 @@ from ckptsync.digest import digest
 from ckptsync.errors import ConfigError, Corrupt, Exists, NotFound, StoreError
 from ckptsync.formats import packed
 from ckptsync.merge.consolidate import Chunk, Engine, Finished, Merged, Progress, carry_out
+from ckptsync.merge.copies import Compared
 from ckptsync.merge.copying import Work
 from ckptsync.merge.looking import Prepared
 from ckptsync.merge.one_save import check_unchanged
@@ -89,10 +90,13 @@ def foresee(files: Files, plans: Iterable[FilePlan]) -> None:
     reads: list[tuple[Extent, int]] = []
     at = 0
     for plan in plans:
+        compared = Compared(files, plan)
         for unit in units(plan):
             for read in unit.reads:
                 told = packed.parse(read.file)
                 reads.append((told.item if told else Extent(read.file, read.start, read.size), at))
+                twins = compared.replicas(read.file, read.start, read.start + read.size)
+                reads += [(Extent(twin.file, twin.start, twin.size), at) for replica, _ in twins for twin in replica.reads]
             at += unit.stored
     files.foresee(foreseen(reads))
 

@@ -46,7 +46,7 @@ def _spans(files: Files, source: Source, damage: Damage) -> Spans:
     doubtful = {extent.file for extent in watched.reads if _gives_names(source, extent.file) and _is_hit(extent, damage)}
     if doubtful and source.layout not in ("whole", "peft"):
         return Spans(())
-    everywhere = ((t.name, packed.real(part.extent)) for t in tensors for copy in t.copies for part in copy.parts)
+    everywhere = ((t.name, packed.real(part.extent)) for t in tensors for copy in t.copies for part in copy.stored())
     return Spans((name, extent) for name, extent in everywhere if extent.file not in doubtful)
 
 

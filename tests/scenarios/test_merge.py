@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -140,6 +141,86 @@ def test_shards_of_two_trainings_are_not_one_model_even_where_their_times_are_eq
     done = run("merge", one, tmp_path / "out", "--dtype", "keep", "--json", code=10)
     assert "1" in done.err
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(("name", "rank", "code"), [("verl-parallel", 1, 5), ("verl-hsdp-parallel", 4, 5), ("verl-mesh", 3, 10)])
+def test_a_replica_with_other_values_is_refused_and_a_damaged_one_named(name: str, rank: int, code: int, tmp_path: Path) -> None:
+    shutil.copytree(VECTORS / name / "out", tmp_path / "in")
+    shard = next((tmp_path / "in").rglob(f"model_*_rank_{rank}.pt"))
+    whole = shard.read_bytes()
+    _rewrite(shard, lambda data: data[:-1] + bytes([data[-1] ^ 1]) if len(data) > 8 else data)
+    said = run("merge", tmp_path / "in", tmp_path / "out", "--ignore-times", code=code).err
+    assert shard.name in said
+    assert len(re.findall(r"model_world_size_[48]_rank_[0-9].pt", said)) == 2
+    assert re.search(r"model.embed_tokens.weight|replicated", said)
+    shard.write_bytes(whole)
+    _damage(shard)
+    assert shard.name in run("merge", tmp_path / "in", tmp_path / "out", "--ignore-times", code=10).err
+    assert not (tmp_path / "out").exists()
+
+
+SLICES = """
+import sys
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+def save(rank, value, change=None):
+    dist.init_process_group("fake", rank=rank, world_size=4, store=FakeStore())
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", "tp"))["fsdp"]
+    DeviceMesh.__getstate__ = lambda self: {**vars(self), "_pg_registry": None, **(change or {})}
+    tensor = DTensor.from_local(value, mesh, [Shard(0)], run_check=False)
+    torch.save({"w": tensor}, f"model_world_size_4_rank_{rank}.pt")
+    dist.destroy_process_group()
+
+value = torch.arange(200_000.0).reshape(-1, 8)
+for rank in range(4):
+    save(rank, value)
+"""
+CHANGED = "value[600, 1] += 1\nsave(3, value)"
+HOSTILE = [
+    "{'_flatten_rank_map': (0, 1, 2, 10**12)}",
+    "{'_flatten_rank_map': (0, 1, 2, 3) * 100_000}",
+    "{'_coordinate_on_dim': (7,)}",
+    "{'_coordinate_on_dim': (-1, 0, 'x')}",
+    "{'_layout': None}",
+    "{'_rank': torch.ones(3)}",
+    "{'_layout': 10**30, '_flatten_rank_map': None}",
+]
+
+
+@pytest.fixture
+def slices(tmp_path: Path) -> Path:
+    """A tensor of two axes of ranks, saved on one of them: ranks 0 and 1 have the same half of it, ranks 2 and 3 the other."""
+    (tmp_path / "in").mkdir()
+    subprocess.run([sys.executable, "-c", SLICES], cwd=tmp_path / "in", check=True)
+    return tmp_path / "in"
+
+
+def test_equal_replicas_are_proof_and_one_other_value_in_a_large_one_is_found(slices: Path, tmp_path: Path) -> None:
+    run("merge", slices, tmp_path / "out")
+    (found,) = merged(tmp_path / "out").values()
+    assert found[1] == (50_000, 8)
+    shutil.rmtree(tmp_path / "out")
+    subprocess.run([sys.executable, "-c", SLICES + CHANGED], cwd=slices, check=True)
+    said = run("merge", slices, tmp_path / "out", code=5).err
+    assert "w lies on 2 of 4 ranks" in said
+    assert all(f"model_world_size_4_rank_{rank}.pt" in said for rank in (2, 3))
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_hostile_mesh_is_refused(slices: Path, tmp_path: Path) -> None:
+    name = "model_world_size_4_rank_1.pt"
+    lines = [f"save(1, value, {change})\nos.rename({name!r}, '../hostile{n}')\n" for n, change in enumerate(HOSTILE)]
+    subprocess.run([sys.executable, "-c", f"import os\n{SLICES}{''.join(lines)}"], cwd=slices, check=True)
+    for n, change in enumerate(HOSTILE):
+        (tmp_path / f"hostile{n}").rename(slices / name)
+        done = Command([*COMMAND, "merge", str(slices), str(tmp_path / "out")], os.environ, tmp_path).end()
+        assert done.code in (5, 10), f"{change}: {done.code}\n{done.err}"
+        assert "Traceback" not in done.err
+        assert name in done.err
 
 
 class Evil:

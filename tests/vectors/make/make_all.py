@@ -245,6 +245,8 @@ ALL = (
     ranked("acc-full-fsdp2", "full", "accelerate", "pytorch_model_fsdp.bin, written by rank 0", world=2, base="base-tied"),
     ranked("verl-fsdp2", "verl", "verl", "an actor, its configuration in huggingface/", world=3, dtype="bfloat16"),
     ranked("verl-mesh", "mesh", "torch", "HSDP, FSDP over tensor parallelism, columns, buffers, one storage for two names", world=4),
+    ranked("verl-parallel", "parallel", "torch", "FSDP within tensor parallelism: what that leaves alone is stored once a group", world=4, base=""),
+    ranked("verl-hsdp-parallel", "parallel", "torch", "two replicas of FSDP within tensor parallelism", world=8, base="", dtype="bfloat16"),
     saved("bin-sharded", "sharded", "pytorch_model-….bin with an index", facts={"dtype": "bfloat16"}),
     saved("bin-legacy", "legacy", "torch's container of before 1.6"),
     saved("bin-adapter", "adapter", "adapter_model.bin", keep="adapter", auto="adapter", facts={"adapter": True}),

@@ -1,9 +1,10 @@
-"""A file a rank: rank_files.py {fsdp2,fsdp1,full,verl,verl-fsdp1,mesh} --base DIR --reference DIR [--bf16].
+"""A file a rank: rank_files.py {fsdp2,fsdp1,full,verl,verl-fsdp1,mesh,parallel} --base DIR --reference DIR [--bf16].
 
 fsdp2, fsdp1          accelerate's save_fsdp_model(use_dcp=False), and the optimizer's, into out/
 full                  accelerate's save_fsdp_model with FULL_STATE_DICT, into out/
 verl, verl-fsdp1      verl's own FSDPCheckpointManager, into out/actor
 mesh                  torch.save as verl does it, of awkward tensors on meshes of one and two axes, into out/actor
+parallel              torch.save as verl does it, of an actor under FSDP2 over tensor parallelism, with eight ranks also replicated, into out/actor
 """
 
 import argparse
@@ -15,14 +16,14 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator, FullyShardedDataParallelPlugin
 from accelerate.utils import save_fsdp_model, save_fsdp_optimizer
-from common import RANK, WORLD, batch, finish, save_reference
+from common import RANK, VOCABULARY, WORLD, batch, finish, save_reference
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, StateDictType, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 OUT = Path("out")
 
@@ -174,10 +175,38 @@ def meshed(_options: argparse.Namespace) -> dict[str, torch.Tensor]:
     return {k: v.full_tensor() if isinstance(v, DTensor) else v for k, v in state.items()}
 
 
+def parallel(options: argparse.Namespace) -> dict[str, torch.Tensor]:
+    """Return an actor whose norms, attention and embeddings tensor parallelism leaves alone: these lie on the axes of FSDP only, once a group."""
+    dist.init_process_group("gloo")
+    names = ("ddp", "fsdp", "tp") if WORLD == 8 else ("fsdp", "tp")
+    mesh = init_device_mesh("cpu", (2,) * len(names), mesh_dim_names=names)
+    data = mesh["ddp", "fsdp"] if WORLD == 8 else mesh["fsdp"]
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 12, "intermediate_size": 14, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(**sizes)).to(torch.bfloat16 if options.bf16 else torch.float32)
+    columns, rows = ColwiseParallel(), RowwiseParallel()
+    for layer in model.model.layers:
+        parallelize_module(layer.mlp, mesh["tp"], {"gate_proj": columns, "up_proj": columns, "down_proj": rows})
+        fully_shard(layer, mesh=data)
+    fully_shard(model, mesh=data)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
+    generator = torch.Generator().manual_seed(RANK // 2)  # what one tensor-parallel group sees
+    for _ in range(2):
+        ids = batch(generator)
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    head = parallelize_module(Pair(), mesh["tp"], {"up": columns, "down": rows})  # on the axis of tensor parallelism only
+    state = model.state_dict() | {f"v_head.{name}": value for name, value in head.state_dict().items()}
+    (OUT / "actor").mkdir(parents=True, exist_ok=True)
+    dist.barrier()
+    torch.save(state, OUT / "actor" / f"model_world_size_{WORLD}_rank_{RANK}.pt")
+    return {k: v.full_tensor() if isinstance(v, DTensor) else v for k, v in state.items()}
+
+
 def main() -> None:
     """Write, then let torch gather what was written."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("mode", choices=("fsdp2", "fsdp1", "full", "verl", "verl-fsdp1", "mesh"))
+    parser.add_argument("mode", choices=("fsdp2", "fsdp1", "full", "verl", "verl-fsdp1", "mesh", "parallel"))
     parser.add_argument("--base", type=Path)
     parser.add_argument("--reference", type=Path, required=True)
     parser.add_argument("--bf16", action="store_true")
@@ -185,7 +214,7 @@ def main() -> None:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     torch.manual_seed(0)
     OUT.mkdir(exist_ok=True)
-    write = {"verl": managed, "verl-fsdp1": managed, "mesh": meshed}.get(options.mode, accelerated)
+    write = {"verl": managed, "verl-fsdp1": managed, "mesh": meshed, "parallel": parallel}.get(options.mode, accelerated)
     full = write(options)
     if full:
         save_reference(options.reference / "full.safetensors", full)
