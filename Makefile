@@ -255,11 +255,12 @@ $(BENCH_VENV)/.installed-ray: $(BENCH_VENV)/.installed
 	@touch $@
 
 # torchaudio, which LLaMA-Factory imports before it knows whether there is sound, is on PyPI for torch with CUDA alone: beside another torch an empty one takes its place.
-$(LLAMAFACTORY_VENV)/.installed: pyproject.toml setup.py tests/campaigns/llamafactory.txt
+$(LLAMAFACTORY_VENV)/.installed: pyproject.toml tests/campaigns/llamafactory.txt
 	$(PYTHON) -m venv $(LLAMAFACTORY_VENV)
 	$(LLAMAFACTORY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --requirement tests/campaigns/llamafactory.txt --editable .
 	$(LLAMAFACTORY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps llamafactory==0.9.5
 	$(LLAMAFACTORY_VENV)/bin/python -c 'import torchaudio' 2> /dev/null || touch "$$($(LLAMAFACTORY_VENV)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torchaudio.py"
+	$(LLAMAFACTORY_VENV)/bin/ckptsync hook install
 	@touch $@
 
 # rclone, sftp and rsync are the system's: what is missing is left out, and said to be.

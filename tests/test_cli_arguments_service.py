@@ -20,5 +20,6 @@ def test_each_action_takes_its_arguments_and_names_its_module(words: str, module
 
 
 def test_an_action_must_be_named() -> None:
-    with pytest.raises(SystemExit):
-        parser().parse_args(["service"])
+    for command in ("service", "hook"):
+        with pytest.raises(SystemExit):
+            parser().parse_args([command])

@@ -67,11 +67,12 @@ def test_an_installation_without_the_repository_prints_them_all(tmp_path: Path) 
     pytest.importorskip("setuptools", "69")
     project, site = tmp_path / "project", tmp_path / "site"
     shutil.copytree(ROOT / "ckptsync", project / "ckptsync", ignore=shutil.ignore_patterns("__pycache__", "demo_data"))
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, project)
     done = ran("-c", BUILD, str(tmp_path), path=(), cwd=project)
     assert done.returncode == 0, done.stderr
     with zipfile.ZipFile(tmp_path / done.stdout.split()[-1]) as wheel:
+        assert not [name for name in wheel.namelist() if name.endswith(".pth") and "/" not in name], "every Python would read it"
         wheel.extractall(site)
     shutil.rmtree(project)
     program = f"import sys; sys.path.insert(0, {str(site)!r}); import ckptsync.cli.main as m; assert m.__file__.startswith({str(site)!r}); "

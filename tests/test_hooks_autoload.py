@@ -2,28 +2,29 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 import venv
-import zipfile
 from pathlib import Path
 
 import pytest
 
+from ckptsync.cli.main import main
 from tests.standing import CLEAN, ROOT, STAND_IN, ran
 
+PACKAGES = [Path(path) for path in sys.path if path.endswith("site-packages")]  # torch's, and those of the command
 LINE = ROOT / "ckptsync" / "hooks" / "autoload.pth"
 APPENDED = "import transformers.trainer as t; print(*(c.__name__ for c in t.DEFAULT_CALLBACKS))"
 OURS = "import sys; print(*sorted(m for m in sys.modules if m.startswith(('ckptsync', 'transformers'))), any('_Awaiting' in repr(f) for f in sys.meta_path))"
 
 
 class Environment:
-    """A Python with the line beside its packages, and the packages of these directories."""
+    """A Python that finds the packages of these directories; the line is to be installed."""
 
     def __init__(self, folder: Path, *packages: Path) -> None:
         venv.create(folder, with_pip=False, symlinks=True)
         self.python = str(folder / "bin" / "python")
-        (site,) = folder.glob("lib/python*/site-packages")
-        shutil.copy(LINE, site / "ckptsync-autoload.pth")
-        (site / "above.pth").write_text("".join(f"{path}\n" for path in packages))
+        (self.site,) = folder.glob("lib/python*/site-packages")
+        (self.site / "above.pth").write_text("".join(f"{path}\n" for path in packages))
 
     def ran(self, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
         return ran(*words, python=self.python, path=(), cwd=ROOT, **variables)
@@ -31,7 +32,9 @@ class Environment:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    return Environment(tmp_path_factory.mktemp("environment"), ROOT, STAND_IN)
+    made = Environment(tmp_path_factory.mktemp("environment"), ROOT, STAND_IN, *PACKAGES)
+    assert main(["hook", "install", "--python", made.python]) == 0
+    return made
 
 
 @pytest.mark.parametrize("variables", [{}, {"CKPTSYNC_AUTOLOAD": ""}], ids=["unset", "empty"])
@@ -70,6 +73,14 @@ def test_processes_that_a_process_starts_have_the_hook(environment: Environment)
     assert environment.ran("-c", program, CKPTSYNC_AUTOLOAD="1").stdout.split() == ["Flow", "Appended"]
 
 
+def test_every_rank_of_torchrun_has_the_hook(environment: Environment, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "train.py").write_text(APPENDED)
+    words = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "train.py"))
+    done = environment.ran(*words, CKPTSYNC_AUTOLOAD="1")
+    assert done.stdout.splitlines() == ["Flow Appended"] * 2, done.stderr
+
+
 INSTALL = "from ckptsync.hooks.autoload import install; install(); install()"
 
 
@@ -99,6 +110,7 @@ def test_an_installation_that_is_broken_breaks_no_python_and_says_so_where_it_wa
         (tmp_path / "packages" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "packages" / name).write_text(text)
     environment = Environment(tmp_path / "environment", tmp_path / "packages")
+    shutil.copy(LINE, environment.site)
     done = environment.ran("-c", "print('fine')")
     assert (done.stdout, done.stderr) == ("fine\n", "")
     done = environment.ran("-c", "print('fine')", CKPTSYNC_AUTOLOAD="1")
@@ -182,22 +194,3 @@ def test_others_who_wait_for_the_same_module_do_not_disturb(order: tuple[str, st
 def test_who_only_looks_for_the_module_does_not_take_the_hook_from_it() -> None:
     look = "import importlib.util; importlib.util.find_spec('transformers.trainer')"
     assert ran("-c", f"{INSTALL}; {look}; {look}; {APPENDED}").stdout.split() == ["Flow", "Appended"]
-
-
-BUILD = "import sys; from setuptools import build_meta; print(getattr(build_meta, sys.argv[1])(sys.argv[2]))"
-
-
-@pytest.mark.parametrize("kind", ["build_wheel", "build_editable"])
-def test_the_line_is_installed_with_the_package(tmp_path: Path, kind: str) -> None:
-    pytest.importorskip("setuptools", "69")
-    project = tmp_path / "project"
-    ignored = shutil.ignore_patterns("__pycache__", "demo_data")
-    shutil.copytree(ROOT / "ckptsync", project / "ckptsync", ignore=ignored)
-    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, project)
-    done = ran("-c", BUILD, kind, str(tmp_path), path=(), cwd=project)
-    assert done.returncode == 0, done.stderr
-    with zipfile.ZipFile(tmp_path / done.stdout.split()[-1]) as wheel:
-        assert wheel.read("ckptsync-autoload.pth") == LINE.read_bytes()
-        (record,) = (name for name in wheel.namelist() if name.endswith("RECORD"))
-        assert b"\nckptsync-autoload.pth," in b"\n" + wheel.read(record)

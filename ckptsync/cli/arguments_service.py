@@ -1,4 +1,4 @@
-"""Arguments of ``service`` (``install``, ``uninstall``), ``config`` (``example``) and ``help``.  Imports nothing heavy."""
+"""Arguments of ``service`` (``install``, ``uninstall``), ``hook`` (``install``, ``remove``), ``config`` (``example``) and ``help``.  Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ Command = Callable[..., argparse.ArgumentParser]
 
 
 def add(commands: Any, command_: Command) -> None:
-    """``service install``, ``service uninstall``, ``config example``, ``help``."""
+    """``service install``, ``service uninstall``, ``hook install``, ``hook remove``, ``config example``, ``help``."""
     _documents(commands, command_)
+    _hook(commands, command_)
     service = commands.add_parser("service", help="write systemd's units for this machine's configuration")
     actions = service.add_subparsers(title="actions", metavar="ACTION", required=True)
     command = command_(
@@ -63,3 +64,19 @@ def _uninstall(actions: Any, command_: Command) -> None:
     command.add_argument("--head", action="store_true", help="the head's units instead")
     command.add_argument("--user", action="store_true", help="of your own systemd (systemctl --user)")
     command.add_argument("--dry-run", action="store_true", help="say what would be removed, remove nothing")
+
+
+def _hook(commands: Any, command_: Command) -> None:
+    hook = commands.add_parser("hook", help="give the trainers of a Python the hook by a variable: install, remove")
+    actions = hook.add_subparsers(title="actions", metavar="ACTION", required=True)
+    for action, summary, description in (
+        (
+            "install",
+            "put the line into a Python's packages that lets CKPTSYNC_AUTOLOAD=1 give each Hugging Face Trainer the hook",
+            "Without the variable the line does nothing.  `ckptsync help hook` says what the hook does.",
+        ),
+        ("remove", "take that line out", "Do this before you uninstall ckptsync from that Python."),
+    ):
+        command = command_(actions, action, summary, description)
+        command.set_defaults(command="ckptsync.cli.hook", action=action)
+        command.add_argument("--python", metavar="PYTHON", help="the Python that trains (default: the one that runs this command)")

@@ -1,8 +1,9 @@
 """Gives every Hugging Face Trainer of a process the hook, where the script knows nothing of it.
 
+    ckptsync hook install
     CKPTSYNC_AUTOLOAD=1 llamafactory-cli train x.yaml
 
-Beside the packages lies ``ckptsync-autoload.pth``, one line that each Python of the environment reads when it starts, and so each process that torchrun or Ray
+Beside the packages then lies ``ckptsync-autoload.pth``, one line that each Python of the environment reads when it starts, and so each process that torchrun or Ray
 starts.  With the variable set it calls `begin`, which waits until somebody imports ``transformers.trainer``, and then appends our callback to
 ``DEFAULT_CALLBACKS`` in place: that list is concatenated in ``Trainer.__init__``, and other trainers (trl's) import the very same object.
 

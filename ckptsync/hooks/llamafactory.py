@@ -96,7 +96,8 @@ def _train() -> None:
         from llamafactory.train.tuner import run_exp  # noqa: PLC0415  # long to import, in the processes that train alone
     if "callbacks" not in inspect.signature(run_exp).parameters:
         raise Unsupported(
-            "this LLaMA-Factory's run_exp takes no callbacks", hint="CKPTSYNC_AUTOLOAD=1 llamafactory-cli train x.yaml"
+            "this LLaMA-Factory's run_exp takes no callbacks",
+            hint="ckptsync hook install, then CKPTSYNC_AUTOLOAD=1 llamafactory-cli train x.yaml",
         )
     from ckptsync.hooks.appended import FromEnvironment  # noqa: PLC0415  # it needs transformers
 
