@@ -109,7 +109,7 @@ ONE_NODE = {
     ),
     "output-parent": told("output-absent", config={"worker": {"runs": [{"path": "{home}/out/*"}, {"path": "/no/such/place/*"}]}}),
     "store-gone": Planted(
-        frozenset({"store-absent", "not-published"}),
+        frozenset({"store-absent"}),
         Told(
             "mkdir -p {home}/out/run/_ckptsync; echo {home}/shared/store > {home}/out/run/_ckptsync/store; mount -t tmpfs none {home}/shared"
         ),
@@ -117,18 +117,16 @@ ONE_NODE = {
     ),
     "store-not-mounted": told("not-mounted", "echo 'head:/srv {home}/shared nfs4 hard 0 0' > {home}/fstab"),
     "store-read-only": Planted(
-        frozenset({"store-create", "not-published"}),
+        frozenset({"store-create"}),
         Told("mount --bind {home}/shared/store {home}/shared/store; mount -o remount,ro,bind {home}/shared/store"),
         is_compared=False,
     ),
     "store-full": Planted(
-        frozenset({"store-create", "not-published", "disk-full"}),
+        frozenset({"store-create", "disk-full"}),
         Told("mount -t tmpfs -o size=512k,nr_inodes=500 tmpfs {home}/shared/store; cat /dev/zero > {home}/shared/store/x || true"),
         is_compared=False,
     ),
-    "store-of-no-server": Planted(
-        frozenset({"store-unreachable", "not-published"}), Told(config={"store": _S3}), is_compared=False
-    ),
+    "store-of-no-server": Planted(frozenset({"store-unreachable"}), Told(config={"store": _S3}), is_compared=False),
     "store-dead": Planted(
         frozenset({"no-answer"}),
         Told("exec 9<>/dev/fuse; mount -i -t fuse -o fd=9,rootmode=40000,user_id=0,group_id=0 dead {home}/shared/store"),
@@ -136,13 +134,13 @@ ONE_NODE = {
         needs="fuse",
     ),
     "store-not-writable": Planted(
-        frozenset({"store-create", "not-published"}),
+        frozenset({"store-create"}),
         Told("chmod 555 {home}/shared/store", within=USER),
         is_compared=False,
         needs="users",
     ),
     "store-not-listable": Planted(
-        frozenset({"store-list", "not-published"}),
+        frozenset({"store-list"}),
         Told("chmod 311 {home}/shared/store", within=USER),
         is_compared=False,
         needs="users",
