@@ -21,7 +21,7 @@ from ckptsync.config import reach
 from ckptsync.config.readers import period
 from ckptsync.config.runs import existing_directories
 from ckptsync.config.values import Config
-from ckptsync.doctor import examining, interpreters, mounting, pacing, probe, publishing, training
+from ckptsync.doctor import examining, interpreters, mounting, output_dirs, probe, publishing, training
 from ckptsync.doctor.asking import Asked, is_directory
 from ckptsync.doctor.compare import alone, compare
 from ckptsync.doctor.examining import Place, refusal
@@ -94,7 +94,7 @@ def _examined(args: argparse.Namespace) -> Report:
         raise ConfigError(_NO_STORE, hint=_WHICH_STORE)
     wanted = _wanted(args, here.environment) if args.wait and _period(args.wait, "--wait") else 0
     found = list(examining.runs(here.config, here.node)) if here.config else []
-    rate = pacing.mean(here.config.limits.bandwidth) if here.config else None
+    rate = output_dirs.mean_rate(here.config.limits.bandwidth) if here.config else None
     asked = Asked(here.node, os.geteuid(), examining.expected(here.model, here.training), rate)
     found += examining.outputs(here.outputs, asked)
     answer = examining.Answer(())

@@ -13,7 +13,7 @@ from pathlib import Path
 from ckptsync.config.reach import options_for
 from ckptsync.config.runs import output_directories
 from ckptsync.config.values import Config
-from ckptsync.doctor import mounting, permissions, places, probe, room, watching
+from ckptsync.doctor import mounting, output_dirs, permissions, probe
 from ckptsync.doctor.asking import Asked, is_directory, words
 from ckptsync.doctor.findings import SETUP, STORAGE, Finding
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError
@@ -117,7 +117,7 @@ def _refused(found: Store, place: Place, node: str) -> tuple[Finding, ...]:
         yield from refused or _closed(where, place.url, node)
 
     try:
-        return tuple(places.as_user(where.stat().st_uid, tried))
+        return tuple(output_dirs.as_user(where.stat().st_uid, tried))
     except OSError as e:
         raise StoreError(f"{where}: {words(e)}", hint="ask as the user whose directory it is") from e
 
@@ -260,8 +260,8 @@ def _here(url: str, node: str, outputs: Iterable[Path]) -> Iterator[Finding]:
     asked = Asked(node, os.geteuid())
     yield from mounting.unmounted(where, asked)
     yield from mounting.mounted(where, asked)
-    newest = [found for path in outputs if places.is_there(path) and (found := places.last_two(path)[0])]
-    yield from places.space(where, max(newest, key=places.size, default=None), asked)
+    newest = [found for path in outputs if output_dirs.is_there(path) and (found := output_dirs.last_two(path)[0])]
+    yield from output_dirs.check_space(where, max(newest, key=output_dirs.size, default=None), asked)
     mask = int(umask() or "0", 8)
     if where.stat().st_mode & stat.S_ISGID and mask & 0o040:
         why = "the store is a group's: the head and other users could not read what is sent"
@@ -270,14 +270,14 @@ def _here(url: str, node: str, outputs: Iterable[Path]) -> Iterator[Finding]:
 
 def outputs(paths: Iterable[Path], asked: Asked) -> Iterator[Finding]:
     """Output directories that are there, and the room for those that are not yet."""
-    present = [path for path in paths if places.is_there(path)]
+    present = [path for path in paths if output_dirs.is_there(path)]
     for path in present:
-        yield from places.wrong(path, asked)
+        yield from output_dirs.check_output_dir(path, asked)
     for path in paths:
         if path not in present and (above := next((p for p in path.parents if is_directory(p)), None)):
             yield from mounting.unmounted(path, asked)
-            yield from places.space(above, None, asked)
-    yield from watching.short(asked.node, [path for path in present if not is_blind(mount_of(str(path)).kind)])
+            yield from output_dirs.check_space(above, None, asked)
+    yield from output_dirs.check_inotify(asked.node, [path for path in present if not is_blind(mount_of(str(path)).kind)])
 
 
 def expected(model: str, training: Mapping[str, str]) -> int:
@@ -286,7 +286,9 @@ def expected(model: str, training: Mapping[str, str]) -> int:
         training.get("finetuning_type", "full" if "model_name_or_path" not in training else "lora") == "full"
     )  # LLaMA-Factory's default is lora
     with contextlib.suppress(Corrupt, AttributeError):
-        return room.full_training(parse(_text(Path(model, "config.json")) or "{}", model)) if model and is_whole else 0
+        return (
+            output_dirs.full_checkpoint_size(parse(_text(Path(model, "config.json")) or "{}", model)) if model and is_whole else 0
+        )
     return 0
 
 

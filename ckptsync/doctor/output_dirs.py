@@ -1,22 +1,25 @@
-"""An output directory: whether the worker can take what the trainer writes there, and whether there is room for more."""
+"""Output directories: whether the worker can pin and upload what the trainer writes there, in time, and whether there is room for more."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
 import secrets
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
-from ckptsync.doctor import mounting, pacing, probe
+from ckptsync.doctor import mounting, probe
 from ckptsync.doctor.asking import Asked, fail, user, warn, words
 from ckptsync.doctor.findings import STORAGE, Finding
 from ckptsync.errors import CkptsyncError
 from ckptsync.scan import Found, found, spots
 from ckptsync.spool.folders import link
-from ckptsync.units import show_size
+from ckptsync.stores.timetable import DAY, Timetable
+from ckptsync.units import show_duration, show_size
 from ckptsync.walk import OURS, UnsafeSpool, open_spool, opened_parent
 
 _PINS = "a pin is a hard link: without it rotation takes the checkpoint before it is sent"
@@ -25,11 +28,17 @@ _LEAST = 256 << 20  # bytes that any checkpoint takes, where nothing is known
 _NOTHING = 1 << 20  # bytes that are as good as none
 _LOOKED_AT = 2000  # files of a checkpoint
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_WEEK = 7 * DAY
+# Bytes of a training state for each parameter: weights in bfloat16; in float32 the master weights and Adam's two moments (ZeRO, arXiv 1910.02054, 3.1)
+WEIGHT, STATES = 2, 12
+_INOTIFY = Path("/proc/sys/fs/inotify")
+_IN_CREATE = 0x100
+_POLLS = "the worker polls every few seconds instead: a checkpoint that rotates sooner is lost without the hook"
 _TRIAL = ".ckptsync-doctor-"  # begins the name of a file that is tried
 
 
-def wrong(path: Path, asked: Asked) -> Iterator[Finding]:
-    """What is wrong with an output directory that is there.  Root has another user's examined by that user: by a child that has become him."""
+def check_output_dir(path: Path, asked: Asked) -> Iterator[Finding]:
+    """Check an output directory that is there.  Root lets its owner check it: a child process that has become that user."""
     try:
         trained = path.stat().st_uid or _writer(last_two(path)[0])
     except OSError as e:
@@ -72,9 +81,9 @@ def _examined(path: Path, asked: Asked) -> Iterator[Finding]:
     yield from refused
     if newest and not refused:
         yield from _linkable(path, newest, asked)
-    yield from space(path, newest, asked)
+    yield from check_space(path, newest, asked)
     if newest and before:
-        yield from pacing.slow(newest, before, asked.rate, (asked.node,), str(path))
+        yield from check_rate(newest, before, asked.rate, (asked.node,), str(path))
 
 
 def _of_another(path: Path, newest: Found | None, asked: Asked) -> Iterator[Finding]:
@@ -235,8 +244,8 @@ def size(checkpoint: Found) -> int:
     return sum(file.size for file in checkpoint.files)
 
 
-def space(path: Path, newest: Found | None, asked: Asked) -> Iterator[Finding]:
-    """For two checkpoints as large as the newest, or as is expected."""
+def check_space(path: Path, newest: Found | None, asked: Asked) -> Iterator[Finding]:
+    """Whether there is room for two checkpoints as large as the newest, or as is expected."""
     try:
         there = os.statvfs(path)
     except OSError:
@@ -270,3 +279,92 @@ def space(path: Path, newest: Found | None, asked: Asked) -> Iterator[Finding]:
 def _full(asked: Asked, path: Path, what: str) -> Finding:
     why = "a save that does not fit is torn, and the trainer ends with it; rotation removes the old one only afterwards"
     return fail("disk-full", asked, path, what, why, "make room, lower save_total_limit, or save elsewhere", code=STORAGE)
+
+
+def mean_rate(bandwidth: Timetable | None) -> float | None:
+    """Return the bytes a second that may be sent, as the mean of a week; ``None`` where some hour has no limit."""
+    if bandwidth is None or any(rate is None for rate in bandwidth.rates):
+        return None
+    ends = (*bandwidth.starts[1:], bandwidth.starts[0] + _WEEK)
+    spans = zip(bandwidth.starts, ends, bandwidth.rates, strict=True)
+    return sum((end - start) * (rate or 0.0) for start, end, rate in spans) / _WEEK
+
+
+def check_rate(newest: Found, before: Found, rate: float | None, nodes: tuple[str, ...], path: str) -> Iterator[Finding]:
+    """Whether checkpoints can be uploaded as fast as they are saved, by the last two saves and the bandwidth limit."""
+    size = sum(file.size for file in newest.files)
+    apart = (_saved_at(newest) - _saved_at(before)) / 1e9
+    if rate and apart > 0 and size / rate > apart:
+        what = f"{show_size(size)} are saved every {show_duration(apart)}, and take {show_duration(size / rate)} at {show_size(int(rate))}/s"
+        why = "pins fill the disk; where it is full, the worker drops the oldest ones that are not uploaded"
+        hint = "raise limits.bandwidth, save less often, or upload less (worker.send: no-optimizer)"
+        yield Finding("warn", "too-slow", nodes, path, what, why, hint, STORAGE)
+
+
+def _saved_at(one: Found) -> int:
+    return max(file.mtime for file in one.files)
+
+
+def full_checkpoint_size(config: Mapping[str, Any]) -> int:
+    """Return the bytes of a checkpoint with all optimizer states, by a model's config.json; 0 where it does not say enough."""
+    return parameters(config) * (WEIGHT + STATES)
+
+
+def parameters(config: Mapping[str, Any]) -> int:
+    """Return how many parameters a common decoder (grouped attention, gated MLP, experts) has, without norms and biases; 0 for other models."""
+    config = config["text_config"] if isinstance(config.get("text_config"), Mapping) else config
+    hidden, layers, vocabulary = (_number(config, key) for key in ("hidden_size", "num_hidden_layers", "vocab_size"))
+    heads, inner = _number(config, "num_attention_heads"), _number(config, "intermediate_size")
+    if not (hidden and layers and vocabulary and heads and inner):
+        return 0
+    width = _number(config, "head_dim") or hidden // heads
+    groups = _number(config, "num_key_value_heads") or heads
+    attention = 2 * hidden * heads * width + 2 * hidden * groups * width
+    experts = _number(config, "num_local_experts") or _number(config, "num_experts") or _number(config, "n_routed_experts") or 1
+    each = _number(config, "moe_intermediate_size") or inner
+    embeddings = vocabulary * hidden * (1 if config.get("tie_word_embeddings") is True else 2)
+    return embeddings + layers * (attention + 3 * hidden * each * experts)
+
+
+def _number(config: Mapping[str, Any], key: str) -> int:
+    value = config.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value < 1 << 40 else 0
+
+
+def check_inotify(node: str, paths: Iterable[Path]) -> Iterator[Finding]:
+    """Whether the kernel grants one more inotify instance, and a watch for each directory below ``paths``."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if not hasattr(libc, "inotify_init1"):
+        return  # no Linux
+    fd = libc.inotify_init1(os.O_CLOEXEC)
+    if fd < 0:
+        if ctypes.get_errno() in (errno.EMFILE, errno.ENFILE):
+            yield _exhausted(node, "max_user_instances", "all are in use")
+        return
+    try:
+        for directory in _directories(paths):
+            if libc.inotify_add_watch(fd, os.fsencode(directory), _IN_CREATE) < 0 and ctypes.get_errno() == errno.ENOSPC:
+                yield _exhausted(node, "max_user_watches", f"all are in use at {directory}")
+                return
+    finally:
+        os.close(fd)
+
+
+def _directories(paths: Iterable[Path]) -> Iterator[Path]:
+    for path in paths:
+        for folder, inner, _ in os.walk(path):
+            inner[:] = [name for name in inner if not name.startswith(".")]
+            yield Path(folder)
+
+
+def _exhausted(node: str, name: str, what: str) -> Finding:
+    limit = _inotify_limit(name)
+    hint = f"sysctl fs.inotify.{name}={max(2 * limit, 1024)}, in /etc/sysctl.d to stay"
+    return Finding("warn", "inotify", (node,), f"fs.inotify.{name}", f"{what} (the limit is {limit})", _POLLS, hint)
+
+
+def _inotify_limit(name: str) -> int:
+    try:
+        return int((_INOTIFY / name).read_text("ascii"))
+    except (OSError, ValueError):
+        return 0  # the system does not tell

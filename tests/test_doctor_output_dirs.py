@@ -12,7 +12,19 @@ from pathlib import Path
 import pytest
 
 from ckptsync.doctor.asking import Asked
-from ckptsync.doctor.places import last_two, space, wrong
+from ckptsync.doctor.output_dirs import (
+    check_inotify,
+    check_output_dir,
+    check_rate,
+    check_space,
+    full_checkpoint_size,
+    last_two,
+    mean_rate,
+    parameters,
+)
+from ckptsync.scan import Found
+from ckptsync.stores.timetable import parse
+from ckptsync.walk import Stat
 from tests.doctor_real import PROJECT, doctor, kinds, needs_namespaces, open_to_all
 from tests.test_spool_folders import SWAP
 
@@ -30,7 +42,7 @@ def save(out: Path, step: int, *, size: int = 1000, at: int = 0) -> Path:
 
 
 def found(path: Path, asked: Asked = HERE) -> list[tuple[str, str]]:
-    return [(f.level, f.kind) for f in wrong(path, asked) if f.kind != "no-events"]
+    return [(f.level, f.kind) for f in check_output_dir(path, asked) if f.kind != "no-events"]
 
 
 def test_a_sound_directory_has_no_fault_and_keeps_no_trace(tmp_path: Path) -> None:
@@ -65,7 +77,7 @@ def test_saves_that_come_faster_than_they_may_be_sent_are_found(tmp_path: Path) 
 
 
 def test_a_model_that_would_not_fit_twice_is_a_warning_as_long_as_nothing_was_saved(tmp_path: Path) -> None:
-    (one,) = space(tmp_path, None, Asked("n0", 0, expected=1 << 60))
+    (one,) = check_space(tmp_path, None, Asked("n0", 0, expected=1 << 60))
     assert (one.level, one.kind, one.exit_code) == ("warn", "disk-full", 4)
     assert "room for two" in one.what
 
@@ -110,8 +122,8 @@ def test_root_gives_nothing_of_its_own_to_who_swaps_the_spool(tmp_path: Path) ->
 ASK = """import os, sys
 from pathlib import Path
 from ckptsync.doctor.asking import Asked
-from ckptsync.doctor.places import wrong
-print(*[f.kind for f in wrong(Path(sys.argv[1]), Asked("n0", os.geteuid()))])"""
+from ckptsync.doctor.output_dirs import check_output_dir
+print(*[f.kind for f in check_output_dir(Path(sys.argv[1]), Asked("n0", os.geteuid()))])"""
 
 
 def found_by_nobody(out: Path) -> list[str]:
@@ -209,7 +221,7 @@ def test_root_makes_nothing_in_another_users_directory(tmp_path: Path) -> None:
     save(out, 5)
     os.chown(out, 65534, 65534)
     open_to_all(out)
-    program = "import sys; from pathlib import Path; from tests.test_doctor_places import found; found(Path(sys.argv[1]))"
+    program = "import sys; from pathlib import Path; from tests.test_doctor_output_dirs import found; found(Path(sys.argv[1]))"
     trace = tmp_path / "trace"
     calls = "trace=openat,mkdirat,mkdir,linkat,link,chown,fchownat,fchown,renameat2,rename,renameat,setuid"
     subprocess.run(
@@ -225,7 +237,7 @@ def test_root_makes_nothing_in_another_users_directory(tmp_path: Path) -> None:
 
 def test_a_file_system_that_tells_no_size_has_room() -> None:
     assert os.statvfs("/proc").f_blocks == 0
-    assert list(space(Path("/proc"), None, HERE)) == []
+    assert list(check_space(Path("/proc"), None, HERE)) == []
 
 
 def test_a_small_disk_of_which_nothing_is_known_may_do_and_a_full_one_does_not(tmp_path: Path) -> None:
@@ -233,3 +245,84 @@ def test_a_small_disk_of_which_nothing_is_known_may_do_and_a_full_one_does_not(t
     for size, level in (("100m", "warn"), ("512k", "fail")):
         told = doctor(words, f"mount -t tmpfs -o size={size} tmpfs {tmp_path}")
         assert [f["level"] for f in told["findings"] if f["kind"] == "disk-full"] == [level]
+
+
+def saved(step: int, size: int, at: float) -> Found:
+    return Found(f"checkpoint-{step}", "trainer", Path("/o"), (Stat("m", size, int(at * 1e9), 1, 1),), (), ())
+
+
+def test_the_mean_of_a_timetable_is_over_a_week() -> None:
+    assert mean_rate(parse("10MB/s")) == 10e6
+    half = mean_rate(parse("00:00,1MB 12:00,3MB"))
+    assert half is not None
+    assert round(half) == 2_000_000
+    assert mean_rate(parse("08:00,50M 19:00,off")) is mean_rate(None) is None
+
+
+def test_a_save_that_takes_longer_than_the_time_between_two_is_found() -> None:
+    pair = saved(2, 1000, 20.0), saved(1, 900, 10.0)
+    assert [f.kind for f in check_rate(*pair, 99.0, ("n0",), "/o")] == ["too-slow"]
+    assert list(check_rate(*pair, 101.0, ("n0",), "/o")) == []
+    assert list(check_rate(*pair, None, ("n0",), "/o")) == []
+    assert list(check_rate(pair[0], pair[0], 1.0, ("n0",), "/o")) == []
+
+
+QWEN_05 = {
+    "hidden_size": 896,
+    "num_hidden_layers": 24,
+    "vocab_size": 151936,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "intermediate_size": 4864,
+    "tie_word_embeddings": True,
+}
+LLAMA_8 = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "vocab_size": 128256,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+}
+MIXTRAL = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "vocab_size": 32000,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "num_local_experts": 8,
+}
+
+
+@pytest.mark.parametrize(("config", "billions"), [(QWEN_05, 0.494), (LLAMA_8, 8.03), (MIXTRAL, 46.7)])
+def test_parameters_are_those_that_the_models_have(config: dict[str, int], billions: float) -> None:
+    assert abs(parameters(config) / 1e9 / billions - 1) < 0.01
+
+
+def test_a_checkpoint_takes_fourteen_bytes_for_each() -> None:
+    assert full_checkpoint_size(LLAMA_8) == parameters(LLAMA_8) * 14
+
+
+def test_a_model_within_another_is_the_one_that_counts_and_other_kinds_are_not_guessed() -> None:
+    assert parameters({"text_config": LLAMA_8}) == parameters(LLAMA_8)
+    assert parameters({"d_model": 512, "num_layers": 6}) == 0
+    assert parameters({**LLAMA_8, "hidden_size": True}) == parameters({**LLAMA_8, "vocab_size": -1}) == 0
+
+
+INOTIFY = "import sys; from pathlib import Path; from ckptsync.doctor.output_dirs import check_inotify\nprint([f.subject for f in check_inotify('n0', [Path(sys.argv[1])])])"
+
+
+def test_a_machine_with_enough_has_no_fault(tmp_path: Path) -> None:
+    assert list(check_inotify("n0", [tmp_path, tmp_path / "none"])) == []
+
+
+@needs_namespaces
+@pytest.mark.parametrize(("limit", "value"), [("instances", 0), ("watches", 3)])
+def test_a_limit_that_is_reached_is_named(tmp_path: Path, limit: str, value: int) -> None:
+    for n in range(5):
+        (tmp_path / f"checkpoint-{n}").mkdir()
+    set_it = f'echo {value} > /proc/sys/user/max_inotify_{limit}; exec "$@"'
+    command = ["unshare", "--map-root-user", "sh", "-e", "-c", set_it, "sh", sys.executable, "-c", INOTIFY, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, check=False)
+    assert done.stdout == f"['fs.inotify.max_user_{limit}']\n", done.stderr
