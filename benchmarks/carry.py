@@ -28,17 +28,16 @@ def main() -> None:
 
 
 def _store(direction: str, directory: Path, url: str) -> None:
-    from ckptsync.stores.arrival import Wanted
-    from ckptsync.stores.bringing import bring
     from ckptsync.stores.contract import About
+    from ckptsync.stores.download import StoredFile, download
     from ckptsync.stores.opening import bare
     from ckptsync.stores.posix.store import PosixStore
 
     there = bare(url, _options())
     if direction == "down":
         directory.mkdir()
-        wanted = [Wanted(e.name, e.name.removeprefix(f"{HERE}/"), e.size, None) for e in there.names(f"{HERE}/")]
-        bring(there, PosixStore(str(directory)), wanted)
+        wanted = [StoredFile(e.name, e.name.removeprefix(f"{HERE}/"), e.size, None) for e in there.names(f"{HERE}/")]
+        download(there, PosixStore(str(directory)), wanted)
         return
 
     def send(path: Path) -> None:
@@ -52,9 +51,8 @@ def _fetch(_direction: str, directory: Path, url: str) -> None:
     from ckptsync.records.coding import decode_any
     from ckptsync.records.manifest import FileEntry, Manifest
     from ckptsync.records.names import file_name, parse_record_name
-    from ckptsync.stores.arrival import Wanted
-    from ckptsync.stores.bringing import bring
     from ckptsync.stores.contract import read_all
+    from ckptsync.stores.download import StoredFile, download
     from ckptsync.stores.opening import open_store
     from ckptsync.stores.posix.store import PosixStore
 
@@ -63,11 +61,11 @@ def _fetch(_direction: str, directory: Path, url: str) -> None:
     parsed = {e.name: found for e in there.names("") if (found := parse_record_name(e.name)) and found.kind == "manifest"}
     manifests = [decode_any(found, read_all(there, name)) for name, found in parsed.items()]
 
-    def wanted(m: Manifest, f: FileEntry) -> Wanted:
+    def wanted(m: Manifest, f: FileEntry) -> StoredFile:
         digest = FileDigest(f.size, f.digest, f.block_size, f.blocks)
-        return Wanted(file_name(m.run, m.place, f.path), f.path, f.size, digest)
+        return StoredFile(file_name(m.run, m.place, f.path), f.path, f.size, digest)
 
-    bring(there, PosixStore(str(directory)), [wanted(m, f) for m in manifests if isinstance(m, Manifest) for f in m.files])
+    download(there, PosixStore(str(directory)), [wanted(m, f) for m in manifests if isinstance(m, Manifest) for f in m.files])
 
 
 def _boto3(direction: str, directory: Path, url: str) -> None:

@@ -160,7 +160,7 @@ IMPURE_OURS = frozenset(
         *("stores.trees", "stores.pieces"),
         *("stores.s3.store", "stores.s3.access", "stores.s3.bucket", "stores.s3.orphans", "stores.s3.put", "stores.s3.targets"),
         *("stores.s3.upload", "stores.s3.wire"),
-        *("stores.ahead", "stores.generic.store", "stores.pace", "stores.retry"),
+        *("stores.stream", "stores.generic.store", "stores.pace", "stores.retry"),
     )
 )
 IMPURE_CALLS = frozenset({"open", "print", "input", "breakpoint"})

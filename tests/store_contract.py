@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from ckptsync.errors import Corrupt, Exists, NotFound
-from ckptsync.stores.ahead import ahead
 from ckptsync.stores.contract import Chunk, Store, read_all
+from ckptsync.stores.stream import read_ahead
 from tests.dying import Crash, Dying
 
 HOSTILE = ["", ".", "..", "/", "/etc/passwd", "a/../b", "../a", "a/..", "a//b", "a/", "./a", "a\\b", "a\nb", "a\0b", "x" * 256]
@@ -231,7 +231,7 @@ class StoreContract:
         cuts = [0, 1, 4096, 5 << 20, (5 << 20) + 1, 17 << 20, len(content)]
         store.write("big", (memoryview(content)[a:b] for a, b in itertools.pairwise(cuts)))
         assert read_all(store, "big") == content
-        store.create("elsewhere/big", ahead(store, "big", len(content)))
+        store.create("elsewhere/big", read_ahead(store, "big", len(content)))
         assert read_all(store, "elsewhere/big") == content
 
     def test_threads_may_read_one_file_at_once(self, store: Store) -> None:

@@ -124,7 +124,7 @@ def test_bytes_are_told_as_they_are_read(counted: Counted) -> None:
 
 def test_a_store_that_pours_is_let_pour() -> None:
     class Pouring(MemoryStore):
-        def pour(self, extent: Extent, buffer: memoryview, take: Callable[[memoryview], None]) -> None:
+        def stream(self, extent: Extent, buffer: memoryview, take: Callable[[memoryview], None]) -> None:
             for at in range(extent.start, extent.start + extent.size, 1000):
                 take(memoryview(DATA[extent.file])[at : min(at + 1000, extent.start + extent.size)])
 

@@ -25,10 +25,10 @@ from ckptsync.merge.pipeline import one_at_a_time
 from ckptsync.merge.plan import FORMAT, FilePlan
 from ckptsync.merge.units import units
 from ckptsync.model import Extent, Files
-from ckptsync.stores.ahead import ahead, checked
 from ckptsync.stores.contract import About, Store, read_all
 from ckptsync.stores.opening import Rooted, has_root
 from ckptsync.stores.pieces import Pieces, foreseen
+from ckptsync.stores.stream import checked, read_ahead
 from ckptsync.stores.tree import MERGING as RECORD
 from ckptsync.stores.tree import MERGING_LIMIT
 
@@ -213,7 +213,7 @@ def _write(store: Store, record: _Record) -> None:
 
 def _is_whole(store: Store, name: str, size: int, wanted: str) -> bool:
     try:
-        for _ in checked(ahead(store, name, size), name, wanted):
+        for _ in checked(read_ahead(store, name, size), name, wanted):
             pass
     except Corrupt:
         return False

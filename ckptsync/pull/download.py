@@ -24,9 +24,8 @@ from blake3 import blake3
 from ckptsync.errors import CkptsyncError, ConfigError, StoreError
 from ckptsync.pull.plan import Plan
 from ckptsync.stores import beneath
-from ckptsync.stores.arrival import Wanted
-from ckptsync.stores.bringing import THREADS, bring
 from ckptsync.stores.contract import About, Store
+from ckptsync.stores.download import THREADS, StoredFile, download
 from ckptsync.stores.posix.draft import is_unfinished
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.units import show_size
@@ -84,7 +83,9 @@ class Download:
         with self._opened() as target:
             self._check_room()
             missing = self._find_missing(target, counter)
-            bring(store, target, missing, threads, counter.add, failed=lambda one, error: failed.setdefault(one.under, error))
+            download(
+                store, target, missing, threads, counter.add, on_failure=lambda one, error: failed.setdefault(one.under, error)
+            )
             there = [f for f in self.plan.files if f not in missing]
             if failed:
                 return self._result(there, failed, ())
@@ -114,7 +115,7 @@ class Download:
             raise self._holds_other_files(wrong, sizes.get(wrong[0].under))
         return True
 
-    def _holds_other_files(self, wrong: Sequence[Wanted], size: int | None) -> ConfigError:
+    def _holds_other_files(self, wrong: Sequence[StoredFile], size: int | None) -> ConfigError:
         """Left by a trainer that was killed, by a copy with another tool, or by a pull of fewer files; ``size`` of the first wrong file."""
         first = wrong[0]
         found = f"{first.under} has {size} bytes, not {first.size}" if size is not None else f"{first.under} is missing"
@@ -129,7 +130,7 @@ class Download:
         sizes = _sizes(self._hidden)
         return {f.under: f.size for f in self.plan.files if sizes.get(f.under) == f.size}
 
-    def _find_missing(self, target: PosixStore, counter: _Counter) -> list[Wanted]:
+    def _find_missing(self, target: PosixStore, counter: _Counter) -> list[StoredFile]:
         """Return the files to download.  A file of an earlier try that has wrong bytes is deleted."""
         names = self._left()
         wrong = _find_wrong(self._hidden, [f for f in self.plan.files if f.under in names], counter)
@@ -194,7 +195,7 @@ class Download:
             if name not in names:
                 beneath.unlink(self._open, name)
 
-    def _result(self, there: Collection[Wanted], failed: dict[str, CkptsyncError], pointers: tuple[str, ...]) -> Result:
+    def _result(self, there: Collection[StoredFile], failed: dict[str, CkptsyncError], pointers: tuple[str, ...]) -> Result:
         directory = self._hidden if failed else self._final
         size = sum(f.size for f in there)
         return Result(directory, len(self.plan.files), self.plan.size, len(there), size, failed, pointers)
@@ -214,7 +215,7 @@ class _Counter:
                 self._progress(min(self._done, self._total), self._total)
 
 
-def is_intact(directory: Path, wanted: Wanted) -> bool:
+def is_intact(directory: Path, wanted: StoredFile) -> bool:
     """Whether the file is in ``directory``, with the bytes of its digest.  Raises StoreError if it cannot be read."""
     assert wanted.digest
     found, buffer = blake3(), memoryview(bytearray(min(_READ, max(1, wanted.size))))
@@ -235,10 +236,10 @@ def is_intact(directory: Path, wanted: Wanted) -> bool:
     return found.hexdigest() == wanted.digest.digest
 
 
-def _find_wrong(directory: Path, files: Iterable[Wanted], counter: _Counter) -> list[Wanted]:
+def _find_wrong(directory: Path, files: Iterable[StoredFile], counter: _Counter) -> list[StoredFile]:
     """Return the files that are not intact."""
 
-    def check(file: Wanted) -> bool:
+    def check(file: StoredFile) -> bool:
         good = is_intact(directory, file)
         counter.add(file.size if good else 0)
         return good

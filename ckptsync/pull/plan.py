@@ -19,8 +19,8 @@ from ckptsync.records.saves import Located
 from ckptsync.records.seal import SealedFile, SealedTensor
 from ckptsync.records.state import Snapshot
 from ckptsync.scan import family_of
-from ckptsync.stores.arrival import Wanted
-from ckptsync.stores.proof import Stretches
+from ckptsync.stores.checksum import RangeDigests
+from ckptsync.stores.download import StoredFile
 
 # shards of which any rank may need a part
 _FOR_ANY_RANK = re.compile(r"__[0-9]+_[0-9]+\.distcp|__[0-9]+\.metadata|shard-[0-9]+-model-.*")
@@ -38,7 +38,7 @@ class Plan:
     """
 
     name: str
-    files: tuple[Wanted, ...]
+    files: tuple[StoredFile, ...]
     times: Mapping[str, int] = field(default_factory=dict)
     pointers: Mapping[str, bytes] = field(default_factory=dict)
     missing: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ def plan_checkpoint(seen: Snapshot, node: str = "") -> Plan:
     _check_names(seen.checkpoint, there)
     return Plan(
         seen.checkpoint,
-        tuple(Wanted(at.name, path, at.entry.size, _digest(at.entry)) for path, at in there.items()),
+        tuple(StoredFile(at.name, path, at.entry.size, _digest(at.entry)) for path, at in there.items()),
         {path: at.entry.mtime for path, at in there.items()},
         pointers(seen.checkpoint, there),
         tuple(_missing(seen, chosen, there, node)),
@@ -90,12 +90,12 @@ def plan_model(seen: Snapshot) -> Plan:
     _check_names(seen.checkpoint, [f.path for f in there])
     return Plan(
         seen.checkpoint,
-        tuple(Wanted(prefix + f.path, f.path, f.size, model_digests(f, tensors.get(f.path, ()))) for f in there),
+        tuple(StoredFile(prefix + f.path, f.path, f.size, model_digests(f, tensors.get(f.path, ()))) for f in there),
         missing=tuple(f"{f.path}: missing in the store, or of another size" for f in record.files if f not in there),
     )
 
 
-def model_digests(file: SealedFile, tensors: Sequence[SealedTensor]) -> Stretches:
+def model_digests(file: SealedFile, tensors: Sequence[SealedTensor]) -> RangeDigests:
     """Return the digests by which ranges of a model's file can be checked separately.
 
     A safetensors header follows from the tensors, and each tensor has a digest; so header and tensors are checked each by itself.  Any
@@ -106,8 +106,8 @@ def model_digests(file: SealedFile, tensors: Sequence[SealedTensor]) -> Stretche
     ends = (len(header), *(t.start + t.size for t in ordered))
     is_gapless = ordered and ends[-1] == file.size and all(a == t.start and t.digest for a, t in zip(ends, ordered, strict=False))
     if not is_gapless:
-        return Stretches(file.size, file.digest, (file.size,), (file.digest,))
-    return Stretches(file.size, file.digest, ends, (digest(header), *(t.digest for t in ordered)))
+        return RangeDigests(file.size, file.digest, (file.size,), (file.digest,))
+    return RangeDigests(file.size, file.digest, ends, (digest(header), *(t.digest for t in ordered)))
 
 
 def pointers(checkpoint: str, paths: Collection[str]) -> Mapping[str, bytes]:

@@ -10,9 +10,8 @@ from blake3 import blake3
 
 from ckptsync.digest import FileDigest, digest_stream
 from ckptsync.model import Extent, Files, expect
-from ckptsync.stores.ahead import ahead
 from ckptsync.stores.pieces import Pieces, is_near
-from ckptsync.stores.pouring import pour
+from ckptsync.stores.stream import read_ahead, stream
 
 WINDOW = 4 << 20
 
@@ -83,14 +82,14 @@ class Counted:
         self.source.read_into(name, start, out)
         self._count(out)
 
-    def pour(self, extent: Extent, buffer: memoryview, take: Callable[[memoryview], None]) -> None:
-        """As `stores.pouring.pour` says."""
+    def stream(self, extent: Extent, buffer: memoryview, take: Callable[[memoryview], None]) -> None:
+        """As `stores.stream.stream` says."""
 
         def counted(view: memoryview) -> None:
             self._count(view)
             take(view)
 
-        pour(self.source, extent, buffer, counted)
+        stream(self.source, extent, buffer, counted)
 
     def _count(self, view: memoryview) -> None:
         with self._lock:  # told one at a time
@@ -101,7 +100,7 @@ class Counted:
 def pieces(source: Reads, extent: Extent) -> Iterator[memoryview]:
     """Its bytes, front to back; each piece is valid until the next one is asked for.  From elsewhere they are read ahead."""
     if not extent.start and not is_near(source.source if isinstance(source, Counted) else source):
-        yield from ahead(source, extent.file, extent.size, WINDOW)
+        yield from read_ahead(source, extent.file, extent.size, WINDOW)
         return
     buffer = memoryview(bytearray(min(WINDOW, extent.size)))
     for at in range(0, extent.size, WINDOW):

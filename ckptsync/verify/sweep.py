@@ -19,9 +19,8 @@ from blake3 import blake3
 from ckptsync.errors import Corrupt, Incomplete, NotFound
 from ckptsync.model import Extent
 from ckptsync.stores import beneath
-from ckptsync.stores.ahead import ahead
 from ckptsync.stores.opening import directory_of
-from ckptsync.stores.pouring import pour
+from ckptsync.stores.stream import read_ahead, stream
 from ckptsync.stores.tree import LocalFiles
 from ckptsync.verify.reading import Counted
 from ckptsync.verify.units import LARGE, Unit
@@ -108,7 +107,7 @@ class _Sweep:
     def _is_well(self, unit: Unit, threads: int) -> bool:
         sums = _Sums(unit, threads if unit.size >= LARGE else 1)
         try:
-            pour(self._source, Extent(unit.file.name, unit.start, unit.size), self._memory(), sums.add)
+            stream(self._source, Extent(unit.file.name, unit.start, unit.size), self._memory(), sums.add)
         except (NotFound, Incomplete, Corrupt):
             return False  # gone, or shorter than it was: who looks closer says which
         return sums.are_right()
@@ -153,7 +152,7 @@ class _Sums:
 def _is_well_ahead(source: Counted, unit: Unit, piece: int, depth: int) -> bool:
     sums = _Sums(unit, 1)
     try:
-        for view in ahead(source, unit.file.name, unit.size, piece, depth, first=unit.start):
+        for view in read_ahead(source, unit.file.name, unit.size, piece, depth, first=unit.start):
             sums.add(view)
     except (NotFound, Incomplete, Corrupt):
         return False  # as above

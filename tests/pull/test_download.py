@@ -17,8 +17,8 @@ import pytest
 from ckptsync.errors import ConfigError, Corrupt, NotFound, StoreError
 from ckptsync.pull.download import Download, is_intact
 from ckptsync.pull.plan import Plan
-from ckptsync.stores.arrival import Wanted
 from ckptsync.stores.contract import About, Chunk, Store, read_all
+from ckptsync.stores.download import StoredFile
 from ckptsync.stores.memory import MemoryStore
 from tests.pull.two_nodes import ALL, SHARD, files_below, plan, pull, store_of_two
 from tests.verified import flip
@@ -264,7 +264,7 @@ def test_directories_get_the_time_of_their_newest_file_since_trainers_rotate_by_
 
 def test_a_download_that_does_not_fit_on_the_disk_is_refused_at_the_start(tmp_path: Path) -> None:
     disk = os.statvfs(tmp_path)
-    huge = Wanted("a", "a", disk.f_bavail * disk.f_frsize * 2, None)
+    huge = StoredFile("a", "a", disk.f_bavail * disk.f_frsize * 2, None)
     with pytest.raises(StoreError, match=r"are needed, .* are free"):
         Download(tmp_path, Plan("checkpoint-4", (huge,))).run(MemoryStore())
 

@@ -14,9 +14,9 @@ from ckptsync.pull.plan import model_digests, plan_checkpoint, plan_model, point
 from ckptsync.records.names import consolidated_prefix, node_file_name
 from ckptsync.records.seal import SealedFile
 from ckptsync.records.state import Snapshot
+from ckptsync.stores.checksum import checkable_ranges, checker
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.stores.proof import pieces, proof
 from tests.verified import PLACE, RUN, arrive, manifest, put, whole_store
 
 NODES = {
@@ -105,10 +105,10 @@ def test_a_model_is_verified_tensor_by_tensor() -> None:
     (weights,) = [f for f in plan.files if f.under == "model.safetensors"]
     data = read_all(store, weights.name)
     assert weights.digest
-    spans = list(pieces(weights.digest, 0, weights.size))
+    spans = list(checkable_ranges(weights.digest, 0, weights.size))
     assert len(spans) == 1 + 3
     for start, end in spans:
-        found = proof("m", weights.digest, start, end)
+        found = checker("m", weights.digest, start, end)
         found.add(memoryview(data)[start:end])
         found.end()
 

@@ -88,8 +88,8 @@ class S3Store:
         else:
             self.size(name)
 
-    def pour(self, extent: Extent, buffer: memoryview, take: Callable[[memoryview], None]) -> None:
-        """As `stores.pouring.pour` says."""
+    def stream(self, extent: Extent, buffer: memoryview, take: Callable[[memoryview], None]) -> None:
+        """As `stores.stream.stream` says."""
         try:
             if extent.size:
                 self._read(extent.file, extent.start, Through(extent.size, buffer, take))

@@ -1,35 +1,39 @@
-"""A stored file from front to back, read ahead by threads: for stores whose answers take their time."""
+"""Stream stored files from front to back: ahead of the caller by threads, or through a small buffer.
+
+Both bound the memory by their buffers, and give the bytes as views that are valid until the next one.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Protocol
 
 from blake3 import blake3
 
 from ckptsync.errors import Corrupt
+from ckptsync.model import Extent
 
 PIECE = 8 << 20
 DEPTH = 4
 
 
 class Reads(Protocol):
-    """A store, or files."""
+    """A store, or the files of a checkpoint."""
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         """Fill ``out`` from byte ``start``."""
         ...
 
 
-def ahead(
+def read_ahead(
     source: Reads, name: str, size: int, piece: int = PIECE, depth: int = DEPTH, *, first: int = 0
 ) -> Generator[memoryview, None, None]:
-    """``size`` bytes from byte ``first`` on, in pieces, while the next ``depth`` of them are being read; ``depth + 1`` buffers are all the memory.
+    """Yield ``size`` bytes from byte ``first`` on, in pieces of ``piece`` bytes, while threads read the next ``depth`` pieces.
 
-    Use each piece before asking for the next: its buffer is used again.  What a read raises is raised as it is, in its piece's turn.  Closed
-    early (or collected), it waits for the reads that have begun; no thread stays behind.
+    Memory: ``depth + 1`` buffers, which are reused: use each piece before asking for the next.  An error of a read is raised in its piece's
+    turn.  If the generator is closed early, it waits for the reads that have begun, and leaves no thread behind.
     """
     count, end = -(-size // piece), first + size
     if depth < 1 or count < 2:
@@ -57,8 +61,25 @@ def ahead(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
+def stream(source: Reads, extent: Extent, buffer: memoryview, sink: Callable[[memoryview], None]) -> None:
+    """Call ``sink`` with the bytes of ``extent``, front to back, each time with as many as ``buffer`` holds, except for the last.
+
+    The buffer is small, so that it stays in the processor's cache between receiving, digesting and writing.  A store with a method
+    ``stream`` answers a large range in pieces while the rest is on its way; others are read buffer by buffer.  Raises as `Store.read_into`
+    does; an error of ``sink`` is raised unchanged.  No byte is given twice.
+    """
+    if (own := getattr(source, "stream", None)) is not None:
+        own(extent, buffer, sink)
+        return
+    end = extent.start + extent.size
+    for at in range(extent.start, end, len(buffer)):
+        piece = buffer[: min(len(buffer), end - at)]
+        source.read_into(extent.file, at, piece)
+        sink(piece)
+
+
 def checked(chunks: Iterable[memoryview], name: str, digest: str) -> Iterator[memoryview]:
-    """The chunks; raises Corrupt after the last one if their BLAKE3 is not ``digest``: so nobody's write of them ends well."""
+    """Yield the chunks; raise Corrupt after the last one if their BLAKE3 is not ``digest``, so that a write of them never succeeds."""
     found = blake3()
     for chunk in chunks:
         found.update(chunk)

@@ -1,11 +1,10 @@
-"""Whether bytes that stream by are those of a digest: a whole file's, or blocks or stretches of it.  Raises Corrupt."""
+"""Compare bytes, as they stream by, with recorded BLAKE3 digests: of a whole file, or of ranges of it."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 from blake3 import blake3
 
@@ -14,10 +13,10 @@ from ckptsync.errors import Corrupt
 
 
 @dataclass(frozen=True, slots=True)
-class Stretches:
-    """What is known of a file without blocks: the BLAKE3 of all of it, and of stretches that make it up, of one byte or more each.
+class RangeDigests:
+    """BLAKE3 digests of a file, and of consecutive ranges of one byte or more that make it up.
 
-    ``ends``: where they end, ascending, the last with the file; ``digests``: theirs, in their order.
+    ``ends``: where the ranges end, ascending; the last ends with the file.  ``digests``: theirs, in the same order.
     """
 
     size: int
@@ -26,11 +25,11 @@ class Stretches:
     digests: tuple[str, ...]
 
 
-Digests = FileDigest | Stretches
+Digests = FileDigest | RangeDigests
 
 
-def pieces(wanted: Digests, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """The smallest ranges from ``start`` to ``end`` that can each be proven; both are ends of such."""
+def checkable_ranges(wanted: Digests, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield the smallest ranges from ``start`` to ``end`` that have digests; both must be ends of such ranges."""
     while start < end:
         up_to = _end(wanted, start)
         yield start, up_to
@@ -38,59 +37,47 @@ def pieces(wanted: Digests, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _end(wanted: Digests, at: int) -> int:
-    """Where the piece ends that byte ``at`` is in."""
-    if isinstance(wanted, Stretches):
+    """Return where the range ends that holds byte ``at``."""
+    if isinstance(wanted, RangeDigests):
         return wanted.ends[bisect_right(wanted.ends, at)]
     return min(at - at % wanted.block_size + wanted.block_size, wanted.size)
 
 
 def _digest(wanted: Digests, at: int) -> str:
-    """Of the piece that byte ``at`` is in."""
+    """Return the digest of the range that holds byte ``at``."""
     return (
-        wanted.digests[bisect_right(wanted.ends, at)] if isinstance(wanted, Stretches) else wanted.blocks[at // wanted.block_size]
+        wanted.digests[bisect_right(wanted.ends, at)]
+        if isinstance(wanted, RangeDigests)
+        else wanted.blocks[at // wanted.block_size]
     )
 
 
-class Proof(Protocol):
-    """Of one range of a file: ``add`` what comes, front to back, then ``end``."""
+class Checker:
+    """Checks one range of a file: call `add` with its bytes, front to back, then `end`.  This one has nothing to compare with."""
 
     def add(self, view: memoryview) -> None:
-        """Some bytes."""
-        ...
+        """Take the next bytes.  Raises Corrupt at the end of a range that differs."""
 
     def end(self) -> None:
-        """All have come."""
-        ...
+        """Raise Corrupt if the bytes differ, or did not all come."""
 
 
-class Unknown:
-    """Nothing is known of the bytes."""
-
-    def add(self, view: memoryview) -> None:
-        """Any."""
-
-    def end(self) -> None:
-        """So be it."""
-
-
-class Whole:
-    """A file from its first to its last byte."""
+class _WholeFile(Checker):
+    """Compares a file, from its first to its last byte, with one digest."""
 
     def __init__(self, name: str, wanted: Digests) -> None:
         self._name, self._wanted, self._found = name, wanted.digest, blake3()
 
     def add(self, view: memoryview) -> None:
-        """As `Proof` says."""
         self._found.update(view)
 
     def end(self) -> None:
-        """As `Proof` says."""
         if (found := self._found.hexdigest()) != self._wanted:
             raise Corrupt(f"{self._name}: digest {found[:16]}…, recorded {self._wanted[:16]}…")
 
 
-class Blocks:
-    """Whole blocks, or stretches, from byte ``at`` on, where one begins."""
+class _Ranges(Checker):
+    """Compares each range from byte ``at`` on, where a range begins."""
 
     def __init__(self, name: str, wanted: Digests, at: int) -> None:
         self._name, self._wanted, self._at = name, wanted, at
@@ -98,7 +85,6 @@ class Blocks:
         self._found = blake3()
 
     def add(self, view: memoryview) -> None:
-        """As `Proof` says; a block that is wrong is told at its end."""
         while view:
             count = min(len(view), self._end - self._at)
             self._found.update(view[:count])
@@ -107,8 +93,7 @@ class Blocks:
                 self._compare()
 
     def end(self) -> None:
-        """As `Proof` says: blocks have been compared at their ends; one that has not come to its end is wrong."""
-        if self._at > self._begun:
+        if self._at > self._begun:  # the last range is not complete, so it differs
             self._compare()
 
     def _compare(self) -> None:
@@ -119,8 +104,8 @@ class Blocks:
         self._end = _end(self._wanted, self._at) if self._at < self._wanted.size else self._at
 
 
-def proof(name: str, wanted: Digests | None, start: int, end: int) -> Proof:
-    """For the bytes from ``start`` to ``end``, both at the ends of `pieces` of the file."""
+def checker(name: str, wanted: Digests | None, start: int, end: int) -> Checker:
+    """Return a checker of the bytes from ``start`` to ``end``, both ends of `checkable_ranges`.  ``name``: for the error."""
     if wanted is None:
-        return Unknown()
-    return Whole(name, wanted) if (start, end) == (0, wanted.size) else Blocks(name, wanted, start)
+        return Checker()
+    return _WholeFile(name, wanted) if (start, end) == (0, wanted.size) else _Ranges(name, wanted, start)

@@ -1,0 +1,176 @@
+"""Streams: read ahead by threads, or through a small buffer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from ckptsync.errors import Corrupt, StoreError, Transient
+from ckptsync.model import Extent
+from ckptsync.stores.contract import Store
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.stores.opening import bare
+from ckptsync.stores.stream import read_ahead, stream
+from tests.s3_script import Asked, Say, scripted
+from tests.weed import weed
+
+CONTENT = bytes(range(251)) * 20
+
+
+class Source:
+    """Says which reads are going on; those ``waiting`` for the gate end in whatever order."""
+
+    def __init__(self, fails_at: int | None = None) -> None:
+        self.fails_at = fails_at
+        self.begun: list[int] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.has_begun = threading.Condition()
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        with self.has_begun:
+            self.begun.append(start)
+            self.has_begun.notify_all()
+        self.gate.wait(10)
+        if start == self.fails_at:
+            raise Transient(f"no answer at {start}")
+        out[:] = CONTENT[start : start + len(out)]
+
+    def wait_for(self, count: int) -> bool:
+        with self.has_begun:
+            return self.has_begun.wait_for(lambda: len(self.begun) >= count, 10)
+
+
+def readers() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("ckptsync-ahead")]
+
+
+@pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 500, 501, 5020])
+@pytest.mark.parametrize("depth", [0, 1, 4, 100])
+def test_a_file_comes_whole_and_in_order(size: int, depth: int) -> None:
+    pieces = [bytes(piece) for piece in read_ahead(Source(), "a", size, 100, depth)]
+    assert b"".join(pieces) == CONTENT[:size]
+    assert all(len(piece) == 100 for piece in pieces[:-1])
+    assert not readers()
+
+
+def test_the_next_pieces_are_being_read_while_one_is_used_and_no_more_than_that() -> None:
+    source = Source()
+    pieces = read_ahead(source, "a", 5000, 100, 3)
+    next(pieces)
+    assert source.wait_for(4)
+    assert sorted(source.begun) == [0, 100, 200, 300]
+    next(pieces)
+    assert source.wait_for(5)
+    assert sorted(source.begun) == [0, 100, 200, 300, 400]
+    pieces.close()
+
+
+def test_a_piece_is_not_overwritten_while_it_is_used() -> None:
+    source, pieces = Source(), None
+    pieces = read_ahead(source, "a", 5000, 100, 4)
+    for n, piece in enumerate(pieces):
+        source.wait_for(min(50, n + 5))
+        assert bytes(piece) == CONTENT[n * 100 : n * 100 + 100]
+
+
+def test_memory_is_so_many_buffers_whatever_the_file() -> None:
+    class Counting(Source):
+        buffers: set[int] = set()  # noqa: RUF012 - one source, one set
+        held: list[object] = []  # noqa: RUF012 - so that no id is used twice
+
+        def read_into(self, name: str, start: int, out: memoryview) -> None:
+            self.held.append(out.obj)
+            self.buffers.add(id(out.obj))
+            super().read_into(name, start, out)
+
+    source = Counting()
+    assert sum(map(len, read_ahead(source, "a", 5020, 10, 4))) == 5020
+    assert len(source.buffers) == 5
+
+
+def test_an_error_comes_in_its_turn_as_it_is_and_no_thread_stays() -> None:
+    pieces = read_ahead(Source(fails_at=200), "a", 5000, 100, 4)
+    assert [len(next(pieces)) for _ in range(2)] == [100, 100]
+    with pytest.raises(Transient, match="no answer at 200"):
+        next(pieces)
+    assert not readers()
+
+
+def test_closing_early_leaves_no_thread_and_begins_no_more_reads() -> None:
+    source = Source()
+    pieces = read_ahead(source, "a", 5000, 10, 4)
+    next(pieces)
+    pieces.close()
+    assert not readers()
+    assert len(source.begun) <= 5
+
+
+def streamed(store: Store, extent: Extent, buffer: int = 100) -> list[bytes]:
+    got: list[bytes] = []
+    stream(store, extent, memoryview(bytearray(buffer)), lambda view: got.append(bytes(view)))
+    return got
+
+
+def memory() -> Store:
+    return MemoryStore()
+
+
+def s3() -> Store:
+    server = weed()
+    return bare(f"s3://{server.bucket()}", server.options())
+
+
+@pytest.mark.parametrize("made", [memory, s3])
+def test_a_range_comes_in_full_buffers_and_a_rest(made: Callable[[], Store]) -> None:
+    store = made()
+    store.write("a", [CONTENT])
+    got = streamed(store, Extent("a", 7, 1050))
+    assert b"".join(got) == CONTENT[7:1057]
+    assert [len(each) for each in got] == [100] * 10 + [50]
+    assert streamed(store, Extent("a", 5, 0)) == []
+    with pytest.raises(Corrupt):
+        streamed(store, Extent("a", 5000, 100))
+
+
+@pytest.mark.parametrize("made", [memory, s3])
+def test_what_the_taker_raises_is_raised_as_it_is_and_nothing_is_tried_again(made: Callable[[], Store]) -> None:
+    store = made()
+    store.write("a", [CONTENT])
+    taken: list[int] = []
+
+    def full(view: memoryview) -> None:
+        taken.append(len(view))
+        raise OSError("no space")
+
+    with pytest.raises(OSError, match="no space"):
+        stream(store, Extent("a", 0, 1000), memoryview(bytearray(100)), full)
+    assert taken == [100]
+    assert streamed(store, Extent("a", 0, 10)) == [CONTENT[:10]], "the connection that was left is not used again"
+
+
+def part(asked: Asked) -> Say:
+    """The range, of which not all comes."""
+    start, end = map(int, asked.headers["range"].removeprefix("bytes=").split("-"))
+    data = CONTENT[start : min(end + 1, start + 400)]
+    return Say(206, data, {"ETag": '"1"', "Content-Range": f"bytes {start}-{end}/{len(CONTENT)}"}, length=end - start + 1)
+
+
+def test_what_broke_off_goes_on_and_no_byte_comes_twice() -> None:
+    with scripted(*[part] * 20) as script:
+        assert b"".join(streamed(script.store(), Extent("a", 3, 1000))) == CONTENT[3:1003]
+    assert [a.headers.get("if-match") for a in script.asked[:2]] == [None, '"1"']
+
+
+def test_bytes_of_two_versions_are_never_put_together() -> None:
+    with scripted(part, Say(412)) as script, pytest.raises(StoreError, match="replaced while it was read"):
+        streamed(script.store(), Extent("a", 0, 1000))
+
+
+def test_an_answer_to_another_question_is_not_passed_on() -> None:
+    got: list[bytes] = []
+    with scripted(Say(200, CONTENT, {"ETag": '"1"'})) as script, pytest.raises(StoreError, match="ignores ranges"):
+        stream(script.store(), Extent("a", 7, 100), memoryview(bytearray(10)), lambda view: got.append(bytes(view)))
+    assert not got
