@@ -19,7 +19,7 @@ def make(path: Path) -> Path:
     store = create_store(str(path))
     for run, node in (("fsdp2", "node0"), ("fsdp2", "node1"), ("zero3", "node0")):
         push_now(DATA / run / node, store, node, run)
-    consolidate_due(store, HeadOptions())
+    consolidate_due(store, HeadOptions(config_from={"*": str(DATA / "base")}))
     verify_next(store, Schedule(), time.time())
     return path
 

@@ -97,9 +97,9 @@ def test_of_many_lines_the_others_are_counted() -> None:
 def test_what_has_come_since_it_was_sealed_and_what_its_model_lacks_is_told() -> None:
     store = MemoryStore()
     two_nodes(store)
-    assert (short(store).late, short(store).bare) == (False, False), "nothing is sealed"
+    assert (short(store).late, short(store).to_open) == (False, ()), "nothing is sealed"
     consolidate_due(store, HeadOptions())
-    assert (short(store).late, short(store).bare) == (False, True)
+    assert (short(store).late, short(store).to_open) == (False, ("config.json", "tokenizer"))
     late = fresh(store).places[0].manifests[1].manifest
     put(store, replace(late, n=1, files=(replace(late.files[0], path="README.md"),)))
     assert short(store).late

@@ -55,7 +55,7 @@ def test_ls_says_which_code_a_model_does_not_have(tmp_path: Path, capsys: pytest
     one(made, "coded", "checkpoint-8", HeadOptions())
     assert main(["ls", str(tmp_path / "store")]) == 0
     [line] = [line for line in capsys.readouterr().out.splitlines() if "coded" in line]
-    assert line.endswith("/coded/consolidated/checkpoint-8; code left out: config.json: auto_map, modeling_x.py")
+    assert line.endswith("/coded/consolidated/checkpoint-8; no tokenizer; code left out: config.json: auto_map, modeling_x.py")
     assert main(["ls", str(tmp_path / "store"), "--json"]) == 0
     left = {place["run"]: place["left_out"] for place in json.loads(capsys.readouterr().out)["places"]}
     assert left == {"coded": ["config.json: auto_map", "modeling_x.py"], "fsdp2": [], "zero3": []}

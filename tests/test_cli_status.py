@@ -19,7 +19,7 @@ from ckptsync.head.consolidate import HeadOptions
 from ckptsync.stores.opening import open_store
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.verify.due import Schedule
-from tests.cli_store import SHARD, flip, make
+from tests.cli_store import DATA, SHARD, flip, make
 from tests.heads import consolidate_due, verify_next
 
 MONITORING = Path(__file__).parent.parent / "docs" / "monitoring.md"
@@ -144,7 +144,7 @@ def test_what_is_repaired_is_no_alarm_any_more(store: Path, capsys: pytest.Captu
     flip(next((store / "fsdp2" / "consolidated" / "checkpoint-4").glob("*.safetensors")))
     verify_next(opened, Schedule("digest", 1e-9), 0.0)
     assert main(["status", str(store), "--check"]) == 10
-    consolidate_due(opened, HeadOptions())
+    consolidate_due(opened, HeadOptions(config_from={"*": str(DATA / "base")}))
     verify_next(opened, Schedule("digest", 1e-9), 0.0)
     assert main(["status", str(store), "--check"]) == 0, capsys.readouterr().out
 

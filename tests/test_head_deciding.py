@@ -34,9 +34,9 @@ def test_what_cannot_be_told_apart_or_is_given_up_is_left_alone() -> None:
         assert task(replace(snapshot, facets=facets, seal=None)).deed == "nothing"
 
 
-def test_a_model_whose_shards_were_let_go_is_looked_after_and_gets_nothing_added() -> None:
+def test_a_model_whose_shards_were_let_go_still_gets_what_opens_it() -> None:
     snapshot = sealed()
-    assert task(replace(snapshot, facets=replace(snapshot.facets, shards="old"))).deed == "nothing"
+    assert task(replace(snapshot, facets=replace(snapshot.facets, shards="old"))).deed == "complete"
 
 
 def test_without_a_seal_completeness_decides() -> None:

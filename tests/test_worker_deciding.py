@@ -125,4 +125,4 @@ def test_the_span_of_a_take_begins_with_the_trainers_own_files() -> None:
     whole = replace(manifest("n0", at=5 * S, a="x"), ended=9 * S)
     files = [replace(whole.files[0], mtime=at * S) for at in (1, 6, 8)]
     assert span(files, whole) == (6 * S, 8 * S)
-    assert span(files[:1], whole) == (S, S)
+    assert span(files[:1], whole) == (5 * S, 9 * S), "of what was added alone the save's own"

@@ -6,15 +6,16 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from ckptsync.catalogue.lost import gaps, ranges
-from ckptsync.catalogue.summary import LINES, Proven, Summary
+from ckptsync.catalogue.summary import LINES, TOKENIZER, Proven, Summary
 from ckptsync.digest import digest
 from ckptsync.records.fate import fate
 from ckptsync.records.keep import kept
 from ckptsync.records.report import LEVELS, Level, Report
+from ckptsync.records.seal import Seal
 from ckptsync.records.state import Snapshot, standing
 
 _STEP = re.compile(r"(?<![0-9])([0-9]{1,18})\Z")
-_CONFIGURED = frozenset({"config", "tokenizer"})
+_TOKENIZERS = (TOKENIZER, "vocab.", "spiece.", "sentencepiece.", "tekken.", "processor_config.", "preprocessor_config.")
 _NO_DAMAGE = ("note", "nonfinite")
 
 
@@ -59,7 +60,7 @@ def summary(seen: Snapshot, mtimes: Mapping[str, float]) -> Summary:
         begun=fate_.is_begun,
         done=fate_.is_done,
         late=bool(seen.seal) and not {k.name for k in seen.manifests}.issubset(seen.seal.manifests if seen.seal else ()),
-        bare=bool(seen.seal) and not _CONFIGURED.issubset({stem(f.path) for f in (seen.seal.files if seen.seal else ())}),
+        to_open=to_open(seen.seal) if seen.seal else (),
         ranks=_ranks(seen),
         gaps=gaps(seen) if seen.word == "ARRIVING" else (),
         left_out=cut(seen.seal.left_out) if seen.seal else (),
@@ -73,9 +74,13 @@ def _ranks(seen: Snapshot) -> tuple[tuple[str, str], ...]:
     return tuple((node, ranges(ranks)) for node, ranks in sorted(found.items()) if ranks)
 
 
-def stem(path: str) -> str:
-    """What kind of configuration a file is: ``config`` (an adapter's too), ``tokenizer``, or the name itself."""
-    return "config" if path in ("config.json", "adapter_config.json") else "tokenizer" if path.startswith("tokenizer") else path
+def to_open(seal: Seal) -> tuple[str, ...]:
+    """Return what a model lacks to be opened: its configuration, its tokenizer (or another processor of its input)."""
+    names = {f.path for f in seal.files}
+    is_adapter = any(name.startswith("adapter_model") for name in names)
+    config = "adapter_config.json" if is_adapter else "config.json"
+    has_tokenizer = any(name.startswith(_TOKENIZERS) for name in names)
+    return (*(() if config in names else (config,)), *(() if has_tokenizer else (TOKENIZER,)))
 
 
 def step(checkpoint: str) -> int | None:

@@ -10,6 +10,7 @@ from ckptsync.records.report import Finding, Level, Verdict
 from ckptsync.records.state import Word
 from ckptsync.records.vanished import Vanished
 
+TOKENIZER = "tokenizer"
 LINES = 8
 """Lines of evidence, of lost files and the like that are kept; one more says how many there are."""
 
@@ -67,7 +68,8 @@ class Summary:
     ``ranks``: node → those whose files it had, as ``0-3,7``; ``gaps``: what is missing of an ARRIVING place; ``lost``: the same as lines for people,
     with the nodes that should have it, as far as the run's other checkpoints tell; ``awaited``: those nodes.
     ``state``: changes with any record that is written or taken away; equal states fail equally.  ``late``: manifests count that the seal does not
-    name; ``bare``: the sealed model has no configuration, or no tokenizer; ``left_out``: code of the checkpoint that it does not have.
+    name; ``to_open``: what the sealed model lacks to be opened, ``config.json`` (or ``adapter_config.json``) and ``tokenizer``;
+    ``left_out``: code of the checkpoint that it does not have.
     """
 
     run: str
@@ -104,11 +106,29 @@ class Summary:
     begun: bool = False
     done: bool = False
     late: bool = False
-    bare: bool = False
+    to_open: tuple[str, ...] = ()
     ranks: tuple[tuple[str, str], ...] = ()
     gaps: tuple[Gap, ...] = ()
     awaited: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+
+    @property
+    def unopenable(self) -> str:
+        """Say why nothing opens the consolidated model; empty if it has its configuration."""
+        config = next((name for name in self.to_open if name != TOKENIZER), "")
+        opener = "PeftModel" if config == "adapter_config.json" else "from_pretrained"
+        return f"no {config}: {opener} cannot open it" if config else ""
+
+    @property
+    def to_give(self) -> str:
+        """Say how to give what the consolidated model lacks; empty if it lacks nothing."""
+        if not self.to_open:
+            return ""
+        names = " and ".join("its tokenizer" if name == TOKENIZER else name for name in self.to_open)
+        return (
+            f"put {names} into the output directory of {self.run}, where its worker (or `ckptsync push`) finds it, or set"
+            f" head.config_from.{self.run} to a directory that has it, and reload the head (`ckptsync help head`)"
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ckptsync.catalogue.summary import Catalogue, Summary
+from ckptsync.catalogue.summary import TOKENIZER, Catalogue, Summary
 from ckptsync.config import reach
 from ckptsync.config.loading import from_environment, load
 from ckptsync.config.readers import bandwidth
@@ -146,6 +146,8 @@ def _described(store: Store, seen: Summary, newest: Mapping[tuple[str, str], Sum
         "missing_for_resume": list(seen.lacks),
         "model": model(store, seen),
         "left_out": list(seen.left_out),
+        "missing_to_open": list(seen.to_open),
+        "hint": seen.to_give or None,
         "proof": {
             "holds": seen.proof.holds,
             "verdict": seen.proof.verdict,
@@ -167,7 +169,9 @@ def detail(store: Store, seen: Summary) -> str:
     if seen.word in ("VERIFIED", "CONSOLIDATED") and where:
         level = f" ({seen.proof.level})" if seen.word == "VERIFIED" else ""
         left = f"; code left out: {', '.join(seen.left_out)}" if seen.left_out else ""
-        return f"{where}{level}{left}"
+        closed = f"{seen.unopenable}; {seen.to_give}; " if seen.unopenable else ""
+        tokenizer = "; no tokenizer" if TOKENIZER in seen.to_open else ""
+        return f"{closed}{where}{level}{tokenizer}{left}"
     return first_of(seen.lost or seen.evidence)
 
 

@@ -139,6 +139,7 @@ def _about_run(run: Run, now: float) -> list[str]:
         *([f"places {_numbers(run.checkpoints)}"] if others and sum(run.checkpoints.values()) > 1 else []),
         *([f"oldest unverified {first.place}, {first.word} for {_ago(now, first.arrived)}"] if first else []),
         *(f"arriving {a.place} for {_ago(now, a.since)}: {_first(a.lost)}" for a in run.arriving[-3:]),
+        *([f"no configuration, so that nothing opens the models of {_first(run.unopenable)}"] if run.unopenable else []),
         *([f"one every {_shortly(run.every)}{f', its training {run.training}' if run.training else ''}"] if run.every else []),
     ]
 

@@ -31,6 +31,7 @@ CODES: dict[str, Kind] = {
     "unconsolidated": "late",
     "unverified": "late",
     "unread": "late",
+    "no-config": "late",
     "clock": "clock",
 }
 """Every code, and which kind it is of: `alerts.on` names kinds."""

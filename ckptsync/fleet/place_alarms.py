@@ -20,6 +20,7 @@ def of_places(scene: Scene) -> Iterator[Alarm]:
     yield from _store(scene)
     yield from _arriving(scene)
     yield from _behind(scene)
+    yield from _unopenable(scene)
 
 
 def _damage(scene: Scene) -> Iterator[Alarm]:
@@ -103,6 +104,19 @@ def _behind(scene: Scene) -> Iterator[Alarm]:
         waiting = [s for s in scene.catalogue.summaries if s.word in ("COMPLETE", "CONSOLIDATED") and not s.proof.holds]
         yield from _undone(scene, "unverified", waiting)
         yield from _stale(scene, min((n.verifies for n in scene.alive if n.verifies), default=scene.patience.period))
+
+
+def _unopenable(scene: Scene) -> Iterator[Alarm]:
+    """Models that lack their configuration.  A run is said once, with its newest."""
+    newest: dict[str, list[Summary]] = {}
+    for s in sorted(scene.catalogue.summaries, key=lambda s: (-s.arrived, s.place)):
+        if s.unopenable and s.sealed and not s.retired and scene.now - s.arrived < scene.patience.over:
+            newest.setdefault(s.run, []).append(s)
+    for run, found in newest.items():
+        more = f" (and {len(found) - 1} more models of this run)" if len(found) > 1 else ""
+        yield Alarm(
+            "no-config", run, "warning", found[-1].arrived, f"{run}/{found[0].place}{more}: {found[0].unopenable}", found[0].to_give
+        )
 
 
 def _undone(scene: Scene, code: str, waiting: Sequence[Summary]) -> Iterator[Alarm]:

@@ -46,7 +46,7 @@ class Run:
     ``newest``, ``verified`` (the newest that is) and ``unverified`` (of those that have not been verified, the one that has waited longest) leave out what
     is retired or ambiguous.  ``every``: seconds from one checkpoint to the next, ``None`` while too few are known.  ``proven``: when the verified
     place was read whole whose last time is the longest ago.  ``nodes``: where its newest checkpoint comes from.
-    ``training``: runs, ended, gone, or empty where no hook has told.
+    ``training``: runs, ended, gone, or empty where no hook has told.  ``unopenable``: places whose models lack their configuration.
     """
 
     run: str
@@ -61,6 +61,7 @@ class Run:
     arriving: tuple[Arriving, ...]
     nodes: tuple[str, ...]
     training: str
+    unopenable: tuple[str, ...] = ()
 
 
 def runs(summaries: Iterable[Summary], nodes: Iterable[Node]) -> tuple[Run, ...]:
@@ -92,6 +93,7 @@ def run(name: str, found: Sequence[Summary], training: str = "") -> Run:
             Arriving(s.place, s.arrived, s.nodes, s.lost or s.evidence, s.awaited) for s in live if s.word == "ARRIVING"
         ),
         nodes=live[-1].nodes if live else (),
+        unopenable=tuple(s.place for s in live if s.sealed and s.unopenable),
         training="ended" if live and live[-1].checkpoint == FINAL else training,
     )
 

@@ -15,8 +15,10 @@ from ckptsync.head.errands import ANY_RUN, FINAL
 from ckptsync.head.sealing import Elsewhere, Made, Making
 from ckptsync.merge.consolidate import Progress
 from ckptsync.merge.copying import Work
+from ckptsync.merge.output import is_beside
 from ckptsync.merge.plan import Options
 from ckptsync.model import Files
+from ckptsync.records.seal import is_same_model
 from ckptsync.records.state import Snapshot
 from ckptsync.stores import top
 from ckptsync.stores.contract import Store
@@ -38,7 +40,7 @@ def one(
 
     Raises what `sealing` raises; of several places the first error, after all were tried.
     """
-    found = fresh_checkpoints(store, run, [place.partition("~")[0], FINAL]) if place else fresh(store, run)
+    found = _around(store, run, place) if place else fresh(store, run)
     configured = cache(top.named)
     making = Making(options.merge, progress, work, options.engine)
     made: list[Made] = []
@@ -58,6 +60,20 @@ def one(
     return tuple(made)
 
 
+def _around(store: Store, run: str, place: str) -> Fresh:
+    """Return what is known of a place, and of those that may have lent it a configuration."""
+    names = [place.partition("~")[0], FINAL]
+    found = fresh_checkpoints(store, run, names)
+    lent = {name.partition("~")[0] for s in found.readable if s.place == place for name in _lenders(s)}
+    return fresh_checkpoints(store, run, [*names, *lent]) if lent.difference(names) else found
+
+
+def _lenders(snapshot: Snapshot) -> set[str]:
+    """Return the places that its seal says that files came from."""
+    told = snapshot.seal.options.get("config", "") if snapshot.seal else ""
+    return {origin for _, _, origin in (word.partition("=") for word in told.split())} - {FINAL, CONFIG_FROM}
+
+
 def _done(store: Store, snapshot: Snapshot, task: Task, look: Callable[[], Sequence[Origin]], making: Making) -> Made | None:
     if task.deed == "consolidate":
         return sealing.consolidate(store, snapshot, making, look())
@@ -69,11 +85,24 @@ def _done(store: Store, snapshot: Snapshot, task: Task, look: Callable[[], Seque
 def _origins(
     store: Store, snapshot: Snapshot, options: HeadOptions, catalogue: Fresh, configured: Callable[[str], Files]
 ) -> Sequence[Origin]:
-    """After the checkpoint itself: the model that the trainer left in the run's root, then what the operator gave."""
+    """Where files beside a model may come from, after the checkpoint itself: the final model, what the operator gave, another checkpoint."""
     finals = [
         s for s in catalogue.readable if (s.run, s.checkpoint) == (snapshot.run, FINAL) and s.word not in ("AMBIGUOUS", "RETIRED")
     ]
     newest = sorted(finals, key=lambda s: (max(k.manifest.ended for k in s.manifests), s.place))[-1:]
     found = [Origin(FINAL, sealing.source_files(store, s)) for s in newest if s.place != snapshot.place]
     directory = options.config_from.get(snapshot.run) or options.config_from.get(ANY_RUN)
-    return [*found, Origin(CONFIG_FROM, configured(directory))] if directory else found
+    given = [Origin(CONFIG_FROM, configured(directory))] if directory else []
+    return [*found, *given, *_alike(store, snapshot, catalogue)]
+
+
+def _alike(store: Store, snapshot: Snapshot, catalogue: Fresh) -> list[Origin]:
+    """The newest other checkpoint of the run that has a configuration, and whose model has the very same tensors."""
+    seal, lent = snapshot.seal, _lenders(snapshot)
+    if seal is None:
+        return []
+    others = (s for s in catalogue.readable if s.run == snapshot.run and s.checkpoint != FINAL and s.place != snapshot.place)
+    able = [s for s in others if s.word not in ("AMBIGUOUS", "RETIRED") and s.seal and any(map(is_beside, s.present()))]
+    able.sort(key=lambda s: (s.place in lent, max(k.manifest.ended for k in s.manifests), s.place))
+    found = next((s for s in reversed(able) if s.seal and is_same_model(seal, s.seal)), None)
+    return [Origin(found.place, sealing.source_files(store, found))] if found else []

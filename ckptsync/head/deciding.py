@@ -32,7 +32,7 @@ def task(snapshot: Snapshot) -> Task:
     suspects = tuple(sorted(_unlisted(snapshot) | _damaged(snapshot)))
     if suspects:
         return Task("mend", suspects)
-    return Task("nothing" if facets.shards else "complete")
+    return Task("complete")
 
 
 def _unlisted(snapshot: Snapshot) -> set[str]:

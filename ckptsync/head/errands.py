@@ -43,13 +43,18 @@ def errands(places: Iterable[Summary], configured: Callable[[str], str]) -> tupl
 
 
 def _completions(known: Iterable[Summary], configured: Callable[[str], str]) -> Iterator[Errand]:
-    """One for a run: most often there is nothing to add, and ten thousand processes that find so are many."""
+    """One for a run: most often there is nothing to add, and ten thousand processes that find so are many.
+
+    Where one model lacks more than another of its run, that one may lend it its configuration.
+    """
     by_run: dict[str, list[Summary]] = {}
     for s in known:
         by_run.setdefault(s.run, []).append(s)
     for run, places in by_run.items():
         given = " ".join([*(s.state for s in places if s.checkpoint == FINAL), configured(run)]).strip()
-        lacking = [s for s in places if s.sealed and not s.let_go and (s.late or (s.bare and given))]
+        fewest = min((len(s.to_open) for s in places if s.sealed), default=0)
+        able = " ".join(f"{s.place} {s.seal}" for s in places if s.sealed and len(s.to_open) == fewest)
+        lacking = [s for s in places if s.sealed and (s.late or (s.to_open and given) or len(s.to_open) > fewest)]
         if lacking:
             states = "\n".join(sorted(s.state for s in lacking))
-            yield Errand(run, "", 0, digest(f"{given}\n{states}".encode()), lasts=True)
+            yield Errand(run, "", 0, digest(f"{given}\n{able}\n{states}".encode()), lasts=True)

@@ -21,7 +21,7 @@ from ckptsync.merge import output
 from ckptsync.merge.consolidate import Chunk, Engine, Merged, Progress, carry_out
 from ckptsync.merge.copying import Work
 from ckptsync.merge.plan import FORMAT, Options, check_dtype
-from ckptsync.merge.prepare import Job, prepare
+from ckptsync.merge.prepare import Job, prepare, prepare_beside
 from ckptsync.model import Files
 from ckptsync.records.coding import encode, record_name
 from ckptsync.records.names import consolidated_prefix
@@ -176,11 +176,15 @@ def complete(store: Store, snapshot: Snapshot, origins: Sequence[Origin]) -> Mad
     seal = _seal_of(snapshot)
     bound = {f.path for f in seal.files}
     is_adapter = any(f.path.startswith("adapter_model") for f in seal.files)
-    places = [snapshot.present(), *(o.files.sizes() for o in origins)]
-    if not {name for sizes in places for name in output.beside(sizes, adapter=is_adapter)} - bound:
+    there = [snapshot.present(), *(o.files.sizes() for o in origins)]
+    if not {name for sizes in there for name in output.beside(sizes, adapter=is_adapter)} - bound:
         return None
     files = source_files(store, snapshot)
-    job = prepare(files, _options_of(seal), [o.files for o in origins], code_from=agreeing.code_from(origins))
+    options, places, code_from = _options_of(seal), [o.files for o in origins], agreeing.code_from(origins)
+    if is_adapter:
+        job = prepare(files, options, places, code_from=code_from)
+    else:
+        job = prepare_beside(files, options, places, [t.dtype for t in seal.tensors], code_from)
     job = replace(job, beside=tuple(b for b in job.beside if b[0] not in bound))
     if not job.beside:
         return None

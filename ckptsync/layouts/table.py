@@ -76,6 +76,12 @@ class Source:
     def __str__(self) -> str:
         return f"{self.layout}:{self.root or '.'}"
 
+    @classmethod
+    def named(cls, text: str) -> Source:
+        """Return the source that is called so."""
+        layout, _, root = text.partition(":")
+        return cls(layout, "" if root == "." else root)
+
 
 def sources(files: Files) -> tuple[Source, ...]:
     """Every set of weights, the preferred one first; empty if this is no checkpoint that we know."""

@@ -138,7 +138,12 @@ def dtype_to_tell(plans: Sequence[FilePlan], asked: DType) -> str | None:
 
     The one floating type of all tensors; of several the most precise, unless the model itself mixes them (``auto``).
     """
-    found = {t.dtype for p in plans for t in p.tensors if is_castable(t.dtype)}
+    return told_dtype({t.dtype for p in plans for t in p.tensors}, asked)
+
+
+def told_dtype(dtypes: Iterable[str], asked: DType) -> str | None:
+    """The same of the dtypes of all tensors."""
+    found = set(filter(is_castable, dtypes))
     if not found or (len(found) > 1 and asked == "auto"):
         return None
     return _TORCH[max(found, key=PRECISION.__getitem__)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -106,6 +106,21 @@ def prepare(
         raise Unsupported(f"{source}: a model without tensors", hint="is this the checkpoint's directory, and was the model saved?")
     _check_bounds(files, written.plans)
     return replace(written, source=f"{source}@{part}" if part else str(source), notes=(*remarks, *selected.notes, *written.notes))
+
+
+def prepare_beside(
+    files: Files, options: Options, config: Sequence[Files], dtypes: Iterable[str], code_from: Files | None = None
+) -> Job:
+    """Return what stands beside a model that is made already: a job without weights.  Reads no shard: they may be gone.
+
+    ``options.source``: of which it was made; ``dtypes``: of its tensors; the rest as in `prepare`.
+    """
+    around = table.around(files, Source.named((options.source or "").partition("@")[0]))
+    written = _beside(_Given(files, options, (), None, code_from), [files, *around, *config], is_adapter=False)
+    if "config.json" not in dict(written.beside):
+        return written
+    told = output.with_dtype(written.content("config.json"), output.told_dtype(dtypes, options.dtype))
+    return replace(written, held={**written.held, "config.json": told})
 
 
 def _check_copies(

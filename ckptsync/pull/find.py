@@ -61,7 +61,9 @@ def find(store: Store, request: Request) -> Found:
     plan = plan_model(seen) if request.is_model else plan_checkpoint(seen, request.node)
     if plan.missing and (request.trust != "any" or request.is_model):
         raise _missing(seen, plan)
-    return Found(run, place, seen.word, replace(plan, notes=(*choice.notes, *plan.notes)))
+    lacking = choice.summary.unopenable if request.is_model else ""
+    told = (f"{lacking}; copy it there from the model that was trained, or {choice.summary.to_give}",) if lacking else ()
+    return Found(run, place, seen.word, replace(plan, notes=(*choice.notes, *plan.notes, *told)))
 
 
 def why_retired(store: Store, run: str, place: str) -> str:

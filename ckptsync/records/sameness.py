@@ -134,7 +134,9 @@ def _copied(
 def _without_earlier(part: Part, earlier: Sequence[Part], copied: Collection[tuple[str, tuple[str, int]]]) -> Part:
     """Files that are still those of an earlier save say nothing about when this one was written; nor does a repeated id."""
     old = {item for e in earlier for item in e.files.items()} | set(copied)
-    times = [f.mtime for f in part.manifest.files if (f.path, (f.digest, f.mtime)) not in old]
+    first, last = part.manifest.started, part.manifest.ended  # what was added to the save is older, or came later
+    new = (f for f in part.manifest.files if (f.path, (f.digest, f.mtime)) not in old)
+    times = [f.mtime for f in new if first <= f.mtime <= last]
     if not old or not times:
         return part
     save = "" if part.save in {e.save for e in earlier} else part.save

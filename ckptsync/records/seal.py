@@ -51,3 +51,11 @@ class Seal:
     tensors: tuple[SealedTensor, ...]
     left_out: tuple[str, ...] = ()
     format: FormatNumber = FORMAT
+
+
+def is_same_model(one: Seal, other: Seal) -> bool:
+    """Whether ``one`` has the tensors of ``other``, by name and shape; what it has besides must be second copies, as of tied weights."""
+    shapes = {t.name: t.shape for t in other.tensors}
+    shared = [t for t in one.tensors if shapes.get(t.name) == t.shape]
+    digests = {t.digest for t in shared}
+    return bool(shapes) and len(shared) == len(shapes) and all(t.name in shapes or t.digest in digests for t in one.tensors)

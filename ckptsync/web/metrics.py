@@ -113,6 +113,7 @@ _EACH: Mapping[str, tuple[str, Callable[[Run], float | None]]] = {
         lambda r: r.unverified.arrived if r.unverified else None,
     ),
     "run_proven_timestamp_seconds": ("When the verified one that was read longest ago was read.", lambda r: r.proven),
+    "run_unopenable_models": ("Consolidated models that lack their configuration.", lambda r: len(r.unopenable)),
     "run_interval_seconds": ("How often checkpoints come.", lambda r: r.every),
 }
 """Of each run one sample, where it is known."""

@@ -50,10 +50,9 @@ def draft(told: Manifest, taken: Taken) -> Manifest:
 
 
 def span(files: Iterable[FileEntry], whole: Manifest) -> tuple[int, int]:
-    """The first and the last mtime of some files of a take (ns), but for those that are older than it: a hook added them."""
-    every = [f.mtime for f in files]
-    times = [at for at in every if whole.started <= at <= whole.ended] or every
-    return min(times), max(times)
+    """Return the first and the last mtime of some files of a take (ns), but for what was added to it; of that alone the take's own span."""
+    times = [f.mtime for f in files if whole.started <= f.mtime <= whole.ended]
+    return (min(times), max(times)) if times else (whole.started, whole.ended)
 
 
 def holder(stats: Iterable[Stat], node: str, manifests: Sequence[Manifest], read: Read = NOTHING_READ) -> Manifest | None:

@@ -26,7 +26,18 @@ from ckptsync.worker.offering import Offer, evidence_of, is_proven, judged, left
 from ckptsync.worker.options import RunDir, checked_run, local_root, refuse_overlap
 from ckptsync.worker.order_of_writing import Span
 from ckptsync.worker.result import Progress
-from ckptsync.worker.saving import begun, instead_of, is_given_up, outgoing, own, sent_progress, told, with_took
+from ckptsync.worker.saving import (
+    begun,
+    instead_of,
+    is_given_up,
+    outgoing,
+    own,
+    send_late,
+    sent_first,
+    sent_progress,
+    told,
+    with_took,
+)
 from ckptsync.worker.selecting import EVERYTHING, Selection
 from ckptsync.worker.send import Road, send
 from ckptsync.worker.take import Passed, nothing, take
@@ -133,21 +144,21 @@ class _Pusher:
             raise broken
         if is_given_up(seen, self.node, self.known):
             return Progress(seen.run, seen.spot.name, 0, "retired", "given up in the store")
-        done = self._send(outgoing(seen, self.selection), marked or self.offer.save)
+        known = self.known.manifests(seen.spot.name)
+        going = outgoing(seen, self.selection, lambda hold: sent_first(hold, seen.spot, self.node, known))
+        done = self._send(going, marked or self.offer.save)
+        if added := send_late(
+            seen, done.place, self._road(seen), self.selection, self._read().manifests(seen.spot.name), young=0.0
+        ):
+            done = replace(
+                done, files=done.files + len(added), notes=(*done.notes, f"added to what was stored before: {', '.join(added)}")
+            )
         if not done.files or is_proven(evidence) or self._has_mate(seen):
             return done
         return replace(done, notes=(*done.notes, f"{ASSUMED}: {found.reason}"))
 
     def _send(self, seen: Seen, marked: str) -> Progress:
-        name = seen.spot.name
-        road = Road(
-            self.store,
-            self.node,
-            lambda: self._read().manifests(name),
-            lambda: rivals.is_contended(self._read(), self.node, seen.run, name),
-            self.passed,
-            self.threads,
-        )
+        name, road = seen.spot.name, self._road(seen)
         taken = take(seen.hold)
         manifest = replace(deciding.draft(told(seen, self.node), taken), clock_offset=self.offset())
         manifest = replace(manifest, supersedes=instead_of(self.known, self.node, name))
@@ -161,6 +172,17 @@ class _Pusher:
         progress = sent_progress(seen, taken, replace(sent, place=place))
         is_doubtful = not self.store.is_exclusive and road.is_contended()
         return replace(progress, notes=(*progress.notes, UNCLAIMED)) if is_doubtful else progress
+
+    def _road(self, seen: Seen) -> Road:
+        name = seen.spot.name
+        return Road(
+            self.store,
+            self.node,
+            lambda: self._read().manifests(name),
+            lambda: rivals.is_contended(self._read(), self.node, seen.run, name),
+            self.passed,
+            self.threads,
+        )
 
     def _said(self, seen: Seen, marked: str) -> Took:
         """What the manifest says beside its files.  Where there is a spool a daemon may have to write it again, and say the same."""

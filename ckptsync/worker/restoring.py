@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -30,9 +30,10 @@ def restore(seen: Seen, desk: Desk, kept: Sequence[Kept] = ()) -> tuple[str, ...
         return ()
     seen = outgoing(_rejoined(seen, kept), desk.selection)
     whole = draft(told(seen, desk.node), read_whole(seen, desk))
+    beside = {path for path, held in seen.hold.held.items() if held.is_added and not held.is_pinned}
     done = []
     for parsed in damaged:
-        for manifest in _candidates(parsed, whole, desk, [k.took for k in kept]):
+        for manifest in _candidates(parsed, whole, beside, desk, [k.took for k in kept]):
             data = coding.encode(manifest)
             if coding.record_name(manifest, data) == str(parsed):
                 desk.road.store.write(str(parsed), [data], About(len(data)))
@@ -61,8 +62,13 @@ def _damaged(seen: Seen, desk: Desk) -> Iterator[RecordName]:
             yield parsed
 
 
-def _candidates(parsed: RecordName, whole: Manifest, desk: Desk, kept: Iterable[Took]) -> Iterator[Manifest]:
-    """All that it may have said: every file, or those that no other manifest of this node there names; by our clock, or by none."""
+def _candidates(
+    parsed: RecordName, whole: Manifest, beside: Collection[str], desk: Desk, kept: Iterable[Took]
+) -> Iterator[Manifest]:
+    """All that it may have said: every file, or those that no other manifest of this node there names; by our clock, or by none.
+
+    ``beside``: files that were found around the checkpoint, which may have come later.
+    """
     live = saves.live(desk.known.manifests(whole.checkpoint))
     others = {f.path for k in live if (k.manifest.node, k.manifest.place) == (parsed.node, parsed.place) for f in k.manifest.files}
     said = [
@@ -71,6 +77,7 @@ def _candidates(parsed: RecordName, whole: Manifest, desk: Desk, kept: Iterable[
     ]  # a push says nothing, since it has no pin to remember it beside
     rest = tuple(f for f in whole.files if f.path not in others)
     written = without_copies(whole, [k.manifest for k in live]).files
-    for files in dict.fromkeys((whole.files, rest, written)):
+    alone = tuple(f for f in whole.files if f.path not in beside)
+    for files in dict.fromkeys((whole.files, rest, written, alone)):
         for offset, remembered in product(dict.fromkeys((0, desk.offset())), said) if files else ():
             yield part(replace(remembered, place=parsed.place, n=parsed.n, clock_offset=offset), files)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ckptsync import __version__
@@ -12,10 +12,12 @@ from ckptsync.merge.output import is_beside
 from ckptsync.model import Demands
 from ckptsync.records import saves
 from ckptsync.records.manifest import Manifest
+from ckptsync.scan import Spot
 from ckptsync.spool import links
 from ckptsync.spool.marks import Took
 from ckptsync.walk import Stat, walk
 from ckptsync.worker import deciding
+from ckptsync.worker.companions import YOUNG, at_rest, companions, is_of_first
 from ckptsync.worker.content import Source
 from ckptsync.worker.hold import AGAIN, Held, Hold
 from ckptsync.worker.known import Known
@@ -24,7 +26,7 @@ from ckptsync.worker.moving import tidy
 from ckptsync.worker.result import Phase, Progress
 from ckptsync.worker.selecting import EVERYTHING, Selection, select
 from ckptsync.worker.send import Road, Sent, send
-from ckptsync.worker.take import Changed, Taken, take, unchanged
+from ckptsync.worker.take import Changed, Taken, take, unchanged, unread
 from ckptsync.worker.together import Together
 
 Key = tuple[str, str, int]
@@ -142,9 +144,14 @@ def is_given_up(seen: Seen, node: str, known: Known, selection: Selection = EVER
 def save(seen: Seen, desk: Desk) -> Progress:
     """Take it, unless that was done for these very files, and send it.  Raises Incomplete if it changes meanwhile."""
     key = (seen.run, seen.spot.name, seen.k)
-    going = outgoing(seen, desk.selection)
+    known = desk.known.manifests(seen.spot.name)
+
+    def beside(hold: Hold) -> Mapping[str, Held]:
+        return at_rest(sent_first(hold, seen.spot, desk.node, known))
+
+    going = outgoing(seen, desk.selection, beside)
     if key not in desk.memory.taken or desk.memory.taken[key].stats != going.hold.stats:
-        going = outgoing(hardened(seen), desk.selection)
+        going = outgoing(hardened(seen), desk.selection, beside)
     seen = going
     found = taken(seen, desk)
     planned = replace(deciding.draft(told(seen, desk.node), found), clock_offset=desk.offset())
@@ -172,14 +179,58 @@ def instead_of(known: Known, node: str, checkpoint: str) -> tuple[str, ...]:
     return tuple(sorted(map(str, known.lost_of(node, checkpoint))))
 
 
-def outgoing(seen: Seen, selection: Selection) -> Seen:
-    """The same save with what the hook added to it, and without what is not sent by choice.  Raises Incomplete if it changes meanwhile."""
+def outgoing(seen: Seen, selection: Selection, beside: Callable[[Hold], Mapping[str, Held]] | None = None) -> Seen:
+    """The same save with what opens its model, and without what is not sent by choice.  Raises Incomplete if it changes meanwhile.
+
+    The hook added that, or it is found around the checkpoint: all of it, or of a hold what ``beside`` gives.
+    """
     hold = seen.hold
     if seen.pin is not None and seen.pin.is_committed:
         hold = hold.with_added(seen.pin.beside, (s for s in seen.pin.added if is_beside(s.path)))
+    found = beside(hold) if beside else companions(hold, seen.spot)
+    hold = replace(hold, held={**found, **hold.held})
     if not selection.is_everything:
         hold = hold.only(select(hold.held, selection, _demands(hold)))
     return replace(seen, hold=hold)
+
+
+def sent_first(hold: Hold, spot: Spot, node: str, known: Iterable[saves.Known]) -> Mapping[str, Held]:
+    """Return what opens the model and may be sent with its checkpoint: rank 0's node knows what the checkpoint has itself.
+
+    What this node has named with other bytes under this checkpoint's name would make it another save: `send_late` sends that.
+    """
+    found = companions(hold, spot) if is_of_first(hold) else {}
+    mine = (f for k in saves.live(known) if k.manifest.node == node for f in k.manifest.files if f.path in found)
+    is_other = any((f.size, f.mtime) != (found[f.path].stat.size, found[f.path].stat.mtime) for f in mine)
+    return {} if is_other else found
+
+
+def send_late(
+    seen: Seen, place: str, road: Road, selection: Selection, known: Sequence[saves.Known], *, young: float = YOUNG
+) -> tuple[str, ...]:
+    """Send what opens the model of a stored save, if the place has nothing of that kind: a further manifest.  Return its files.
+
+    ``known``: all manifests of the checkpoint's name.  While the save is not whole, another node may still send its own.
+    ``young``: seconds for which what was written a moment ago is left alone.
+    """
+    there = [k.manifest for k in saves.live(known) if k.manifest.place == place]
+    mine, named = [m for m in there if m.node == road.node], {f.path for m in there for f in m.files}
+    hold = seen.hold
+    found = at_rest(companions(hold, seen.spot, named), young) if mine else {}
+    demands = saves.demanded(there) if found else Demands()
+    if not demands.model or not demands.model.keys() <= named:
+        return ()
+    found = {name: found[name] for name in select(found, selection, demands)}
+    files = {f.path: f for m in mine for f in m.files} | {name: unread(held.stat) for name, held in found.items()}
+    planned = replace(
+        mine[-1],
+        files=tuple(files[path] for path in sorted(files)),
+        started=min(m.started for m in mine),
+        ended=max(m.ended for m in mine),
+        supersedes=(),
+    )
+    sent = send(planned, replace(hold, held={**hold.held, **found}), road) if found else None
+    return tuple(sorted(found)) if sent and not sent.held else ()
 
 
 def _demands(hold: Hold) -> Demands:
@@ -213,7 +264,7 @@ def sent_progress(seen: Seen, taken: Taken, sent: Sent) -> Progress:
     """What was sent, as a value."""
     phase: Phase = "waiting" if sent.waiting else "sent"
     detail = f"another node is writing {sent.waiting[0]}" if sent.waiting else "sent"
-    notes = (*taken.notes, *_notes(seen.hold))
+    notes = (*taken.notes, *_notes(seen.hold), *_from_elsewhere(seen.hold.held.values()))
     return Progress(seen.run, seen.spot.name, seen.k, phase, detail, sent.place, sent.files, sent.size, notes, seen.hold.left_out)
 
 
@@ -238,6 +289,8 @@ def _stored(seen: Seen, mine: Manifest, desk: Desk) -> Progress:
     if is_due or is_new or saves.better_place(desk.node, place, known) != place:
         place = tidy(desk.node, place, outgoing(seen, desk.selection).hold, desk.road, desk.known.copies)
         desk.memory.tidied[key] = names
+    elif added := send_late(seen, place, desk.road, desk.selection, known):
+        return progress(seen, "sent", f"sent {', '.join(added)}", replace(mine, place=place))
     return progress(seen, "stored", "stored", replace(mine, place=place))
 
 
@@ -249,6 +302,15 @@ def progress(seen: Seen, phase: Phase, detail: str, at: Manifest | None = None) 
 
 def _notes(hold: Hold) -> tuple[str, ...]:
     return (f"{len(hold.others)} links or special files are not sent: {hold.others[0]}",) if hold.others else ()
+
+
+def _from_elsewhere(held: Iterable[Held]) -> Iterator[str]:
+    """Say which files were found around the checkpoint."""
+    found: dict[str, list[str]] = {}
+    for each in held:
+        if each.is_added and not each.is_pinned:
+            found.setdefault(str(each.root), []).append(each.stat.path)
+    yield from (f"from {root}: {', '.join(sorted(names))}" for root, names in found.items())
 
 
 def _of_pins(hold: Hold) -> tuple[str, ...]:

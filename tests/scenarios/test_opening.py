@@ -1,0 +1,255 @@
+"""A consolidated model can be opened: what its checkpoint lacks for that is found, or the user is told what is missing and how to give it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.scenarios.world import BASE, VECTORS, World, reference
+
+pytestmark = pytest.mark.stores("path")
+
+SHARDED = "hf-fsdp1"  # its checkpoint has weights, and neither a configuration nor a tokenizer
+PLACE = "sft/checkpoint-4"
+OPENERS = {path.name for path in BASE.iterdir() if path.suffix in (".json", ".jinja")}
+NO_CONFIG: dict[str, Any] = {"config_from": {}}
+WITH_TRANSFORMERS = pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
+
+ARGUMENTS = """
+import sys
+from dataclasses import dataclass
+import torch
+from transformers import TrainingArguments
+
+@dataclass
+class Arguments(TrainingArguments):
+    model_name_or_path: str = ""
+
+torch.save(Arguments(sys.argv[1] + "/o", use_cpu=True, model_name_or_path=sys.argv[2]), sys.argv[1] + "/training_args.bin")
+"""
+
+HOOKED = """
+import os, sys
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer, TrainingArguments
+from ckptsync.hooks.hf import CkptSyncCallback
+
+class WeightsAlone(Trainer):
+    def save_model(self, output_dir=None, _internal_call=False):
+        os.makedirs(output_dir, exist_ok=True)
+        save_file({name: weight.clone() for name, weight in self.model.state_dict().items()}, output_dir + "/model.safetensors")
+
+data = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 4
+args = TrainingArguments(sys.argv[1], max_steps=1, save_steps=1, per_device_train_batch_size=2, report_to=[], use_cpu=True)
+model, tokenizer = AutoModelForCausalLM.from_pretrained(sys.argv[2]), AutoTokenizer.from_pretrained(sys.argv[2])
+WeightsAlone(model, args, train_dataset=data, processing_class=tokenizer, callbacks=[CkptSyncCallback()]).train()
+"""
+
+OPEN = """
+import sys
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+model, report = AutoModelForCausalLM.from_pretrained(sys.argv[1], output_loading_info=True)
+assert AutoConfig.from_pretrained(sys.argv[1]).model_type == model.config.model_type
+assert not report["missing_keys"] and not report["unexpected_keys"], report
+assert AutoTokenizer.from_pretrained(sys.argv[1]) is not None
+"""
+
+
+def give(directory: Path) -> None:
+    """Put what opens the base model into a directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for name in OPENERS:
+        shutil.copyfile(BASE / name, directory / name)
+
+
+def beside(world: World, place: str = PLACE) -> set[str]:
+    """Names of the consolidated model's files but for its weights."""
+    run, _, rest = place.partition("/")
+    prefix = f"{run}/consolidated/{rest}/"
+    return {n.removeprefix(prefix) for n in world.store.names() if n.startswith(prefix) and "safetensors" not in n}
+
+
+def python(world: World, script: str, *words: object) -> None:
+    environment = {**world.environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", script, *map(str, words)], env=environment, capture_output=True, text=True, check=False, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def opens(world: World, place: str = PLACE) -> None:
+    """Open the model as its user does."""
+    target = world.home / "pulled" / place
+    world.run("pull", place, target, "--store", world.store.url, "--consolidated")
+    python(world, OPEN, target)
+
+
+def told(world: World, place: str = PLACE) -> list[str]:
+    """What `ls` says that the model lacks."""
+    found: list[str] = world.ls()[place]["missing_to_open"]
+    return found
+
+
+@WITH_TRANSFORMERS
+def test_what_lies_in_the_runs_directory_opens_the_model(world: World) -> None:
+    give(world.output("sft"))
+    world.worker()
+    world.head(head=NO_CONFIG)
+    world.save("sft", vector=SHARDED)
+    world.until(lambda: not told(world) if PLACE in world.ls() else False, "a configuration")
+    world.wait(PLACE, "VERIFIED")
+    world.until(lambda: beside(world) == OPENERS, "all that opens the model")
+    assert world.model(PLACE) == reference(SHARDED)
+    opens(world)
+
+
+@WITH_TRANSFORMERS
+@pytest.mark.parametrize("where", ["checkpoint", "run"])
+def test_the_model_that_training_args_name_opens_the_model(world: World, where: str) -> None:
+    base = world.home / "models" / "base"
+    give(base)
+    (base / "modeling_x.py").write_text("raise SystemExit")
+    saved = world.save("sft", vector=SHARDED)
+    python(world, ARGUMENTS, world.home, base)
+    shutil.copyfile(world.home / "training_args.bin", (saved if where == "checkpoint" else saved.parent) / "training_args.bin")
+    world.push(saved)
+    world.head(head=NO_CONFIG)
+    world.wait(PLACE, "VERIFIED")
+    assert (told(world), beside(world)) == ([], OPENERS)
+    opens(world)
+
+
+@WITH_TRANSFORMERS
+def test_what_the_hook_knows_opens_the_model(world: World) -> None:
+    base = world.home / "base"
+    shutil.copytree(BASE, base)
+    python(world, HOOKED, world.output("sft"), base)
+    assert not (world.output("sft") / "checkpoint-1" / "config.json").exists()
+    world.worker()
+    world.head(head=NO_CONFIG)
+    world.wait("sft/checkpoint-1", "VERIFIED")
+    assert told(world, "sft/checkpoint-1") == []
+    opens(world, "sft/checkpoint-1")
+
+
+def test_a_name_that_is_no_directory_of_a_model_gives_nothing(world: World) -> None:
+    secret = world.home / "secret"
+    secret.mkdir()
+    (secret / "config.json").write_text(json.dumps({"auths": {"registry": "token"}}))
+    (secret / "tokenizer.json").write_text("{}")
+    saved = world.save("sft", vector=SHARDED)
+    for number, name in enumerate((str(secret), "org/model", "../secret")):
+        (saved / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": name}))
+        world.push(saved, "--run", f"run{number}")
+        assert not any("secret" in n or n.endswith(("/config.json", "tokenizer.json")) for n in world.store.names())
+
+
+def test_what_the_checkpoint_has_itself_is_never_replaced(world: World) -> None:
+    saved = world.save("sft", vector="hf-zero2")
+    (saved.parent / "config.json").write_text(json.dumps({"model_type": "another"}))
+    world.push(saved)
+    assert world.store.read("sft/checkpoint-4/config.json") == (saved / "config.json").read_bytes()
+
+
+def test_code_beside_a_run_is_not_taken(world: World) -> None:
+    give(world.output("sft"))
+    config = json.loads((BASE / "config.json").read_text()) | {"auto_map": {"AutoModel": "modeling_x.X"}}
+    (world.output("sft") / "config.json").write_text(json.dumps(config))
+    (world.output("sft") / "modeling_x.py").write_text("raise SystemExit")
+    world.push(world.save("sft", vector=SHARDED))
+    world.head(head=NO_CONFIG)
+    world.wait(PLACE, "VERIFIED")
+    assert beside(world) == OPENERS
+    assert "auto_map" not in json.loads(world.store.read("sft/consolidated/checkpoint-4/config.json"))
+    assert world.ls()[PLACE]["left_out"] == ["config.json: auto_map"]
+
+
+def test_where_it_stays_missing_everything_says_so_and_how_to_give_it(world: World) -> None:
+    (world.output("sft")).mkdir(parents=True)
+    (world.output("sft") / "config.json").write_text(json.dumps({"lr": 1e-5}))  # the script's own, which opens nothing
+    world.push(world.save("sft", vector=SHARDED))
+    world.head(head=NO_CONFIG)
+    world.wait(PLACE, "VERIFIED")
+    row = world.ls()[PLACE]
+    assert row["missing_to_open"] == ["config.json", "tokenizer"]
+    shown = world.run("ls", world.store.url).out
+    [alarm] = [a for a in world.run("status", world.store.url, "--json").json["alarms"] if a["code"] == "no-config"]
+    assert (alarm["subject"], alarm["severity"]) == ("sft", "warning")
+    for text in (shown, alarm["text"], world.run("status", world.store.url).out):
+        assert "no config.json: from_pretrained cannot open it" in text
+    for text in (shown, alarm["todo"], row["hint"], world.run("status", world.store.url).out):
+        assert "head.config_from.sft" in text
+    world.run("status", world.store.url, "--check", code=1)
+    pulled = world.run("pull", PLACE, world.home / "pulled", "--store", world.store.url, "--consolidated", "--json").json
+    assert any("no config.json" in note for note in pulled["notes"])
+
+
+@WITH_TRANSFORMERS
+@pytest.mark.parametrize("vector", [SHARDED, "acc-fsdp2-bf16-tied"])
+def test_a_configuration_that_comes_later_completes_the_model_as_it_is(world: World, vector: str) -> None:
+    base = VECTORS / ("base-tied" if "tied" in vector else "base")
+    names = {path.name for path in base.glob("*.json")}
+    saved = world.save("sft", vector=vector)
+    world.worker()
+    world.head(head=NO_CONFIG)
+    world.wait(PLACE, "VERIFIED")
+    assert "config.json" in told(world)
+    weights = {n: world.store.identity(n) for n in world.store.names() if n.endswith(".safetensors")}
+    for name in names:
+        shutil.copyfile(base / name, saved.parent / name)
+    world.until(lambda: "config.json" not in told(world), "the model to be completed")
+    world.wait(PLACE, "VERIFIED")
+    assert {n: world.store.identity(n) for n in weights} == weights
+    assert world.run("status", world.store.url, "--json").json["alarms"] == []
+    opens(world)
+
+
+def test_config_from_completes_models_that_are_made_when_it_is_set(world: World) -> None:
+    world.push(world.save("sft", vector=SHARDED))
+    head = world.head(head=NO_CONFIG)
+    world.wait(PLACE, "VERIFIED")
+    head.configure(head.configuration | {"head": {"every": "1s", "config_from": {"sft": str(BASE)}}})
+    head.signal(signal.SIGHUP)
+    assert head.ended() == 0
+    head.start()  # as systemd does
+    world.until(lambda: not told(world), "the model to be completed")
+    world.wait(PLACE, "VERIFIED")
+    assert beside(world) == OPENERS
+
+
+def test_a_later_upload_completes_the_models_of_its_run(world: World) -> None:
+    saved = world.save("sft", vector=SHARDED)
+    world.push(saved)
+    world.head(head=NO_CONFIG)
+    world.wait(PLACE, "VERIFIED")
+    shutil.rmtree(saved)
+    give(world.output("sft"))
+    world.push(world.save("sft", step=8, vector=SHARDED))
+    world.until(lambda: not told(world), "the first model to be completed")
+    for place in (PLACE, "sft/checkpoint-8"):
+        world.wait(place, "VERIFIED")
+        assert beside(world, place) == OPENERS
+
+
+def test_push_again_sends_what_has_come_since_and_nothing_twice(world: World) -> None:
+    saved = world.save("sft", vector=SHARDED)
+    world.push(saved)
+    give(saved.parent)
+    sent = world.push(saved, "--json").json["checkpoints"]
+    assert [(c["place"], c["files"]) for c in sent] == [("checkpoint-4", len(OPENERS))]
+    before = {n: world.store.identity(n) for n in world.store.names() if n.startswith("sft/")}
+    (saved.parent / "config.json").write_text(json.dumps({"model_type": "another"}))
+    world.push(saved)
+    assert {n: world.store.identity(n) for n in world.store.names() if n.startswith("sft/")} == before
+    assert world.statuses() == {PLACE: "COMPLETE"}
