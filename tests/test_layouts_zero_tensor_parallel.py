@@ -148,3 +148,13 @@ def test_junk_in_place_of_the_information_is_refused() -> None:
         of = changed(files(), MODELS[0], lambda model, junk=junk: model.update({INFO: junk}))  # type: ignore[misc]
         with pytest.raises(CkptsyncError):
             merged(of, "auto")
+
+
+@pytest.mark.parametrize("info", [lambda info: None, lambda info: info.pop("affine_map")], ids=["affine map", "patterns"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_replicated_parameter_with_other_values_on_one_rank_is_corrupt(info: Any, rank: int) -> None:
+    of = told(info)
+    name = next(n for n, value in merged(of, "auto").items() if "norm" in n or n.endswith("bias"))
+    spoilt = changed(of, MODELS[rank], lambda model: model["module"].update({name: model["module"][name] + 1}))
+    with pytest.raises(Corrupt, match=f"its values of {name} are not those in"):
+        merged(spoilt, "auto")

@@ -8,7 +8,7 @@ What neither tells is refused.  Sources: ``merge_tp_slices`` of ``deepspeed/chec
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ckptsync.errors import Corrupt, Unsupported
@@ -28,11 +28,15 @@ _UNREAD = ("parameter_to_average_patterns", "parameter_with_2_sub_params_cat_dim
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A block of a parameter: ``rank`` has it at ``held`` of its own shard, and it belongs at ``into`` of the whole."""
+    """A block of a parameter: ``rank`` has it at ``held`` of its own shard, and it belongs at ``into`` of the whole.
+
+    ``nth`` counts the ranks that have the same block: the first's makes the parameter, the others' are replicas of it.
+    """
 
     rank: int
     held: Box
     into: Shape
+    nth: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +67,19 @@ def _joined(shards: Sequence[Tensor], rules: Rules, *, is_buffer: bool) -> Tenso
     if len({(s.dtype, *(c.dtype for c in s.copies)) for s in filled.values()}) > 1:
         raise Corrupt(f"{first.name}: the tensor-parallel ranks have it in different element types")
     some = next(iter(filled.values()), first)
-    copies = tuple(_copy(how, n, filled, copy.dtype) for n, copy in enumerate(some.copies))
+    most = max((piece.nth for piece in how.pieces), default=0)
+    own, *replicas = (
+        [_copy(_replica_of(how, nth), n, filled, copy.dtype) for n, copy in enumerate(some.copies)] for nth in range(most + 1)
+    )
+    # between the first and the last, which are the ones that `plan.choose` takes
+    copies = (*own[:1], *(copy for each in replicas for copy in each), *own[1:])
     return Tensor(first.name, some.dtype, how.shape, copies, first.tied)
+
+
+def _replica_of(how: Joining, nth: int) -> Joining:
+    """Return the joining of the blocks that the ranks of this number have, and of the first's where no more ranks have one."""
+    others = {(p.into, p.held[1]): p for p in how.pieces if p.nth == nth}
+    return Joining(how.shape, tuple(others.get((p.into, p.held[1]), p) if nth else p for p in how.pieces if not p.nth))
 
 
 def _copy(how: Joining, number: int, shards: Mapping[int, Tensor], dtype: str) -> Copy:
@@ -120,7 +135,8 @@ class Rules:
         if self._kinds["tp_replicated_parameter_patterns"].finds(name):
             if len(set(shapes)) != 1:
                 raise Corrupt(f"{name}: replicated, and of {len(set(shapes))} shapes")
-            return Joining(shapes[0], (Piece(0, ((0,) * len(shapes[0]), shapes[0]), (0,) * len(shapes[0])),))
+            zeros = (0,) * len(shapes[0])
+            return Joining(shapes[0], tuple(Piece(rank, (zeros, shapes[0]), zeros, rank) for rank in range(len(shapes))))
         is_row = self._kinds["parameter_with_row_parallelism_patterns"].finds(name)
         if not is_row and name not in self._trained:  # of those, what no pattern names is cut along its first axis
             raise Unsupported(f"{name}: nothing says how its shards are to be joined", hint=_HINT)
@@ -131,7 +147,7 @@ class Rules:
         if type(rows) is not int or not how.shape or not 0 < rows <= how.shape[0]:
             raise Corrupt(f"{name}: a vocabulary of {brief(rows)} rows, at most {how.shape[:1]} expected")
         kept = ((p, min(p.held[1][0], rows - p.into[0])) for p in how.pieces)
-        pieces = (Piece(p.rank, (p.held[0], (n, *p.held[1][1:])), p.into) for p, n in kept if n > 0)
+        pieces = (replace(p, held=(p.held[0], (n, *p.held[1][1:]))) for p, n in kept if n > 0)
         return Joining((rows, *how.shape[1:]), tuple(pieces))
 
 
@@ -187,11 +203,10 @@ def _piece(name: str, rank: int, told: Any, whole: Shape, shard: Shape) -> Itera
     if told.get("scale", 1.0) != 1.0:
         raise Unsupported(f"{name}: its shards are scaled, and a merge never computes", hint=_HINT)
     into, held = _corner(name, told["source"], shape, whole), _corner(name, told["dest"], shape, shard)
-    locations = [int(n) for n in told["locations"]]
+    locations = _natural([int(n) for n in told["locations"]])
     if rank not in locations:
         raise Corrupt(f"{name}: rank {rank} has a block that its affine map gives to others")
-    if rank == min(locations):
-        yield Piece(rank, (held, shape), into)
+    yield Piece(rank, (held, shape), into, len({n for n in locations if n < rank}))
 
 
 def _corner(name: str, told: Any, shape: Shape, of: Shape) -> Shape:
