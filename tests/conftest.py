@@ -12,8 +12,10 @@ from hypothesis import settings
 
 from ckptsync.spool import folders
 from ckptsync.stores import ending
+from tests.exhaustive import ALL
 
-settings.register_profile("untimed", deadline=None)  # an example that waits for a busy machine is no failure
+# An example that waits for a busy machine is no failure.
+settings.register_profile("untimed", deadline=None, max_examples=300 if ALL else 40)
 settings.load_profile("untimed")
 
 

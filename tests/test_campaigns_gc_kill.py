@@ -1,21 +1,16 @@
-"""The campaign that kills what lets go of checkpoints, in short: `make kill-gc` is the long one."""
+"""What lets go of checkpoints dies at every moment, in memory; `make kill-gc`, which CI runs in short, kills real ones."""
 
 from __future__ import annotations
 
 import itertools
-import random
-from pathlib import Path
 
 import pytest
 
 from ckptsync.head.gc import tick
-from tests.campaigns.gc_kill import Bucket, Campaign, Directory
 from tests.campaigns.gc_scenes import Scene, differences, harm, remembered, scenes, settled
-from tests.campaigns.trapping import can_trap
 from tests.dying import Crash, Dying
 
 SCENES = scenes()
-NEEDS_STRACE = pytest.mark.skipif(not can_trap(), reason="strace is not installed, or may not trace")
 
 
 @pytest.mark.parametrize("scene", SCENES.values(), ids=lambda scene: scene.name)
@@ -38,29 +33,6 @@ def test_dead_at_every_moment_in_memory_it_harms_nothing_and_the_next_one_ends_i
         else:
             assert lives > 5
             return
-
-
-@NEEDS_STRACE
-@pytest.mark.parametrize(("name", "who"), [("remove", "gc"), ("shards", "head"), ("litter", "gc")])
-def test_killed_at_a_system_call_it_harms_nothing_and_the_next_one_ends_it(tmp_path: Path, name: str, who: str) -> None:
-    one = Campaign(Directory(tmp_path), SCENES[name], who, tmp_path)
-    one.calls(3, random.Random(1))
-    assert one.wrong == []
-    assert one.tally["deaths"] >= 2
-
-
-@NEEDS_STRACE
-def test_killed_at_a_request_to_s3_too(tmp_path: Path) -> None:
-    one = Campaign(Bucket(), SCENES["remove"], "gc", tmp_path)
-    one.calls(3, random.Random(1))
-    assert one.wrong == []
-    assert one.tally["deaths"] >= 2
-
-
-def test_killed_at_any_moment_beside_another_with_other_rules(tmp_path: Path) -> None:
-    one = Campaign(Directory(tmp_path), SCENES["remove"], "gc", tmp_path)
-    one.moments(2, random.Random(1))
-    assert one.wrong == []
 
 
 def test_the_campaign_sees_what_is_harmed_half_there_and_left() -> None:

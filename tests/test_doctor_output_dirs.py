@@ -26,6 +26,7 @@ from ckptsync.scan import Found
 from ckptsync.stores.timetable import parse
 from ckptsync.walk import Stat
 from tests.doctor_real import PROJECT, doctor, kinds, needs_namespaces, open_to_all
+from tests.exhaustive import sampled
 from tests.test_spool_folders import SWAP
 
 HERE = Asked("n0", os.geteuid())
@@ -107,7 +108,7 @@ def test_root_gives_nothing_of_its_own_to_who_swaps_the_spool(tmp_path: Path) ->
     given: list[object] = []
     swapping = subprocess.Popen([sys.executable, "-c", SWAP, out, target])
     try:
-        for _ in range(100):
+        for _ in sampled(range(100), 4):
             found(out)
             given += [path for path in (target, *target.iterdir()) if path.stat().st_uid]
             with contextlib.suppress(FileNotFoundError):  # swapped while it was looked at

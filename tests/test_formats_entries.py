@@ -8,7 +8,7 @@ import struct
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.errors import CkptsyncError, Corrupt
@@ -94,7 +94,6 @@ def taken(data: bytes, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @given(ENTRIES, st.integers(2, 5), st.booleans())
-@settings(max_examples=200, deadline=None)
 def test_entries_are_read_as_by_the_plain_loop(rows: Any, protocol: int, in_python: bool) -> None:  # noqa: FBT001
     value = [storage(rows), "later", storage(rows[:3])]
     data = by_python(value, protocol) if in_python else pickle.dumps(value, protocol)

@@ -10,7 +10,7 @@ import struct
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ckptsync.errors import CkptsyncError, Corrupt
@@ -105,7 +105,6 @@ def _outcome(run: Any, data: bytes) -> Any:
 @example([Thing(a=1), Thing(a=1)], 4, False)  # noqa: FBT003
 @example((Other(), {}, (1, 2, 3, 4)), 4, False)  # noqa: FBT003
 @example([Size((1, 2)), Size((3,)), Size((1, 2, 3)), Size(())], 4, True)  # noqa: FBT003
-@settings(max_examples=300, deadline=None)
 def test_both_ways_read_the_same(value: Any, protocol: int, in_python: bool) -> None:  # noqa: FBT001
     data = by_python(value, protocol) if in_python else pickle.dumps(value, protocol)
     fast, slow = both(data)
@@ -114,7 +113,6 @@ def test_both_ways_read_the_same(value: Any, protocol: int, in_python: bool) -> 
 
 
 @given(st.lists(VALUES), st.integers(4, 5))
-@settings(deadline=None)
 def test_python_reads_the_same(value: Any, protocol: int) -> None:
     data = by_python(value, protocol)
     assert both(data)[0] == (pickle.loads(data), len(data))

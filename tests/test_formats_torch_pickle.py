@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
@@ -55,7 +55,6 @@ def views(draw: st.DrawFn) -> torch.Tensor:
 
 
 @given(views())
-@settings(max_examples=60)
 def test_any_view_is_found_as_torch_has_it(tensor: torch.Tensor) -> None:
     files, value, archive = loaded(saved(tensor))
     assert (value.shape, value.dtype, value.numel) == (tuple(tensor.shape), from_torch(str(tensor.dtype)[6:]), tensor.numel())

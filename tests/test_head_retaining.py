@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.catalogue.summary import Summary
@@ -150,7 +150,6 @@ def stays(decisions: tuple[Decision, ...]) -> set[str]:
     return {d.place for d in decisions if d.verdict != "drop"}
 
 
-@settings(max_examples=300)
 @given(runs(), RULES, EVIDENCE)
 def test_the_last_verified_checkpoint_of_a_run_never_goes(places: list[Summary], rules: Rules, evidence: Evidence) -> None:
     left = stays(decide(places, rules, evidence, NOW))
@@ -161,7 +160,6 @@ def test_the_last_verified_checkpoint_of_a_run_never_goes(places: list[Summary],
     assert {s.place for s in places if (s.kept or s.word == "AMBIGUOUS") and not is_going(s)} <= left
 
 
-@settings(max_examples=300)
 @given(runs(), RULES, EVIDENCE)
 def test_rules_keep_together_what_each_would_keep_alone(places: list[Summary], rules: Rules, evidence: Evidence) -> None:
     together = stays(decide(places, replace(rules, max_age=0.0, max_size=0), evidence, NOW))
@@ -170,7 +168,6 @@ def test_rules_keep_together_what_each_would_keep_alone(places: list[Summary], r
             assert stays(decide(places, alone, evidence, NOW)) <= together
 
 
-@settings(max_examples=300)
 @given(runs(), RULES, EVIDENCE, st.sampled_from(["keep_last", "max_age", "max_size", "keep_best"]))
 def test_whoever_asks_for_more_keeps_no_less(places: list[Summary], rules: Rules, evidence: Evidence, which: str) -> None:
     value = getattr(rules, which)
@@ -180,7 +177,6 @@ def test_whoever_asks_for_more_keeps_no_less(places: list[Summary], rules: Rules
     assert stays(decide(places, rules, evidence, NOW)) <= stays(decide(places, replace(rules, **more), evidence, NOW))
 
 
-@settings(max_examples=300)
 @given(runs(), RULES, EVIDENCE)
 def test_what_is_on_its_way_pushes_nothing_out(places: list[Summary], rules: Rules, evidence: Evidence) -> None:
     rules = replace(rules, max_size=0)

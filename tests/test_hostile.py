@@ -31,6 +31,7 @@ from ckptsync.stores.posix.store import PosixStore
 from ckptsync.verify.loading import limits, load, loading
 from ckptsync.verify.target import Asked, target, verify
 from tests.cli_store import make
+from tests.exhaustive import ALL
 from tests.hostile import headers, pickles, records, truncations, zips
 from tests.hostile.running import SECONDS
 from tests.plain_files import MemoryFiles, tree
@@ -47,7 +48,7 @@ def test_inspect_merge_and_verify_refuse_every_attack(kind: str, tmp_path: Path)
     )
     assert done.returncode == 0, done.stderr
     told = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(told) >= 100
+    assert len(told) >= (100 if ALL else 34)
     assert [wrong for t in told if (wrong := _wrong(t))] == []
 
 
@@ -147,12 +148,16 @@ def test_a_link_in_a_store_is_not_followed(tmp_path: Path) -> None:
     assert [(f.kind, f.name) for f in report.findings if f.kind == "missing"] == [("missing", "checkpoint-4/model.safetensors")]
 
 
-@pytest.mark.parametrize("kind", ["hole", "overlap", "behind-the-end", "negative", "offsets-of-2**64", "not-json"])
-def test_the_loading_child_survives_hostile_headers_and_says_why(kind: str, tmp_path: Path) -> None:
-    (attack,) = [a for a in headers.attacks("") if a.name == kind]
-    attack.build(tmp_path)
-    with (tmp_path / headers.FILE).open("rb") as file, loading() as child:
-        assert load(child, file.fileno(), "safetensors", limits(100)).fault
+def test_the_loading_child_survives_hostile_headers_and_says_why(tmp_path: Path) -> None:
+    kinds = ["hole", "overlap", "behind-the-end", "negative", "offsets-of-2**64", "not-json"]
+    attacks = [a for a in headers.attacks("") if a.name in kinds]
+    assert len(attacks) == len(kinds)
+    with loading() as child:
+        for attack in attacks:
+            (tmp_path / attack.name).mkdir()
+            attack.build(tmp_path / attack.name)
+            with (tmp_path / attack.name / headers.FILE).open("rb") as file:
+                assert load(child, file.fileno(), "safetensors", limits(100)).fault, attack.name
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ from itertools import pairwise
 from math import prod
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.layouts.boxes import cut, place
@@ -16,7 +16,6 @@ SHAPES = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)
 
 
 @given(SHAPES, st.data())
-@settings(max_examples=150, deadline=None)
 def test_a_run_of_elements_is_cut_into_boxes_that_follow_each_other(shape: tuple[int, ...], data: st.DataObject) -> None:
     numbers = torch.arange(prod(shape)).reshape(shape)
     start, stop = sorted(data.draw(st.tuples(st.integers(0, prod(shape)), st.integers(0, prod(shape)))))
@@ -36,7 +35,6 @@ def read(copy: Copy, whole: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
 
 
 @given(SHAPES, st.data())
-@settings(max_examples=150, deadline=None)
 def test_any_box_of_a_shard_in_any_pieces_lands_where_it_belongs(shape: tuple[int, ...], data: st.DataObject) -> None:
     shard = torch.arange(prod(shape)).reshape(shape) + 1
     held = [sorted(data.draw(st.tuples(st.integers(0, n), st.integers(0, n)))) for n in shape]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.errors import Corrupt, Unsupported
@@ -26,7 +26,6 @@ def rebuilt(files: MemoryFiles, tensor: Tensor) -> bytes:
 
 
 @given(tilings(), st.sampled_from(["", "pytorch_model_fsdp_0"]))
-@settings(max_examples=60)
 def test_any_boxes_are_found_where_they_lie(tiling: tuple[Shape, tuple[tuple[Shape, Shape], ...]], root: str) -> None:
     shape, boxes = tiling
     values = np.arange(int(np.prod(shape)), dtype="<u4").reshape(shape)

@@ -116,7 +116,7 @@ class MeetingWithIds(Meeting):
     ids = True
 
 
-QUICK = settings(max_examples=300, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 TestMeeting = Meeting.TestCase
 TestMeeting.settings = QUICK
 TestMeetingWithIds = MeetingWithIds.TestCase

@@ -121,9 +121,7 @@ def ways(tmp_path: Path, key: str, secret: str, token: str, endpoint: str) -> It
     yield {**shared, "AWS_SHARED_CREDENTIALS_FILE": str(profile), "AWS_PROFILE": "planted"}
 
 
-@pytest.mark.parametrize(
-    ("command", "way"), [("push", 0), ("push", 1), ("push", 2), ("merge", 0), ("verify", 1), ("ls", 2), ("inspect", 0)]
-)
+@pytest.mark.parametrize(("command", "way"), [("push", 0), ("merge", 1), ("verify", 1), ("ls", 2), ("inspect", 0)])
 def test_of_credentials_that_are_refused_nothing_is_shown(tmp_path: Path, checkpoint: Path, command: str, way: int) -> None:
     url = f"s3://{weed().bucket()}/store"
     arguments = {"push": [str(checkpoint), url], "merge": [url, str(tmp_path / "model")]}.get(command, [url])
@@ -144,25 +142,15 @@ class Failing:
         return self.answer
 
 
-@pytest.mark.parametrize(
-    "answer",
-    [
-        Answer(503, "SlowDown"),
-        Answer(403, "ExpiredToken"),
-        Answer(400, "Odd"),
-    ],
-    ids=lambda a: a.code,
-)
-def test_of_credentials_that_are_good_nothing_is_shown_when_the_server_fails(
-    tmp_path: Path, checkpoint: Path, answer: Answer
-) -> None:
+def test_of_credentials_that_are_good_nothing_is_shown_when_the_server_fails(tmp_path: Path, checkpoint: Path) -> None:
     good, failing = weed().identity({"Action": "s3:*", "Resource": "*"}), Failing()
     url = f"s3://{weed().bucket()}/store"
     with closing(HttpProxy(("127.0.0.1", weed().port), failing)) as proxy:
         (environment, *_) = ways(tmp_path, good["key"], good["secret"], "", f"http://127.0.0.1:{proxy.port}")
         assert told("push", str(checkpoint), url, **environment).code == 0
-        failing.answer = answer
-        found = [told(*c, **environment) for c in (("push", str(checkpoint), url), ("ls", url, "--json"))]
+        found = []
+        for failing.answer in (Answer(503, "SlowDown"), Answer(403, "ExpiredToken"), Answer(400, "Odd")):
+            found += [told(*c, **environment) for c in (("push", str(checkpoint), url), ("ls", url, "--json"))]
     assert {one.code for one in found} <= {2, 4}
     assert reveals("".join(one.all() for one in found), good["secret"]) == []
 

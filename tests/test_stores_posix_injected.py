@@ -12,6 +12,7 @@ from ckptsync.stores.contract import read_all
 from ckptsync.stores.posix.draft import is_unfinished
 from ckptsync.stores.posix.store import PosixStore
 from tests.campaigns.crash_trace import can_trace
+from tests.exhaustive import ALL
 from tests.injected import CALLS, NEW, OTHER, Outcome, injected
 
 pytestmark = pytest.mark.skipif(not can_trace(), reason="strace is not installed, or may not trace here")
@@ -29,8 +30,8 @@ RESULTS: dict[str, dict[str, bytes | None]] = {
 
 def faulty(home: Path, call: str) -> Iterator[tuple[Path, list[Outcome]]]:
     """All changes of an empty store, with a fault in the first system call of this name, then in the second, until there are no more of them."""
-    for n in itertools.count(1):
-        for error in ERRORS[:4] if call in FEW else [ERRORS[n % len(ERRORS)]]:
+    for n in itertools.count(1, 1 if ALL or call in (*FEW, "close") else 3):
+        for error in ERRORS[:4] if call in FEW and ALL else [ERRORS[n % 4 if call in FEW else n % len(ERRORS)]]:
             root = home / f"{n}-{error}"
             root.mkdir()
             found, is_met = injected(root, f"{call}:error={error}:when={n}", CHANGES)

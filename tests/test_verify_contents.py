@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.digest import SMALLEST_BLOCK, digest_stream
@@ -21,7 +21,6 @@ SPANS = {t.name: (t.start, t.start + t.size) for seal in place(STORE).records.se
 SIZE = STORE.size(SEALED)
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(0, SIZE - 1), st.integers(0, 7))
 def test_a_flipped_bit_anywhere_in_the_model_names_its_tensor_and_nothing_else(at: int, bit: int) -> None:
     flip(STORE, SEALED, at, bit)

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.spool.pins import compare, drop, mark_stored, pins
@@ -141,7 +141,6 @@ ACTIONS: tuple[Callable[[World], None], ...] = (
 )
 
 
-@settings(max_examples=150, deadline=None)
 @given(st.lists(st.sampled_from(ACTIONS), max_size=40))
 def test_no_committed_save_is_lost_or_torn(actions: list[Callable[[World], None]]) -> None:
     with tempfile.TemporaryDirectory() as folder:

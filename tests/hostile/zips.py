@@ -108,7 +108,7 @@ def changed(which: str, **more: object) -> list[Row]:
 def _compressed() -> bytes:
     out = io.BytesIO()
     with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED) as file:
-        file.writestr("archive/data.pkl", b"\0" * (64 << 20))
+        file.writestr("archive/data.pkl", b"\0" * (64 << 20), compresslevel=1)
     return out.getvalue()
 
 
