@@ -1,6 +1,6 @@
 import pytest
 
-from ckptsync.doctor.gpus import visible
+from ckptsync.doctor.machines import visible
 from ckptsync.doctor.nodes import Node
 from tests.doctor_nodes import kinds, pair, planted
 

@@ -1,7 +1,7 @@
 import pytest
 
 from ckptsync.doctor.compare import alone
-from ckptsync.doctor.known import version
+from ckptsync.doctor.versions import version
 from tests.doctor_nodes import pair
 
 

@@ -1,8 +1,8 @@
-"""What makes trainings on several nodes hang or lose files, named before they start.
+"""Find what makes a training on several nodes hang or lose files, before it starts.
 
-``probe``: what a machine and a training's Python say of themselves, a dict that JSON can hold; also a script for another interpreter (``interpreters``).  ``nodes``: that dict as values.
-``compare``: dicts in, ``findings`` out, by ``versions``, ``launching``, ``networking``, ``gpus``, ``machines`` and ``known`` (what one node shows alone).  Up to here the standard library does.
+``probe`` gathers the facts of a machine and of the Python that trains, as JSON; ``interpreters`` runs it in that Python.  ``nodes`` reads facts as values.
+``compare`` is the table of checks: facts in, ``findings`` out.  The checks are in ``launch``, ``machines`` and ``versions``.  All of these need the standard library alone.
 
-``examining``: this node as the service finds it: ``permissions`` in the store, ``output_dirs``.  ``training``: what a training's own file says.
-``publishing``: what nodes say of themselves in a store.
+``examining`` checks this node as the service uses it: the store (``permissions``), the ``output_dirs`` and their file systems (``mounting``).  ``training`` reads the training's own file.
+``publishing`` writes facts and findings to a store, and waits for the other nodes.
 """
