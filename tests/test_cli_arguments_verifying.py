@@ -6,10 +6,10 @@ from ckptsync.cli.arguments import parser
 
 
 def test_all_of_its_options_are_read() -> None:
-    said = ["verify", "a", "b", "--level", "model", "--sample", "10%", "--baseline", "f", "--record", "g", "--junit", "h", "--json"]
+    said = ["verify", "a", "b", "--level", "model", "--sample", "10%", "--baseline", "f", "--record", "g", "--json"]
     args = parser().parse_args(said)
     assert (args.targets, args.level, args.sample) == (["a", "b"], "model", "10%")
-    assert (args.baseline, args.record, args.junit, args.json) == ("f", "g", "h", True)
+    assert (args.baseline, args.record, args.json) == ("f", "g", True)
 
 
 def test_a_level_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -28,4 +28,3 @@ def add(command: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="of a plain directory in which nothing is wrong: write the digests of all its files to a new file",
     )
-    command.add_argument("--junit", metavar="FILE", help="write the result as JUnit XML, too")

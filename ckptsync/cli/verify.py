@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 from ckptsync.cli import output
-from ckptsync.cli.junit import junit
 from ckptsync.cli.places import reached
 from ckptsync.config.units import show_size
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError
@@ -76,8 +75,6 @@ def run(args: argparse.Namespace) -> int:
         output.print_json(told)
     elif not (reports or stopped):
         print("nothing to verify: no checkpoint has arrived yet")
-    if args.junit:
-        _write(Path(args.junit), junit(reports, stopped).encode(), "w")
     return code
 
 
@@ -169,12 +166,9 @@ def _baseline(path: Path) -> tuple[Expected, ...]:
 
 def _record(where: InStore | Plain, path: Path) -> None:
     assert isinstance(where, Plain)
-    _write(path, baseline.encode(record(trees.tree(where.place, where.access))), "x")
-
-
-def _write(path: Path, data: bytes, how: str) -> None:
+    data = baseline.encode(record(trees.tree(where.place, where.access)))
     try:
-        with path.open(f"{how}b") as file:
+        with path.open("xb") as file:
             file.write(data)
     except OSError as e:
         raise ConfigError(f"{path}: {(e.strerror or str(e)).lower()}", hint="give another name") from e

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from ckptsync.catalogue import kept
@@ -17,7 +17,7 @@ from ckptsync.catalogue.reading import read
 from ckptsync.catalogue.summary import Catalogue
 from ckptsync.config.values import Config, RetentionConfig
 from ckptsync.daemon import told_head as told
-from ckptsync.daemon.children import COMMAND, Children
+from ckptsync.daemon.children import Children
 from ckptsync.daemon.errands import Errands, Task
 from ckptsync.daemon.orders import Order
 from ckptsync.daemon.working import Outcome, Role
@@ -129,9 +129,9 @@ class Heads:
     catalogues: Catalogues
 
 
-def of_head(config: Config, store: Store, fatal: Callable[[BaseException], None], command: Sequence[str] = COMMAND) -> Heads:
+def of_head(config: Config, store: Store, fatal: Callable[[BaseException], None]) -> Heads:
     """Those of the roles of the head that a configuration names."""
-    children, catalogues = Children(config, command), Catalogues(store)
+    children, catalogues = Children(config), Catalogues(store)
     roles: list[Role] = []
 
     def hint() -> None:

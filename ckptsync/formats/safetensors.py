@@ -109,10 +109,10 @@ def _tensor(name: str, base: int, row: Row) -> Tensor:
 _quoted = json.JSONEncoder(ensure_ascii=False).encode
 
 
-def encode_header(rows: Iterable[tuple[str, str, Shape]], *, align: int = 8) -> bytes:
+def encode_header(rows: Iterable[tuple[str, str, Shape]]) -> bytes:
     """Length and header for tensors ``(name, dtype, shape)`` whose bytes follow in this order.
 
-    Padded with spaces to ``align`` bytes; `format: pt` because older transformers refuse files without it.
+    Padded with spaces to 8 bytes; `format: pt` because older transformers refuse files without it.
     """
     lines = ['"__metadata__":{"format":"pt"}']
     at = 0
@@ -122,5 +122,5 @@ def encode_header(rows: Iterable[tuple[str, str, Shape]], *, align: int = 8) -> 
         lines.append(f'{_quoted(name)}:{{"dtype":"{dtype}","shape":[{sizes}],"data_offsets":[{at},{at + size}]}}')
         at += size
     text = f"{{{','.join(lines)}}}".encode()
-    text += b" " * (-(8 + len(text)) % align)
+    text += b" " * (-(8 + len(text)) % 8)
     return len(text).to_bytes(8, "little") + text

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from ckptsync.catalogue.fresh import fresh_place
 from ckptsync.catalogue.reading import Cache
@@ -19,7 +18,7 @@ from ckptsync.records.tombstone import Scope
 from ckptsync.stores.contract import Store
 
 
-def keep(store: Store, run: str, place: str, reason: str = "", *, wait: Callable[[float], object] = time.sleep) -> bool:
+def keep(store: Store, run: str, place: str, reason: str = "") -> bool:
     """Whether it was not kept yet.  What was marked to go is taken back.
 
     Raises ConfigError if there is no such place, Incomplete if it is too late: its removal has begun, or one that was taken back has taken files.
@@ -29,7 +28,7 @@ def keep(store: Store, run: str, place: str, reason: str = "", *, wait: Callable
     if is_new:
         tombs.keep(store, Keep(run, before.checkpoint, place, 0, keeps=True, reason=reason))
         if store.late:
-            wait(store.late)  # only then what others have written before must be seen here
+            time.sleep(store.late)  # only then what others have written before must be seen here
     seen = _seen(store, run, place)  # after our word: so whoever removes has seen it, or we see that he has begun
     for scope in _marked(seen):
         step = Step(run, place, "take-back", scope, f"kept by hand{f': {reason}' if reason else ''}")

@@ -26,12 +26,11 @@ def prepare_local(
     destination: Path,
     options: Options,
     config_from: Path | None = None,
-    base: Path | None = None,
     *,
     judge: Judge = check_dates,
 ) -> Prepared:
     """Look at everything, the files' times too (``judge``), and plan.  Raises ConfigError, Incomplete, Unsupported or Corrupt."""
-    asked = Asked(sources, destination, options, config_from, base)
+    asked = Asked(sources, destination, options, config_from)
     check_free(asked)
     return look(asked, Access(), judge)
 
@@ -42,11 +41,9 @@ def merge_local(
     options: Options,
     config_from: Path | None = None,
     progress: Progress | None = None,
-    *,
-    work: Work | None = None,
 ) -> Merged:
     """Consolidate the checkpoint that ``sources`` (one directory a node) are parts of into the new directory ``destination``."""
-    return carry_out_local(prepare_local(sources, destination, options, config_from), progress, work)
+    return carry_out_local(prepare_local(sources, destination, options, config_from), progress)
 
 
 def carry_out_local(

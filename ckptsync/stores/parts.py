@@ -68,11 +68,11 @@ class Target(Protocol):
         ...
 
 
-def part_size(size: int | None, number: int = 1, least: int = PART, most: int = MOST) -> int:
-    """Bytes of part ``number`` (but the last) of a file of ``size`` bytes: whole MiB, and as many that ``most`` parts suffice."""
+def part_size(size: int | None, number: int = 1, least: int = PART) -> int:
+    """Bytes of part ``number`` (but the last) of a file of ``size`` bytes: whole MiB, and as many that `MOST` parts suffice."""
     if size is None:
         return least << ((number - 1) // _STEP)
-    return max(least, -(-size // most // MIB) * MIB if size > least * most else 0)
+    return max(least, -(-size // MOST // MIB) * MIB if size > least * MOST else 0)
 
 
 class Parts:

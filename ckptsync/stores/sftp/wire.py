@@ -66,7 +66,6 @@ class Flag(IntEnum):
     WRITE = 0x02
     CREATE = 0x08
     TRUNCATE = 0x10
-    EXCLUSIVE = 0x20
 
 
 class Malformed(Exception):
