@@ -10,7 +10,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.layouts import dcp_items, dcp_local, dcp_names, dcp_packed
+from ckptsync.formats import packed_item, torch_pickle
+from ckptsync.formats.unpacking import Unpacked, opened
+from ckptsync.layouts import dcp_items, dcp_local, dcp_names
 from ckptsync.layouts.dcp_described import METADATA, Item
 from ckptsync.layouts.dcp_items import Found
 from ckptsync.layouts.dcp_metadata import Chunk, Chunked, chunked
@@ -58,7 +60,7 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
             f"{place.folder or '.'}: a distributed checkpoint without model tensors",
             hint=f"--source 'dcp:{place.folder or '.'}#SECTION' takes what is meant, of: {there:.500}" if there else "",
         )
-    found = tuple(dcp_packed.tensors(files, named) if dcp_packed.are_packed(named) else _tensors(files, named))
+    found = tuple(_packed_tensors(files, named) if _are_packed(named) else _tensors(files, named))
     remarks = (told.remark, dcp_names.remark(chunked(told.metadata), named, place.folder or "."))
     return (replace(found[0], remark="; ".join(filter(None, remarks))), *found[1:]) if any(remarks) else found
 
@@ -124,3 +126,29 @@ def _part(name: str, dtype: str, chunk: Chunk, item: Item, found: Found) -> Part
     if stored.dtype != dtype or stored.shape != chunk.sizes:
         raise Corrupt(f"{item.file}: the item at {item.start} is not the {dtype} chunk of {name} of size {chunk.sizes}")
     return dcp_items.part(item, found, chunk.offsets)
+
+
+def _are_packed(found: Sequence[tuple[str, Chunked]]) -> bool:
+    """Whether any of the tensors' items went through a transform."""
+    return any(chunk.item and chunk.item.transforms for _, told in found for chunk in told.chunks)
+
+
+def _packed_tensors(files: Files, found: Sequence[tuple[str, Chunked]]) -> Iterator[Tensor]:
+    """The same as of items that are not packed, their extents in the unpacked streams."""
+    unpacked = opened(files)
+    for name, told in found:
+        parts = tuple(_packed_part(unpacked, name, told.dtype, chunk) for chunk in told.chunks if 0 not in chunk.sizes)
+        yield Tensor(name, told.dtype, told.shape, (Copy(told.dtype, told.shape, parts),))
+
+
+def _packed_part(files: Unpacked, name: str, dtype: str, chunk: Chunk) -> Part:
+    told = chunk.item or _nowhere(name, chunk)
+    item = Extent(told.file, told.start, told.size)
+    if told.transforms:
+        stored, part = packed_item.load(files, item)
+    else:
+        stored, archive = torch_pickle.load_tensor(files, item)
+        part = torch_pickle.part(files, archive, stored)
+    if (stored.dtype, stored.shape) != (dtype, chunk.sizes):
+        raise Corrupt(f"{item.file}: the item at {item.start} is not the {dtype} chunk of {name} of size {chunk.sizes}")
+    return replace(part, offsets=chunk.offsets)

@@ -2,6 +2,11 @@
 
 For every tensor its shape, the boxes (chunks) it was cut into, and for every box the file, offset and length of an item.
 Source: ``torch/distributed/checkpoint/{metadata,filesystem}.py``, torch 2.13.
+
+Older torch and Megatron-Core mention further names.  torch 2.1 and 2.2 took ``TensorProperties`` from the sharded tensors
+(``torch/distributed/checkpoint/metadata.py`` of v2.2).  Megatron-Core keeps every rank's plan of the save beside the metadata
+(``megatron/core/dist_checkpointing/strategies/{torch,state_dict_saver}.py``, 0.12 to 0.16), in classes of its own in some versions.
+None of them says where a tensor lies.
 """
 
 from __future__ import annotations
@@ -17,14 +22,21 @@ from ckptsync.formats import packed, torch_pickle
 from ckptsync.formats.inert import MAX_BYTES, Build, Made, Name, brief, loads, made
 from ckptsync.formats.joining import join
 from ckptsync.formats.machine import ALIKE
-from ckptsync.layouts import dcp_dialects
 from ckptsync.layouts.dcp_described import METADATA, Box, Described, Index, Item, Key
 from ckptsync.model import Files, Shape, read_whole
 from ckptsync.paths import checked_path
 
 _DCP = "torch.distributed.checkpoint"
+_SHARDED = "torch.distributed._shard.sharded_tensor.metadata"
+_MEGATRON = "megatron.core.dist_checkpointing.strategies.torch"
 
-
+_WHOLE = ("Metadata", "MCoreMetadata")  # the classes that the whole may be of
+_OF_OTHERS = (
+    *(Name(_SHARDED, name) for name in ("TensorProperties", "MEM_FORMAT_ENCODING")),
+    *(Name(f"{_DCP}.planner", name) for name in ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData", "BytesIOWriteData")),
+    Name(f"{_DCP}.filesystem", "_StoragePrefix"),
+    *(Name(_MEGATRON, name) for name in ("MCoreMetadata", "MCoreSavePlan")),
+)
 _NAMES = (
     *(
         Name(f"{_DCP}.metadata", name)
@@ -42,7 +54,7 @@ _NAMES = (
 )
 _ALLOWED: Mapping[Name, Build] = {
     **torch_pickle.ALLOWED,
-    **dict.fromkeys((*_NAMES, *dcp_dialects.NAMES), made),
+    **dict.fromkeys((*_NAMES, *_OF_OTHERS), made),
     Name(f"{_DCP}.metadata", "MetadataIndex"): Index,
     Name(f"{_DCP}.metadata", "ChunkStorageMetadata"): Box,
     Name(f"{_DCP}.metadata", "TensorStorageMetadata"): Described,
@@ -135,7 +147,7 @@ def _items(storage: dict[Any, Any], root: str) -> dict[Key, Item]:
 
 def _fields(value: Any, kind: str) -> dict[str, Any]:
     """The attributes of a pickled dataclass."""
-    kinds = dcp_dialects.METADATA if kind == "Metadata" else (kind,)
+    kinds = _WHOLE if kind == "Metadata" else (kind,)
     state = value.state if isinstance(value, Made) and value.name.name in kinds else None
     if not isinstance(state, dict) or not all(isinstance(state.get(field), t) for field, t in _FIELDS[kind].items()):
         raise Corrupt(f"{METADATA}: no {kind} where one is due, or one without its fields")

@@ -5,17 +5,56 @@ Source: ``_zero2_merge_trainable_params`` and ``_zero3_merge_trainable_params`` 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from math import prod
 from typing import Any
 
 from ckptsync.errors import Corrupt
+from ckptsync.formats.dtypes import ITEMSIZE
 from ckptsync.formats.torch_pickle import Stored
-from ckptsync.layouts.flat import Flat, concatenate
 from ckptsync.layouts.zero_files import MASTERS, StateFile, optimizer_state
-from ckptsync.model import Copy, Files, Part, Shape
+from ckptsync.model import Copy, Extent, Files, Part, Shape
 
 Groups = Sequence[dict[str, Shape]]
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """A tensor that DeepSpeed keeps flattened, in one or several extents: elements 0 to ``numel`` of one dtype; run ``i`` holds those from ``starts[i]``."""
+
+    dtype: str
+    runs: tuple[Part, ...]
+    starts: tuple[int, ...]
+    numel: int
+
+    def cut(self, start: int, count: int, into: int = 0) -> list[Part]:
+        """Elements ``start`` to ``start + count`` as boxes of a flattened tensor in which they begin at ``into``."""
+        item = ITEMSIZE[self.dtype]
+        at, end = start, start + count
+        index = bisect_right(self.starts, at) - 1
+        found: list[Part] = []
+        while at < end:
+            run = self.runs[index]
+            skip = at - self.starts[index]
+            size = min(end - at, run.extent.size // item - skip)
+            if size > 0:
+                extent = Extent(run.extent.file, run.extent.start + skip * item, size * item)
+                found.append(Part((into + at - start,), (size,), extent, None, run.checksum))
+                at += size
+            index += 1
+        return found
+
+
+def concatenate(dtype: str, runs: Iterable[Part]) -> Flat:
+    """The runs end to end; empty ones are dropped.  Raises Corrupt for a run whose elements do not follow each other."""
+    kept = tuple(run for run in runs if run.extent.size)
+    if any(run.strides for run in kept):
+        raise Corrupt(f"{kept[0].extent.file}: a flat tensor whose elements do not follow each other")
+    ends = tuple(accumulate(run.extent.size // ITEMSIZE[dtype] for run in kept))
+    return Flat(dtype, kept, (0, *ends[:-1]) if ends else (), ends[-1] if ends else 0)
 
 
 def copies(files: Files, stage: int, optim: Sequence[StateFile], groups: Groups) -> dict[str, Copy]:
