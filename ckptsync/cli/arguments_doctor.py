@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 _ABOUT = """Without a URL it looks at this node: its configuration, store, output directories, limits, and the Python that trains.
-With one, or --nodes, it compares the nodes: those that said with --publish what they are, and those that train now.
+With --publish --wait 2m, on every node before a launch, it waits for the other nodes and compares all of them; every node gets the same answer.
+With a URL, or --nodes, it compares the nodes that have published, and those that train now.
 Failures end it with 2 (a configuration, a version, a variable) or 4 (the store, a disk); warnings with 0, or with --strict 1."""
 
 
@@ -20,7 +21,9 @@ def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
     )
     doctor.add_argument("-c", "--config", metavar="CONFIG", help="the service's configuration: what it would do here is tried")
     doctor.add_argument(
-        "--publish", action="store_true", help="say in the store what this node is: run it where the training is started, on each"
+        "--publish",
+        action="store_true",
+        help="write this node's facts and findings to the store: run it where the training is started, on each node",
     )
     doctor.add_argument(
         "--wait",
@@ -28,9 +31,7 @@ def add(commands: Any, command: Callable[..., argparse.ArgumentParser]) -> None:
         help="with --publish: wait until all nodes of the launch have published, then compare them; every node gets the same answer",
     )
     doctor.add_argument("--nnodes", metavar="N", default="", help="how many nodes --wait waits for (default: $MIN_NNODES, $NNODES)")
-    doctor.add_argument(
-        "--nodes", action="store_true", help="compare the nodes; with --publish, after this one has said what it is"
-    )
+    doctor.add_argument("--nodes", action="store_true", help="compare the nodes that have published in the store of -c")
     doctor.add_argument(
         "--node", metavar="ID", default="", help="this node's id in the store (default: the configuration's, or computed)"
     )

@@ -68,8 +68,10 @@ class _Here:
 def run(args: argparse.Namespace) -> int:
     """Look, say what was found; the exit code of docs/doctor.md."""
     _period(args.fresh, "--fresh")  # a wrong value is refused, also where nothing is compared
-    if args.wait and not args.publish:
-        raise ConfigError("--wait is for nodes that publish what they are", hint="ckptsync doctor --publish --wait 2m …")
+    if args.wait is not None:
+        _period(args.wait, "--wait")
+        if not args.publish:
+            raise ConfigError("--wait needs --publish", hint="ckptsync doctor --publish --wait 2m …, on every node")
     report = _compared(args) if (args.nodes or args.url is not None) and not args.publish else _examined(args)
     code = exit_code(report.findings) or (WARNED if args.strict and report.findings else 0)
     if args.json:
@@ -92,7 +94,7 @@ def _examined(args: argparse.Namespace) -> Report:
         return Report("", (), (refusal(e, "no-answer", args.node or node_id(), "", why),))
     if args.publish and not here.place:
         raise ConfigError(_NO_STORE, hint=_WHICH_STORE)
-    wanted = _wanted(args, here.environment) if args.wait and _period(args.wait, "--wait") else 0
+    wanted = _wanted(args, here.environment) if args.wait else 0
     found = list(examining.runs(here.config, here.node)) if here.config else []
     rate = output_dirs.mean_rate(here.config.limits.bandwidth) if here.config else None
     asked = Asked(here.node, os.geteuid(), examining.expected(here.model, here.training), rate)

@@ -31,7 +31,7 @@ from ckptsync.worker.clock import DAY, measure
 from ckptsync.worker.node import umask
 
 _LONGEST = 64 * 1024  # bytes of the name of a store
-_NOTHING = "nothing is found, and nothing sent"
+_NOTHING = "no checkpoint is uploaded"
 _PATIENCE = 2.0  # seconds
 _STALL = 10.0  # seconds without a byte: nobody who asks what is wrong waits as long as an upload does
 _EVER = 40 * 365 * DAY  # a node may come up in the year of its firmware; a store that is farther off tells no time

@@ -117,7 +117,8 @@ def test_how_many_nodes_there_are_may_be_said_and_must_be_known(world: World) ->
     assert waiting(world, 0, NNODES="").end().code == 2
     nodes = [waiting(world, rank, "--nnodes", "2", NNODES="") for rank in (0, 1)]
     assert same(*(node.end() for node in nodes))["nodes"] == ["n0", "n1"]
-    world.run("doctor", "--publish", "--wait", "soon", "--nnodes", "2", world.store.url, code=2)
+    for wait in ("soon", "", "0s"):
+        world.run("doctor", "--publish", "--wait", wait, "--nnodes", "2", world.store.url, code=2)
     world.run("doctor", "--wait", "2m", world.store.url, code=2)
 
 
