@@ -15,7 +15,7 @@ from ckptsync.stores import ending
 from tests.exhaustive import ALL
 
 # An example that waits for a busy machine is no failure.
-settings.register_profile("untimed", deadline=None, max_examples=300 if ALL else 40)
+settings.register_profile("untimed", deadline=None, max_examples=150 if ALL else 40)
 settings.load_profile("untimed")
 
 

@@ -42,7 +42,7 @@ def check_whole(output_dir: Path, name: str, commit: Commit) -> None:
 
 def runs(folder: Path, action: str) -> Iterator[tuple[int, Path]]:
     """What each of the trainings left, and its exit code."""
-    done = program("-m", "tests.hook_training", action, str(folder))
+    done = program("-m", "tests.hook_training", action, str(folder), timeout=600)
     assert done.returncode == 0, done.stderr
     codes = sorted(folder.glob("*.code"), key=lambda p: int(p.stem))
     assert len(codes) > (100 if ALL else 20)
