@@ -8,7 +8,7 @@ import pytest
 from ckptsync.model import Demands
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.report import Level, Report, Verdict
-from ckptsync.records.seal import Seal, SealedFile
+from ckptsync.records.seal import Seal, SealedFile, SealedTensor, is_same_model
 from ckptsync.records.state import Facet, Facets, Proof, Records, Snapshot, proof, snapshot, word
 from ckptsync.records.tombstone import Tombstone
 from tests.test_records_saves import LATER, entry, known, manifest, of_rank, shard
@@ -189,3 +189,17 @@ def test_nodes_with_other_bytes_are_complete_only_by_the_owners_name() -> None:
     mine, other = manifest("a", shard(0), entry("x", "1")), manifest("b", entry("x", "22"))
     found = seen(mine, other)
     assert [at.name for at in found.files["x"]] == ["run/checkpoint-5/x", "run/.ckptsync/checkpoint-5/files/b/x"]
+
+
+def test_a_model_is_the_same_by_its_tensors_and_second_copies_of_them() -> None:
+    def of(**tensors: tuple[tuple[int, ...], str]) -> Seal:
+        made = tuple(SealedTensor(n, "F32", shape, "m", 0, 4, digest) for n, (shape, digest) in tensors.items())
+        return Seal("run", "checkpoint-5", "checkpoint-5", 0, (), {}, (), made)
+
+    whole = of(embed=((4, 2), "e"), norm=((2,), "n"))
+    assert is_same_model(of(embed=((4, 2), "x"), norm=((2,), "y")), whole), "other weights of one model"
+    assert is_same_model(of(embed=((4, 2), "x"), norm=((2,), "y"), head=((4, 2), "x")), whole), "a tied weight, stored twice"
+    for other in (of(embed=((4, 2), "e")), of(embed=((5, 2), "e"), norm=((2,), "n")), of(**{"x.embed": ((4, 2), "e")}), of()):
+        assert not is_same_model(other, whole)
+    assert not is_same_model(of(embed=((4, 2), "x"), norm=((2,), "y"), head=((4, 2), "z")), whole), "it has a head of its own"
+    assert not is_same_model(whole, of())

@@ -124,7 +124,8 @@ class Summary:
         """Say how to give what the consolidated model lacks; empty if it lacks nothing."""
         if not self.to_open:
             return ""
-        names = " and ".join("its tokenizer" if name == TOKENIZER else name for name in self.to_open)
+        is_adapter = "adapter_config.json" in self.to_open  # its base model has a tokenizer
+        names = " and ".join("its tokenizer" if n == TOKENIZER else n for n in self.to_open if n != TOKENIZER or not is_adapter)
         return (
             f"put {names} into the output directory of {self.run}, where its worker (or `ckptsync push`) finds it, or set"
             f" head.config_from.{self.run} to a directory that has it, and reload the head (`ckptsync help head`)"

@@ -49,8 +49,10 @@ def run(args: argparse.Namespace) -> int:
     offer = offered_to(asked.url, directory, asked.runs, args.name)
     name = _run_name(args.run, offer.run)
     plan = planned(offer, asked.node, asked.selection)
+    added = {path for one in plan for path in one.added}
+    left_out = [entry for entry in offer.left_out if str(directory.resolve() / entry) not in added]
     if args.dry_run:
-        _say(args, asked.url, [{**_described(one), "run": name, "phase": "would be sent"} for one in plan], offer.left_out)
+        _say(args, asked.url, [{**_described(one), "run": name, "phase": "would be sent"} for one in plan], left_out)
         return 0
     store = create_store(asked.url, options_for(asked.url, access), access.limits)
     total = sum(one.size for one in plan)
@@ -67,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
             runs=asked.runs,
             name=args.name,
         )
-    _say(args, asked.url, [_described(one) for one in sent], offer.left_out)
+    _say(args, asked.url, [_described(one) for one in sent], left_out)
     return 0
 
 

@@ -27,6 +27,7 @@ from ckptsync.worker.options import RunDir, checked_run, local_root, refuse_over
 from ckptsync.worker.order_of_writing import Span
 from ckptsync.worker.result import Progress
 from ckptsync.worker.saving import (
+    added_to,
     begun,
     instead_of,
     is_given_up,
@@ -110,7 +111,17 @@ def planned(offer: Offer, node: str, selection: Selection) -> list[Progress]:
 
 def _planned(seen: Seen) -> Progress:
     sizes = [s.size for s in seen.hold.stats]
-    return Progress(seen.run, seen.spot.name, 0, "waiting", "", files=len(sizes), size=sum(sizes), left_out=seen.hold.left_out)
+    return Progress(
+        seen.run,
+        seen.spot.name,
+        0,
+        "waiting",
+        "",
+        files=len(sizes),
+        size=sum(sizes),
+        left_out=seen.hold.left_out,
+        added=added_to(seen.hold),
+    )
 
 
 @dataclass(slots=True)

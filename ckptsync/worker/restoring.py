@@ -78,6 +78,7 @@ def _candidates(
     rest = tuple(f for f in whole.files if f.path not in others)
     written = without_copies(whole, [k.manifest for k in live]).files
     alone = tuple(f for f in whole.files if f.path not in beside)
-    for files in dict.fromkeys((whole.files, rest, written, alone)):
+    added = tuple(f for f in whole.files if f.path in beside)
+    for files in dict.fromkeys((whole.files, rest, written, alone, added)):
         for offset, remembered in product(dict.fromkeys((0, desk.offset())), said) if files else ():
             yield part(replace(remembered, place=parsed.place, n=parsed.n, clock_offset=offset), files)

@@ -19,7 +19,7 @@ class Progress:
     ``waiting``: not settled, or not all could be sent yet; ``sending``: on its way; ``sent``: by this tick; ``stored``: before it; ``elsewhere``: another
     node sends it, or has; ``retired``: given up in the store; ``failed``: see the failure; ``missed``: removed by the
     trainer before it was known whole; ``lost``: removed by somebody before it was sent, or while it was; ``superseded``: not sent, since a newer one was settled; ``cleaned``: removed from this node, the store has it.
-    ``detail`` is in words, for people.  ``left_out``: what lies in the checkpoint and is not sent.
+    ``detail`` is in words, for people.  ``left_out``: what lies in the checkpoint and is not sent; ``added``: files found around it that are sent with it.
     """
 
     run: str
@@ -32,6 +32,7 @@ class Progress:
     size: int = 0
     notes: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

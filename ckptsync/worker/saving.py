@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ckptsync import __version__
@@ -264,8 +264,10 @@ def sent_progress(seen: Seen, taken: Taken, sent: Sent) -> Progress:
     """What was sent, as a value."""
     phase: Phase = "waiting" if sent.waiting else "sent"
     detail = f"another node is writing {sent.waiting[0]}" if sent.waiting else "sent"
-    notes = (*taken.notes, *_notes(seen.hold), *_from_elsewhere(seen.hold.held.values()))
-    return Progress(seen.run, seen.spot.name, seen.k, phase, detail, sent.place, sent.files, sent.size, notes, seen.hold.left_out)
+    added = added_to(seen.hold)
+    found = (f"not in the checkpoint, and sent with it: {', '.join(added)}",) if added else ()
+    notes, left_out = (*taken.notes, *_notes(seen.hold), *found), seen.hold.left_out
+    return Progress(seen.run, seen.spot.name, seen.k, phase, detail, sent.place, sent.files, sent.size, notes, left_out, added)
 
 
 def hardened(seen: Seen) -> Seen:
@@ -304,13 +306,9 @@ def _notes(hold: Hold) -> tuple[str, ...]:
     return (f"{len(hold.others)} links or special files are not sent: {hold.others[0]}",) if hold.others else ()
 
 
-def _from_elsewhere(held: Iterable[Held]) -> Iterator[str]:
-    """Say which files were found around the checkpoint."""
-    found: dict[str, list[str]] = {}
-    for each in held:
-        if each.is_added and not each.is_pinned:
-            found.setdefault(str(each.root), []).append(each.stat.path)
-    yield from (f"from {root}: {', '.join(sorted(names))}" for root, names in found.items())
+def added_to(hold: Hold) -> tuple[str, ...]:
+    """Return the paths on this node of what was found around the checkpoint."""
+    return tuple(sorted(f"{h.root}/{h.stat.path}" for h in hold.held.values() if h.is_added and not h.is_pinned))
 
 
 def _of_pins(hold: Hold) -> tuple[str, ...]:

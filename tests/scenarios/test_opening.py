@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.scenarios.world import BASE, VECTORS, World, reference
+from tests.scenarios.world import BASE, VECTORS, World, flipped, reference
 
 pytestmark = pytest.mark.stores("path")
 
@@ -242,12 +242,64 @@ def test_a_later_upload_completes_the_models_of_its_run(world: World) -> None:
         assert beside(world, place) == OPENERS
 
 
+def test_another_nodes_directory_never_replaces_what_the_first_nodes_checkpoint_has(world: World) -> None:
+    parts = {node: world.save("sft", vector="hf-zero3-2node", node=node) for node in ("node0", "node1")}
+    own = (parts["node0"] / "config.json").read_bytes()
+    for node in ("node1", "node0"):  # whose name sorts first would own a path that both send
+        renamed = {"node0": "z", "node1": "a"}[node]
+        (parts[node].parent / "config.json").write_text(json.dumps({"model_type": "another"}))
+        world.push(parts[node], node=renamed)
+    world.push(parts["node1"], node="a")
+    assert world.stored("sft", "checkpoint-4")["config.json"] == own
+    assert not any("/files/" in name for name in world.store.names())
+
+
+def test_the_only_node_that_has_a_configuration_gives_it_once_the_save_is_whole(world: World) -> None:
+    for node in ("node0", "node1"):
+        world.worker(node)
+    give(world.output("sft", "node1"))
+    for node in ("node0", "node1"):
+        world.save("sft", vector="hf-fsdp2-2node", node=node)
+    world.head(head=NO_CONFIG)
+    world.until(lambda: PLACE in world.ls() and bool(world.ls()[PLACE]["model"]) and not told(world), "a configuration")
+    world.wait(PLACE, "VERIFIED")
+    assert beside(world) == OPENERS
+    assert world.model(PLACE) == reference("hf-fsdp2-2node")
+
+
+@pytest.mark.parametrize("comes", ["before", "later"])
+def test_a_damaged_record_of_a_checkpoint_with_a_found_configuration_is_written_again(world: World, comes: str) -> None:
+    saved = world.save("sft", vector=SHARDED)
+    if comes == "before":
+        give(saved.parent)
+        for name in OPENERS:
+            os.utime(saved.parent / name, (1_700_000_000, 1_700_000_000))
+    world.worker()
+    world.wait(PLACE, "COMPLETE")
+    if comes == "later":
+        give(saved.parent)
+    world.until(lambda: world.stored("sft", "checkpoint-4").keys() >= OPENERS, "a configuration")
+    world.wait_at_rest()
+    records = {n: world.store.read(n) for n in world.store.names() if "/manifest-" in n}
+    assert len(records) == (1 if comes == "before" else 2)
+    for name, data in records.items():
+        world.store.write(name, flipped(data))
+    world.until(lambda: {n: world.store.read(n) for n in records} == records, "the records to be written again")
+    world.wait(PLACE, "COMPLETE")
+    damaged = "sft/checkpoint-4/config.json"
+    world.store.write(damaged, flipped(world.store.read(damaged)))
+    world.verify(code=10)
+    world.until(lambda: world.store.read(damaged) == (BASE / "config.json").read_bytes(), "the file to be sent again")
+
+
 def test_push_again_sends_what_has_come_since_and_nothing_twice(world: World) -> None:
     saved = world.save("sft", vector=SHARDED)
     world.push(saved)
     give(saved.parent)
     sent = world.push(saved, "--json").json["checkpoints"]
     assert [(c["place"], c["files"]) for c in sent] == [("checkpoint-4", len(OPENERS))]
+    assert {Path(path).name for path in sent[0]["added"]} == OPENERS
+    assert world.push(saved.parent, "--dry-run", "--json").json["left_out"] == []
     before = {n: world.store.identity(n) for n in world.store.names() if n.startswith("sft/")}
     (saved.parent / "config.json").write_text(json.dumps({"model_type": "another"}))
     world.push(saved)
