@@ -8,6 +8,7 @@ What is found is sent as the checkpoint's own files are, so a head trusts it no 
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from ckptsync.worker.hold import Held, Hold
 YOUNG = 2.0  # seconds: whoever writes a configuration or a tokenizer may still be at it
 _MOST = 64 << 20  # bytes of one file
 _LARGE = 1 << 20  # bytes of JSON: a worker beside a training parses no more
-_MOST_ARGUMENTS = 4 << 20  # bytes of a file that names a model
+_MOST_ARGUMENTS = 256 << 10  # bytes of a file that names a model: some 10,000 are usual
 _ARGUMENTS = "training_args.bin"
 _NAMED_IN = ("adapter_config.json", "config.json", _ARGUMENTS)
 _KEYS = ("base_model_name_or_path", "model_name_or_path", "pretrained_model_name_or_path", "model_path", "_name_or_path")
@@ -38,7 +39,7 @@ _KEYS = ("base_model_name_or_path", "model_name_or_path", "pretrained_model_name
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """Files that belong together: all are of one directory.  It has them if it has one of ``marks``.
+    """Files that belong together: all are of one directory.  A directory has them if it has one of ``marks``.
 
     That file must have one of the keys ``says``, if there are any: scripts call a configuration of their own `config.json`, too.
     """
@@ -46,6 +47,11 @@ class _Kind:
     names: tuple[str, ...]
     marks: tuple[str, ...]
     says: tuple[str, ...] = ()
+
+    @property
+    def own(self) -> tuple[str, ...]:
+        """Names by which a checkpoint has it itself."""
+        return self.marks if self.says else self.names
 
 
 _CONFIG = _Kind(("config.json", "generation_config.json"), ("config.json",), ("model_type", "architectures"))
@@ -60,10 +66,10 @@ _TELLING = (*_CONFIG.says, *_ADAPTER.says)
 def companions(hold: Hold, spot: Spot, stored: Iterable[str] = ()) -> dict[str, Held]:
     """Return the files, by name, that a checkpoint lacks and that lie where this node can know them.
 
-    Of a kind of which the checkpoint has any file, at whatever depth, nothing is added.  ``stored``: paths of it that are in the store.
+    Nothing is added of a kind that the checkpoint has, at whatever depth, nor under a name that it has.  ``stored``: paths of it that are in the store.
     """
     there = {path.rpartition("/")[2] for path in (*hold.held, *stored)}
-    lacking = [kind for kind in (_CONFIG, _ADAPTER, _PROCESSING) if there.isdisjoint(kind.names)]
+    lacking = [kind for kind in (_CONFIG, _ADAPTER, _PROCESSING) if there.isdisjoint(kind.own)]
     found: dict[str, Held] = {}
     around = _around(spot)
     for folder in around if lacking else ():
@@ -75,7 +81,7 @@ def companions(hold: Hold, spot: Spot, stored: Iterable[str] = ()) -> dict[str, 
         beside = _held(folder)
         if _mark(beside, _CONFIG):  # only of a directory that is a model's
             _add(found, beside, lacking)
-    return found
+    return {name: held for name, held in found.items() if name not in there}
 
 
 def is_of_first(hold: Hold) -> bool:
@@ -146,7 +152,7 @@ def _named(hold: Hold, found: Mapping[str, Held], around: Sequence[Path]) -> Ite
     said = [name for each in (*held, *arguments) if each for name in _models(each)]
     said += [b.facts.get("base_model", "") for home in around for b in reversed(begun(home / OURS))]
     for name in dict.fromkeys(said):
-        if name.startswith("/") and "\0" not in name and Path(name).is_dir():
+        if name.startswith("/") and os.path.isdir(name):  # noqa: PTH112  # Path.is_dir raises for a name that is too long
             yield Path(name)
 
 

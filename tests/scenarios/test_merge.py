@@ -234,7 +234,14 @@ class Evil:
 
 
 @pytest.mark.parametrize(
-    "name", ["pytorch_model.bin", "global_step4/mp_rank_00_model_states.pt", "model/.metadata", "model_world_size_1_rank_0.pt"]
+    "name",
+    [
+        "pytorch_model.bin",
+        "global_step4/mp_rank_00_model_states.pt",
+        "model/.metadata",
+        "model_world_size_1_rank_0.pt",
+        "training_args.bin",
+    ],
 )
 @pytest.mark.parametrize("command", ["merge", "inspect", "verify", "push"])
 def test_a_pickle_is_never_executed(name: str, command: str, tmp_path: Path) -> None:

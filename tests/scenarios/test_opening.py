@@ -149,7 +149,7 @@ def test_a_name_that_is_no_directory_of_a_model_gives_nothing(world: World) -> N
     (secret / "config.json").write_text(json.dumps({"auths": {"registry": "token"}}))
     (secret / "tokenizer.json").write_text("{}")
     saved = world.save("sft", vector=SHARDED)
-    for number, name in enumerate((str(secret), "org/model", "../secret")):
+    for number, name in enumerate((str(secret), "org/model", "../secret", "/" + "x" * 5000, "/a\0b")):
         (saved / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": name}))
         world.push(saved, "--run", f"run{number}")
         assert not any("secret" in n or n.endswith(("/config.json", "tokenizer.json")) for n in world.store.names())
