@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from ckptsync.records.join import Join
 from ckptsync.records.keep import Keep
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.report import Finding, Report
@@ -17,7 +18,7 @@ def test_the_listing_is_what_the_code_makes() -> None:
     assert document(text) == text, "python -m tests.listing writes it anew"
 
 
-@pytest.mark.parametrize("record", [Manifest, FileEntry, Seal, SealedFile, SealedTensor, Report, Finding, Tombstone, Keep])
+@pytest.mark.parametrize("record", [Manifest, FileEntry, Seal, SealedFile, SealedTensor, Report, Finding, Tombstone, Keep, Join])
 def test_every_field_of_a_record_is_described(record: type) -> None:
     fields = {f.name for f in dataclasses.fields(record)}
     assert fields <= {word for word in DOCUMENT.read_text().split("`") if word.isidentifier()}

@@ -4,10 +4,30 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from ckptsync.digest import digest
 from ckptsync.model import Demands
+from ckptsync.records.join import Join
 from ckptsync.records.manifest import FileEntry, Manifest
-from ckptsync.records.saves import Known, better_place, choose_place, live, locate, moved, next_n, save_of
+from ckptsync.records.saves import (
+    NEAR,
+    QUIET,
+    Known,
+    Sibling,
+    against,
+    better_place,
+    choose_place,
+    doubtful_until,
+    groups,
+    known_of,
+    live,
+    locate,
+    moved,
+    next_n,
+    save_of,
+    siblings,
+)
 
 S = 1_000_000_000
 FIRST, LATER = 1_000 * S, 9_000 * S
@@ -161,3 +181,90 @@ def test_of_two_contents_the_smaller_node_owns_the_plain_name() -> None:
         ("run/checkpoint-5/state", ("a", "c")),
         ("run/.ckptsync/checkpoint-5/files/b/state", ("b",)),
     ]
+
+
+SOON = FIRST + 52 * S
+WHOLE = Demands({"dcp/__0_0.distcp": None, "dcp/__1_0.distcp": None}, {}, 2)
+
+
+def part(rank: int, node: str, at: int = FIRST, **more: object) -> Manifest:
+    """One of two parts of a save; that of rank 0 has the metadata."""
+    told: dict[str, object] = {"demands": WHOLE if rank == 0 else Demands(), **more}
+    return replace(of_rank(rank, node, at=at), **told)  # type: ignore[arg-type]
+
+
+def test_two_parts_that_complete_each_other_within_minutes_are_one_save() -> None:
+    assert choose_place(part(1, "b", SOON), known(part(0, "a"))) == "checkpoint-5"
+    assert choose_place(part(0, "a"), known(part(1, "b", SOON))) == "checkpoint-5"
+    assert save_of("checkpoint-5", known(part(0, "a"), part(1, "b", SOON))) == ""
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "reason"),
+    [
+        (part(0, "a"), part(1, "b", FIRST + NEAR + S), "301 s lie between their files"),
+        (part(0, "a"), part(0, "b", SOON), "rank 0"),
+        (part(0, "a"), part(1, "a", SOON), "both are of a"),
+        (part(0, "a", save="one"), part(1, "b", SOON, save="two"), "two save ids"),
+        (part(0, "a", save="one"), part(1, "b", SOON), "only one of a and b has a save id"),
+        (part(0, "a"), manifest("b", entry("x", at=SOON)), "no file of b says which rank wrote it"),
+        (part(0, "a", demands=replace(WHOLE, world=3)), part(1, "b", SOON), "no part has files of rank 2"),
+        (part(0, "a", demands=replace(WHOLE, world=None)), part(1, "b", SOON), "how many ranks"),
+        (part(0, "a", demands=replace(WHOLE, model={"gone": None})), part(1, "b", SOON), "gone: no part has it"),
+        (part(0, "a", demands=replace(WHOLE, model={"dcp/__1_0.distcp": 9})), part(1, "b", SOON), "9 demanded"),
+        (
+            manifest("a", shard(0), entry("state", "one"), ranks=(0,)),
+            manifest("b", shard(1, at=SOON), entry("state", "two", SOON), ranks=(1,)),
+            "two contents of state",
+        ),
+    ],
+)
+def test_evidence_of_two_saves_keeps_parts_apart(first: Manifest, second: Manifest, reason: str) -> None:
+    found = groups(known(first, replace(second, place="checkpoint-5~1")))
+    assert len(found) == 2
+    assert any(reason in line for line in against(found)), against(found)
+    assert choose_place(second, known(first)) != "checkpoint-5"
+
+
+def test_another_candidate_keeps_all_apart() -> None:
+    """Rank 0 wrote the name twice: the part of rank 1 is of the second save, or of the first, whose own part never came."""
+    again = part(0, "a", FIRST + 90 * S, files=(shard(0, "second", FIRST + 90 * S),), place="checkpoint-5~1")
+    found = known(part(0, "a"), again, part(1, "b", SOON, place="checkpoint-5~2"))
+    assert len(groups(found)) == 3
+    assert [s.place for s in siblings("checkpoint-5~2", found)] == ["checkpoint-5", "checkpoint-5~1"]
+
+
+def test_proof_is_stronger_than_what_completes() -> None:
+    mate = part(0, "a", SOON, files=(shard(0, "second", SOON),), place="checkpoint-5~1")
+    later = part(1, "b", SOON, place="checkpoint-5~1")
+    found = groups(known(part(0, "a"), mate, later))
+    assert sorted(len(g.parts) for g in found) == [1, 2]
+    assert better_place("b", "checkpoint-5~1", known(part(0, "a"), mate, later)) == "checkpoint-5~1"
+
+
+def test_only_what_ranks_and_time_alone_tie_is_doubtful_for_a_while() -> None:
+    assert doubtful_until(part(1, "b", SOON), known(part(0, "a"))) == SOON + QUIET
+    assert doubtful_until(part(1, "b"), known(part(0, "a"))) == 0
+    assert doubtful_until(part(1, "b", LATER), known(part(0, "a"))) == 0
+
+
+def joined(*manifests: Manifest) -> dict[str, object]:
+    """Manifests, and a record that joins them all."""
+    names = {f"run/.ckptsync/{m.place}/manifest-{m.node}-0-{i:016x}.json": m for i, m in enumerate(manifests)}
+    return {**names, "j": Join("run", "checkpoint-5", "checkpoint-5", 0, tuple(names))}
+
+
+def test_what_a_person_joins_is_one_save_and_stays_it_when_it_moves() -> None:
+    records = joined(of_rank(0, "a"), of_rank(1, "b", at=LATER, place="checkpoint-5~1"))
+    found = known_of(records)
+    assert better_place("b", "checkpoint-5~1", found) == "checkpoint-5"
+    assert list(siblings("checkpoint-5", found)) == [Sibling("checkpoint-5~1", ("b",))]
+    old = [k for k in found if k.manifest.node == "b"]
+    found = known_of({**records, "new": moved(old, "checkpoint-5", 0)})
+    assert save_of("checkpoint-5", found) == ""
+    assert siblings("checkpoint-5", found) == {}
+
+
+def test_a_join_does_not_outweigh_a_contradiction() -> None:
+    found = known_of(joined(of_rank(0, "a"), of_rank(0, "b", "second", LATER, place="checkpoint-5~1")))
+    assert len(groups(live(found))) == 2

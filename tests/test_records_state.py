@@ -8,6 +8,7 @@ import pytest
 from ckptsync.model import Demands
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.report import Level, Report, Verdict
+from ckptsync.records.saves import Sibling
 from ckptsync.records.seal import Seal, SealedFile, SealedTensor, is_same_model
 from ckptsync.records.state import Facet, Facets, Proof, Records, Snapshot, proof, snapshot, word
 from ckptsync.records.tombstone import Tombstone
@@ -79,7 +80,8 @@ def test_a_part_that_may_belong_here_is_pointed_at() -> None:
     records = Records({pairs[0].name: A0}, {}, {}, {})
     found = snapshot("checkpoint-5", records, pairs, SIZES)
     assert found
-    assert found.evidence[1].startswith("checkpoint-5~00000000 of b may be more of it: 3.0 s lie between")
+    assert found.evidence == ("dcp/__1_0.distcp: b has sent one that lies in checkpoint-5~00000000",)
+    assert list(found.siblings) == [Sibling("checkpoint-5~00000000", ("b",), ("rng_state_0.pth: no part has it",))]
 
 
 def test_a_file_of_another_size_than_demanded_is_named() -> None:

@@ -18,8 +18,9 @@ from ckptsync.catalogue.reading import Cache
 from ckptsync.catalogue.summary import Gap, Proven, Summary
 from ckptsync.catalogue.units import Name, Unit
 from ckptsync.digest import digest
+from ckptsync.records.saves import Sibling
 
-_SHAPE = repr([(kind.__name__, f.name, str(f.type)) for kind in (Unit, Summary, Proven, Gap) for f in fields(kind)])
+_SHAPE = repr([(kind.__name__, f.name, str(f.type)) for kind in (Unit, Summary, Proven, Gap, Sibling) for f in fields(kind)])
 _HEAD = f"ckptsync catalogue {__version__} {digest(_SHAPE.encode())[:16]}\n".encode()
 
 

@@ -21,7 +21,7 @@ def gaps(seen: Snapshot) -> tuple[Gap, ...]:
     demanded = {**seen.demands.resume, **seen.demands.model}
     absent: dict[int, list[str]] = {}
     for path in sorted(demanded):
-        if path not in seen.files:
+        if path not in seen.files and not any(path in paths for paths in seen.siblings.values()):
             found = rank(path)
             absent.setdefault(-1 if found is None else found, []).append(path)
     for number in _silent_ranks(seen):
@@ -33,6 +33,7 @@ def gaps(seen: Snapshot) -> tuple[Gap, ...]:
 def _silent_ranks(seen: Snapshot) -> Iterable[int]:
     """Ranks that there were in this training, and of which no file has come."""
     heard = {number for known in seen.manifests for number in known.manifest.ranks}
+    heard |= {number for paths in seen.siblings.values() for path in paths if (number := rank(path)) is not None}
     return set(range(seen.demands.world or 0)) - heard if heard else ()
 
 
@@ -100,7 +101,8 @@ def _owners(wanted: set[int], near: Iterable[Summary]) -> Mapping[int, _Owner]:
 
 def _others(seen: Summary, near: Summary | None) -> list[_Owner]:
     """Where no missing rank is known: who took part in the nearest other checkpoint, and not in this."""
-    return [_Owner(node, near.place) for node, _ in near.ranks if node not in seen.nodes] if near else []
+    there = {*seen.nodes, *(node for s in seen.siblings for node in s.nodes)}
+    return [_Owner(node, near.place) for node, _ in near.ranks if node not in there] if near else []
 
 
 def _line(owner: _Owner | None, its: Sequence[Gap]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from ckptsync.catalogue.lost import gaps, ranges
 from ckptsync.catalogue.summary import LINES, TOKENIZER, Proven, Summary
@@ -64,6 +65,7 @@ def summary(seen: Snapshot, mtimes: Mapping[str, float]) -> Summary:
         ranks=_ranks(seen),
         gaps=gaps(seen) if seen.word == "ARRIVING" else (),
         left_out=cut(seen.seal.left_out) if seen.seal else (),
+        siblings=tuple(replace(s, against=cut(s.against)) for s in seen.siblings),
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from ckptsync.errors import CkptsyncError, Corrupt
 from ckptsync.records.names import RecordName
 from ckptsync.records.report import Finding, Level, Verdict
+from ckptsync.records.saves import Sibling
 from ckptsync.records.state import Word
 from ckptsync.records.vanished import Vanished
 
@@ -70,6 +71,7 @@ class Summary:
     ``state``: changes with any record that is written or taken away; equal states fail equally.  ``late``: manifests count that the seal does not
     name; ``to_open``: what the sealed model lacks to be opened, ``config.json`` (or ``adapter_config.json``) and ``tokenizer``;
     ``left_out``: code of the checkpoint that it does not have.
+    ``siblings``: other places with parts of this save, or of what may be this save.
     """
 
     run: str
@@ -111,6 +113,7 @@ class Summary:
     gaps: tuple[Gap, ...] = ()
     awaited: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    siblings: tuple[Sibling, ...] = ()
 
     @property
     def unopenable(self) -> str:

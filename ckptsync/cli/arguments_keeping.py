@@ -1,4 +1,4 @@
-"""Arguments of what keeps, lets go and repairs: ``gc``, ``keep``, ``repair``.  Imports nothing heavy."""
+"""Arguments of what keeps, lets go, joins and repairs: ``gc``, ``keep``, ``join``, ``repair``.  Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -25,11 +25,14 @@ def add(commands: Any, command: Command, store: Callable[[argparse.ArgumentParse
     """All of them."""
     _gc(command(commands, "gc", "let go of checkpoints that no rule keeps", _OF_GC), store)
     _keep(command(commands, "keep", "keep a checkpoint by hand, whatever the rules say"))
+    _join(command(commands, "join", "say that two places of a checkpoint are one save, and bring their files together", _OF_JOIN))
     _repair(command(commands, "repair", "say what can be done about damage, and do it", _OF_REPAIR))
 
 
 _OF_GC = """What is to go is marked first, and removed by a later run when the grace is over; the last verified checkpoint of a run
 never goes.  Rules are the configuration's, or those given here, which then are all there are."""
+_OF_JOIN = """`ckptsync ls` shows which places may be parts of one save, and why nothing joins them by itself.  Places with files of one
+rank are refused.  Files are copied within the store, so that one directory holds the whole checkpoint; killed, and called again, it goes on."""
 _OF_REPAIR = """Consolidated files are made again from shards; shards are sent again by the nodes that still hold them.
 Exit code 10: something cannot be repaired; 3: nodes were asked and have not answered yet."""
 
@@ -55,6 +58,12 @@ def _keep(command: argparse.ArgumentParser) -> None:
     _of_store(command)
     command.add_argument("--release", action="store_true", help="let the rules decide again")
     command.add_argument("--reason", metavar="TEXT", default="", help="for people, shown by gc")
+
+
+def _join(command: argparse.ArgumentParser) -> None:
+    for name in ("first", "second"):
+        command.add_argument(name, metavar="RUN/CHECKPOINT", help="as `ckptsync ls` shows it")
+    _of_store(command)
 
 
 def _repair(command: argparse.ArgumentParser) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from ckptsync.config.values import Config
 from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.paths import checked_path
 from ckptsync.records.names import consolidated_prefix
+from ckptsync.records.saves import Sibling
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import open_store
 from ckptsync.stores.timetable import Timetable
@@ -124,9 +125,13 @@ def _newest(summaries: Sequence[Summary]) -> dict[tuple[str, str], Summary]:
 
 
 def _newer(seen: Summary, newest: Mapping[tuple[str, str], Summary]) -> str:
-    """Return the place of the newest save of the same name, if this is an older one that is not retired; else nothing."""
+    """Return the place of the newest save of the same name, if this is an older one that is not retired; else nothing.
+
+    What may be another part of this one is not a newer save.
+    """
     last = newest.get((seen.run, seen.checkpoint), seen)
-    return last.place if last.place != seen.place and last.ended > seen.ended and not seen.retired else ""
+    is_older = last.ended > seen.ended and not seen.retired
+    return last.place if is_older and last.place not in (seen.place, *(s.place for s in seen.siblings)) else ""
 
 
 def _described(store: Store, seen: Summary, newest: Mapping[tuple[str, str], Summary]) -> dict[str, Any]:
@@ -138,6 +143,7 @@ def _described(store: Store, seen: Summary, newest: Mapping[tuple[str, str], Sum
         "newer": _newer(seen, newest) or None,
         "evidence": list(seen.evidence),
         "lost": list(seen.lost),
+        "siblings": siblings(store.url, seen.run, seen.place, seen.siblings),
         "nodes": list(seen.nodes),
         "files": seen.files,
         "bytes": seen.size,
@@ -157,9 +163,25 @@ def _described(store: Store, seen: Summary, newest: Mapping[tuple[str, str], Sum
     }
 
 
+def siblings(url: str, run: str, place: str, found: Iterable[Sibling]) -> list[dict[str, Any]]:
+    """Return other places with parts of a save, for ``--json``."""
+    return [
+        {"place": s.place, "nodes": list(s.nodes), "against": list(s.against), "join": s.command(url, run, place)} for s in found
+    ]
+
+
+def sibling_line(url: str, run: str, place: str, found: Sibling) -> str:
+    """Return what is known of another place with parts of a save, and how to join them."""
+    nodes, command = ", ".join(found.nodes), found.command(url, run, place)
+    if not found.against:
+        return f"{found.place} of {nodes} is another part of it; bring them together: {command}"
+    return f"{found.place} of {nodes} may be another part of it ({'; '.join(found.against)}); if it is: {command}"
+
+
 def _row(store: Store, seen: Summary, newest: Mapping[tuple[str, str], Summary]) -> list[str]:
     newer = _newer(seen, newest)
-    said = "; ".join(filter(None, (detail(store, seen), f"{newer} is newer" if newer else "")))
+    beside = [sibling_line(store.url, seen.run, seen.place, s) for s in seen.siblings]
+    said = "; ".join(filter(None, (detail(store, seen), f"{newer} is newer" if newer else "", *beside)))
     return [seen.run, seen.place, seen.word, show_size(seen.size), str(len(seen.nodes)), said]
 
 

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 
 from ckptsync.cli import output
+from ckptsync.cli.places import sibling_line
 from ckptsync.fleet.alarms import Alarm, Room
 from ckptsync.fleet.heartbeat import Disk, Job
 from ckptsync.fleet.nodes import STATES, Node
 from ckptsync.fleet.overview import Overview
-from ckptsync.fleet.runs import Point, Run
+from ckptsync.fleet.runs import Arriving, Point, Run
 from ckptsync.units import show_duration, show_size
 
 NODES = ("NODE", "ROLES", "STATE", "BEAT", "QUEUE", "OLDEST", "RATE")
@@ -29,7 +30,7 @@ Row = tuple[Sequence[str], Sequence[str]]  # its cells, and lines to stand below
 def lines(seen: Overview, width: int = WIDE) -> list[str]:
     """None is longer than ``width`` columns, if that is 80 or more."""
     nodes = [(_node(n), _about_node(n)) for n in sorted(seen.nodes, key=_trouble)]
-    runs = [(_run(r, seen.at), _about_run(r, seen.at)) for r in sorted(seen.runs, key=_newest, reverse=True)]
+    runs = [(_run(r, seen.at), _about_run(r, seen.at, seen.store)) for r in sorted(seen.runs, key=_newest, reverse=True)]
     faults = [f"{f.name}: {f.error}" for f in seen.catalogue.faults]
     return [
         *_heading(seen, width),
@@ -132,16 +133,21 @@ def _run(run: Run, now: float) -> Sequence[str]:
     ]
 
 
-def _about_run(run: Run, now: float) -> list[str]:
+def _about_run(run: Run, now: float, url: str) -> list[str]:
     first = run.unverified
     others = {word: n for word, n in run.checkpoints.items() if word != "VERIFIED"}
     return [
         *([f"places {_numbers(run.checkpoints)}"] if others and sum(run.checkpoints.values()) > 1 else []),
         *([f"oldest unverified {first.place}, {first.word} for {_ago(now, first.arrived)}"] if first else []),
-        *(f"arriving {a.place} for {_ago(now, a.since)}: {_first(a.lost)}" for a in run.arriving[-3:]),
+        *(line for a in run.arriving[-3:] for line in _about_arriving(run.run, a, now, url)),
         *([f"no configuration, so that nothing opens the models of {_first(run.unopenable)}"] if run.unopenable else []),
         *([f"one every {_shortly(run.every)}{f', its training {run.training}' if run.training else ''}"] if run.every else []),
     ]
+
+
+def _about_arriving(run: str, its: Arriving, now: float, url: str) -> list[str]:
+    beside = [sibling_line(url, run, its.place, s) for s in its.siblings]
+    return [f"arriving {its.place} for {_ago(now, its.since)}: {_first(its.lost)}", *beside]
 
 
 def _trouble(node: Node) -> tuple[bool, bool, bool, str]:

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from ckptsync.catalogue.summary import Summary
 from ckptsync.fleet.nodes import Node
+from ckptsync.records.saves import Sibling
 from ckptsync.records.state import WORDS, Word
 
 FINAL = "final"  # what the trainer leaves in a run's root when it has ended
@@ -30,13 +31,17 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Arriving:
-    """A place that is not whole.  ``lost``: what is missing and who should have it, as far as is known; ``awaited``: those nodes."""
+    """A place that is not whole.  ``lost``: what is missing and who should have it, as far as is known; ``awaited``: those nodes.
+
+    ``siblings``: other places with parts of it, or of what may be it.
+    """
 
     place: str
     since: float
     nodes: tuple[str, ...]
     lost: tuple[str, ...]
     awaited: tuple[str, ...] = ()
+    siblings: tuple[Sibling, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +95,7 @@ def run(name: str, found: Sequence[Summary], training: str = "") -> Run:
         every=every([s.ended for s in found]),
         proven=min((s.proof.when for s in verified), default=None),
         arriving=tuple(
-            Arriving(s.place, s.arrived, s.nodes, s.lost or s.evidence, s.awaited) for s in live if s.word == "ARRIVING"
+            Arriving(s.place, s.arrived, s.nodes, s.lost or s.evidence, s.awaited, s.siblings) for s in live if s.word == "ARRIVING"
         ),
         nodes=live[-1].nodes if live else (),
         unopenable=tuple(s.place for s in live if s.sealed and s.unopenable),

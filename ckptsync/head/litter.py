@@ -13,10 +13,9 @@ from dataclasses import dataclass
 from ckptsync.catalogue.fresh import read_checkpoints
 from ckptsync.errors import ConfigError
 from ckptsync.head.clearing import check_alone
-from ckptsync.records.manifest import Manifest
 from ckptsync.records.names import OURS, consolidated_prefix, file_name, parse_record_name, records_prefix
 from ckptsync.records.places import record_names
-from ckptsync.records.saves import Known, live, locate, save_of
+from ckptsync.records.saves import Known, known_of, live, locate, save_of
 from ckptsync.records.seal import Seal
 from ckptsync.stores import sweeping
 from ckptsync.stores.contract import Entry, Store
@@ -42,13 +41,12 @@ def found(store: Store, now: float, idle: float = IDLE, run: str = "") -> Iterat
     listed = record_names(e.name for e in entries)
     records, faults = read_checkpoints(store, {e.name: e.size for e in entries})
     doubtful = {(f.run, f.place.partition("~")[0]) for f in faults}
-    manifests = [Known(name, r) for name, r in records.items() if isinstance(r, Manifest)]
     seals = [r for r in records.values() if isinstance(r, Seal)]
     for where, place in sorted(_places(entries)):
         checkpoint = place.partition("~")[0]
         if (where, checkpoint) in doubtful or _is_sent(entries, where, checkpoint, now) or not _is_alone(store, where, place):
             continue
-        known = [k for k in manifests if (k.manifest.run, k.manifest.checkpoint) == (where, checkpoint)]
+        known = known_of({name: r for name, r in records.items() if (r.run, r.checkpoint) == (where, checkpoint)})
         bound = {*_bound(place, known), *_sealed(s for s in seals if (s.run, s.place) == (where, place))}
         said = frozenset(n for n, p in listed.items() if (p.run, p.place.partition("~")[0]) == (where, checkpoint))
         looked_at = _prefixes(where, place, has_seal=any((s.run, s.place) == (where, place) for s in seals))
@@ -110,7 +108,7 @@ def _is_alone(store: Store, run: str, place: str) -> bool:
     return True
 
 
-def _bound(place: str, known: list[Known]) -> Iterator[str]:
+def _bound(place: str, known: Iterable[Known]) -> Iterator[str]:
     """Where the files of a place lie; in doubt all names that they may have."""
     counting = live(known)
     here = [k.manifest for k in counting if k.manifest.place == place]

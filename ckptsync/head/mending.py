@@ -56,7 +56,7 @@ def mend(store: Store, plan: Plan, seen: Snapshot | None, options: HeadOptions) 
 
 def _word(plan: Plan, part: Part) -> RecordName | None:
     parsed = parse_record_name(f"{plan.run}/{part.name}")
-    return parsed if parsed is not None and parsed.kind in ("keep", "tombstone", "report") else None
+    return parsed if parsed is not None and parsed.kind in ("keep", "tombstone", "report", "join") else None
 
 
 def _remove(store: Store, word: RecordName) -> Iterator[str]:

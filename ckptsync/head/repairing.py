@@ -176,6 +176,7 @@ def _of_record(fault: Fault, seen: Snapshot | None, ground: Ground) -> Part:
 
 _WORDS = {
     "keep": "says nothing any more: removed, after a new word that keeps the place; `ckptsync keep --release` lets it go",
+    "join": "joins nothing any more: removed; `ckptsync join` joins the places again",
     "tombstone": "says nothing any more: removed, after what it may have taken back is taken back; gc decides again",
 }
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from ckptsync.errors import Corrupt
 from ckptsync.layouts.rank_names import MOST
 from ckptsync.paths import checked_path
+from ckptsync.records.join import Join
 from ckptsync.records.keep import Keep
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.names import checked_node, parse_record_name
@@ -19,7 +20,7 @@ _TRAINER = 200  # characters: people read it
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-def check(record: Manifest | Seal | Report | Tombstone | Keep) -> None:
+def check(record: Manifest | Seal | Report | Tombstone | Keep | Join) -> None:
     """Raises Corrupt."""
     if record.place != record.checkpoint and not record.place.startswith(f"{record.checkpoint}~"):
         raise Corrupt(f"{record.place!r}: not a place of {record.checkpoint!r}")

@@ -10,6 +10,7 @@ from ckptsync.decoding import SMALL, Decoder, format_number
 from ckptsync.digest import digest
 from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.records.checks import check
+from ckptsync.records.join import Join
 from ckptsync.records.keep import Keep
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.names import RecordKind, RecordName, parse_record_name
@@ -17,9 +18,9 @@ from ckptsync.records.report import Report
 from ckptsync.records.seal import Seal
 from ckptsync.records.tombstone import Tombstone
 
-Record = Manifest | Seal | Report | Tombstone | Keep
-R = TypeVar("R", Manifest, Seal, Report, Tombstone, Keep)
-FORMATS: dict[RecordKind, int] = {"manifest": 1, "seal": 1, "report": 1, "tombstone": 1, "keep": 1}
+Record = Manifest | Seal | Report | Tombstone | Keep | Join
+R = TypeVar("R", Manifest, Seal, Report, Tombstone, Keep, Join)
+FORMATS: dict[RecordKind, int] = {"manifest": 1, "seal": 1, "report": 1, "tombstone": 1, "keep": 1, "join": 1}
 """The newest that this program knows of each kind."""
 _KINDS: dict[RecordKind, type[Record]] = {
     "manifest": Manifest,
@@ -27,8 +28,16 @@ _KINDS: dict[RecordKind, type[Record]] = {
     "report": Report,
     "tombstone": Tombstone,
     "keep": Keep,
+    "join": Join,
 }
-LIMITS: dict[RecordKind, int] = {"manifest": 32 << 20, "seal": 32 << 20, "report": SMALL, "tombstone": SMALL, "keep": SMALL}
+LIMITS: dict[RecordKind, int] = {
+    "manifest": 32 << 20,
+    "seal": 32 << 20,
+    "report": SMALL,
+    "tombstone": SMALL,
+    "keep": SMALL,
+    "join": SMALL,
+}
 """Bytes that a record may have: a manifest of some 110,000 files, a seal of some 120,000 tensors.  A reader has at most fifteen times as many in memory."""
 _DECODERS = {kind: Decoder(its, f"a {kind}", LIMITS[kind]) for kind, its in _KINDS.items()}
 
@@ -87,5 +96,5 @@ def decode_any(name: RecordName, data: bytes) -> Record:
 
 
 def is_made_anew(name: RecordName | None, error: CkptsyncError) -> bool:
-    """Whether a record that cannot be read keeps nobody from its place: a damaged seal or report follows from the rest, and is written again; a damaged word to keep keeps."""
-    return isinstance(error, Corrupt) and name is not None and name.kind in ("seal", "report", "keep")
+    """Whether a record that cannot be read keeps nobody from its place: a damaged seal or report follows from the rest, and is written again; a damaged word to keep keeps; a damaged join joins nothing."""
+    return isinstance(error, Corrupt) and name is not None and name.kind in ("seal", "report", "keep", "join")

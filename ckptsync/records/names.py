@@ -2,7 +2,7 @@
 
 <run>/checkpoint-500/…                                  the trainer's own files
 <run>/consolidated/checkpoint-500/…                     the consolidated model
-<run>/.ckptsync/checkpoint-500/manifest-<node>-<n>-<digest>.json, seal-<n>-…, report-<n>-…, tombstone-<n>-…, keep-<n>-…
+<run>/.ckptsync/checkpoint-500/manifest-<node>-<n>-<digest>.json, seal-<n>-…, report-<n>-…, tombstone-<n>-…, keep-<n>-…, join-<n>-…
 <run>/.ckptsync/checkpoint-500/agreement-<n>.json      what heads have agreed to make of it
 <run>/.ckptsync/checkpoint-500/files/<node>/<path>      a node's copy of a name that another node owns with other bytes
 <run>/.ckptsync/checkpoint-500/sending/<node>           not empty while that node sends files of that checkpoint's name
@@ -20,13 +20,13 @@ from ckptsync.errors import Corrupt
 OURS = ".ckptsync"
 CONSOLIDATED = "consolidated"
 STORE_FILE = f"{OURS}/store.json"
-RecordKind = Literal["manifest", "seal", "report", "tombstone", "keep"]
-_SINGLE: tuple[RecordKind, ...] = ("seal", "report", "tombstone", "keep")
+RecordKind = Literal["manifest", "seal", "report", "tombstone", "keep", "join"]
+_SINGLE: tuple[RecordKind, ...] = ("seal", "report", "tombstone", "keep", "join")
 
 NUMBER = "0|[1-9][0-9]{0,17}"
 """The number in a name of ours, of which there is one spelling: else a copy under another spelling would count twice."""
 _RECORD = re.compile(
-    rf"(manifest)-([A-Za-z0-9_.-]+)-({NUMBER})-([0-9a-f]{{16}})\.json|(seal|report|tombstone|keep)-({NUMBER})-([0-9a-f]{{16}})\.json"
+    rf"(manifest)-([A-Za-z0-9_.-]+)-({NUMBER})-([0-9a-f]{{16}})\.json|({'|'.join(_SINGLE)})-({NUMBER})-([0-9a-f]{{16}})\.json"
 )
 _NODE = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 

@@ -12,7 +12,7 @@ from ckptsync.records.keep import Keep
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.names import RecordName, consolidated_prefix, parse_record_name, records_prefix
 from ckptsync.records.report import Report
-from ckptsync.records.saves import Known
+from ckptsync.records.saves import Known, known_of
 from ckptsync.records.seal import Seal
 from ckptsync.records.state import Records, Snapshot, snapshot
 from ckptsync.records.tombstone import Tombstone
@@ -30,10 +30,10 @@ def snapshots(records: Mapping[str, Record], sizes: Mapping[str, int], hidden: I
     ``sizes``: store name → bytes of everything listed.  ``hidden``: places of which some record cannot be read; nothing is said of them.
     """
     by_place = _by_place(records)
-    manifests = {name: record for name, record in records.items() if isinstance(record, Manifest)}
-    checkpoints: dict[Place, list[Known]] = {}
-    for name, m in manifests.items():
-        checkpoints.setdefault((m.run, m.checkpoint), []).append(Known(name, m))
+    checkpoints: dict[Place, dict[str, Record]] = {}
+    for name, record in records.items():
+        checkpoints.setdefault((record.run, record.checkpoint), {})[name] = record
+    known: dict[Place, tuple[Known, ...]] = {key: known_of(its) for key, its in checkpoints.items()}
     names = sorted(sizes)
     found = []
     for (run, place), its in by_place.items():
@@ -41,7 +41,7 @@ def snapshots(records: Mapping[str, Record], sizes: Mapping[str, int], hidden: I
         if checkpoint is None or (run, place) in hidden:
             continue
         under = {name: sizes[name] for prefix in _prefixes(run, place) for name in _starting(names, prefix)}
-        seen = snapshot(place, its, checkpoints[run, checkpoint], under)
+        seen = snapshot(place, its, known[run, checkpoint], under)
         found += [seen] if seen else []
     return tuple(sorted(found, key=lambda s: reading_order(s.run, s.place)))
 

@@ -8,7 +8,7 @@ The order of the evidence, strongest first:
 4. Metadata that contradicts itself (two sizes demanded of a file, two numbers of ranks), or whole weights with two contents: two saves.
 5. One node: its own manifests of one place, or a file that is still the very same one, with its mtime: one save.
 6. The spans of their files' times touch, on the store's clock: one save.
-7. Otherwise nothing is proven.
+7. Otherwise nothing is proven by these two: what joins them are a person's word, or that they complete each other (`records.saves`).
 
 A file that a node had already named in an earlier save, with this digest and this mtime, was not written in this one: it does not
 stretch the span.  So a checkpoint that is written over, or edited the day after, does not reach back to the nodes of the first save.  The same holds of a file

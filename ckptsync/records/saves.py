@@ -2,7 +2,7 @@
 
 One directory of the store (a *place*) holds one save.  Writers cannot lock it, so two of them may open it at once, or open two for one
 save.  Both are mended by moving: every manifest of a checkpoint name, wherever it lies, is grouped into saves (`groups`), and each
-group has one home (`_home`), a function of the manifests alone.  A node that finds itself elsewhere writes its manifest again at home,
+group has one home (`_home`), a function of the manifests (and of what people have joined) alone.  A node that finds itself elsewhere writes its manifest again at home,
 naming the one it takes back (`moved`, `Manifest.supersedes`).  Nodes that see the same manifests agree, so moving ends; until it has,
 nothing is mixed: a place whose manifests are not provably of one save is ambiguous, and nobody merges it.
 """
@@ -10,12 +10,14 @@ nothing is mixed: a place whose manifests are not provably of one save is ambigu
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, count
+from itertools import combinations, count, product
 
 from ckptsync.digest import digest
 from ckptsync.model import Demands
+from ckptsync.records.join import Join, joins_of
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.names import file_name, node_file_name
 from ckptsync.records.sameness import SLACK, Part, Sameness, compare, parts, same_save
@@ -25,16 +27,27 @@ __all__ = [
     "Known",
     "Located",
     "Sameness",
+    "Sibling",
+    "against",
     "better_place",
     "choose_place",
+    "doubtful_until",
+    "groups",
+    "known_of",
     "live",
     "locate",
     "moved",
+    "refusals",
     "same_save",
     "save_of",
+    "siblings",
 ]
 
 
+NEAR = 300_000_000_000
+"""ns that may lie between the files of two parts of one save that complete each other: copies without their times, slow disks."""
+QUIET = 60_000_000_000
+"""ns that a worker waits before it takes its part for one of a save that only ranks and time tie it to."""
 _PLAIN = re.compile(r"[A-Za-z0-9]{8}")
 
 
@@ -44,6 +57,8 @@ class Known:
 
     name: str
     manifest: Manifest
+    joins: frozenset[str] = frozenset()
+    """Names of the records that join it with others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +77,35 @@ class Group:
         """Whether a node has manifests of it in a place."""
         return any((p.manifest.node, p.manifest.place) == (node, place) for p in self.parts)
 
+    def holds(self, manifest: Manifest) -> bool:
+        """Whether this very manifest is one of its parts."""
+        return any(p.manifest is manifest for p in self.parts)
+
     def only(self, manifest: Manifest) -> Group:
         """One of its manifests by itself."""
         return Group(tuple(p for p in self.parts if p.manifest is manifest), "")
 
+    def manifests(self) -> list[Manifest]:
+        """Those of its parts."""
+        return [p.manifest for p in self.parts]
+
     def places(self) -> list[str]:
         """Those it has manifests in; a take that has none yet counts for nothing."""
         return sorted({p.manifest.place for p in self.parts} - {""})
+
+
+@dataclass(frozen=True, slots=True)
+class Sibling:
+    """Another place that may hold further parts of a save.  ``against``: why nothing joins them by itself; empty where they are joined."""
+
+    place: str
+    nodes: tuple[str, ...]
+    against: tuple[str, ...] = ()
+
+    def command(self, url: str, run: str, place: str) -> str:
+        """Return what a person types to join it with ``place``."""
+        first, second = sorted((place, self.place))
+        return shlex.join(["ckptsync", "join", f"{run}/{first}", f"{run}/{second}", "--store", url])
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +115,13 @@ class Located:
     name: str
     entry: FileEntry
     nodes: tuple[str, ...]
+
+
+def known_of(records: Mapping[str, object]) -> tuple[Known, ...]:
+    """Return the manifests among ``records``, which are all of one checkpoint name, in every place, each with its joins."""
+    manifests = {name: r for name, r in records.items() if isinstance(r, Manifest)}
+    joined = joins_of(manifests, {name: r for name, r in records.items() if isinstance(r, Join)})
+    return tuple(Known(name, m, joined[name]) for name, m in manifests.items())
 
 
 def live(known: Iterable[Known]) -> tuple[Known, ...]:
@@ -93,21 +137,87 @@ def save_of(place: str, known: Iterable[Known]) -> str:
     ``known``: all of this checkpoint name, in every place.  Those elsewhere matter: if one of them is as near to a manifest here as
     another one here that contradicts it, nobody can say which of the two belongs here.
     """
-    found = groups([k.manifest for k in live(known)])
+    found = groups(live(known))
     here = [g for g in found if place in g.places()]
     if len(here) > 1:
         return _difference(*(next(p for p in g.parts if p.manifest.place == place) for g in here[:2]))
     return here[0].doubt if here else ""
 
 
-def groups(manifests: Sequence[Manifest]) -> tuple[Group, ...]:
-    """Manifests of one checkpoint name, tied together by every pair that is provably of one save.  Their order does not matter."""
-    everyone = parts(manifests)
+def groups(known: Sequence[Known]) -> tuple[Group, ...]:
+    """Live manifests of one checkpoint name, by save.  Their order does not matter.
+
+    One save are those that every pair ties together which is proven to be of one save, or joined by hand; and of what is left
+    those groups that complete each other (`against`).
+    """
+    found = _tied(known)
+    for near in _written_together(found):
+        if not against(near):
+            whole = Group(tuple(p for g in near for p in g.parts), "")
+            found = (*(g for g in found if g not in near), whole)
+    return found
+
+
+def against(found: Sequence[Group]) -> tuple[str, ...]:
+    """Return what speaks against some groups being the parts of one save that nothing else proves to be one; nothing if they are.
+
+    They are if no two of them contradict each other, each is of other nodes and other ranks, together they are all ranks
+    and all files that the checkpoint's metadata demands, and no more than `NEAR` lies between the times of their files.
+    """
+    manifests = [m for g in found for m in g.manifests()]
+    alone = (line for g in found for line in _doubtful(g))
+    between = (line for a, b in combinations(found, 2) for line in _against(a, b))
+    return tuple(dict.fromkeys((*refusals(found), *alone, *between, *_apart(found), *_incomplete(manifests))))
+
+
+def siblings(place: str, known: Iterable[Known]) -> dict[Sibling, frozenset[str]]:
+    """Return the other places that have parts of the save in ``place``, or may have, since both are incomplete and nothing forbids it.
+
+    With the paths of their files.
+    """
+    counting = live(known)
+    if all(k.manifest.place == place for k in counting):
+        return {}
+    found = groups(counting)
+    here = [g for g in found if place in g.places()]
+    if len(here) != 1 or here[0].doubt:
+        return {}
+    (mine,) = here
+    apart = [_sibling(other, mine, ()) for other in mine.places() if other != place]
+    for group in found:
+        if group is not mine and not refusals([mine, group]) and all(any(_incomplete(g.manifests())) for g in (mine, group)):
+            why = against([mine, group]) or ("other parts of that name, written at the same time, complete it as well",)
+            apart += [_sibling(other, group, why) for other in group.places()]
+    return dict(sorted(apart, key=lambda s: s[0].place))
+
+
+def refusals(found: Sequence[Group]) -> tuple[str, ...]:
+    """Return why groups cannot be parts of one save, whatever a person says; nothing if they can."""
+    pairs = [pair for a, b in combinations(found, 2) for pair in product(a.parts, b.parts)]
+    proven = [_difference(a, b) for a, b in pairs if compare(a, b).relation == "two"]
+    shared = [(a, b, ranks) for a, b in pairs if (ranks := set(a.manifest.ranks) & set(b.manifest.ranks))]
+    overlaps = [f"{a.manifest.node} and {b.manifest.node} both have files of rank {min(ranks)}" for a, b, ranks in shared]
+    return tuple(dict.fromkeys((*(g.doubt for g in found if g.doubt), *proven, *overlaps)))
+
+
+def doubtful_until(take: Manifest, known: Iterable[Known]) -> int:
+    """Return until when it is too early to take a node's part for one of a save, ns on the store's clock; 0 if proof ties it to that save.
+
+    Where only ranks and time do, a node that has written the name once more meanwhile, needs a moment to say that it sends it.
+    """
+    mine = replace(take, place="")
+    everyone = [*live(known), Known("", mine)]
+    proven, found = (next(g for g in its if g.holds(mine)) for its in (_tied(everyone), groups(everyone)))
+    return max(p.end for p in found.parts) + QUIET if len(found.parts) > len(proven.parts) else 0
+
+
+def _tied(known: Sequence[Known]) -> tuple[Group, ...]:
+    everyone = parts([k.manifest for k in known])
     root = list(range(len(everyone)))
     doubts: dict[int, str] = {}
     pairs = [(a, b, compare(everyone[a], everyone[b])) for a, b in combinations(range(len(everyone)), 2)]
     for a, b, found in pairs:
-        if found.relation == "one":
+        if found.relation == "one" or (found.relation == "unproven" and known[a].joins & known[b].joins):
             old, new = root[b], root[a]
             root = [new if r == old else r for r in root]
     for a, b, found in pairs:
@@ -126,8 +236,8 @@ def choose_place(ours: Manifest, known: Iterable[Known]) -> str:
     """
     everyone = tuple(known)
     take = replace(ours, place="")
-    found = groups([*(k.manifest for k in live(everyone)), take])
-    mine = next(g for g in found if any(p.manifest is take for p in g.parts))
+    found = groups([*live(everyone), Known("", take)])
+    mine = next(g for g in found if g.holds(take))
     if mine.doubt:
         return _own_place(mine, take) or _opened(mine.only(take), everyone)
     return _home(mine, found, take.node) or _opened(mine, everyone)
@@ -139,7 +249,7 @@ def better_place(node: str, place: str, known: Iterable[Known]) -> str:
     Otherwise the node moves there: it sees that the bytes are stored there too, then writes what `moved` gives.
     """
     everyone = tuple(known)
-    found = groups([k.manifest for k in live(everyone)])
+    found = groups(live(everyone))
     mine = [g for g in found if g.has(node, place)]
     if len(mine) != 1 or mine[0].doubt:
         return place  # nothing proves where else it should be
@@ -234,6 +344,65 @@ def _names(first: Manifest) -> Iterator[str]:
         yield f"{first.checkpoint}~{plain}"
     for again in count():
         yield f"{first.checkpoint}~{digest(f'{first.node} {first.started}{again or str()}'.encode())[:8]}"
+
+
+def _written_together(found: Sequence[Group]) -> list[list[Group]]:
+    """Return the groups that were written one soon after the other, several in each list."""
+    near: list[list[Group]] = []
+    for group in sorted(found, key=lambda g: g.claim[1:]):
+        if near and _gap(near[-1], group) <= NEAR:
+            near[-1].append(group)
+        else:
+            near.append([group])
+    return [its for its in near if len(its) > 1]
+
+
+def _gap(earlier: Iterable[Group], group: Group) -> int:
+    return min(p.start for p in group.parts) - max(p.end for g in earlier for p in g.parts)
+
+
+def _apart(found: Sequence[Group]) -> Iterator[str]:
+    ordered = sorted(found, key=lambda g: g.claim[1:])
+    gap = max((_gap(ordered[:i], ordered[i]) for i in range(1, len(ordered))), default=0)
+    if gap > NEAR:
+        yield f"{gap / 1e9:.0f} s lie between their files, more than {NEAR // 10**9}"
+
+
+def _sibling(place: str, group: Group, why: tuple[str, ...]) -> tuple[Sibling, frozenset[str]]:
+    its = [m for m in group.manifests() if m.place == place]
+    nodes = tuple(sorted({m.node for m in its}))
+    return Sibling(place, nodes, why), frozenset(f.path for m in its for f in m.files)
+
+
+def _doubtful(group: Group) -> Iterator[str]:
+    if not any(p.manifest.ranks for p in group.parts):
+        yield f"no file of {group.parts[0].manifest.node} says which rank wrote it"
+
+
+def _against(a: Group, b: Group) -> Iterator[str]:
+    for first, second in product(a.parts, b.parts):
+        what = f"{first.manifest.node} and {second.manifest.node}"
+        path = min((p for p in first.files.keys() & second.files.keys() if first.files[p][0] != second.files[p][0]), default="")
+        if first.manifest.node == second.manifest.node:
+            yield f"both are of {first.manifest.node}, which has one part of a save"
+        elif path:
+            yield f"{what} have two contents of {path}"
+        elif bool(first.save) != bool(second.save):
+            yield f"only one of {what} has a save id of the hook"
+
+
+def _incomplete(manifests: Sequence[Manifest]) -> Iterator[str]:
+    wanted, files = demanded(manifests), {f.path: f.size for m in manifests for f in m.files}
+    ranks = {rank for m in manifests for rank in m.ranks}
+    if wanted.world is None:
+        yield "nothing in them says how many ranks wrote the checkpoint"
+    elif ranks != set(range(wanted.world)):
+        missing = set(range(wanted.world)) - ranks
+        yield f"no part has files of rank {min(missing)}" if missing else f"rank {max(ranks)} of {wanted.world} cannot be"
+    for path, size in sorted({**wanted.resume, **wanted.model}.items()):
+        if files.get(path) is None or size not in (None, files[path]):
+            yield f"{path}: " + (f"{files[path]} bytes, {size} demanded" if path in files else "no part has it")
+            return
 
 
 def _difference(a: Part, b: Part) -> str:

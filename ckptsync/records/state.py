@@ -6,7 +6,7 @@ facet not hold, and the evidence says so, but only a report says DAMAGED.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,7 +16,7 @@ from ckptsync.records.keep import Keep
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.names import consolidated_prefix
 from ckptsync.records.report import LEVELS, Finding, Level, Report, Verdict
-from ckptsync.records.saves import Known, Located, demanded, live, locate, same_save, save_of
+from ckptsync.records.saves import Known, Located, Sibling, demanded, live, locate, save_of, siblings
 from ckptsync.records.seal import Seal
 from ckptsync.records.tombstone import Tombstone
 
@@ -82,6 +82,7 @@ class Snapshot:
 
     ``manifests``: those that count.  ``files``: path → where its contents lie (see `locate`); empty if ambiguous.  ``sizes``: store
     name → bytes of all that is listed of this place.  ``seal``: the one that counts, and its name, also where its files are missing.
+    ``siblings``: other places with parts of this save, or of what may be this save, with the paths of their files.
     """
 
     run: str
@@ -95,6 +96,7 @@ class Snapshot:
     facets: Facets
     seal_name: str = ""
     seal: Seal | None = None
+    siblings: Mapping[Sibling, frozenset[str]] = field(default_factory=dict)
 
     @property
     def word(self) -> Word:
@@ -151,19 +153,18 @@ def snapshot(place: str, records: Records, known: Iterable[Known], sizes: Mappin
     seal_name, seal = seal_that_counts(records.seals, here)
     names = {k.name for k in here}
     fate_ = fate(records.tombstones, names)
-    model = Facet(holds=True) if fate_.shards else _model(demands, files, sizes)
-    if not model.holds:
-        model = Facet(holds=False, evidence=(*model.evidence, *_elsewhere(here, counting)))
+    beside = {} if doubt or fate_.retired else siblings(place, counting)
+    model = Facet(holds=True) if fate_.shards else _model(demands, files, sizes, beside)
     facets = Facets(
         model=model,
-        resume=_let_go(fate_) if fate_.shards else _resume(demands, files, sizes, model),
+        resume=_let_go(fate_) if fate_.shards else _resume(demands, files, sizes, model, beside),
         sealed=_sealed(records.seals, seal_name, seal, sizes),
         proof=proof(records.reports, set() if fate_.shards else names, seal_name),
         ambiguous=doubt,
         retired=fate_.retired,
         shards=fate_.shards,
     )
-    return Snapshot(first.run, first.checkpoint, place, here, files, sizes, demands, records, facets, seal_name, seal)
+    return Snapshot(first.run, first.checkpoint, place, here, files, sizes, demands, records, facets, seal_name, seal, beside)
 
 
 def seal_that_counts(seals: Mapping[str, Seal], manifests: Iterable[Known]) -> tuple[str, Seal | None]:
@@ -211,37 +212,38 @@ def _is_over(finding: Finding, report: Report, later: Report) -> bool:
     return is_as_close and finding.name not in {f.name for f in later.findings}
 
 
-def _model(demands: Demands, files: Mapping[str, tuple[Located, ...]], sizes: Mapping[str, int]) -> Facet:
+def _model(
+    demands: Demands, files: Mapping[str, tuple[Located, ...]], sizes: Mapping[str, int], beside: Mapping[Sibling, frozenset[str]]
+) -> Facet:
     if not demands.model:
         return Facet(holds=False, evidence=("nothing here says what a whole model is",))
-    lacking = tuple(_lacking(demands.model, files, sizes))
+    lacking = tuple(_lacking(demands.model, files, sizes, beside))
     return Facet(not lacking, lacking)
 
 
-def _elsewhere(here: Sequence[Known], counting: Iterable[Known]) -> Iterator[str]:
-    """Parts of other nodes that may belong here, were there proof: people can tell, and a save id would."""
-    nodes, told = {k.manifest.node for k in here}, {here[0].manifest.place}
-    for other in counting:
-        place, node = other.manifest.place, other.manifest.node
-        found = [same_save(k.manifest, other.manifest) for k in here] if place not in told and node not in nodes else []
-        if found and all(f.relation == "unproven" for f in found):
-            told.add(place)
-            yield f"{place} of {node} may be more of it: {found[0].reason}"
-
-
-def _resume(demands: Demands, files: Mapping[str, tuple[Located, ...]], sizes: Mapping[str, int], model: Facet) -> Facet:
+def _resume(
+    demands: Demands,
+    files: Mapping[str, tuple[Located, ...]],
+    sizes: Mapping[str, int],
+    model: Facet,
+    beside: Mapping[Sibling, frozenset[str]],
+) -> Facet:
     if not demands.resume:
         return Facet(holds=False, evidence=("nothing here says what a resumed training needs",))
-    lacking = (*model.evidence, *_lacking(demands.resume, files, sizes))
+    lacking = (*model.evidence, *_lacking(demands.resume, files, sizes, beside))
     return Facet(model.holds and not lacking, lacking)
 
 
 def _lacking(
-    demands: Mapping[str, int | None], files: Mapping[str, tuple[Located, ...]], sizes: Mapping[str, int]
+    demands: Mapping[str, int | None],
+    files: Mapping[str, tuple[Located, ...]],
+    sizes: Mapping[str, int],
+    beside: Mapping[Sibling, frozenset[str]],
 ) -> Iterator[str]:
     for path, wanted in sorted(demands.items()):
         if path not in files:
-            yield f"{path}: no node has sent it"
+            places = [f"{', '.join(s.nodes)} has sent one that lies in {s.place}" for s, paths in beside.items() if path in paths]
+            yield f"{path}: {'; '.join(places) or 'no node has sent it'}"
             continue
         at = files[path][0]
         if wanted is not None and at.entry.size != wanted:

@@ -52,7 +52,7 @@ class Known:
 
     def manifests(self, checkpoint: str) -> tuple[saves.Known, ...]:
         """All of one checkpoint name, in every place, also those taken back."""
-        return tuple(saves.Known(name, m) for name, m in self.grouped.get(checkpoint, {}).items() if isinstance(m, Manifest))
+        return saves.known_of(self.grouped.get(checkpoint, {}))
 
     def tombstones(self, checkpoint: str) -> dict[str, Tombstone]:
         """All of one checkpoint name, in every place."""

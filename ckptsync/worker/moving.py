@@ -24,12 +24,13 @@ from ckptsync.worker.send import create_record
 def tidy(node: str, place: str, hold: Hold, road: Road, copies: Mapping[str, int]) -> str:
     """See that a stored save lies where all manifests that are known now say; the place it is in afterwards.
 
+    ``node``: whose part it is; `road.node` is who puts it right, mostly the same.
     Plain names are not touched while another node sends, who may be about to take them: the next look finds it still to be done.
     """
     known = road.known()
     home = saves.better_place(node, place, known)
     if home != place or _to_take_back(node, _live_in(place, known), road, copies):
-        with announced(road.store, node, known[0].manifest.run, known[0].manifest.checkpoint, road.passed) as passed:
+        with announced(road.store, road.node, known[0].manifest.run, known[0].manifest.checkpoint, road.passed) as passed:
             place = _put_right(node, place, hold, replace(road, passed=passed), copies)
     there = _live_in(place, road.known())
     for parcel in displaced(node, there, copies):

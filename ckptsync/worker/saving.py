@@ -288,7 +288,10 @@ def _stored(seen: Seen, mine: Manifest, desk: Desk) -> Progress:
     is_due = deciding.displaced(desk.node, there, copies) or deciding.returned(desk.node, there, copies)
     key, names = (seen.run, seen.spot.name, seen.k), frozenset(k.name for k in known)
     is_new = not desk.road.store.is_exclusive and desk.memory.tidied.get(key) != names and deciding.contested(desk.node, there)
-    if is_due or is_new or saves.better_place(desk.node, place, known) != place:
+    is_elsewhere = saves.better_place(desk.node, place, known) != place
+    if is_elsewhere and desk.road.must_wait(mine, known):
+        return progress(seen, "stored", "stored", mine)
+    if is_due or is_new or is_elsewhere:
         place = tidy(desk.node, place, outgoing(seen, desk.selection).hold, desk.road, desk.known.copies)
         desk.memory.tidied[key] = names
     elif added := send_late(seen, place, desk.road, desk.selection, known):

@@ -60,9 +60,13 @@ def send(planned: Manifest, hold: Hold, road: Road, read: dict[str, FileEntry] |
     _check(planned)
     together = Together(road.threads, road.passed)
     delivery = _Delivery(hold, replace(road, passed=together.passed), together, {} if read is None else read)
-    planned, mine = delivery.look(planned, road.known())
+    planned, mine = delivery.look(planned, known := road.known())
     if mine:
         return Sent(mine.place, held=mine)
+    if road.must_wait(planned, known):
+        raise Incomplete(
+            f"{planned.checkpoint}: waits for proof that another node's part is of the same save", hint="it is tried again"
+        )
     with announced(road.store, planned.node, planned.run, planned.checkpoint, road.passed) as passed:
         together.hook = passed
         return _send(planned, hold, delivery)
@@ -105,10 +109,10 @@ def _send(planned: Manifest, hold: Hold, delivery: _Delivery) -> Sent:
     raise Incomplete(f"{planned.checkpoint}: other nodes kept changing the place it belongs to", hint="it is tried again")
 
 
-def create_record(store: Store, manifest: Manifest) -> None:
-    """Write a manifest; it may be there already."""
-    data = coding.encode(manifest)
-    name = coding.record_name(manifest, data)
+def create_record(store: Store, record: coding.Record) -> None:
+    """Write a record; it may be there already."""
+    data = coding.encode(record)
+    name = coding.record_name(record, data)
     try:
         store.create(
             name, [data], About(len(data), name)

@@ -251,6 +251,7 @@ class Sending:
             lambda: rivals.is_contended(self._knowledge.read(run), node, run, checkpoint),
             threads=share.threads,
             small=share.small,
+            clock=time.time_ns,
         )
         return Desk(node, road, self._knowledge.of(run), lambda: self._clock.offset(now), self._memory, self._knowledge.selection)
 

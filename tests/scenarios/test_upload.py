@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import time
 
 import pytest
 
-from tests.scenarios.world import World, files_below, reference
+from tests.scenarios.world import World, dated, files_below, reference
 
 TWO_NODES = ("hf-fsdp2-2node", "hf-zero3-2node")
 
@@ -56,14 +57,122 @@ def test_two_nodes_make_one_checkpoint(world: World, vector: str) -> None:
 
 @pytest.mark.stores("path")
 @pytest.mark.parametrize("vector", TWO_NODES)
-def test_a_late_node_completes_the_checkpoint(world: World, vector: str) -> None:
-    parts = [world.save("sft", vector=vector, node=node) for node in ("node0", "node1")]
-    world.push(parts[0], node="node0")
+@pytest.mark.parametrize("apart", [0, 52], ids=["at once", "52 s apart"])
+def test_a_late_node_completes_the_checkpoint(world: World, vector: str, apart: int) -> None:
+    world.push(dated(world.save("sft", vector=vector, node="node0"), time.time() - apart), node="node0")
     [row] = world.ls().values()
     assert row["word"] == "ARRIVING"
     assert row["evidence"], "nothing says what is missing"
-    world.push(parts[1], node="node1")
+    world.push(world.save("sft", vector=vector, node="node1"), node="node1")
     assert world.statuses() == {"sft/checkpoint-4": "COMPLETE"}
+
+
+@pytest.mark.stores("path")
+def test_a_worker_joins_a_late_part_by_itself(world: World) -> None:
+    world.push(dated(world.save("sft", vector="hf-fsdp2-2node", node="node0"), time.time() - 200), node="node0")
+    dated(world.save("sft", vector="hf-fsdp2-2node", node="node1"), time.time() - 100)
+    world.worker("node1")
+    world.wait("sft/checkpoint-4", "COMPLETE")
+    assert set(world.ls()) == {"sft/checkpoint-4"}
+
+
+@pytest.mark.stores("path")
+def test_a_part_of_the_next_save_is_not_joined_with_one_of_the_save_before(world: World) -> None:
+    """Files have times to come: so a worker waits for proof until this scenario is over, however slow the machine is."""
+    first, second = time.time() + 400.5, time.time() + 600.5
+    world.push(dated(world.save("sft", vector="hf-fsdp2-2node", node="node0"), first), node="node0")
+    shutil.rmtree(world.output("sft"))
+    dated(world.save("sft", vector="hf-fsdp2-2node", node="node1"), second)  # begun anew; node 0 is slower
+    world.worker("node1").wait(2, phase="sending")
+    assert world.statuses() == {"sft/checkpoint-4": "ARRIVING"}
+    state = dated(world.save("sft", vector="hf-fsdp2-2node", seed=1), second) / "trainer_state.json"
+    world.worker("node0")
+    world.until(lambda: "COMPLETE" in world.statuses().values(), "the second save")
+    [(place, row)] = [(name, row) for name, row in world.ls().items() if row["word"] == "COMPLETE"]
+    assert place != "sft/checkpoint-4"
+    assert row["nodes"] == ["node0", "node1"]
+    assert world.stored(*place.split("/"))["trainer_state.json"] == state.read_bytes()
+    assert world.ls()["sft/checkpoint-4"]["nodes"] == ["node0"]
+
+
+def push_apart(world: World, apart: float = 3600) -> tuple[str, str, dict[str, bytes]]:
+    """Two nodes' parts of one save that nothing ties together; their places, and their files."""
+    written: dict[str, bytes] = {}
+    for node, seconds in (("node0", apart), ("node1", 0.0)):
+        part = dated(world.save("sft", vector="hf-fsdp2-2node", node=node), time.time() - seconds)
+        world.push(part, node=node)
+        written |= files_below(part)
+    first, second = sorted(world.ls())
+    return first, second, written
+
+
+@pytest.mark.stores("path")
+def test_places_that_may_be_one_save_name_each_other_and_the_command_that_joins_them(world: World) -> None:
+    first, second, _ = push_apart(world)
+    seen = world.ls()
+    command = f"ckptsync join {first} '{second}' --store {world.store.url}"
+    for place, other in ((first, second), (second, first)):
+        [sibling] = seen[place]["siblings"]
+        assert f"sft/{sibling['place']}" == other
+        assert "s lie between their files" in " ".join(sibling["against"])
+        assert sibling["join"] == command
+        assert seen[place]["newer"] is None
+    for words in (("ls", world.store.url), ("status", world.store.url)):
+        done = world.run(*words)
+        assert command in done.out
+        assert "no node has sent" not in done.out
+    told = world.run("status", world.store.url, "--json").json
+    assert [row["siblings"][0]["join"] for row in told["places"]] == [command, command]
+
+
+def test_places_are_joined_by_hand(world: World) -> None:
+    first, second, written = push_apart(world)
+    done = world.run("join", first, second, "--store", world.store.url, "--json").json
+    assert (done["place"], done["moved"], done["changed"]) == ("checkpoint-4", {"node1": second.partition("/")[2]}, True)
+    assert world.statuses() == {first: "COMPLETE"}
+    assert world.stored("sft", "checkpoint-4") == written
+    for words in ((first, second), (second, first)):
+        assert world.run("join", *words, "--store", world.store.url, "--json").json["changed"] is False
+    world.head()
+    world.wait(first, "VERIFIED")
+    assert world.model(first) == reference("hf-fsdp2-2node")
+    world.run("pull", first, world.home / "back", "--store", world.store.url)
+    assert files_below(world.home / "back/checkpoint-4") == written
+
+
+@pytest.mark.stores("path")
+def test_a_join_that_was_killed_goes_on(world: World) -> None:
+    first, second, written = push_apart(world)
+    words = ("join", first, second, "--store", world.store.url)
+    command = world.start(*words, environment={"CKPTSYNC_LIMITS_BANDWIDTH": "100KB/s"})
+    world.until(lambda: any("/join-" in name for name in world.store.names()), "the join's record")
+    command.kill()
+    assert world.run(*words).out
+    assert world.statuses() == {first: "COMPLETE"}
+    assert world.stored("sft", "checkpoint-4") == written
+
+
+@pytest.mark.stores("path")
+def test_what_is_joined_by_hand_and_kept_stays_kept_and_gone_when_it_goes(world: World) -> None:
+    first, second, _ = push_apart(world)
+    world.run("keep", second, "--store", world.store.url, "--reason", "the paper")
+    world.run("join", first, second, "--store", world.store.url)
+    assert [row["place"] for row in world.run("status", world.store.url, "--json").json["kept"]] == ["checkpoint-4"]
+
+
+@pytest.mark.stores("path")
+def test_two_saves_are_not_joined(world: World) -> None:
+    for seed in (0, 1):
+        shutil.rmtree(world.output("sft"), ignore_errors=True)
+        world.push(dated(world.save("sft", seed=seed), time.time() - 100 + seed))
+    first, second = sorted(world.ls())
+    before = world.store.names()
+    assert all(row["siblings"] == [] for row in world.ls().values())
+    done = world.run("join", first, second, "--store", world.store.url, "--json", code=2)
+    assert "cannot be joined" in done.error["error"]
+    for wrong in ((first, first), (first, "sft/checkpoint-8"), (first, "other/checkpoint-4"), ("checkpoint-4", second)):
+        world.run("join", *wrong, "--store", world.store.url, code=2)
+    assert world.store.names() == before
 
 
 def test_rotation_while_a_checkpoint_is_sent_loses_nothing(world: World) -> None:

@@ -80,11 +80,13 @@ class World:
         return self.run("push", path, self.store.url, "--node", node, *words, code=code)
 
     def push_two_nodes(self, run: str, vector: str, step: int = 4) -> dict[str, bytes]:
-        """A save that two nodes write at the same time, and then send by hand; its files."""
-        parts = {node: self.save(run, step=step, vector=vector, node=node) for node in ("node0", "node1")}
-        for node, part in parts.items():
+        """A save of two nodes, each of which sends its part by hand when it has written it; its files."""
+        written: dict[str, bytes] = {}
+        for node in ("node0", "node1"):
+            part = self.save(run, step=step, vector=vector, node=node)
             self.push(part, node=node)
-        return {name: data for part in parts.values() for name, data in files_below(part).items()}
+            written |= files_below(part)
+        return written
 
     def ls(self) -> dict[str, Row]:
         """`run/place` -> what `ls` says of it; nothing of a store that nobody has begun."""
@@ -331,6 +333,13 @@ def flipped(data: bytes, at: float = 0.5) -> bytes:
 def files_below(path: Path) -> dict[str, bytes]:
     """Every file of a directory."""
     return {p.relative_to(path).as_posix(): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+def dated(path: Path, at: float) -> Path:
+    """As if all files of a checkpoint had been written at once, at a time in seconds."""
+    for file in (p for p in path.rglob("*") if p.is_file()):
+        os.utime(file, (at, at))
+    return path
 
 
 def copy_save(source: Path, target: Path) -> None:

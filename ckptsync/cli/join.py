@@ -1,0 +1,27 @@
+"""``ckptsync join``: a person's word that two places of a checkpoint are one save."""
+
+from __future__ import annotations
+
+import argparse
+
+from ckptsync.cli import output
+from ckptsync.cli.keep import named
+from ckptsync.cli.places import asked_store
+from ckptsync.errors import ConfigError
+from ckptsync.worker.joining import join
+
+
+def run(args: argparse.Namespace) -> int:
+    """Join them, and say where the save lies now."""
+    (where, first), (other, second) = named(args.first), named(args.second)
+    if where != other:
+        raise ConfigError(f"{args.first} and {args.second} are of two runs", hint="`ckptsync ls` shows what can be joined")
+    done = join(asked_store(args), where, first, second)
+    if args.json:
+        changed = done.is_new or bool(done.moved)
+        output.print_json({"run": where, "place": done.place, "moved": done.moved, "changed": changed})
+        return 0
+    how = "joined" if done.is_new else "was one save already"
+    moved = "".join(f"; the part of {node} was copied from {place}" for node, place in sorted(done.moved.items()))
+    print(output.clean(f"{where}/{done.place}: {how}{moved}"))
+    return 0
