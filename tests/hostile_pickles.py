@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from ckptsync.errors import CkptsyncError
 from ckptsync.formats import torch_pickle
-from ckptsync.formats.inert import Anybodys, loads
+from ckptsync.formats.pickles import Anybodys, loads
 from ckptsync.layouts import dcp_metadata
 from tests.plain_files import MemoryFiles
 
@@ -30,7 +30,7 @@ CHUNKED, BOX, INDEX = (
 METADATA, ITEM = b"ctorch.distributed.checkpoint.metadata\nMetadata\n", b"ctorch.distributed.checkpoint.filesystem\n_StorageInfo\n"
 MODULE = b"torch.distributed.checkpoint"
 START, END = b"\x80\x04", b"."
-BOMB = b"K\x01\x85" + b"q\x00h\x00\x86" * 60  # a tuple of two that are one tuple of two that are …
+BOMB = b"K\x01\x85" + b"".join(b"q%ch%c\x86" % (n, n) for n in range(60))  # a tuple of two that are one tuple of two that are …
 DEEP = b")" + b"\x85" * 3 * MILLION
 P61 = 2**61 - 1
 PATIENCE = 60  # seconds that none of them may take
@@ -166,10 +166,16 @@ MAKE: dict[str, Callable[[], bytes]] = {
     "deep lists": lambda: b"]" * 3 * MILLION + b"a" * (3 * MILLION - 1),
     "deep dictionaries": lambda: b"}" + b"N}" * MILLION + b"s" * MILLION,
     "deep calls": lambda: (
-        DTYPE.replace(b"float32", b"device") + put(1) + b"0N" + (b"\x85" + put(2) + b"0" + get(1) + get(2) + b"R") * 400_000
+        DTYPE.replace(b"float32", b"device")
+        + put(0)
+        + b"0N"
+        + b"".join(b"\x85" + put(n) + b"0" + get(0) + get(n) + b"R" for n in range(1, 400_001))
     ),
     "deep states": lambda: (
-        DTYPE.replace(b"float32", b"device") + put(1) + b"0N" + (put(2) + b"0" + get(1) + b")R" + get(2) + b"b") * 400_000
+        DTYPE.replace(b"float32", b"device")
+        + put(0)
+        + b"0N"
+        + b"".join(put(n) + b"0" + get(0) + b")R" + get(n) + b"b" for n in range(1, 400_001))
     ),
     "deep marks": lambda: b"(" * MILLION,
     "frozensets as keys": lambda: b"}" + b"(K\x01\x91" * 1 + b"Ns",
@@ -240,7 +246,7 @@ MAKE: dict[str, Callable[[], bytes]] = {
     "empty dictionaries": lambda: b"](" + b"}" * 5 * MILLION + b"e",
     "empty sets": lambda: b"](" + b"\x8f" * 5 * MILLION + b"e",
     "empty tuples in tuples": lambda: b"](" + b")\x85" * 5 * MILLION + b"e",
-    "marks and lists": lambda: b"](" + b"(l" * 5 * MILLION + b"e",
+    "marks and lists": lambda: b"](" + b"](e" * 5 * MILLION + b"e",
     "memo index": lambda: b"Nr\xff\xff\xff\xff",
     "memo with holes": lambda: b"N" + b"".join(put(n << 12) for n in range(1, MILLION)),
     "memo bomb": lambda: b"N" + b"\x94" * 20 * MILLION,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ckptsync.formats.inert import Made, Name
+from ckptsync.formats.pickles import Made, Name
 from ckptsync.formats.torch_pickle import Storage, Stored, row_major
 from ckptsync.layouts.wrapped import Wrapped
 from ckptsync.model import Shape

@@ -67,7 +67,7 @@ BAD = {
     "ray in a role": ("head.consolidating", "import ray"),
     "transformers in the command line": ("cli.demo", "import transformers"),
     "pickle": ("verify.child", "import pickle"),
-    "pickle's Unpickler": ("formats.inert", "from pickle import Unpickler"),
+    "pickle's Unpickler": ("formats.pickles", "from pickle import Unpickler"),
     "marshal": ("layouts.dcp", "import marshal"),
     "shelve": ("spool", "import shelve"),
     "dill": ("hooks.hf", "import dill"),

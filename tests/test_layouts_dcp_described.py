@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.errors import Corrupt
-from ckptsync.formats.mentioned import Stated
+from ckptsync.formats.pickles import Stated
 from ckptsync.layouts.dcp_described import Box, Described, Index, Item
 
 JUNK: st.SearchStrategy[Any] = st.sampled_from([None, 5, -1, "text", (), (0, 4), (1, -1), (True,), [], True, 1 << 70])

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.formats.inert import Name
+from ckptsync.formats.pickles import Name
 from ckptsync.layouts.dtensor import Meshes, share
 from ckptsync.layouts.wrapped import Share, Wrapped
 from tests.made_pickles import OLD, dtensor, made, mesh, older_mesh, replicate, shard, stored, strided

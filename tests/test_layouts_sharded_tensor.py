@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ckptsync.errors import Corrupt
-from ckptsync.formats.inert import Name
+from ckptsync.formats.pickles import Name
 from ckptsync.layouts import sharded_tensor
 from ckptsync.layouts.sharded_tensor import KIND, share
 from ckptsync.layouts.wrapped import Wrapped

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.formats.inert import Name
+from ckptsync.formats.pickles import Name
 from ckptsync.layouts.wrapped import FROM_TYPE, SUBCLASS, Wrapped, attributes, rebuilt, refuse_strangers, shape_of
 from tests.made_pickles import made
 

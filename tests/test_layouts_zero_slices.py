@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.formats.inert import Made, Name
+from ckptsync.formats.pickles import Made, Name
 from ckptsync.layouts import zero, zero_masters, zero_slices
 from ckptsync.layouts.zero_files import StateFile, load, optimizer_state
 from tests.deepspeed_files import TAG, held

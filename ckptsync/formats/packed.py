@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.formats.inert import brief
+from ckptsync.formats.pickles import brief
 from ckptsync.model import Extent
 
 ZSTD = "stream.zstd/1"

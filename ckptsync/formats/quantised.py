@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from ckptsync.errors import Unsupported
-from ckptsync.formats.inert import Build, Name, made
+from ckptsync.formats.pickles import Build, Name, made
 
 _HINT = "save the model dequantised, or with save_pretrained in safetensors; an adapter on top of it can be merged alone"
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats.dtypes import ITEMSIZE, STORAGES
-from ckptsync.formats.inert import MAX_BYTES, Build, Name, brief, loads
+from ckptsync.formats.pickles import MAX_BYTES, Build, Name, brief, loads
 from ckptsync.model import Extent, Files, read
 
 MAGIC = 0x1950A86A20F9469CFC6C

@@ -14,7 +14,7 @@ from typing import Any
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats import torch_legacy, torch_zip
 from ckptsync.formats.dtypes import FROM_TORCH, ITEMSIZE, MOST_AXES, STORAGES, from_torch
-from ckptsync.formats.inert import Build, Made, Name, loads, made, ordered
+from ckptsync.formats.pickles import Build, Made, Name, loads, made, ordered
 from ckptsync.model import Checksum, Extent, Files, Part, Shape
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from ckptsync.errors import Corrupt
 from ckptsync.formats import torch_pickle
 from ckptsync.formats.dtypes import MOST_AXES
-from ckptsync.formats.inert import Made, Stated
+from ckptsync.formats.pickles import Made, Stated
 from ckptsync.model import Shape
 
 METADATA = ".metadata"

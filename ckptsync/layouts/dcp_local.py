@@ -14,8 +14,8 @@ from functools import lru_cache
 from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
-from ckptsync.formats.inert import MAX_BYTES, brief
 from ckptsync.formats.joining import join
+from ckptsync.formats.pickles import MAX_BYTES, brief
 from ckptsync.layouts import dcp_metadata
 from ckptsync.layouts.dcp_described import METADATA, Box, Described, Item, Key
 from ckptsync.layouts.dcp_metadata import Metadata

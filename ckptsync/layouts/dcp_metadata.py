@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import packed, torch_pickle
-from ckptsync.formats.inert import MAX_BYTES, Build, Made, Name, brief, loads, made
 from ckptsync.formats.joining import join
-from ckptsync.formats.machine import ALIKE
+from ckptsync.formats.pickles import ALIKE, MAX_BYTES, Build, Made, Name, brief, loads, made
 from ckptsync.layouts.dcp_described import METADATA, Box, Described, Index, Item, Key
 from ckptsync.model import Files, Shape, read_whole
 from ckptsync.paths import checked_path

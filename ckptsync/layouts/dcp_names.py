@@ -19,7 +19,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from ckptsync.errors import Unsupported
-from ckptsync.formats.inert import brief
+from ckptsync.formats.pickles import brief
 from ckptsync.layouts.dcp_metadata import Chunked
 
 TOP = ""  # the section of tensors that are in none

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.formats.inert import Build, Made, Name, made
+from ckptsync.formats.pickles import Build, Made, Name, made
 from ckptsync.formats.torch_pickle import Stored
 from ckptsync.layouts import mesh as meshes
 from ckptsync.layouts.mesh import Mesh

@@ -12,8 +12,8 @@ from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import torch_legacy, torch_pickle, torch_zip
-from ckptsync.formats.inert import Anybodys, Made, brief
 from ckptsync.formats.joining import inside
+from ckptsync.formats.pickles import Anybodys, Made, brief
 from ckptsync.formats.torch_pickle import Stored
 from ckptsync.layouts import whole_bin
 from ckptsync.model import Extent, Files, Tensor

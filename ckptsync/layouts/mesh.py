@@ -14,7 +14,7 @@ from math import prod
 from typing import Any
 
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.formats.inert import Build, Name, brief, made
+from ckptsync.formats.pickles import Build, Name, brief, made
 from ckptsync.formats.torch_pickle import Stored
 from ckptsync.layouts.wrapped import MOST_RANKS, attributes
 from ckptsync.model import Shape

@@ -13,8 +13,8 @@ from typing import Any
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.formats import quantised, torch_pickle
-from ckptsync.formats.inert import Build, Name, brief, made
 from ckptsync.formats.joining import inside
+from ckptsync.formats.pickles import Build, Name, brief, made
 from ckptsync.formats.torch_pickle import Stored
 from ckptsync.layouts import dtensor, sharded_tensor, wrapped
 from ckptsync.layouts.wrapped import Share, Wrapped

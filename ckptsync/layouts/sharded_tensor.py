@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ckptsync.errors import Corrupt
-from ckptsync.formats.inert import Build, Name, made
+from ckptsync.formats.pickles import Build, Name, made
 from ckptsync.formats.torch_pickle import Stored
 from ckptsync.layouts.wrapped import MOST_RANKS, Piece, Share, Wrapped, attributes, shape_of
 from ckptsync.model import Shape

@@ -13,8 +13,8 @@ from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import torch_pickle
-from ckptsync.formats.inert import Build, Name, brief, made
 from ckptsync.formats.joining import join
+from ckptsync.formats.pickles import Build, Name, brief, made
 from ckptsync.formats.torch_pickle import Stored
 from ckptsync.layouts import zero_agreement, zero_experts
 from ckptsync.layouts.zero_files import (

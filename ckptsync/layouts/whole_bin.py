@@ -13,8 +13,8 @@ from typing import Any
 
 from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.formats import quantised, torch_pickle
-from ckptsync.formats.inert import Build, Name, brief
 from ckptsync.formats.joining import home, inside, join
+from ckptsync.formats.pickles import Build, Name, brief
 from ckptsync.formats.torch_pickle import Stored
 from ckptsync.model import Copy, Extent, Files, Tensor, read_whole
 from ckptsync.parsing import parse

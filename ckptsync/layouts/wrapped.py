@@ -12,7 +12,7 @@ from typing import Any
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats import torch_pickle
 from ckptsync.formats.dtypes import MOST_AXES
-from ckptsync.formats.inert import Made, Name, brief
+from ckptsync.formats.pickles import Made, Name, brief
 from ckptsync.formats.torch_pickle import Stored
 from ckptsync.model import Shape
 

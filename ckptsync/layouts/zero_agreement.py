@@ -11,7 +11,7 @@ from math import isclose
 from typing import Any
 
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.formats.inert import Made, brief
+from ckptsync.formats.pickles import Made, brief
 from ckptsync.layouts.zero_files import MASTERS, Setup, StateFile, configuration, optimizer_state, parallel, section
 
 _OF_A_MODEL = ("global_steps", "global_samples", "skipped_steps", "dp_world_size", "mp_world_size", "ds_version")

@@ -13,8 +13,8 @@ from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import torch_pickle
-from ckptsync.formats.inert import Anybodys, Build, Made, Name, brief, made, with_unknown
 from ckptsync.formats.joining import inside, join
+from ckptsync.formats.pickles import Anybodys, Build, Made, Name, brief, made, with_unknown
 from ckptsync.formats.torch_pickle import Stored
 from ckptsync.model import Extent, Files, Part
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.formats.inert import brief
+from ckptsync.formats.pickles import brief
 
 _LONGEST = 512
 _TOKEN = re.compile(r"(?P<repeat>\\d\+|\.\*|\\d\*|\.\+)|\\(?P<escaped>[^A-Za-z0-9])|(?P<any>\.)|(?P<plain>[\w\-:/ ])")

@@ -12,8 +12,8 @@ from math import prod
 from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
-from ckptsync.formats.inert import brief
 from ckptsync.formats.joining import join
+from ckptsync.formats.pickles import brief
 from ckptsync.formats.torch_pickle import Stored
 from ckptsync.layouts import zero_slices
 from ckptsync.layouts.zero_files import LAYER, StateFile, load, of_rank, section

@@ -12,7 +12,7 @@ from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete
 from ckptsync.formats.dtypes import MOST_AXES
-from ckptsync.formats.inert import brief
+from ckptsync.formats.pickles import brief
 from ckptsync.formats.torch_pickle import Stored
 from ckptsync.layouts import zero_masters
 from ckptsync.layouts.zero_files import StateFile, buffers

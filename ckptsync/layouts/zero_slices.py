@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats.dtypes import ITEMSIZE
-from ckptsync.formats.inert import Made, brief
+from ckptsync.formats.pickles import Made, brief
 from ckptsync.layouts.zero_files import MASTERS, StateFile, optimizer_state
 from ckptsync.model import Copy, Files, Shape
 

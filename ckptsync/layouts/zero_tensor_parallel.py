@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.formats.inert import brief
+from ckptsync.formats.pickles import brief
 from ckptsync.formats.torch_pickle import row_major
 from ckptsync.layouts import zero_patterns
 from ckptsync.layouts.boxes import Box, place

@@ -18,7 +18,7 @@ from typing import Any
 
 from ckptsync.errors import CkptsyncError
 from ckptsync.formats import torch_pickle
-from ckptsync.formats.inert import Anybodys, Made
+from ckptsync.formats.pickles import Anybodys, Made
 from ckptsync.layouts.rank_names import ranks
 from ckptsync.merge.output import NAMES
 from ckptsync.model import Extent, read, read_whole

@@ -1,0 +1,523 @@
+"""Pickles are read as Python reads them, and nothing in them is run; what no checkpoint has is refused, soon and in little memory."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import gc
+import io
+import os
+import pickle
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
+from ckptsync.formats import pickles
+from ckptsync.formats.pickles import Anybodys, Build, Made, Name, Stated, Unknown, brief, loads, made, with_unknown
+from tests import hostile_pickles
+from tests.exhaustive import sampled
+from tests.plain_files import Call, Global, torch_pickle
+
+ROOT = Path(__file__).parents[1]
+
+
+PLAIN = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text()
+KEYS = st.text() | st.integers() | st.tuples(st.text(), st.integers())
+
+
+def nested(scalars: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    def grow(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+        return st.lists(inner) | st.tuples(inner) | st.tuples(inner, inner, inner, inner) | st.dictionaries(KEYS, inner)
+
+    return st.recursive(scalars, grow, max_leaves=30)
+
+
+VALUES = nested(PLAIN | st.binary() | st.frozensets(st.integers()) | st.sets(st.text()))
+
+
+class Point(Stated):
+    """Keeps what it is given, so that two of them can be compared."""
+
+    __slots__ = ("items",)
+
+    def take(self, items: list[Any]) -> None:
+        if not all(isinstance(name, str) for name in items[::2]) or len(items) % 2:
+            raise Corrupt("a name that is no text")
+        self.items = items
+
+
+class Found(Point):
+    """A key whose entries are read together."""
+
+    __slots__ = ()
+    is_key = True
+
+
+class Box(Point):
+    """One of many that are the same byte for byte."""
+
+    __slots__ = ()
+    alike = (b"ub",)
+
+
+class Size(tuple):  # type: ignore[type-arg]
+    """Pickles as torch.Size does: a call with a tuple."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> Any:
+        return Size, (tuple(self),)
+
+
+class Thing:
+    """Pickles as a dataclass does."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__ |= attributes
+
+
+class Key(Thing):
+    """The same, as a dictionary's key."""
+
+
+class Other(Thing):
+    """One of which no `Stated` is made."""
+
+
+SINGLY: dict[Name, Build] = {
+    Name(__name__, "Size"): lambda _, args: ("size", *args),
+    Name(__name__, "Thing"): Point,
+    Name(__name__, "Key"): Point,
+    Name(__name__, "Other"): made,
+}
+TOGETHER: dict[Name, Build] = {**SINGLY, Name(__name__, "Thing"): Box, Name(__name__, "Key"): Found}
+KEYS_TOGETHER: dict[Name, Build] = {**SINGLY, Name(__name__, "Key"): Found}
+WAYS = (SINGLY, TOGETHER, KEYS_TOGETHER)
+SIZES = st.lists(st.integers(0, 70000), max_size=4).map(Size)
+ATTRIBUTES = st.dictionaries(st.sampled_from("abcdefg"), SIZES | st.text() | st.integers(-(2**40), 2**40) | st.none())
+THINGS = ATTRIBUTES.filter(bool).map(lambda a: Thing(**a)) | ATTRIBUTES.map(lambda a: Other(**a))
+NESTED = st.recursive(
+    VALUES | SIZES | THINGS,
+    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.lists(inner).map(tuple) | st.dictionaries(st.text(), inner),
+    max_leaves=20,
+)
+
+
+def by_python(value: Any, protocol: int) -> bytes:
+    """As the pickler that is written in Python writes it, which frames otherwise and mentions more."""
+    out = io.BytesIO()
+    pickle._Pickler(out, protocol).dump(value)
+    return out.getvalue()
+
+
+def plain(value: Any) -> Any:
+    """For comparing, with what Python makes of the same pickle too: objects as their attributes, dictionaries in their order."""
+    if isinstance(value, Point):
+        return ("object", {key: plain(one) for key, one in zip(value.items[::2], value.items[1::2], strict=True)})
+    if isinstance(value, Made):
+        return ("object", value.state and plain_attributes(value.state))
+    if isinstance(value, Thing):
+        return ("object", plain_attributes(value.__dict__) if vars(value) or not isinstance(value, Other) else None)
+    if isinstance(value, Size):
+        return ("size", tuple(value))
+    if isinstance(value, dict):
+        return ("dict", [(plain(key), plain(one)) for key, one in value.items()])
+    return type(value)(map(plain, value)) if isinstance(value, (list, tuple)) else value
+
+
+def plain_attributes(attributes: dict[str, Any]) -> dict[str, Any]:
+    return {key: plain(one) for key, one in attributes.items()}
+
+
+def outcome(data: bytes, names: dict[Name, Build] = SINGLY) -> Any:
+    """Value and end, or the kind of error."""
+    try:
+        value, end = loads(data, names)
+        return plain(value), end
+    except CkptsyncError as e:
+        return type(e)
+    except RecursionError:  # of `plain`: a changed byte made a value contain itself
+        return "endless"
+
+
+class _Python(pickle._Unpickler):
+    """Python's own, in Python: C's allocates by a number in the file."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if Name(module, name) not in SINGLY:
+            raise pickle.UnpicklingError(name)
+        return globals()[name]
+
+
+def python(data: bytes) -> Any:
+    """Python's value and end, or None."""
+    file = io.BytesIO(data)
+    try:
+        value = _Python(file).load()
+        return plain(value), len(data)
+    except RecursionError:
+        return "endless"
+    except Exception:  # noqa: BLE001  it raises anything
+        return None
+
+
+@given(nested(PLAIN), st.integers(2, 3))
+def test_plain_values_are_read_as_the_old_protocols_wrote_them(value: Any, protocol: int) -> None:
+    data = pickle.dumps(value, protocol)
+    assert loads(data, {}) == (value, len(data))
+
+
+@given(VALUES, st.integers(4, 5))
+def test_plain_values_are_read_as_the_new_protocols_wrote_them(value: Any, protocol: int) -> None:
+    data = pickle.dumps(value, protocol)
+    assert loads(data, {}) == (value, len(data))
+
+
+def test_shared_and_cyclic_values_keep_their_identity() -> None:
+    shared: list[Any] = [1]
+    shared.append(shared)
+    found, _ = loads(pickle.dumps([shared, shared]), {})
+    assert found[0] is found[1]
+    assert found[0][1] is found[0]
+
+
+@given(st.binary(max_size=60))
+def test_noise_is_refused_and_never_crashes(data: bytes) -> None:
+    with contextlib.suppress(Unsupported, Corrupt):
+        loads(data, {})
+
+
+@given(VALUES, st.data())
+def test_a_pickle_cut_short_is_corrupt(value: Any, data: st.DataObject) -> None:
+    whole = pickle.dumps(value, 4)
+    with pytest.raises(Corrupt):
+        loads(whole[: data.draw(st.integers(0, len(whole) - 1))], {})
+
+
+@pytest.mark.parametrize(
+    "opcode", [b"i", b"o", b"P", b"\x82", b"\x83", b"\x84", b"\x92", b"\x96", b"\x97", b"2", b"S", b"U", b"T", b"\xff"]
+)
+def test_opcodes_that_no_checkpoint_has_are_refused(opcode: bytes) -> None:
+    with pytest.raises(Corrupt, match="opcode"):
+        loads(b"\x80\x02(" + opcode + b"os\nsystem\n.", {})
+
+
+def test_a_tuple_of_tuples_is_no_dictionary_key() -> None:
+    with pytest.raises(Corrupt, match="key"):
+        loads(pickle.dumps({(("a",),): 1}), {})
+
+
+def test_what_is_left_on_the_stack_is_refused() -> None:
+    with pytest.raises(Corrupt, match="one value"):
+        loads(b"\x80\x02NN.", {})
+    with pytest.raises(Corrupt, match="one value"):
+        loads(b"\x80\x02(N.", {})
+
+
+def test_a_number_too_long_to_print_is_corrupt() -> None:
+    with pytest.raises(Corrupt, match="a number of 2000 bytes"):
+        loads(b"\x80\x02\x8b\xd0\x07\x00\x00" + b"\x01" * 2000 + b".", {})
+
+
+class Payload:
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.system, (f"touch {self.path}",)
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_a_pickle_that_would_run_a_command_is_refused_by_the_name_of_it(tmp_path: Path, protocol: int) -> None:
+    canary = tmp_path / "ran"
+    with pytest.raises(Unsupported, match=r"(posix|nt)\.system"):
+        loads(pickle.dumps({"weights": Payload(canary)}, protocol), {})
+    assert not canary.exists()
+
+
+def test_names_are_matched_whole() -> None:
+    allowed = {Name("torch", "Size"): made}
+    for module, name in [("torch", "Size.__class__"), ("torch.Size", ""), ("builtins", "getattr"), ("torch", "size")]:
+        with pytest.raises(Unsupported):
+            loads(torch_pickle(Global(module, name)), allowed)
+
+
+@pytest.mark.parametrize("protocol", range(2, 6))
+def test_where_anybodys_names_are_words_nothing_is_run_either(tmp_path: Path, protocol: int) -> None:
+    canary = tmp_path / "ran"
+    odd = [collections.deque([1]), collections.defaultdict(int, {"a": 1}), collections.Counter("ab"), canary]
+    found, _ = loads(pickle.dumps({"weights": Payload(canary), "odd": odd}, protocol), Anybodys())
+    assert not canary.exists()
+    assert isinstance(found["weights"], Unknown)
+    assert (found["weights"].name.name, found["weights"].args) == ("system", (f"touch {canary}",))
+    assert [one.name.name for one in found["odd"]] == ["deque", "defaultdict", "Counter", "PosixPath"]
+
+
+def test_an_object_of_nobodys_class_is_found_however_deep_it_lies() -> None:
+    odd, known = Unknown(Name("own", "Class"), ()), Name("a", "b")
+    for value in (odd, [1, (odd,)], {"a": {2: odd}}, {odd: 1}, Made(known, (odd,)), Made(known, (), {"x": odd}), {odd}):
+        assert with_unknown({"ours": [1], "odd": value, "same": value}) == {"odd", "same"}
+    endless: list[object] = [Made(known, (), {"x": {1}}), "text"]
+    endless.append(endless)
+    assert not with_unknown({"endless": endless})
+    endless.append(odd)
+    assert with_unknown({"endless": endless, odd: 1, "ours": 2}) == {"endless", odd}
+
+
+def test_a_name_that_is_known_is_never_anybodys() -> None:
+    data = torch_pickle([Call(Global("a.b", "C")), Call(Global("a.b", "D"))])
+    known, other = loads(data, Anybodys({Name("a.b", "C"): made}))[0]
+    assert (type(known), type(other)) == (Made, Unknown)
+    with pytest.raises(Corrupt):
+        loads(b"\x80\x02ca\nC\n)RK\x01a.", Anybodys({Name("a", "C"): made}))  # an item for what takes none
+
+
+def test_an_allowed_name_becomes_its_arguments() -> None:
+    found, _ = loads(torch_pickle(Call(Global("a.b", "C"), 1, "x")), {Name("a.b", "C"): made})
+    assert isinstance(found, Made)
+    assert (str(found.name), found.args) == ("a.b.C", (1, "x"))
+
+
+def test_only_names_can_be_called() -> None:
+    for data in (b"\x80\x02K\x01)R.", b"\x80\x02]K\x01R.", b"\x80\x02cx\ny\nK\x01R."):
+        with pytest.raises((Corrupt, Unsupported)):
+            loads(data, {Name("x", "y"): made})
+
+
+def test_persistent_ids_are_refused_where_none_are_due() -> None:
+    with pytest.raises(Unsupported, match="persistent"):
+        loads(b"\x80\x02X\x01\x00\x00\x00aQ.", {})
+
+
+def test_memo_indices_begin_at_one_in_python_2_and_are_given_once() -> None:
+    assert loads(b"\x80\x02]q\x01(K\x05h\x01e.", {})[0][0] == 5
+    for data in (b"\x80\x02Nr\xff\xff\xff\xff.", b"\x80\x02Nq\x000Nq\x00.", b"\x80\x02Nq\x01h\x00."):
+        with pytest.raises(Corrupt):
+            loads(data, {})
+
+
+def test_a_value_is_shown_without_walking_into_it() -> None:
+    endless: tuple[object, ...] = ()
+    for _ in range(200):
+        endless = (endless, endless)
+    assert brief(endless) == "a tuple"
+    assert brief((1, "x", None)) == "(1, 'x', None)"
+    assert brief(10**5000) == "a int"
+    assert len(brief("x" * 10**6)) < 100
+
+
+def test_hostile_pickles_end_soon_and_take_memory_in_proportion_to_their_size() -> None:
+    tried = sampled(hostile_pickles.MAKE, 4)
+    program = [sys.executable, "-m", "tests.hostile_pickles", *tried]
+    found = subprocess.run(program, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    rows = [line.split("\t") for line in found.stdout.splitlines()]
+    assert [row[0] for row in rows] == tried
+    assert not [row for row in rows if row[-1].startswith("died")]
+    assert not [row for row in rows if int(row[3]) > 2 * pickles.FLOOR + pickles.FACTOR * int(row[1])]
+    assert not [row for row in rows if row[-1] != "read" and not row[-1].startswith("Corrupt")]
+
+
+def test_the_collector_rests_while_a_pickle_is_read_and_runs_again() -> None:
+    seen: list[bool] = []
+    names: dict[Name, Build] = {Name("a", "b"): lambda _, args: seen.append(gc.isenabled())}
+    loads(b"\x80\x02ca\nb\n)R.", names)
+    assert (seen, gc.isenabled()) == ([False], True)
+    with pytest.raises(Corrupt):
+        loads(b"\x80\x02ca\nb\n)R", names)
+    assert gc.isenabled()
+
+
+@given(NESTED, st.integers(2, 5), st.booleans())
+@example([Thing(a=1), Thing(a=1)], 4, False)  # noqa: FBT003
+@example((Other(), {}, (1, 2, 3, 4)), 4, False)  # noqa: FBT003
+@example([Size((1, 2)), Size((3,)), Size((1, 2, 3)), Size(()), Size((1, 2))], 4, True)  # noqa: FBT003
+def test_objects_are_read_as_python_reads_them(value: Any, protocol: int, in_python: bool) -> None:  # noqa: FBT001
+    data = by_python(value, protocol) if in_python else pickle.dumps(value, protocol)
+    expected = python(data) or Unsupported  # bytes and sets are calls of codecs and builtins before protocol 4
+    assert expected is not Unsupported or protocol < 4
+    assert [outcome(data, names) for names in WAYS] == [expected] * 3
+
+
+NUMBERS = st.sampled_from([0, 255, 256, 65535, 65536, 2**31 - 1, 2**31, 2**39, 2**47, 2**63, -1]) | st.integers(-(2**60), 2**60)
+TEXTS = st.sampled_from(["__0_0.distcp", "", "ä\u0094", "\x94", "x" * 300, "\ud800"]) | st.text(max_size=5)
+ATTRIBUTE = TEXTS | NUMBERS | SIZES | st.none()
+ENTRIES = st.lists(st.tuples(TEXTS, st.none() | NUMBERS, SIZES, ATTRIBUTE, NUMBERS, st.booleans()), max_size=30)
+
+
+def storage(rows: list[tuple[Any, ...]]) -> dict[Any, Any]:
+    """Like ``storage_data`` of a `.metadata`."""
+    found = {}
+    for name, number, size, file, start, has_more in rows:
+        more = {"more": 1} if has_more else {}
+        found[Key(fqn=name, index=number, offset=size)] = Thing(file=file, start=start, length=1700, **more)
+    return found
+
+
+def like(count: int) -> dict[Any, Any]:
+    """Entries that differ as those of a large model do."""
+    return storage([(f"layer.{n}", n % 4, Size((n // 9, 70000)), f"__{n % 3}", 1200 * n, False) for n in range(count)])
+
+
+@given(ENTRIES, st.integers(2, 5), st.booleans())
+def test_entries_are_read_together_as_python_reads_them(rows: Any, protocol: int, in_python: bool) -> None:  # noqa: FBT001
+    value = [storage(rows), "later", storage(rows[:3]), [key.offset for key in storage(rows)]]
+    data = by_python(value, protocol) if in_python else pickle.dumps(value, protocol)
+    assert [outcome(data, names) for names in WAYS] == [python(data)] * 3
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_thousand_entries_are_read_in_a_few_steps(shared: bool) -> None:  # noqa: FBT001
+    value = like(1000)
+    if shared:
+        for one in value.values():
+            one.file = "the same"
+    data = pickle.dumps([value, value], 4)
+    assert outcome(data, KEYS_TOGETHER) == outcome(data) == python(data)
+    assert steps(data, KEYS_TOGETHER) < steps(data, SINGLY) / 4
+
+
+def test_entries_behind_thousands_of_objects_that_differ_are_read_together_still() -> None:
+    names: dict[Name, Build] = {**KEYS_TOGETHER, Name(__name__, "Other"): Box}
+    differing = [Other(a=n) for n in range(4200)]
+    behind = steps(pickle.dumps([differing, like(1000)], 4), names) - steps(pickle.dumps(differing, 4), names)
+    assert behind < steps(pickle.dumps(like(1000), 4), SINGLY) / 4
+
+
+def steps(data: bytes, names: dict[Name, Build]) -> int:
+    """Lines of the machine that ran."""
+    count = 0
+
+    def traced(frame: Any, event: str, _: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return traced if frame.f_code.co_filename == pickles.__file__ else None
+
+    before = sys.gettrace()
+    sys.settrace(traced)
+    try:
+        loads(data, names)
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize("value", ["objects", "entries"])
+def test_a_change_of_any_byte_is_read_as_python_does_or_refused(value: str) -> None:
+    random.seed(5)
+    thing = {"x": [Thing(a=Size((1, 2)), b="text", c=300), Thing(a=Size((1, 2)), b="text", c=70000)], "y": Other(d=(1, 2, 3, 4))}
+    data = pickle.dumps([thing] * 2 if value == "objects" else [like(7), "later"], 4)
+    alike = 0
+    for at in range(len(data)):
+        for changed in {data[at] ^ (1 << bit) for bit in range(8)} | {random.randrange(256)}:
+            damaged = data[:at] + bytes([changed]) + data[at + 1 :]
+            expected = outcome(damaged)
+            for names in (KEYS_TOGETHER, TOGETHER):
+                assert outcome(damaged, names) in (expected, Corrupt), at
+            theirs = python(damaged)
+            if isinstance(expected, tuple) and isinstance(theirs, tuple):
+                assert repr(expected[0]) == repr(theirs[0]), at  # NaN is not itself
+                alike += 1
+    assert alike > len(data)
+
+
+@pytest.mark.parametrize("names", WAYS)
+def test_an_end_anywhere_is_corrupt(names: dict[Name, Build]) -> None:
+    things = [Thing(a=Size((1, 2)), b="text"), Thing(a=Size((1, 2)), b="text")]
+    data = pickle.dumps([things, like(6)], 4)
+    for size in range(len(data)):
+        with pytest.raises(Corrupt):
+            loads(data[:size], names)
+
+
+def test_bytes_of_another_length_than_told_are_no_text() -> None:
+    data = pickle.dumps(like(9), 4)
+    at = data.rindex(b"\x8c\x07layer.") + 1
+    for length in (6, 8, 200):
+        damaged = data[:at] + bytes([length]) + data[at + 1 :]
+        assert outcome(damaged, KEYS_TOGETHER) == outcome(damaged)
+
+
+def test_a_class_whose_call_gives_no_tuple_is_called_each_time() -> None:
+    names: dict[Name, Build] = {**KEYS_TOGETHER, Name(__name__, "Size"): lambda _, args: list(args)}
+    sizes = [key.items[5] for key in loads(pickle.dumps([like(9), "later"], 4), names)[0][0]]
+    assert len(set(map(id, sizes))) == len(sizes)
+
+
+def test_an_object_without_end_is_read_singly() -> None:
+    many = {f"a{n}": n for n in range(200)}
+    data = pickle.dumps({Key(**many): Thing(b=1) for _ in range(5)}, 4)
+    assert outcome(data, KEYS_TOGETHER) == outcome(data)
+
+
+def test_entries_are_charged_no_more_memory_than_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = pickle.dumps(like(3000), 4)
+    singly, together = (_least(data, names, monkeypatch) for names in (SINGLY, KEYS_TOGETHER))
+    assert 0.8 * singly < together < 1.1 * singly
+
+
+def _least(data: bytes, names: dict[Name, Build], monkeypatch: pytest.MonkeyPatch) -> int:
+    """The memory in which it is read."""
+    low, high = 0, 64 * len(data)
+    while high - low > len(data) // 10:
+        middle = (low + high) // 2
+        monkeypatch.setattr(pickles, "MOST", middle)
+        low, high = (low, middle) if isinstance(outcome(data, names), tuple) else (middle, high)
+    return high
+
+
+def test_attributes_that_are_mentioned_again_are_refused() -> None:
+    thing = Thing(a=1, b=2)
+    with pytest.raises(Corrupt, match="mentioned again"):
+        loads(pickle.dumps([thing, thing.__dict__], 4), SINGLY)
+
+
+@pytest.mark.parametrize("attributes", [b"", b"}K\x01b}K\x01b", b"}b}b"])
+def test_attributes_are_set_once(attributes: bytes) -> None:
+    data = b"\x80\x02c" + f"{__name__}\nThing\n".encode() + b")\x81" + attributes + b"."
+    assert outcome(data) is Corrupt
+
+
+def test_a_class_that_is_declared_takes_no_arguments() -> None:
+    data = b"\x80\x02c" + f"{__name__}\nThing\n".encode() + b"K\x01\x85R."
+    assert outcome(data) is Corrupt
+
+
+@pytest.mark.parametrize("unit", [b"}", b"]", b"(", b"N", b"K\x01", b"h\x00", b"\x94", b"(N", b"}NNs", b"M\x00\xff", b")\x85"])
+def test_values_that_take_too_much_memory_are_refused(unit: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pickles, "MOST", 1 << 20)
+    with contextlib.suppress(MemoryError), pytest.raises(Corrupt, match=r"take more than|within each other"):
+        loads(b"\x80\x04N\x94" + unit * 300_000 + b".", SINGLY)
+
+
+@pytest.mark.parametrize("unit", [b"}", b"]", b"\x8f", b"M\x00\xff", b")\x85"])
+def test_what_values_take_is_counted_and_not_how_many_there_are(unit: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pickles, "MOST", 3 << 20)
+    with pytest.raises(Corrupt, match="take more than"):
+        loads(b"\x80\x04" + unit * 100_000 + b".", SINGLY)
+    with pytest.raises(Corrupt, match="one value"):
+        loads(b"\x80\x04" + b"N" * 100_000 + b".", SINGLY)
+
+
+def test_what_comes_again_is_read_as_if_it_did_not() -> None:
+    value = [Thing(a=Size((1, 2)), b=Size((300, 70000))) for _ in range(5)] + [Thing(a=Size((1, 2)), b=Size((2, 1)))]
+    found, _ = loads(pickle.dumps([value, "later", value[3]], 4), TOGETHER)
+    assert [plain(one) for one in found[0]] == [
+        ("object", {"a": ("size", s), "b": ("size", t)}) for s, t in [((1, 2), (300, 70000))] * 5 + [((1, 2), (2, 1))]
+    ]
+    assert found[1] == "later"
+    assert plain(found[2]) == plain(found[0][3])
+
+
+def test_two_classes_called_with_the_same_numbers_stay_apart() -> None:
+    names: dict[Name, Build] = {Name("m", "one"): lambda _, args: ("one", *args), Name("m", "two"): lambda _, args: ("two", *args)}
+    size = b"K\x01K\x02\x86\x94\x85\x94R\x94"
+    data = b"\x80\x04]\x94(cm\none\n\x94" + size + b"cm\ntwo\n\x94" + size + (b"h\x01" + size) * 3 + (b"h\x05" + size) * 3 + b"e."
+    one, two = ("one", (1, 2)), ("two", (1, 2))
+    assert loads(data, names)[0] == [one, two, one, one, one, two, two, two]
