@@ -57,7 +57,6 @@ def staged(tmp_path: Path) -> Story:
 def test_a_store_that_differs_in_one_bit_is_not_compared_as_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     story = staged(tmp_path)
     monkeypatch.setattr("ckptsync.cli.demo_story.RUNS", ("fsdp2",))
-    monkeypatch.setattr("ckptsync.cli.demo_story.BASE", None)  # `make` gives the head no configuration either
     story._compare()
     flip(story.model("fsdp2") / "model.safetensors", 5000)
     with pytest.raises(Corrupt, match=r"model\.safetensors"):

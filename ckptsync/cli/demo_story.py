@@ -57,7 +57,7 @@ def configurations(directory: Path) -> dict[str, dict[str, object]]:
         "roles": ["head", "verifier"],
         "store": dict(store),
         "head": {"every": "500ms", "config_from": {"fsdp2": str(BASE)}},
-        "verify": {"level": "parse", "every": "2s", "tick": "500ms"},
+        "verify": {"level": "parse", "period": "2s", "tick": "500ms"},
     }
     return {**nodes, "head": head}
 
