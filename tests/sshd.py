@@ -11,6 +11,7 @@ import functools
 import getpass
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -73,6 +74,14 @@ class Sshd:
         if self._process is not None:
             _ended(self._process)
             self._process = None
+
+    def cut(self) -> None:
+        """No new connections, and those that are open break."""
+        sessions = _below(self._process.pid) if self._process else []
+        self.stop()
+        for session in sessions:
+            with suppress(ProcessLookupError):
+                os.kill(session, signal.SIGKILL)
 
     def close(self) -> None:
         """Nothing of it is left."""
@@ -143,6 +152,12 @@ def _program() -> tuple[str, dict[str, str]]:
     unpacked = _LOCAL / "usr/sbin/sshd"
     libraries = ":".join(map(str, [*_LOCAL.glob("usr/lib/*-linux-*"), *_LOCAL.glob("lib/*-linux-*")]))
     return (str(unpacked) if unpacked.exists() else ""), {**os.environ, "LD_LIBRARY_PATH": libraries}
+
+
+def _below(pid: int) -> list[int]:
+    """The children of a process, and theirs."""
+    said = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True, check=False).stdout
+    return [found for child in map(int, said.split()) for found in (child, *_below(child))]
 
 
 def _keygen(path: Path) -> None:

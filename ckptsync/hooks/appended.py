@@ -26,8 +26,7 @@ class FromEnvironment(CkptSyncCallback):
         options = asked(os.environ)
         super().__init__(store=options.store, wait=options.wait, run=options.run)
         if options.refused:
-            self._not_waiting = f"{options.refused}; nobody waits for the store at the end, and all else is done"
-            _log.warning("ckptsync: %s", self._not_waiting)
+            self._refuse_wait(options.refused)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Begin, and say so once in a process."""

@@ -27,18 +27,20 @@ def asked(environment: Mapping[str, str]) -> Asked:
     """Return what the environment says."""
     store, wait, run = (environment.get(f"CKPTSYNC_{name}", "").strip() for name in ("STORE", "WAIT", "RUN"))
     try:
-        return Asked(store, _seconds(wait), run)
+        return Asked(store, seconds("CKPTSYNC_WAIT", wait), run)
     except ConfigError as e:
         return Asked(store, 0.0, run, e)
 
 
-def _seconds(text: str) -> float:
-    if not text:
-        return 0.0
+def seconds(name: str, wait: float | str) -> float:
+    """Return the seconds of a wait: a number, or a text such as `10m`.  Raises ConfigError, which calls it ``name``."""
+    hint = "say for how long the training may stay at its end: 600, or 10m"
     try:
-        seconds = float(text) if text.replace(".", "", 1).isdigit() else parse_duration(text)
+        text = str(wait).strip() or "0"
+        is_number = isinstance(wait, float) or text.replace(".", "", 1).isdigit()
+        found = float(text) if is_number else parse_duration(text)
     except ValueError as e:
-        raise ConfigError(f"CKPTSYNC_WAIT: {e}", hint="say for how long the training may stay at its end: 600, or 10m") from e
-    if not math.isfinite(seconds):
-        raise ConfigError("CKPTSYNC_WAIT: too long", hint="say for how long the training may stay at its end: 600, or 10m")
-    return seconds
+        raise ConfigError(f"{name}: {e}", hint=hint) from e
+    if not (math.isfinite(found) and found >= 0):
+        raise ConfigError(f"{name}: {text[:40]} is not a time to wait", hint=hint)
+    return found

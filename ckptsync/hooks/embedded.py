@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import glob
+import json
 import os
 import shlex
 import site
@@ -110,7 +112,7 @@ def start_apart(command: Sequence[str], log: Path, folder: Path) -> Apart:
 
 def last_error(spool: Path) -> str:
     """Return the reason that a worker gave when it ended, and what to do about it; empty if it gave none.  Raises OSError."""
-    said = (folders.read(spool / LOG, last=_TAIL) or b"").decode("utf-8", "replace").splitlines()
+    said = _last_lines(spool)
     at, last = next(((n, line) for n, line in reversed([*enumerate(said)]) if not line.startswith((" ", _HINT))), (0, ""))
     if last.startswith("{"):
         return ""  # it was killed in the middle of its work
@@ -118,6 +120,24 @@ def last_error(spool: Path) -> str:
     if last.startswith("ModuleNotFoundError: "):
         hints.append(f"{sys.executable} -m pip install ckptsync brings what it needs")
     return "; ".join([last.removeprefix(_ERROR), *(f"hint: {hint}" for hint in hints)])
+
+
+def waits_for(spool: Path) -> str:
+    """Return why a worker at work waits for its store, and what to do about it; empty if it has one.  Raises OSError."""
+    for line in reversed(_last_lines(spool)):
+        if not line.startswith("{"):
+            continue
+        with contextlib.suppress(ValueError):
+            event = json.loads(line)
+            if event.get("phase") in ("starting", "started", "stopped"):
+                return ""
+            if event.get("phase") == "waiting" and "error" in event:
+                return "; hint: ".join(filter(None, [event["error"], event.get("hint", "")]))
+    return ""
+
+
+def _last_lines(spool: Path) -> list[str]:
+    return (folders.read(spool / LOG, last=_TAIL) or b"").decode("utf-8", "replace").splitlines()
 
 
 def cover(folders: set[Path]) -> None:

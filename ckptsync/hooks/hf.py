@@ -22,7 +22,8 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from ckptsync.hooks import added, embedded, leaving
+from ckptsync.errors import ConfigError
+from ckptsync.hooks import added, asked, embedded, leaving
 from ckptsync.hooks.here import Here
 from ckptsync.hooks.leaving import Weights
 from ckptsync.hooks.pinning import Source
@@ -40,15 +41,18 @@ _hearing: weakref.WeakSet[CkptSyncCallback] = weakref.WeakSet()
 class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers need not be installed where this is checked
     """One for each Trainer.
 
-    ``wait``: how many seconds the process may stay, when all else is done, until the store has everything; for machines that are
-    torn down at the end of a job.  ``store``: a directory or URL to send to, from a child process; where no worker can be installed.
+    ``wait``: for how long the process may stay, when all else is done, until the store has everything, in seconds or as `10m`; for machines
+    that are torn down at the end of a job.  ``store``: a directory or URL to send to, from a child process; where no worker can be installed.
     ``run``: its name in that store, if not the output directory's own.
     """
 
-    def __init__(self, *, store: str = "", wait: float = 0.0, run: str = "") -> None:
+    def __init__(self, *, store: str = "", wait: float | str = 0.0, run: str = "") -> None:
         self._store, self._run = store, run
-        self._wait = wait
-        self._not_waiting = ""
+        self._wait, self._not_waiting = 0.0, ""
+        try:
+            self._wait = asked.seconds("CkptSyncCallback(wait=…)", wait)
+        except ConfigError as e:
+            self._refuse_wait(e)
         self._workers: dict[Path, tuple[embedded.Worker, float] | None] = {}
         self._ended: dict[Path, str] = {}
         self._saver: Saver | None = None
@@ -58,6 +62,11 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         self._former: list[tuple[Path, str]] = []
         self._said: set[str] = set()
         self._state: Any = None
+
+    def _refuse_wait(self, why: ConfigError) -> None:
+        """Say now, and once more at the end, that nobody waits for the store."""
+        self._not_waiting = f"{why}; nobody waits for the store at the end, and all else is done"
+        _log.warning("ckptsync: %s", self._not_waiting)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Say who trains here, and write what sharded checkpoints will lack."""
@@ -166,8 +175,8 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
         if self._store and saver.is_first and folder not in self._workers and not embedded.is_covered(folder):
             self._workers[folder] = embedded.begin(saver.here, self._store, self._run, saver.begun.pid), time.monotonic()
             self._ended.pop(folder, None)
-        if ended := self._hear_worker(folder):
-            self._say(saver.here, ended)
+        if heard := self._hear_worker(folder) or self._waits(folder):
+            self._say(saver.here, heard)
 
     def _hear_worker(self, folder: Path) -> str:
         """Return how the embedded worker of this directory ended, once and if with an error."""
@@ -180,6 +189,11 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
             self._ended[folder] = f"the embedded worker ended with exit code {worker.returncode}: {why}"
             return self._ended[folder]
         return ""
+
+    def _waits(self, folder: Path) -> str:
+        """Return what the embedded worker of this directory waits for before it can send anything."""
+        why = embedded.waits_for(folder / OURS) if self._workers.get(folder) else ""
+        return f"the embedded worker has no store yet: {why}" if why else ""
 
     def _begin(self, args: Any, model: Any, processing: Any) -> None:
         folder = Path(args.output_dir).absolute()
@@ -228,12 +242,14 @@ class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers n
             trains.setdefault(folder, set()).add(train)
         for folder, named in trains.items():
             if self._wait > 0:
+                if waits := self._waits(folder):
+                    self._say_last(saver.here, waits)
                 self._wait_there(folder, named - {""}, lambda text: self._say(saver.here, text))
             self._hear_worker(folder)
             self._sum_up(saver.here, folder, leaving.unstored(folder, named - {""}))
 
     def _sum_up(self, here: Here, folder: Path, left: Collection[str]) -> None:
-        why = self._ended.get(folder) or embedded.why_ended(folder)
+        why = self._ended.get(folder) or embedded.why_ended(folder) or self._waits(folder)
         if left and why:
             command = embedded.push_command(folder, self._store, self._run)
             names = ", ".join(name.rpartition(".")[0] for name in left)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
 
 from tests.scenarios.stores import KINDS, Store, remove, store_of
-from tests.scenarios.world import World
+from tests.scenarios.world import PATIENCE, World, files_below
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "store" in metafunc.fixturenames:
+    is_given = any("store" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize"))
+    if "store" in metafunc.fixturenames and not is_given:
         marker = metafunc.definition.get_closest_marker("stores")
         metafunc.parametrize("store", marker.args if marker else KINDS, indirect=True)
 
@@ -29,3 +32,45 @@ def world(store: Store, tmp_path: Path) -> Iterator[World]:
     found = World(tmp_path, store)
     yield found
     found.close()
+
+
+@pytest.fixture(scope="session")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
+    """Stores that hold VERIFIED checkpoints, each made once for all processes of this test run."""
+    run, base = os.environ.get("PYTEST_XDIST_TESTRUNUID"), tmp_path_factory.getbasetemp()
+    return Prepared(base.parent / f"prepared-{run}" if run else base / "prepared")
+
+
+class Prepared:
+    """`prepared(vector, 1, 2)`: the files of a store with `sft/checkpoint-1` and `sft/checkpoint-2`, VERIFIED, from the nodes of that vector."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        root.mkdir(exist_ok=True)
+
+    def __call__(self, vector: str, *steps: int) -> Mapping[str, bytes]:
+        home = self._root / "-".join([vector, *map(str, steps)])
+        made = home / "made"
+        try:
+            home.mkdir()
+        except FileExistsError:
+            end = time.monotonic() + PATIENCE
+            while not made.exists():
+                assert time.monotonic() < end, "another process of this test run has not made the store"
+                time.sleep(0.1)
+        else:
+            self._make(home, vector, steps)
+            made.touch()
+        return {name: data for name, data in files_below(home / "store").items() if not name.startswith(".ckptsync/nodes/")}
+
+    @staticmethod
+    def _make(home: Path, vector: str, steps: tuple[int, ...]) -> None:
+        world = World(home, store_of("path", home))
+        try:
+            world.head()
+            for seed, step in enumerate(steps):
+                world.push_save("sft", vector, step, seed=seed)
+            for step in steps:
+                world.wait(f"sft/checkpoint-{step}", "VERIFIED")
+        finally:
+            world.close()

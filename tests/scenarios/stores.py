@@ -24,7 +24,7 @@ class Store(Protocol):
         """All files, sorted."""
 
     def read(self, name: str) -> bytes:
-        """The bytes of one."""
+        """The bytes of one; raises FileNotFoundError."""
 
     def write(self, name: str, data: bytes) -> None:
         """Put a file there, or other bytes in its place."""
@@ -81,7 +81,11 @@ class Bucket:
         return sorted(entry["Key"].removeprefix("store/") for page in pages for entry in page.get("Contents", ()))
 
     def read(self, name: str) -> bytes:
-        return bytes(self._server.client().get_object(Bucket=self._bucket, Key=f"store/{name}")["Body"].read())
+        client = self._server.client()
+        try:
+            return bytes(client.get_object(Bucket=self._bucket, Key=f"store/{name}")["Body"].read())
+        except client.exceptions.NoSuchKey:
+            raise FileNotFoundError(name) from None
 
     def write(self, name: str, data: bytes) -> None:
         self._server.client().put_object(Bucket=self._bucket, Key=f"store/{name}", Body=data)

@@ -31,14 +31,15 @@ def test_a_mistyped_store_is_not_made_and_a_new_one_is_said(world: World) -> Non
     done = world.run("push", save, f"{world.store.url}/mistyped/store", "--node", "node0", code=2)
     assert "mistyped" in done.err
     assert not [name for name in world.store.names() if "mistyped" in name]
-    assert "new store" in world.push(save).err
-    assert "new store" not in world.push(save).err
+    assert world.store.url in world.push(save).err, "nothing says that a store was made, and where"
+    assert world.store.url not in world.push(save).err
 
 
 @pytest.mark.stores("path")
 def test_output_directories_that_match_nothing_are_told_in_the_log_and_in_status(world: World) -> None:
     service = world.service("node0", ["worker"], {"worker": {"runs": [{"path": f"{world.home}/none/*"}], "scan_every": "1s"}})
     assert service.wait(phase="no-match")["level"] == "warning"
+    service.wait(phase="started")
     world.until(lambda: f"{world.home}/none/*" in world.run("status", world.store.url).out, "status to tell of it")
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import blake3
 import pytest
 
-from tests.scenarios.stores import Store
+from tests.scenarios.conftest import Prepared
+from tests.scenarios.stores import Directory, Store
 from tests.scenarios.world import World, files_below, flipped, reference
 
 WEIGHTS = "sft/checkpoint-4/model.safetensors"
@@ -26,33 +28,38 @@ def remove(store: Store, name: str) -> None:
     store.delete(name)
 
 
-HARM: dict[str, Callable[[Store, str], None]] = {"flipped": flip, "truncated": truncate, "missing": remove}
-harms = pytest.mark.parametrize("harm", HARM.values(), ids=HARM)
+def harm(world: World, place: str, harms: Mapping[str, Callable[[Store, str], None]]) -> dict[str, bytes]:
+    """Damage a file of the place in each of these ways; what they held."""
+    right = {f"{place}/{name}": world.store.read(f"{place}/{name}") for name in harms}
+    for name, do in harms.items():
+        do(world.store, f"{place}/{name}")
+    return right
 
 
-@harms
-def test_verify_by_hand_finds_it_and_everybody_knows_it_then(world: World, harm: Callable[[Store, str], None]) -> None:
+SHARDS = {"model.safetensors": flip, "optimizer.pt": truncate, "trainer_state.json": remove}
+MODEL = {"model.safetensors": flip, "config.json": truncate, "tokenizer.json": remove}
+
+
+def test_verify_by_hand_names_what_is_flipped_truncated_missing_and_everybody_knows_it_then(world: World) -> None:
     world.push(world.save("sft"))
     world.verify()
-    harm(world.store, WEIGHTS)
-    done = world.verify(code=10)
-    assert WEIGHTS.removeprefix("sft/") in str(done.json["reports"])
+    harm(world, "sft/checkpoint-4", SHARDS)
+    found = str(world.verify(code=10).json["reports"])
+    assert [name for name in SHARDS if f"checkpoint-4/{name}" not in found] == []
     assert world.statuses() == {"sft/checkpoint-4": "DAMAGED"}
     world.run("status", world.store.url, "--check", code=10)
 
 
-@pytest.mark.stores("path", "s3")
-@harms
-def test_the_node_that_has_it_uploads_it_again(world: World, harm: Callable[[Store, str], None]) -> None:
-    world.worker()
+def test_the_node_that_has_the_files_uploads_them_again(world: World) -> None:
+    worker = world.worker()
     saved = world.save("sft")
     world.wait("sft/checkpoint-4", "COMPLETE")
-    harm(world.store, WEIGHTS)
+    worker.stop()
+    right = harm(world, "sft/checkpoint-4", SHARDS)
     world.verify(code=10)
-    world.until(
-        lambda: WEIGHTS in world.store.names() and world.store.read(WEIGHTS) == (saved / "model.safetensors").read_bytes(),
-        "the repair",
-    )
+    worker.start()
+    for name, data in right.items():
+        world.until_stored(name, data)
     world.verify()
     assert world.statuses() == {"sft/checkpoint-4": "COMPLETE"}
     assert world.stored("sft", "checkpoint-4") == files_below(saved)
@@ -69,21 +76,18 @@ def test_services_find_and_repair_it_by_themselves(world: World) -> None:
     name = "sft/checkpoint-4/pytorch_model_fsdp_0/__2_0.distcp"
     right = world.store.read(name)
     flip(world.store, name)
-    world.until(lambda: world.store.read(name) == right, "the repair")
+    world.until_stored(name, right)
     world.wait("sft/checkpoint-4", "VERIFIED")
     assert world.model("sft/checkpoint-4") == reference("hf-fsdp2-2node")
 
 
 @pytest.mark.stores("path", "s3")
-@harms
-def test_a_consolidated_model_is_made_again(world: World, harm: Callable[[Store, str], None]) -> None:
-    world.push(world.save("sft"))
+def test_a_consolidated_model_is_made_again(world: World, prepared: Prepared) -> None:
+    world.fill(prepared("hf-ddp", 4))
+    right = harm(world, "sft/consolidated/checkpoint-4", MODEL)
     world.head(verify={"period": "3s"})
-    world.wait("sft/checkpoint-4", "VERIFIED")
-    name = "sft/consolidated/checkpoint-4/model.safetensors"
-    right = world.store.read(name)
-    harm(world.store, name)
-    world.until(lambda: name in world.store.names() and world.store.read(name) == right, "the model to be made again")
+    for name, data in right.items():
+        world.until_stored(name, data)
     world.wait("sft/checkpoint-4", "VERIFIED")
 
 
@@ -121,8 +125,51 @@ def test_a_damaged_record_hides_nothing_else(world: World) -> None:
         assert [place["word"] for place in done.json["places"] if place["run"] == "other"] == ["COMPLETE"]
         assert manifest in str(done.json["unreadable"])
     worker.start()
-    world.until(lambda: world.store.read(manifest) == right, "the node to write its record again")
+    world.until_stored(manifest, right)
     assert world.statuses() == {"other/checkpoint-4": "COMPLETE", "sft/checkpoint-4": "COMPLETE"}
+
+
+@pytest.mark.stores("path")
+@pytest.mark.parametrize("kind", ["seal", "report"])
+def test_a_damaged_record_of_a_head_or_a_verifier_is_told_and_made_again(world: World, prepared: Prepared, kind: str) -> None:
+    world.fill(prepared("hf-ddp", 4))
+    [name] = [name for name in world.records() if name.startswith(f"sft/.ckptsync/checkpoint-4/{kind}-")]
+    flip(world.store, name)
+    done = world.run("ls", world.store.url, "--json", code=10)
+    assert name in str(done.json["unreadable"])
+    world.head().wait(phase="verified", run="sft", place="checkpoint-4")
+    [place] = world.start("ls", world.store.url, "--json").end().json["places"]
+    assert place["word"] == "VERIFIED"
+
+
+def test_a_record_that_names_a_file_outside_of_its_place_is_refused(world: World, prepared: Prepared, tmp_path: Path) -> None:
+    files = dict(prepared("hf-ddp", 4))
+    [name] = [name for name in files if name.startswith("sft/.ckptsync/checkpoint-4/manifest-")]
+    forged = files.pop(name).replace(b'"path":"scheduler.pt"', b'"path":"../../../evil"')
+    digest = blake3.blake3(forged).hexdigest()[:16]
+    world.fill(files | {f"{name.rpartition('-')[0]}-{digest}.json": forged})
+    assert world.run("ls", world.store.url, "--json", code=10).json["unreadable"]
+    before = files_below(tmp_path)
+    for more in ((), ("--unverified",), ("--consolidated",)):
+        done = world.start("pull", "sft/checkpoint-4", tmp_path / "a/b/c", "--store", world.store.url, *more).end()
+        assert done.code, done.out
+        assert "Traceback" not in done.err
+    made = {name for name in files_below(tmp_path) if name not in before}
+    assert not [name for name in made if "evil" in name]
+
+
+@pytest.mark.stores("path", "sftp")
+def test_a_link_in_a_store_is_not_followed(world: World, tmp_path: Path) -> None:
+    assert isinstance(world.store, Directory)
+    saved = world.save("sft")
+    world.push(saved)
+    secret = tmp_path / "secret"
+    secret.write_bytes((saved / "model.safetensors").read_bytes())
+    (world.store.root / WEIGHTS).unlink()
+    (world.store.root / WEIGHTS).symlink_to(secret)
+    done = world.run("pull", "sft/checkpoint-4", tmp_path / "back", "--store", world.store.url, code=3)
+    assert "model.safetensors" in done.out + done.err
+    assert not (tmp_path / "back/checkpoint-4").exists()
 
 
 @pytest.mark.stores("path")
@@ -130,8 +177,9 @@ def test_a_damaged_heartbeat_hides_nothing_else(world: World) -> None:
     worker, head = world.worker(), world.head()
     world.save("sft")
     world.wait("sft/checkpoint-4", "VERIFIED")
+    beat = ".ckptsync/nodes/node0.json"
+    world.until(lambda: beat in world.store.names(), "a heartbeat")
     worker.kill()
-    [beat] = [name for name in world.store.names() if name == ".ckptsync/nodes/node0.json"]
     world.store.write(beat, world.store.read(beat).replace(b'"', b'\xff"', 1))
     done = world.run("status", world.store.url, "--json")
     assert "node0" in str(done.json["alarms"])
@@ -159,9 +207,12 @@ def test_damage_that_nobody_can_repair_is_said_to_be_lost(world: World) -> None:
     worker = world.worker()
     world.save("sft")
     world.wait("sft/checkpoint-4", "COMPLETE")
+    worker.stop()
     for path in world.output("sft").iterdir():
         shutil.rmtree(path)
     flip(world.store, WEIGHTS)
     world.verify(code=10)
+    worker.start()
+    worker.wait(phase="not-repaired", run="sft")
     world.until(lambda: "LOST" in world.start("repair", world.store.url, "--dry-run").end().out, "the loss to be said")
     assert worker.is_running()

@@ -44,15 +44,17 @@ print("trained")
 """
 
 
-def train(world: World, script: str, *words: object) -> None:
+def train(world: World, script: str, *words: object) -> str:
+    """A training to its end; its log."""
     path = world.home / "train.py"
     path.write_text(script)
     environment = {**world.environment, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     done = subprocess.run(
-        [sys.executable, path, *map(str, words)], env=environment, capture_output=True, text=True, check=False, timeout=300
+        [sys.executable, path, *map(str, words)], env=environment, capture_output=True, text=True, check=False, timeout=600
     )
     assert done.returncode == 0, done.stderr
     assert "trained" in done.stdout
+    return done.stderr
 
 
 @pytest.mark.stores("path", "s3")
@@ -78,6 +80,24 @@ def test_every_save_of_a_trainer_that_keeps_one_is_stored(world: World) -> None:
     for step in range(1, 5):
         world.wait(f"sft/checkpoint-{step}", "VERIFIED")
     assert world.model("sft/checkpoint-1") != world.model("sft/checkpoint-4")
+
+
+@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
+@pytest.mark.stores("path")
+def test_a_training_says_that_its_store_is_not_there_and_all_is_sent_once_it_is(world: World) -> None:
+    store = world.home / "mistyped" / "store"
+    awaits = """
+import time
+from pathlib import Path
+while "waiting" not in Path(sys.argv[1], "_ckptsync/embedded.log").read_text():
+    time.sleep(0.1)
+"""
+    script = TRAINED.replace("CkptSyncCallback()", f"CkptSyncCallback(store={str(store)!r}, wait='1s')") + awaits
+    said = train(world, script, world.output("sft"))
+    assert str(store.parent) in said
+    store.parent.mkdir()
+    stored = [store / f"sft/.ckptsync/checkpoint-{step}" for step in range(1, 5)]
+    world.until(lambda: all([*place.glob("manifest-*")] for place in stored), "the store to have what the training left")
 
 
 @pytest.mark.stores("path")

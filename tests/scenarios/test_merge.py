@@ -279,6 +279,23 @@ def test_a_link_out_of_the_checkpoint_is_not_followed(name: str, tmp_path: Path)
     assert not (tmp_path / "out" / name).exists()
 
 
+@pytest.mark.parametrize("command", ["merge", "inspect", "verify", "push"])
+def test_an_index_that_leads_out_of_the_checkpoint_is_refused(command: str, tmp_path: Path) -> None:
+    source = tmp_path / "in/checkpoint-4"
+    shutil.copytree(VECTORS / "hf-ddp/out/checkpoint-4", source)
+    (tmp_path / "secret").mkdir()
+    (source / "model.safetensors").rename(tmp_path / "secret/model.safetensors")
+    names = tensors((tmp_path / "secret/model.safetensors").read_bytes())
+    index = {"metadata": {}, "weight_map": dict.fromkeys(names, "../../secret/model.safetensors")}
+    (source / "model.safetensors.index.json").write_text(json.dumps(index))
+    words: dict[str, list[object]] = {"merge": [tmp_path / "out"], "push": [tmp_path / "store"]}
+    done = Command([*COMMAND, command, str(source), *map(str, words.get(command, []))], os.environ, tmp_path).end()
+    assert "Traceback" not in done.err
+    assert command == "push" or done.code in (3, 5, 10), done.out + done.err
+    assert not (tmp_path / "out").exists()
+    assert not [name for name in files_below(tmp_path) if name.startswith("store/") and "secret" in name]
+
+
 def _damage(path: Path) -> None:
     """Turn a bit over in every record of an archive, or in a file of many archives."""
     data = bytearray(path.read_bytes())

@@ -47,3 +47,15 @@ def test_what_lies_beside_checkpoints_and_a_final_model_is_listed(world: World) 
     said = world.push(out).out
     assert "runs/" in said
     assert "train.log" in said
+
+
+@pytest.mark.stores("path", "s3")
+def test_a_link_in_a_checkpoint_is_left_out_and_said(world: World) -> None:
+    saved = world.save("sft")
+    secret = world.home / "secret"
+    secret.write_text("not yours")
+    (saved / "notes.txt").symlink_to(secret)
+    [told] = world.push(saved, "--json").json["checkpoints"]
+    assert told["left_out"] == ["notes.txt"]
+    assert "notes.txt" not in world.stored("sft", "checkpoint-4")
+    assert world.statuses() == {"sft/checkpoint-4": "COMPLETE"}

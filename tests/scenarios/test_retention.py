@@ -6,16 +6,8 @@ import time
 
 import pytest
 
+from tests.scenarios.conftest import Prepared
 from tests.scenarios.world import World
-
-
-def verified(world: World, *steps: int) -> None:
-    """A run with these checkpoints, all of them VERIFIED."""
-    head = world.head()
-    for seed, step in enumerate(steps):
-        world.push(world.save("sft", step=step, seed=seed))
-        world.wait(f"sft/checkpoint-{step}", "VERIFIED")
-    head.stop()
 
 
 def places(world: World) -> dict[str, str]:
@@ -23,8 +15,8 @@ def places(world: World) -> dict[str, str]:
 
 
 @pytest.mark.stores("path", "s3")
-def test_what_no_rule_keeps_is_marked_first_and_goes_after_the_grace(world: World) -> None:
-    verified(world, 1, 2, 3)
+def test_what_no_rule_keeps_is_marked_first_and_goes_after_the_grace(world: World, prepared: Prepared) -> None:
+    world.fill(prepared("hf-ddp", 1, 2, 3))
     gc = ("gc", world.store.url, "--keep-last", "1")
     world.run(*gc, "--grace", "1h", "--dry-run")
     assert set(places(world).values()) == {"VERIFIED"}
@@ -38,8 +30,8 @@ def test_what_no_rule_keeps_is_marked_first_and_goes_after_the_grace(world: Worl
 
 
 @pytest.mark.stores("path")
-def test_a_person_keeps_and_releases(world: World) -> None:
-    verified(world, 1, 2)
+def test_a_person_keeps_and_releases(world: World, prepared: Prepared) -> None:
+    world.fill(prepared("hf-ddp", 1, 2))
     world.run("keep", "sft/checkpoint-1", "--store", world.store.url, "--reason", "the paper")
     for _ in range(2):
         world.run("gc", world.store.url, "--keep-last", "1", "--grace", "0s")
@@ -52,8 +44,8 @@ def test_a_person_keeps_and_releases(world: World) -> None:
 
 
 @pytest.mark.stores("path")
-def test_what_is_retired_comes_back_when_a_person_keeps_it(world: World) -> None:
-    verified(world, 1, 2)
+def test_what_is_retired_comes_back_when_a_person_keeps_it(world: World, prepared: Prepared) -> None:
+    world.fill(prepared("hf-ddp", 1, 2))
     world.run("gc", world.store.url, "--keep-last", "1", "--grace", "1h")
     assert places(world)["1"] == "RETIRED"
     world.run("keep", "sft/checkpoint-1", "--store", world.store.url)
@@ -61,8 +53,8 @@ def test_what_is_retired_comes_back_when_a_person_keeps_it(world: World) -> None
 
 
 @pytest.mark.stores("path")
-def test_nothing_goes_without_a_rule_nor_the_last_that_is_verified(world: World) -> None:
-    verified(world, 1)
+def test_nothing_goes_without_a_rule_nor_the_last_that_is_verified(world: World, prepared: Prepared) -> None:
+    world.fill(prepared("hf-ddp", 1))
     world.run("gc", world.store.url, "--max-age", "1s", "--grace", "0s")
     world.run("gc", world.store.url, "--max-age", "1s", "--grace", "0s")
     assert places(world) == {"1": "VERIFIED"}
@@ -82,14 +74,14 @@ def test_a_head_with_rules_does_it_by_itself_and_workers_send_nothing_again(worl
     time.sleep(1)
     head.start()
     world.until(lambda: not [n for n in world.store.names() if n.startswith("sft/checkpoint-1/")], "the old one to go")
-    world.wait_at_rest()
+    world.let_workers_look("node0")
     assert not [name for name in world.store.names() if name.startswith("sft/checkpoint-1/")]
     assert places(world)["2"] == "VERIFIED"
 
 
 @pytest.mark.stores("path")
-def test_shards_go_and_the_model_stays(world: World) -> None:
-    verified(world, 1, 2)
+def test_shards_go_and_the_model_stays(world: World, prepared: Prepared) -> None:
+    world.fill(prepared("hf-ddp", 1, 2))
     for _ in range(2):
         world.run("gc", world.store.url, "--shards", "drop-after:1", "--keep-last", "9", "--grace", "0s")
     names = world.store.names()

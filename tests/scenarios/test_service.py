@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import random
+import re
 import signal
 import socket
+import subprocess
 import threading
 import urllib.request
 from collections.abc import Iterator
@@ -14,16 +19,22 @@ from typing import Any
 
 import pytest
 
-from tests.scenarios.world import VECTORS, World, files_below, flipped, reference
+from tests.scenarios.conftest import Prepared
+from tests.scenarios.world import COMMAND, VECTORS, World, files_below, flipped, reference
 
 
 @pytest.mark.stores("path", "s3")
 def test_two_heads_make_one_model(world: World) -> None:
-    world.push_two_nodes("sft", "hf-fsdp2-2node")
+    world.push_save("sft", "hf-fsdp2-2node")
     heads = [world.head("head0", head={"dtype": "auto"}), world.head("head1", head={"dtype": "bf16"})]
     world.wait("sft/checkpoint-4", "VERIFIED")
     first = world.model("sft/checkpoint-4")
-    world.wait_at_rest()
+    for head in heads:  # each has looked at it when a checkpoint that came later is done
+        head.wait(phase="verified", run="sft")
+    world.push(world.save("later"))
+    world.wait("later/checkpoint-4", "VERIFIED")
+    for head in heads:
+        head.wait(phase="verified", run="later")
     assert world.model("sft/checkpoint-4") == first
     assert set(world.statuses().values()) == {"VERIFIED"}
     assert all(head.is_running() for head in heads)
@@ -97,8 +108,22 @@ def test_exit_codes_say_what_to_do(world: World, tmp_path: Path) -> None:
     (tmp_path / "megatron/mp_rank_00").mkdir(parents=True)
     (tmp_path / "megatron/mp_rank_00/model_optim_rng.pt").write_bytes(b"PK")
     world.run("merge", tmp_path / "megatron", tmp_path / "out", code=5)
+    away = {"CKPTSYNC_STORAGE_OPTIONS": '{"endpoint_url": "http://127.0.0.1:9", "key": "k", "secret": "s"}'}
+    world.run("ls", "s3://bucket/store", code=4, environment={**away, "CKPTSYNC_LIMITS_PATIENCE": "1s"})
     world.store.write(name := "sft/checkpoint-4/model.safetensors", flipped(world.store.read(name)))
     world.run("verify", world.store.url, code=10)
+
+
+@pytest.mark.stores("path")
+def test_a_reader_that_leaves_is_no_error(world: World, prepared: Prepared) -> None:
+    world.fill(prepared("hf-ddp", 4))
+    ours, theirs = os.pipe()
+    os.close(ours)
+    done = subprocess.run(
+        [*COMMAND, "ls", world.store.url], stdout=theirs, stderr=subprocess.PIPE, env=world.environment, check=False
+    )
+    os.close(theirs)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 @pytest.mark.stores("path")
@@ -124,23 +149,23 @@ def test_status_names_nodes_runs_and_alarms(world: World) -> None:
 
 
 @pytest.mark.stores("path")
-def test_metrics_and_health_are_served_beside_slow_clients(world: World) -> None:
+def test_metrics_and_health_are_served_beside_slow_clients(world: World, prepared: Prepared) -> None:
     port = _free_port()
-    world.head(metrics={"listen": f"127.0.0.1:{port}"})
-    world.push(world.save("sft"))
-    world.wait("sft/checkpoint-4", "VERIFIED")
+    world.fill(prepared("hf-ddp", 4))
+    world.head(metrics={"listen": f"127.0.0.1:{port}"}).wait(phase="verified", run="sft")
     slow = [socket.create_connection(("127.0.0.1", port), 10) for _ in range(40)]
     for each in slow:
         each.sendall(b"GET /metrics HTTP/1.1\r\n")
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=30) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=120) as answer:
         assert answer.status == 200
-    world.until(lambda: b'state="verified"} 1' in _metrics(port).replace(b'run="sft",', b""), "metrics of the verified checkpoint")
+    sample = re.compile(rb'^ckptsync_run_checkpoints{(?=.*run="sft")(?=.*state="verified").*} 1', re.MULTILINE)
+    world.until(lambda: bool(sample.search(_metrics(port))), "metrics of the verified checkpoint")
     for each in slow:
         each.close()
 
 
 def _metrics(port: int) -> bytes:
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=120) as answer:
         return bytes(answer.read())
 
 
@@ -165,13 +190,15 @@ def webhook() -> Iterator[tuple[str, list[Any]]]:
 
 
 @pytest.mark.stores("path")
-def test_damage_is_told_to_a_webhook(world: World, webhook: tuple[str, list[Any]]) -> None:
+def test_damage_is_told_to_a_webhook_and_to_a_command(world: World, prepared: Prepared, webhook: tuple[str, list[Any]]) -> None:
     url, told = webhook
-    world.head(alerts={"webhook": url}, verify={"period": "2s"})
-    world.push(world.save("sft"))
-    world.wait("sft/checkpoint-4", "VERIFIED")
+    world.fill(prepared("hf-ddp", 4))
     world.store.write(name := "sft/checkpoint-4/trainer_state.json", flipped(world.store.read(name)))
-    world.until(lambda: any("damaged sft/checkpoint-4" in str(message) for message in told), "the alert")
+    told_here = world.home / "told"
+    world.head(alerts={"webhook": url, "command": ["/bin/sh", "-c", f"cat >> '{told_here}'"]}, verify={"period": "2s"})
+    key = "damaged sft/checkpoint-4"
+    world.until(lambda: any(alarm["key"] == key for message in told for alarm in message["alarms"]), "the webhook's alert")
+    world.until(lambda: key in told_here.read_text(), "the command's alert")
 
 
 @pytest.mark.stores("s3")
@@ -224,7 +251,7 @@ def test_odd_names_of_runs_do_no_harm(world: World, name: str) -> None:
 def test_two_checkpoints_of_one_training_become_two_models(world: World) -> None:
     world.head()
     for step in (4, 8):
-        world.push_two_nodes("sft", "hf-fsdp2-2node", step)
+        world.push_save("sft", "hf-fsdp2-2node", step)
     for step in (4, 8):
         world.wait(f"sft/checkpoint-{step}", "VERIFIED")
         assert world.model(f"sft/checkpoint-{step}") == reference("hf-fsdp2-2node")
@@ -232,6 +259,8 @@ def test_two_checkpoints_of_one_training_become_two_models(world: World) -> None
 
 
 def _free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return int(s.getsockname()[1])
+    """A port below those that the kernel gives to whoever asks for any."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port

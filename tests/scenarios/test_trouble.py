@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -53,18 +54,20 @@ def test_a_server_that_is_away_is_waited_for(world: World, tmp_path: Path) -> No
         remote = tmp_path / "remote"
         remote.mkdir()
         store = Directory(remote, server.url(remote), {})
-        options = dict(server.options)
-        worker = world.worker(store={"url": store.url, "options": options})
+        worker = world.worker(store={"url": store.url, "options": dict(server.options)})
         world.save("first")
-        world.until(lambda: any("manifest-" in name for name in store.names()), "the first checkpoint's manifest")
-        server.stop()
-        for process in _sessions(server.port):
-            os.kill(process, 9)
+        world.until(lambda: any("/manifest-" in name for name in store.names()), "the first checkpoint's manifest")
+        server.cut()
         saved = world.save("second")
         server.start()
         world.until(lambda: any(n.startswith("second/.ckptsync/checkpoint-4/manifest-") for n in store.names()), "the second's")
         assert files_below(remote / "second/checkpoint-4") == files_below(saved)
         assert worker.is_running()
+
+
+def options_of(world: World) -> dict[str, str]:
+    """The options by which a user reaches the store."""
+    return dict(json.loads(world.environment["CKPTSYNC_STORAGE_OPTIONS"]))
 
 
 @root_only
@@ -75,11 +78,16 @@ def test_a_full_store_is_said_and_gone_on_with(world: World, tmp_path: Path) -> 
         store = Directory(disk, str(disk), {})
         worker = world.worker(store={"url": store.url})
         saved = world.save("sft", ballast=3_000_000)
-        world.until(lambda: "no space" in _errors(world, disk), "a worker that says that there is no space")
+        world.until(
+            lambda: any("no space" in str(line).lower() for line in worker.lines(phase="failed")),
+            "a worker without space to say so",
+        )
         (disk / "filler").unlink()
-        world.until(lambda: any("manifest-" in name for name in store.names()), "the manifest")
+        world.until(lambda: any("/manifest-" in name for name in store.names()), "the manifest")
         assert files_below(disk / "sft/checkpoint-4") == files_below(saved)
         assert worker.is_running()
+        told = world.run("status", disk, "--check", code=1)  # there is no room for two more
+        assert "store-full" in told.out
 
 
 @root_only
@@ -97,10 +105,14 @@ def test_a_read_only_store_can_be_read_and_is_not_written(world: World, tmp_path
         assert "read-only" in done.error["error"].lower()
 
 
-@pytest.mark.stores("s3")
-def test_wrong_keys_end_a_command_and_right_ones_go_on(world: World) -> None:
+@pytest.mark.stores("s3", "sftp")
+def test_wrong_keys_end_a_command_and_right_ones_go_on(world: World, tmp_path: Path) -> None:
     saved = world.save("sft")
-    done = world.run("push", saved, world.store.url, "--json", code=2, environment={"AWS_SECRET_ACCESS_KEY": "wrong"})
+    wrong = {"AWS_SECRET_ACCESS_KEY": "wrong"}
+    if world.store.url.startswith("sftp"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", tmp_path / "stranger"], check=True)
+        wrong = {"CKPTSYNC_STORAGE_OPTIONS": json.dumps(options_of(world) | {"key_filename": str(tmp_path / "stranger")})}
+    done = world.run("push", saved, world.store.url, "--node", "node0", "--json", code=2, environment=wrong)
     assert done.error["hint"]
     assert world.store.names() == []
     world.push(saved)
@@ -109,22 +121,8 @@ def test_wrong_keys_end_a_command_and_right_ones_go_on(world: World) -> None:
 
 @pytest.mark.stores("sftp")
 def test_a_host_that_nobody_knows_is_refused(world: World, tmp_path: Path) -> None:
-    empty = tmp_path / "known_hosts"
-    empty.write_text("")
-    options = world.environment["CKPTSYNC_STORAGE_OPTIONS"].replace("known_hosts", "unknown_hosts")
-    done = world.run("ls", world.store.url, "--json", code=2, environment={"CKPTSYNC_STORAGE_OPTIONS": options})
+    (tmp_path / "known_hosts").write_text("")
+    options = options_of(world) | {"known_hosts": str(tmp_path / "known_hosts")}
+    environment = {"CKPTSYNC_STORAGE_OPTIONS": json.dumps(options)}
+    done = world.run("ls", world.store.url, "--json", code=2, environment=environment)
     assert "key" in done.error["error"] + done.error["hint"]
-
-
-def _errors(world: World, store: Path) -> str:
-    """What the nodes of a store say that fails."""
-    if not (store / ".ckptsync/nodes").is_dir():
-        return ""
-    told = world.run("status", store, "--json").json
-    return " ".join(str(alarm["code"]) + str(alarm["text"]) for alarm in told["alarms"]).lower().replace("-", " ")
-
-
-def _sessions(port: int) -> list[int]:
-    """Processes that serve a connection of that sshd."""
-    found = subprocess.run(["pgrep", "-f", "sshd: .*@notty|sshd-session"], capture_output=True, text=True, check=False)
-    return [int(pid) for pid in found.stdout.split()] if found.returncode == 0 and port else []

@@ -44,7 +44,11 @@ def test_a_worker_uploads_what_a_trainer_writes_and_a_head_makes_it_one_model(wo
     assert world.model("sft/checkpoint-4") == reference("hf-ddp")
 
 
-@pytest.mark.parametrize("vector", TWO_NODES)
+@pytest.mark.parametrize(
+    ("store", "vector"),
+    [("path", "hf-fsdp2-2node"), ("path", "hf-zero3-2node"), ("s3", "hf-zero3-2node"), ("sftp", "hf-fsdp2-2node")],
+    indirect=["store"],
+)
 def test_two_nodes_make_one_checkpoint(world: World, vector: str) -> None:
     for node in ("node0", "node1"):
         world.worker(node)
@@ -192,11 +196,14 @@ def test_a_save_that_is_overwritten_in_place_is_never_mixed_with_the_one_before(
     first = files_below(saved)
     world.save("sft", ballast=4_000_000, seed=1)
     second = files_below(saved)
-    world.until(lambda: "COMPLETE" in world.statuses().values(), "a whole save")
+    world.until_statuses(lambda found: "COMPLETE" in found.values(), "a whole save")
     for place, status in world.statuses().items():
         if status == "COMPLETE":
             assert world.stored(*place.split("/")) in (first, second)
-    world.until(lambda: any(world.stored(*p.split("/")) == second for p in world.statuses()), "the last save")
+    world.until_statuses(
+        lambda found: any(status == "COMPLETE" and world.stored(*place.split("/")) == second for place, status in found.items()),
+        "the last save",
+    )
 
 
 def test_a_second_save_of_one_name_has_a_place_of_its_own(world: World) -> None:
@@ -215,8 +222,10 @@ def test_a_training_that_begins_anew_keeps_both_trainings_saves(world: World) ->
     for seed in (0, 1):
         shutil.rmtree(world.output("sft"), ignore_errors=True)
         world.save("sft", step=2, seed=seed)
-        world.until(lambda n=seed + 1: len(world.statuses()) == n, "another place")  # type: ignore[misc]
-        world.until(lambda: set(world.statuses().values()) == {"COMPLETE"}, "both to be whole")
+        world.until_statuses(
+            lambda found, count=seed + 1: [*found.values()] == ["COMPLETE"] * count,  # type: ignore[misc]
+            "another place that is whole",
+        )
 
 
 @pytest.mark.stores("path")

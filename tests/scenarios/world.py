@@ -26,7 +26,8 @@ from tests.scenarios.stores import Store
 VECTORS = Path(__file__).parent.parent / "vectors"
 BASE = VECTORS / "base"
 COMMAND = shlex.split(os.environ.get("SCENARIOS_COMMAND", "")) or [sys.executable, "-m", "ckptsync"]
-PATIENCE = 120.0  # seconds: for what happens within one or two on a machine with nothing else to do
+PATIENCE = 180.0  # seconds: for what happens within one or two on a machine with nothing else to do
+ASK_AGAIN = 5.0  # seconds after which `ls` is asked once more although no record has come or gone
 
 Bits = Mapping[str, tuple[str, tuple[int, ...], bytes]]
 Row = Mapping[str, Any]
@@ -79,14 +80,19 @@ class World:
         """As a node that has no worker sends a checkpoint."""
         return self.run("push", path, self.store.url, "--node", node, *words, code=code)
 
-    def push_two_nodes(self, run: str, vector: str, step: int = 4) -> dict[str, bytes]:
-        """A save of two nodes, each of which sends its part by hand when it has written it; its files."""
-        written: dict[str, bytes] = {}
-        for node in ("node0", "node1"):
-            part = self.save(run, step=step, vector=vector, node=node)
+    def push_save(self, run: str, vector: str, step: int = 4, *, seed: int = 0) -> dict[str, bytes]:
+        """A save of one node or of two, each of which sends its part by hand when it has written it; its files."""
+        sent: dict[str, bytes] = {}
+        for node in nodes_of(vector):
+            part = self.save(run, step, vector, node, seed=seed)
             self.push(part, node=node)
-            written |= files_below(part)
-        return written
+            sent |= files_below(part)
+        return sent
+
+    def fill(self, files: Mapping[str, bytes]) -> None:
+        """Put the files of another store into this one, the records last."""
+        for name in sorted(files, key=lambda name: "/.ckptsync/" in name):
+            self.store.write(name, files[name])
 
     def ls(self) -> dict[str, Row]:
         """`run/place` -> what `ls` says of it; nothing of a store that nobody has begun."""
@@ -100,28 +106,48 @@ class World:
 
     def wait(self, place: str, status: str) -> None:
         """Until a place has a status."""
-        self.until(lambda: self.statuses().get(place) == status, f"{place} to be {status}")
+        self.until_statuses(lambda found: found.get(place) == status, f"{place} to be {status}")
 
-    def until(self, is_so: Callable[[], bool], what: str, patience: float = PATIENCE) -> None:
+    def until_statuses(self, are_so: Callable[[dict[str, str]], bool], what: str) -> None:
+        """Until the statuses are so.  `ls`, a whole process, is asked where a record has come or gone, and every few seconds."""
+        seen: list[str] = []
+        asked = 0.0
+
+        def is_so() -> bool:
+            nonlocal seen, asked
+            records = self.records()
+            if records == seen and time.monotonic() - asked < ASK_AGAIN:
+                return False
+            seen, asked = records, time.monotonic()
+            return are_so(self.statuses())
+
+        self.until(is_so, what)
+
+    def until(self, is_so: Callable[[], bool], what: str) -> None:
         """Until something is so; else the scenario fails, and shows what the services said."""
-        end = time.monotonic() + patience
-        while not is_so():
+        end = time.monotonic() + PATIENCE
+        while not _is_now(is_so):
             if time.monotonic() > end:
                 said = "\n".join(f"--- {s.name}\n{s.text()[-3000:]}" for s in self._services)
-                raise AssertionError(f"waited {patience:.0f} s for {what}; {self.run('ls', self.store.url).out}\n{said}")
-            time.sleep(0.25)
+                raise AssertionError(f"waited {PATIENCE:.0f} s for {what}\n{self.store.names()}\n{said}")
+            time.sleep(0.1)
 
-    def wait_at_rest(self, quiet: float = 4.0) -> None:
-        """Until the store's own files and records have not changed for a while: services look every second here."""
-        seen, since = self._records(), time.monotonic()
-        end = since + PATIENCE
-        while time.monotonic() - since < quiet and time.monotonic() < end:
-            time.sleep(0.2)
-            if (now := self._records()) != seen:
-                seen, since = now, time.monotonic()
+    def until_stored(self, name: str, data: bytes) -> None:
+        """Until the store has a file with these bytes."""
+        self.until(lambda: self.store.read(name) == data, f"{name} with the right bytes")
 
-    def _records(self) -> list[str]:
-        return [name for name in self.store.names() if not name.startswith(".ckptsync/") and "/sending/" not in name]
+    def let_workers_look(self, *nodes: str) -> None:
+        """Until the worker of each of these nodes has looked twice at all that was there: it has stored a save that came later, and another."""
+        for step in (1, 2):
+            for node in nodes:
+                write_save(self.output(f"look-{node}", node) / f"checkpoint-{step}", "hf-ddp")
+            for node in nodes:
+                stored = f"look-{node}/.ckptsync/checkpoint-{step}/manifest-"
+                self.until(lambda stored=stored: any(name.startswith(stored) for name in self.store.names()), f"{node} to look")  # type: ignore[misc]
+
+    def records(self) -> list[str]:
+        """The records of all runs, by their names in the store."""
+        return [name for name in self.store.names() if "/.ckptsync/" in name and "/sending/" not in name]
 
     def verify(self, *words: object, code: int = 0) -> Done:
         """The store, read by hand."""
@@ -193,7 +219,7 @@ class Command:
             text=True,
         )
 
-    def end(self, patience: float = 120.0) -> Done:
+    def end(self, patience: float = PATIENCE) -> Done:
         """Wait for it."""
         try:
             out, err = self._process.communicate(timeout=patience)
@@ -206,6 +232,11 @@ class Command:
     def kill(self) -> Done:
         """SIGKILL; it may have ended before."""
         self._process.kill()
+        return self.end()
+
+    def told(self, number: int) -> Done:
+        """What it does at a signal."""
+        self._process.send_signal(number)
         return self.end()
 
     def is_running(self) -> bool:
@@ -221,6 +252,7 @@ class Service:
         self.config, self._log = world.home / f"{name}.yaml", world.home / f"{name}.log"
         self.configure(configuration)
         self._process: subprocess.Popen[bytes] | None = None
+        self._before = 0
 
     def configure(self, configuration: Mapping[str, Any]) -> None:
         """Another configuration, for the next start or SIGHUP."""
@@ -229,6 +261,7 @@ class Service:
 
     def start(self, environment: Mapping[str, str] | None = None) -> None:
         """In a process group of its own, so that a kill takes its children, too."""
+        self._before = self._log.stat().st_size if self._log.exists() else 0
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
                 [*COMMAND, "run", "-c", str(self.config)],
@@ -244,8 +277,9 @@ class Service:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
 
     def lines(self, **wanted: str) -> list[Mapping[str, Any]]:
-        """Lines of its log that have these keys with these values, such as `phase="sent"`."""
-        found = [json.loads(line) for line in self.text().splitlines() if line.startswith("{") and line.endswith("}")]
+        """Lines of its log since its last start that have these keys with these values, such as `phase="sent"`."""
+        said = self._log.read_bytes()[self._before :].decode(errors="replace")
+        found = [json.loads(line) for line in said.splitlines() if line.startswith("{") and line.endswith("}")]
         return [line for line in found if all(line.get(key) == value for key, value in wanted.items())]
 
     def wait(self, count: int = 1, **wanted: str) -> Mapping[str, Any]:
@@ -269,7 +303,7 @@ class Service:
         self.signal(signal.SIGTERM)
         return self.ended()
 
-    def ended(self, patience: float = 30.0) -> int:
+    def ended(self, patience: float = PATIENCE) -> int:
         """Its exit code, waited for."""
         assert self._process
         return self._process.wait(patience)
@@ -308,6 +342,12 @@ def reference(vector: str) -> Bits:
     return tensors((VECTORS / vector / told["auto"]).read_bytes())
 
 
+def written(vector: str, at: Path, step: int = 4) -> dict[str, bytes]:
+    """Every file of a save, from all of its nodes; `at` is a directory for them."""
+    parts = [write_save(at / node / f"checkpoint-{step}", vector, node) for node in nodes_of(vector)]
+    return {name: data for part in parts for name, data in files_below(part).items()}
+
+
 def nodes_of(vector: str) -> list[str]:
     """`node0` and `node1` for a save of two nodes."""
     return [f"node{i}" for i in range(len(json.loads((VECTORS / vector / "vector.json").read_text())["sources"]))]
@@ -328,6 +368,14 @@ def flipped(data: bytes, at: float = 0.5) -> bytes:
     """With one bit turned over."""
     place = min(int(len(data) * at), len(data) - 1)
     return data[:place] + bytes([data[place] ^ 16]) + data[place + 1 :]
+
+
+def _is_now(is_so: Callable[[], bool]) -> bool:
+    """Whether it is so; a file that is being replaced is not there for a moment."""
+    try:
+        return is_so()
+    except FileNotFoundError:
+        return False
 
 
 def files_below(path: Path) -> dict[str, bytes]:
