@@ -86,7 +86,7 @@ def test_after_sighup_the_next_start_takes_up_a_new_configuration_and_a_bad_one_
     worker.signal(signal.SIGHUP)
     assert worker.ended() == 0
     worker.start()  # as systemd does
-    worker.wait(count=2, phase="started")
+    worker.wait(phase="started")
     world.save("late", node="node9")
     world.save("sft")
     world.wait("late/checkpoint-4", "COMPLETE")
