@@ -24,7 +24,7 @@ def store(tmp_path: Path) -> Path:
 def test_verify_lists_what_is_arriving_and_exits_0(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(store)]) == 0
     said = capsys.readouterr().out
-    assert "fsdp2/checkpoint-4: ok (level digest, 499 KB read)" in said
+    assert "fsdp2/checkpoint-4: ok (level digest, 505 KB read)" in said
     assert "zero3/checkpoint-4: ARRIVING (level digest, " in said
 
 
