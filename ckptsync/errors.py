@@ -62,8 +62,8 @@ class Exists(StoreError):
     ``is_same``: whether what is there was compared with everything that should have been written; ``None`` if the store did not.
     """
 
-    def __init__(self, message: str, *, is_same: bool | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, hint: str = "", is_same: bool | None = None) -> None:
+        super().__init__(message, hint=hint)
         self.is_same = is_same
 
 

@@ -60,7 +60,7 @@ def test_a_scheme_that_nobody_knows_is_told_by_name_with_those_that_are(url: str
     for call in (open_store, create_store, is_store):
         with pytest.raises(ConfigError, match="nosuch://") as caught:
             call(url)
-        assert "s3:// and sftp:// are" in caught.value.hint
+        assert "a path, s3://, sftp://" in caught.value.hint
         assert "webdav" in caught.value.hint
 
 

@@ -388,6 +388,7 @@ class Guard:
         self.escapes: list[str] = []
         self._home, self._given, self._is_on = str(home / "case"), tuple[str, ...](), False
         self._mine = os.getpid()
+        sys.dont_write_bytecode = True  # modules that a case imports late are Python's own writes, outside of the given directories
         self._may_read = (
             "/proc",
             "/sys",
