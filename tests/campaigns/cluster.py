@@ -175,7 +175,7 @@ def services(home: Path) -> dict[str, Service]:
         "roles": ["head", "verifier"],
         **common,
         "head": {"every": "1s", "config_from": {"*": str(ROOT / "base")}},
-        "verify": {"level": "parse", "every": "1h", "tick": "1s"},
+        "verify": {"level": "parse", "period": "1h", "tick": "1s"},
     }
     return {name: Service(home, name, configuration) for name, configuration in found.items()}
 
