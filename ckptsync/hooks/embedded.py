@@ -156,8 +156,9 @@ def why_ended(output_dir: Path) -> str:
 
 
 def push_command(output_dir: Path, store: str, run: str) -> str:
-    """Return the command that sends what an output directory and its spool hold."""
-    return shlex.join(["ckptsync", "push", str(output_dir), _absolute(store), *(("--run", run) if run else ())])
+    """Return the command that uploads what an output directory and its spool hold; ``STORE`` stands for a store that is not known."""
+    where = _absolute(store) if store else "STORE"
+    return shlex.join(["ckptsync", "push", str(output_dir), where, *(("--run", run) if run else ())])
 
 
 def is_covered(output_dir: Path) -> bool:
