@@ -95,7 +95,7 @@ def _options() -> Mapping[str, Sequence[argparse.Action]]:
             found[name] = at._actions
 
     add("", parser())
-    return {name: actions for name, actions in found.items() if name not in ("run", "demo")}
+    return {name: actions for name, actions in found.items() if name.split()[0] not in _LEFT_OUT}
 
 
 _LIKELY: Mapping[str, Sequence[str]] = {
@@ -103,6 +103,7 @@ _LIKELY: Mapping[str, Sequence[str]] = {
     "DIR": ("work", "work/checkpoint-4", "out"), "RUN": ("fsdp2", "zero3"), "RUN/CHECKPOINT": ("fsdp2/checkpoint-4", "zero3/checkpoint-4"), "RUN[/CHECKPOINT]": ("fsdp2", "fsdp2/checkpoint-4"), "WHAT": ("keep", "drop-after:1"),
     "METRIC:N": ("eval_loss:2",), "TIME": ("1d",), "SIZE": ("5GB",), "N": ("1", "2"), "ID": ("node0",), "RATE": ("50MB/s",), "FILE": ("out/file",), "GLOB": ("*.json", "**/*"), "USER": ("root",),
 }  # fmt: skip
+_LEFT_OUT = ("run", "demo", "hook")  # what does not end, and what changes the Python that it runs in
 _NEVER = ("--watch", "--wait", "--user", "--python")  # what does not end, asks systemd, or is to be run
 _SLOW = ("load", "model")  # levels that start torch
 _CHANGES = ("push", "pull", "merge", "keep", "gc", "repair")
