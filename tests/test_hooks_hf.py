@@ -176,7 +176,7 @@ def trained(output_dir: Path, *words: str, world: int = 2) -> subprocess.Complet
         if importlib.util.find_spec(library) is None:
             pytest.skip(f"{library} is not installed")
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)] if world > 1 else []
-    done = program(*launch, str(ROOT / "tests" / "hook_trainer.py"), str(output_dir), *words, timeout=240)
+    done = program(*launch, str(ROOT / "tests" / "hook_trainer.py"), str(output_dir), *words, timeout=480)
     assert done.returncode == 0, done.stderr[-3000:]
     return done
 
