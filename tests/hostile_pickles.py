@@ -291,7 +291,7 @@ def outcome(name: str) -> str:
         if MODULE in data[:100] or METADATA in data:
             dcp_metadata.metadata(MemoryFiles({".metadata": data}), "")
         else:
-            loads(data, Anybodys(torch_pickle.ALLOWED), torch_pickle._persistent)
+            loads(data, Anybodys(torch_pickle.ALLOWED), torch_pickle.Storages().add)
         told = "read"
     except CkptsyncError as e:
         told = f"{type(e).__name__}: {e}"[:100]

@@ -51,8 +51,8 @@ CONFINED: Mapping[str, tuple[str, ...]] = {
     "isal": ("digest",),
     "rich": ("cli.*",),
     "prometheus_client": ("web.metrics",),
-    "zstandard": ("formats.unpacking",),
-    "compression": ("formats.unpacking",),
+    "zstandard": ("formats.zstd_items",),
+    "compression": ("formats.zstd_items",),
     "yaml": ("config.*", "cli.*"),
     "importlib": ("cli.*",),  # an import that is computed cannot be read here
     # Whatever runs code that a file contains, or could be made to.
@@ -128,7 +128,7 @@ PURE = (
     *(f"stores.{m}" for m in ("generic.errors", "generic.times", "timetable")),
 )
 NOT_PURE: Mapping[str, str] = {
-    "formats.unpacking": "several threads read one stream: a lock keeps its decompressor",
+    "formats.zstd_items": "several threads read one stream: a lock keeps its decompressor",
     "merge.local": "publishes into a directory",
     "merge.looking": "opens the places that an operator named",
     "merge.remote": "gathers what is far away with threads",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ckptsync.formats.packed import Packed, name_of
+from ckptsync.formats.zstd_items import PackedItem, virtual_name
 from ckptsync.model import Extent
 from tests.plain_files import MemoryFiles
 
@@ -26,4 +26,4 @@ def stream(data: bytes, first: int = 0, length: int = 0, *, before: bytes = b"",
     """A file with one packed item in it, and the item's name."""
     content = packed(data)
     item = Extent("__0_0.distcp", len(before), len(content))
-    return MemoryFiles({"__0_0.distcp": before + content + behind}), name_of(Packed(item, first, length))
+    return MemoryFiles({"__0_0.distcp": before + content + behind}), virtual_name(PackedItem(item, first, length))

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
-from ckptsync.formats import packed
+from ckptsync.formats import zstd_items
 from ckptsync.merge.plan import FilePlan, Options, PlannedTensor
 from ckptsync.merge.prepare import _check_bounds, prepare
 from ckptsync.model import Copy, Extent, Part
@@ -57,7 +57,7 @@ def test_a_shard_that_is_missing_is_incomplete_and_one_cut_short_is_corrupt() ->
         run(files)
 
 
-@pytest.mark.parametrize("name", ["f", packed.name_of(packed.Packed(Extent("f", 90, 20)))])
+@pytest.mark.parametrize("name", ["f", zstd_items.virtual_name(zstd_items.PackedItem(Extent("f", 90, 20)))])
 def test_bytes_behind_a_files_end_are_found_missing_whichever_part_they_are_of(name: str) -> None:
     extents = [Extent("g", 0, 8), Extent(name, 98, 4), Extent("f", 0, 4)]
     copies = [Copy("U8", (e.size,), (Part((0,), (e.size,), e),)) for e in extents]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ckptsync.errors import StoreError
-from ckptsync.formats import packed
+from ckptsync.formats import zstd_items
 from ckptsync.layouts import table
 from ckptsync.verify.naming import named
 from tests import packing
@@ -90,6 +90,6 @@ def test_damage_in_a_packed_item_is_named_by_its_tensor() -> None:
     (source,) = table.sources(files)
     for tensor in table.tensors(files, source):
         for part in tensor.copies[0].parts:
-            where = packed.real(part.extent)
+            where = zstd_items.real_extent(part.extent)
             end = where.start + where.size
             assert named(files, {where.file: ((end - 1, end),)}) == {where.file: (tensor.name,)}

@@ -1,6 +1,8 @@
-"""Pickles that ``torch.save`` writes: tensors become `Stored`, everything else plain values.
+"""Tensors in pickles that ``torch.save`` writes: they become `Stored`, everything else plain values.
 
-Names observed in files of torch 2.13 and read in ``torch/_utils.py``, ``torch/storage.py`` and ``torch/_tensor.py``.
+Names observed in files of torch 2.13 and read in ``torch/_utils.py``, ``torch/storage.py`` and ``torch/_tensor.py``. Quantised
+tensors are refused by name, because their storages mean nothing without the kernels that wrote them; their names are as torch,
+bitsandbytes 0.4x and torchao 0.x pickle them.
 """
 
 from __future__ import annotations
@@ -9,13 +11,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
-from typing import Any
+from typing import Any, NoReturn
 
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.formats import torch_legacy, torch_zip
 from ckptsync.formats.dtypes import FROM_TORCH, ITEMSIZE, MOST_AXES, STORAGES, from_torch
-from ckptsync.formats.pickles import Build, Made, Name, loads, made, ordered
-from ckptsync.model import Checksum, Extent, Files, Part, Shape
+from ckptsync.formats.pickles import Build, Name, loads, made, ordered
+from ckptsync.model import Shape
+
+_LONGEST_KEY = 100  # letters of a storage's name, which is a number: each mention of it is compared with others
+_MOST_ELEMENTS = 1 << 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +123,45 @@ TENSORS: Mapping[Name, Callable[[Name, tuple[Any, ...]], Any]] = {
     Name("torch._tensor", "_rebuild_from_type_v2"): _rebuild_from_type,
 }
 
+_REFUSED: Mapping[str, tuple[Name, ...]] = {
+    "torch's quantized tensors": (Name("torch._utils", "_rebuild_qtensor"),),
+    "bitsandbytes": (
+        Name("bitsandbytes.nn.modules", "Params4bit"),
+        Name("bitsandbytes.nn.modules", "Int8Params"),
+        Name("bitsandbytes.functional", "QuantState"),
+    ),
+    "torchao": (
+        Name("torchao.dtypes.affine_quantized_tensor", "AffineQuantizedTensor"),
+        Name("torchao.quantization.linear_activation_quantized_tensor", "LinearActivationQuantizedTensor"),
+        Name("torchao.dtypes.nf4tensor", "NF4Tensor"),
+        Name("torchao.float8.float8_tensor", "Float8Tensor"),
+        Name("torchao.float8.fsdp_utils", "WeightWithDynamicFloat8CastTensor"),
+        Name("torchao.quantization.quantize_.workflows.float8.float8_tensor", "Float8Tensor"),
+        Name("torchao.quantization.quantize_.workflows.int4.int4_tensor", "Int4Tensor"),
+    ),
+    "sparse tensors": (Name("torch._utils", "_rebuild_sparse_tensor"), Name("torch._utils", "_rebuild_sparse_csr_tensor")),
+    "nested tensors": (Name("torch._utils", "_rebuild_nested_tensor"),),
+    "tensors on the meta device": (Name("torch._utils", "_rebuild_meta_tensor_no_storage"),),
+}
+# Arguments of refused tensors: a pickle names them before it names the tensor.
+_OF_REFUSED = (
+    *(f"Q{kind}Storage" for kind in ("Int8", "UInt8", "Int32", "UInt4x2", "UInt2x4")),
+    *(f"per_{what}_affine{params}" for what in ("tensor", "channel") for params in ("", "_float_qparams")),
+    *("per_tensor_symmetric", "per_channel_symmetric"),
+)
+
+
+def _refusal(kind: str) -> Build:
+    def refuse(name: Name, args: tuple[Any, ...]) -> NoReturn:
+        raise Unsupported(
+            f"{kind} cannot be read ({name.name}, {len(args)} arguments)",
+            hint="save the model dequantised, or with save_pretrained in safetensors; an adapter on top of it can be merged alone",
+        )
+
+    return refuse
+
+
+REFUSED: Mapping[Name, Build] = {name: _refusal(kind) for kind, names in _REFUSED.items() for name in names}
 ALLOWED: Mapping[Name, Build] = {
     **TENSORS,
     Name("collections", "OrderedDict"): ordered,
@@ -127,134 +170,46 @@ ALLOWED: Mapping[Name, Build] = {
     Name("torch.nn.parameter", "Parameter"): made,
     Name("torch", "device"): made,
     Name("torch.storage", "UntypedStorage"): made,
+    Name("torch.serialization", "_get_layout"): made,
     **{Name("torch", name): _uncalled for name in (*FROM_TORCH, *STORAGES)},
+    **{Name("torch", name): made for name in _OF_REFUSED},
+    **REFUSED,
 }
 
 
 def dtype_of(name: Any) -> str:
-    """Give safetensors' name for a ``torch.<dtype>`` in a pickle."""
+    """Return safetensors' name for a ``torch.<dtype>`` in a pickle."""
     if not isinstance(name, Name) or name.module != "torch":
         raise Corrupt("pickle: something else where an element type is due")
     return from_torch(name.name)
 
 
-def _persistent(value: Any) -> Storage:
-    """``("storage", type, key, location, numel)``; an UntypedStorage counts bytes."""
-    if not isinstance(value, tuple) or len(value) != 5 or value[0] != "storage" or not isinstance(value[1], Name):
-        raise Corrupt("pickle: a persistent id that is no storage")
-    _, kind, key, _, numel = value
-    if not isinstance(key, str) or len(key) > torch_legacy.LONGEST_KEY or type(numel) is not int or numel < 0:
-        raise Corrupt("pickle: a storage without key and size")
-    return Storage(STORAGES.get(kind.name, "U8"), key, numel)
+class Storages:
+    """The storages that one pickle names: each has one type and size, however often it is named; torch takes the first."""
 
+    def __init__(self) -> None:
+        self.found: dict[str, Storage] = {}
 
-def _storages() -> Callable[[Any], Storage]:
-    """As `_persistent`, of one pickle, in which a storage has one type and size however often it is named: torch takes the first."""
-    seen: dict[str, Storage] = {}
-
-    def named(value: Any) -> Storage:
-        storage = _persistent(value)
-        if seen.setdefault(storage.key, storage) != storage:
-            raise Corrupt(f"pickle: storage {storage.key} has two types or sizes")
+    def add(self, value: Any) -> Storage:
+        """Read a persistent id ``("storage", type, key, location, numel)``; an UntypedStorage counts bytes."""
+        if not isinstance(value, tuple) or len(value) != 5 or value[0] != "storage" or not isinstance(value[1], Name):
+            raise Corrupt("pickle: a persistent id that is no storage")
+        _, kind, key, _, numel = value
+        if not isinstance(key, str) or len(key) > _LONGEST_KEY or type(numel) is not int or not 0 <= numel < _MOST_ELEMENTS:
+            raise Corrupt("pickle: a storage without key and size")
+        storage = Storage(STORAGES.get(kind.name, "U8"), key, numel)
+        if self.found.setdefault(key, storage) != storage:
+            raise Corrupt(f"pickle: storage {key} has two types or sizes")
         return storage
 
-    return named
 
-
-Container = torch_zip.Archive | torch_legacy.Legacy
-
-
-def load(files: Files, where: Extent, allowed: Mapping[Name, Build] = ALLOWED) -> tuple[Any, Container]:
-    """The value that one ``torch.save`` wrote, and its container (see `part` for the bytes of a tensor)."""
-    if torch_legacy.is_legacy(files, where):
-        return torch_legacy.load(files, where, allowed, Storage)
-    archive = torch_zip.open_archive(files, where)
-    torch_zip.check_version(files, archive)
-    return _value(torch_zip.pickle_of(files, archive), _ById(allowed)), archive
-
-
-class _ById:
-    """Names that are the same if they are one table: two tables are never compared."""
-
-    __slots__ = ("names",)
-
-    def __init__(self, names: Mapping[Name, Build]) -> None:
-        self.names = names
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _ById) and self.names is other.names
-
-    def __hash__(self) -> int:
-        return id(self.names)
-
-
-@lru_cache(maxsize=1)  # a file is asked for what it demands and then for what it holds
-def _value(data: bytes, allowed: _ById) -> Any:
-    """What is pickled, not to be changed."""
-    return loads(data, allowed.names, _storages())[0]
-
-
-def load_tensor(files: Files, where: Extent) -> tuple[Stored, torch_zip.Archive]:
-    """As `load`, for an archive of one tensor, of which a distributed checkpoint has one for every chunk."""
-    archive = torch_zip.open_archive(files, where)
-    try:
-        return _tensor(torch_zip.pickle_of(files, archive)), archive
-    except _NoTensor as e:
-        raise Corrupt(f"{where.file}: no tensor in the archive at {where.start}") from e
-
-
-def parsed(data: bytes) -> tuple[Any, int]:
-    """The value that a pickle at the start of ``data`` makes, and the bytes that it takes."""
-    return loads(data, ALLOWED, _storages())
-
-
-class _NoTensor(Corrupt):
-    """Something else, which is not kept."""
-
-
-@lru_cache(maxsize=256)  # chunks of one shape have one pickle
-def _tensor(data: bytes) -> Stored:
-    value, _ = loads(data, ALLOWED, _storages())
-    if not isinstance(value, Stored):
-        raise _NoTensor("no tensor")
-    return value
-
-
-_MOST_EXPANDED = 256 << 20  # bytes: position ids and masks are expanded, weights are not
-
-
-def part(files: Files, container: Container, tensor: Stored) -> Part:
-    """Where a tensor's elements lie, as a box of itself.
-
-    Raises Corrupt if its record is too short, Unsupported for an expanded tensor that would fill a disk from a few bytes.
-    """
-    item = ITEMSIZE[tensor.dtype]
-    record, checksum = _record(files, container, tensor.storage.key)
-    size, told = span(tensor.shape, tensor.strides) * item, tensor.storage.numel * ITEMSIZE[tensor.storage.dtype]
-    if record.size != told or tensor.offset * item + size > record.size:
-        raise Corrupt(f"{record.file}: storage {tensor.storage.key} has {record.size} bytes, {told} expected")
-    whole = prod(tensor.shape) * item
-    if whole > _MOST_EXPANDED and whole > 1000 * size:
-        raise Unsupported(
-            f"{record.file}: {size} bytes that are named again and again as a tensor of {whole} bytes",
-            hint="save the tensor with .contiguous()",
-        )
-    strides = None if is_contiguous(tensor) else tensor.strides
-    extent = Extent(record.file, record.start + tensor.offset * item, size)
-    return Part((0,) * len(tensor.shape), tensor.shape, extent, strides, checksum)
-
-
-def _record(files: Files, container: Container, key: str) -> tuple[Extent, Checksum | None]:
-    """Where a storage lies, and its CRC32 where the container has one."""
-    if isinstance(container, torch_legacy.Legacy):
-        return container.storages[key], None
-    name = f"data/{key}"
-    record = torch_zip.extent(files, container, name)
-    return record, torch_zip.checksum(container, name, record)
+def parsed(data: bytes, allowed: Mapping[Name, Build] = ALLOWED) -> tuple[Any, int]:
+    """Return the value of the pickle at the start of ``data``, and the bytes that it takes."""
+    return loads(data, allowed, Storages().add)
 
 
 def is_contiguous(tensor: Stored) -> bool:
-    """Row-major; strides of axes of one element do not matter."""
+    """Whether a tensor is row-major; strides of axes of one element do not matter."""
     return _is_row_major(tensor.shape, tensor.strides)
 
 
@@ -262,20 +217,3 @@ def is_contiguous(tensor: Stored) -> bool:
 def _is_row_major(shape: Shape, strides: Shape) -> bool:
     plain = row_major(shape)
     return all(n <= 1 or s == p for n, s, p in zip(shape, strides, plain, strict=True)) or not prod(shape)
-
-
-__all__ = [
-    "ALLOWED",
-    "Made",
-    "Name",
-    "Storage",
-    "Stored",
-    "dtype_of",
-    "is_contiguous",
-    "load",
-    "load_tensor",
-    "parsed",
-    "part",
-    "row_major",
-    "span",
-]

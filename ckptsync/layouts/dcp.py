@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.formats import packed_item, torch_pickle
-from ckptsync.formats.unpacking import Unpacked, opened
+from ckptsync.formats import torch_save, zstd_items
+from ckptsync.formats.zstd_items import Unpacked, unpacked
 from ckptsync.layouts import dcp_items, dcp_local, dcp_names
 from ckptsync.layouts.dcp_described import METADATA, Item
 from ckptsync.layouts.dcp_items import Found
@@ -135,9 +135,9 @@ def _are_packed(found: Sequence[tuple[str, Chunked]]) -> bool:
 
 def _packed_tensors(files: Files, found: Sequence[tuple[str, Chunked]]) -> Iterator[Tensor]:
     """The same as of items that are not packed, their extents in the unpacked streams."""
-    unpacked = opened(files)
+    files = unpacked(files)
     for name, told in found:
-        parts = tuple(_packed_part(unpacked, name, told.dtype, chunk) for chunk in told.chunks if 0 not in chunk.sizes)
+        parts = tuple(_packed_part(unpacked(files), name, told.dtype, chunk) for chunk in told.chunks if 0 not in chunk.sizes)
         yield Tensor(name, told.dtype, told.shape, (Copy(told.dtype, told.shape, parts),))
 
 
@@ -145,10 +145,10 @@ def _packed_part(files: Unpacked, name: str, dtype: str, chunk: Chunk) -> Part:
     told = chunk.item or _nowhere(name, chunk)
     item = Extent(told.file, told.start, told.size)
     if told.transforms:
-        stored, part = packed_item.load(files, item)
+        stored, part = zstd_items.load_tensor(files, item)
     else:
-        stored, archive = torch_pickle.load_tensor(files, item)
-        part = torch_pickle.part(files, archive, stored)
+        stored, archive = torch_save.load_tensor(files, item)
+        part = torch_save.part(files, archive, stored)
     if (stored.dtype, stored.shape) != (dtype, chunk.sizes):
         raise Corrupt(f"{item.file}: the item at {item.start} is not the {dtype} chunk of {name} of size {chunk.sizes}")
     return replace(part, offsets=chunk.offsets)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ckptsync.formats import torch_pickle, torch_zip
+from ckptsync.formats import torch_save, torch_zip
 from ckptsync.formats.torch_pickle import Stored
 from ckptsync.formats.torch_zip import Archive
 from ckptsync.layouts.dcp_described import Item
@@ -104,8 +104,8 @@ def _is_of(kind: Kind, window: _Window, number: int) -> Found | None:
 def _parsed(files: Files, item: Item) -> Found:
     """An item read in full, and its kind; without ``ends``, and so like no other, if it is not laid out as torch does it."""
     where = Extent(item.file, item.start, item.size)
-    stored, archive = torch_pickle.load_tensor(files, where)
-    place = torch_pickle.part(files, archive, stored)
+    stored, archive = torch_save.load_tensor(files, where)
+    place = torch_save.part(files, archive, stored)
     name = f"data/{stored.storage.key}"
     record = torch_zip.extent(files, archive, name)
     head = b""

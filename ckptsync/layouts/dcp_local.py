@@ -14,11 +14,11 @@ from functools import lru_cache
 from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
-from ckptsync.formats.joining import join
 from ckptsync.formats.pickles import MAX_BYTES, brief
 from ckptsync.layouts import dcp_metadata
 from ckptsync.layouts.dcp_described import METADATA, Box, Described, Item, Key
 from ckptsync.layouts.dcp_metadata import Metadata
+from ckptsync.layouts.names import join
 from ckptsync.model import Files, Shape, read_whole
 
 _OWN = re.compile(r"__([0-9]{1,9})\.metadata")

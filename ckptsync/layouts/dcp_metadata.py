@@ -18,10 +18,10 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
-from ckptsync.formats import packed, torch_pickle
-from ckptsync.formats.joining import join
+from ckptsync.formats import torch_pickle, zstd_items
 from ckptsync.formats.pickles import ALIKE, MAX_BYTES, Build, Made, Name, brief, loads, made
 from ckptsync.layouts.dcp_described import METADATA, Box, Described, Index, Item, Key
+from ckptsync.layouts.names import join
 from ckptsync.model import Files, Shape, read_whole
 from ckptsync.paths import checked_path
 
@@ -135,7 +135,7 @@ def _items(storage: dict[Any, Any], root: str) -> dict[Key, Item]:
         if type(index) is not Index or type(item) is not Item:
             raise Corrupt(f"{METADATA}: something else where an item is due")
         if item.transforms:
-            packed.check(item.transforms)
+            zstd_items.check_transforms(item.transforms)
         file = files.get(item.file)
         if file is None:
             file = files[item.file] = join(root, checked_path(item.file))

@@ -15,8 +15,8 @@ from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import safetensors
-from ckptsync.formats.joining import inside, join
 from ckptsync.layouts import rank_names, shapes_proof
+from ckptsync.layouts.names import inside, join
 from ckptsync.layouts.shapes_proof import Outside, Proof, more
 from ckptsync.model import Copy, Files, Part, Shape, Tensor
 from ckptsync.parsing import parse

@@ -11,11 +11,11 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
-from ckptsync.formats import torch_legacy, torch_pickle, torch_zip
-from ckptsync.formats.joining import inside
+from ckptsync.formats import torch_save, torch_zip
 from ckptsync.formats.pickles import Anybodys, Made, brief
 from ckptsync.formats.torch_pickle import Stored
 from ckptsync.layouts import whole_bin
+from ckptsync.layouts.names import inside
 from ckptsync.model import Extent, Files, Tensor
 
 NAME = "lightning"
@@ -39,7 +39,7 @@ def holds_weights(root: str) -> bool:
 def demands(files: Files, root: str) -> dict[str, int | None]:
     """The file as it is, if it has the end that torch gives it; raises Incomplete where it has not, or was not written by torch."""
     where = _where(files, root)
-    if not (_is_whole_legacy(files, where) if torch_legacy.is_legacy(files, where) else torch_zip.has_end(files, where)):
+    if not (_is_whole_legacy(files, where) if torch_save.is_legacy(files, where) else torch_zip.has_end(files, where)):
         raise Incomplete(
             f"{root}: has no end as torch.save writes it", hint="it is being written, was cut short, or is none of torch's"
         )
@@ -48,7 +48,7 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
 
 def _is_whole_legacy(files: Files, where: Extent) -> bool:
     try:
-        torch_pickle.load(files, where, _ALLOWED)
+        torch_save.load(files, where, _ALLOWED)
     except (Corrupt, Unsupported):  # nothing but its pickles says where it ends
         return False
     return True
@@ -73,12 +73,12 @@ def _where(files: Files, root: str) -> Extent:
     return Extent(root, 0, files.sizes()[root])
 
 
-def _loaded(files: Files, where: Extent) -> tuple[Any, torch_pickle.Container]:
+def _loaded(files: Files, where: Extent) -> tuple[Any, torch_save.Container]:
     """What is pickled, and where its tensors lie.  Scripts pickle what they like: what is odd, and has its CRC32, is no damage."""
     try:
-        return torch_pickle.load(files, where, _ALLOWED)
+        return torch_save.load(files, where, _ALLOWED)
     except Corrupt as e:
-        if torch_legacy.is_legacy(files, where) or not _has_crc(files, where):
+        if torch_save.is_legacy(files, where) or not _has_crc(files, where):
             raise
         raise Unsupported(f"{where.file}: {e}", hint="it is as it was written, and not what this program reads") from e
 

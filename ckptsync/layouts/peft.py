@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ckptsync.formats import safetensors
-from ckptsync.formats.joining import home, inside, join
 from ckptsync.layouts import whole_bin
+from ckptsync.layouts.names import home, inside, join
 from ckptsync.model import Files, Tensor
 
 NAME = "peft"

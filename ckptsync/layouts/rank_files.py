@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
-from ckptsync.formats import quantised, torch_pickle
-from ckptsync.formats.joining import inside
+from ckptsync.formats import torch_pickle, torch_save
 from ckptsync.formats.pickles import Build, Name, brief, made
 from ckptsync.formats.torch_pickle import Stored
 from ckptsync.layouts import dtensor, sharded_tensor, wrapped
+from ckptsync.layouts.names import inside
 from ckptsync.layouts.wrapped import Share, Wrapped
 from ckptsync.model import Extent, Files, Part
 
@@ -27,7 +27,6 @@ _MODEL = re.compile(r"pytorch_model_fsdp(_[0-9]+)?|model")
 
 ALLOWED: Mapping[Name, Build] = {
     **torch_pickle.ALLOWED,
-    **quantised.ALLOWED,
     **dtensor.ALLOWED,
     **sharded_tensor.ALLOWED,
     wrapped.FROM_TYPE: wrapped.rebuilt,
@@ -83,7 +82,7 @@ class Loaded:
 
     def part(self, files: Files, tensor: Stored) -> Part:
         """Where a tensor's elements lie."""
-        return torch_pickle.part(files, self.container, tensor)
+        return torch_save.part(files, self.container, tensor)
 
 
 def load(files: Files, name: str, rank: int) -> Loaded:
@@ -93,7 +92,7 @@ def load(files: Files, name: str, rank: int) -> Loaded:
             f"{name}: not there", hint="each rank writes a file of its own: add the directory of the node that ran this rank"
         )
     try:
-        value, container = torch_pickle.load(files, Extent(name, 0, files.sizes()[name]), ALLOWED)
+        value, container = torch_save.load(files, Extent(name, 0, files.sizes()[name]), ALLOWED)
         tensors = dict(_tensors(value))
         _check_rank(tensors, rank)
     except (Corrupt, Unsupported) as e:

@@ -13,10 +13,10 @@ from math import prod
 from typing import Literal
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
-from ckptsync.formats.joining import join
 from ckptsync.layouts import architectures, rank_names
 from ckptsync.layouts.dcp_described import METADATA
 from ckptsync.layouts.dcp_metadata import Chunked, chunked, metadata
+from ckptsync.layouts.names import join
 from ckptsync.model import Files, Part, Shape, read_whole
 
 CONFIG = "config.json"

@@ -12,11 +12,11 @@ from math import prod
 from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
-from ckptsync.formats import torch_pickle
-from ckptsync.formats.joining import join
+from ckptsync.formats import torch_pickle, torch_save
 from ckptsync.formats.pickles import Build, Name, brief, made
 from ckptsync.formats.torch_pickle import Stored
 from ckptsync.layouts import zero_agreement, zero_experts
+from ckptsync.layouts.names import join
 from ckptsync.layouts.zero_files import (
     MODEL,
     MODEL_OF_RANK,
@@ -178,11 +178,11 @@ def _master(files: Files, root: str, name: str, shape: Shape | None) -> Copy:
     path = _path(root, name)
     if path not in files.sizes():
         raise Incomplete(f"{path}: not there", hint="was the conversion finished, and copied whole?")
-    value, archive = torch_pickle.load(files, Extent(path, 0, files.sizes()[path]), _ALLOWED)
+    value, archive = torch_save.load(files, Extent(path, 0, files.sizes()[path]), _ALLOWED)
     is_cut = isinstance(value, dict) and value.get("vocab_tensor") is True
     held: Any = value.get("param") if isinstance(value, dict) else value
     if not isinstance(held, Stored):
         raise Corrupt(f"{path}: no tensor in it")
     if shape is not None and (held.shape not in (shape, (prod(shape),)) or is_cut):
         raise Corrupt(f"{path}: a tensor of shape {held.shape}, {shape} expected")
-    return Copy(held.dtype, held.shape, (torch_pickle.part(files, archive, held),) if held.numel else ())
+    return Copy(held.dtype, held.shape, (torch_save.part(files, archive, held),) if held.numel else ())

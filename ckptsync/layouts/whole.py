@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from ckptsync.errors import Corrupt
 from ckptsync.formats import safetensors
-from ckptsync.formats.joining import home, inside, join
+from ckptsync.layouts.names import home, inside, join
 from ckptsync.model import Files, Tensor, read_whole
 from ckptsync.parsing import parse
 from ckptsync.paths import checked_path

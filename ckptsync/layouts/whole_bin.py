@@ -12,10 +12,10 @@ from dataclasses import replace
 from typing import Any
 
 from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
-from ckptsync.formats import quantised, torch_pickle
-from ckptsync.formats.joining import home, inside, join
+from ckptsync.formats import torch_pickle, torch_save
 from ckptsync.formats.pickles import Build, Name, brief
 from ckptsync.formats.torch_pickle import Stored
+from ckptsync.layouts.names import home, inside, join
 from ckptsync.model import Copy, Extent, Files, Tensor, read_whole
 from ckptsync.parsing import parse
 from ckptsync.paths import checked_path
@@ -25,7 +25,7 @@ _INDEX = ".bin.index.json"
 _SINGLE = re.compile(r"(pytorch_model|pytorch_model_fsdp(?:_[0-9]+)?)\.bin(?:\.index\.json)?")
 _NUMBERED = re.compile(r"(pytorch_model)-([0-9]{5})-of-([0-9]{5})\.bin")
 _WRAPPERS = ("model", "state_dict", "module", "model_state_dict")
-ALLOWED: Mapping[Name, Build] = {**torch_pickle.ALLOWED, **quantised.ALLOWED}
+ALLOWED: Mapping[Name, Build] = {**torch_pickle.ALLOWED}
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
@@ -74,13 +74,13 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
 def of_file(files: Files, name: str) -> tuple[Tensor, ...]:
     """The tensors that one ``torch.save`` of a state dict wrote; names that view the same elements are tied."""
     try:
-        value, container = torch_pickle.load(files, Extent(name, 0, files.sizes()[name]), ALLOWED)
+        value, container = torch_save.load(files, Extent(name, 0, files.sizes()[name]), ALLOWED)
         return of_state(files, container, _state(value))
     except (Corrupt, Unsupported) as e:
         raise _named(e, name) from e
 
 
-def of_state(files: Files, container: torch_pickle.Container, value: Mapping[Any, Any]) -> tuple[Tensor, ...]:
+def of_state(files: Files, container: torch_save.Container, value: Mapping[Any, Any]) -> tuple[Tensor, ...]:
     """The tensors of a state dict that lies in ``container``."""
     state = {key: held for key, held in value.items() if isinstance(held, Stored)}
     if not all(type(key) is str for key in state):
@@ -117,9 +117,9 @@ def _has_tensors(value: Mapping[Any, Any]) -> bool:
     return False
 
 
-def _tensors(files: Files, container: torch_pickle.Container, state: Mapping[str, Stored]) -> Iterator[Tensor]:
+def _tensors(files: Files, container: torch_save.Container, state: Mapping[str, Stored]) -> Iterator[Tensor]:
     for key, stored in state.items():
-        part = torch_pickle.part(files, container, stored)
+        part = torch_save.part(files, container, stored)
         yield Tensor(key, stored.dtype, stored.shape, (Copy(stored.dtype, stored.shape, (part,)),))
 
 

@@ -12,8 +12,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
-from ckptsync.formats.joining import inside
 from ckptsync.layouts import universal, zero_agreement, zero_experts, zero_pipeline, zero_tensor_parallel, zero_trained
+from ckptsync.layouts.names import inside
 from ckptsync.layouts.zero_files import MODEL_OF_RANK, OPTIM, Once, Setup, is_ours, load, of_rank, section, setup
 from ckptsync.layouts.zero_rank import Rank, groups_of, own_of, tensors_of
 from ckptsync.model import Files, Tensor, read_whole

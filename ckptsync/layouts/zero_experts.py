@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
-from ckptsync.formats.joining import inside, join
 from ckptsync.formats.pickles import brief
 from ckptsync.formats.torch_pickle import Stored
 from ckptsync.layouts import zero_masters, zero_slices
+from ckptsync.layouts.names import inside, join
 from ckptsync.layouts.zero_files import EXPERT, EXPERT_OPTIM, StateFile, configuration, load, of_rank, optimizer_state
 from ckptsync.model import Copy, Files, Shape
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
-from ckptsync.formats import torch_pickle
-from ckptsync.formats.joining import inside, join
+from ckptsync.formats import torch_pickle, torch_save
 from ckptsync.formats.pickles import Anybodys, Build, Made, Name, brief, made, with_unknown
 from ckptsync.formats.torch_pickle import Stored
+from ckptsync.layouts.names import inside, join
 from ckptsync.model import Extent, Files, Part
 
 OPTIM = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_([0-9]+)_mp_rank_([0-9]+)_optim_states\.pt")
@@ -50,14 +50,14 @@ class StateFile:
     """One loaded ``*_states.pt``."""
 
     name: str
-    archive: torch_pickle.Container
+    archive: torch_save.Container
     content: dict[str, Any]
 
     def part(self, files: Files, tensor: Any) -> Part:
         """Where one of its tensors lies."""
         if not isinstance(tensor, Stored):
             raise Corrupt(f"{self.name}: something else where a tensor is due")
-        return torch_pickle.part(files, self.archive, tensor)
+        return torch_save.part(files, self.archive, tensor)
 
     def get(self, key: str, kind: type[Any]) -> Any:
         """An entry that must be a ``kind``; an empty one if it is absent or None."""
@@ -109,16 +109,16 @@ def _load(files: Files, name: str) -> StateFile:
     return StateFile(name, archive, value)
 
 
-def _read(files: Files, where: Extent) -> tuple[Any, torch_pickle.Container]:
+def _read(files: Files, where: Extent) -> tuple[Any, torch_save.Container]:
     """What is pickled.  A script's ``client_state`` lies among DeepSpeed's own entries, with classes of its own: such entries are left out."""
     try:
-        return torch_pickle.load(files, where, _ALLOWED)
+        return torch_save.load(files, where, _ALLOWED)
     except Unsupported as refused:
         base = where.file.rpartition("/")[2]
         if not (MODEL.fullmatch(base) or MODEL_OF_RANK.fullmatch(base)):
             raise
         try:
-            value, archive = torch_pickle.load(files, where, _ANYBODYS)
+            value, archive = torch_save.load(files, where, _ANYBODYS)
         except Corrupt:  # it was refused before it was odd
             raise refused from None
         odd = with_unknown(value) if isinstance(value, dict) else _OF_DEEPSPEED

@@ -12,10 +12,10 @@ from math import prod
 from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
-from ckptsync.formats.joining import join
 from ckptsync.formats.pickles import brief
 from ckptsync.formats.torch_pickle import Stored
 from ckptsync.layouts import zero_slices
+from ckptsync.layouts.names import join
 from ckptsync.layouts.zero_files import LAYER, StateFile, load, of_rank, section
 from ckptsync.layouts.zero_rank import groups_of
 from ckptsync.model import Files, Shape

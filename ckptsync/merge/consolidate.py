@@ -14,7 +14,7 @@ from itertools import repeat
 from typing import Protocol
 
 from ckptsync.digest import digest
-from ckptsync.formats.unpacking import opened
+from ckptsync.formats.zstd_items import unpacked
 from ckptsync.merge import output
 from ckptsync.merge.copying import Copied, Copying, Work
 from ckptsync.merge.pipeline import Abandoned, one_at_a_time, side_by_side
@@ -136,7 +136,7 @@ def _weights(
     job: Job, files: Files, write: Write, *, progress: Callable[[int], None], work: Work, ledger: Ledger
 ) -> dict[str, Copied]:
     """Write them all, side by side where there are threads enough."""
-    summed = SummedFiles(opened(files), job.checksums)
+    summed = SummedFiles(unpacked(files), job.checksums)
     ending = _Ending(len(job.plans), summed, ledger)
     at_once = min(len(job.plans), max(1, work.jobs // THREADS_A_FILE))
     own = replace(work, jobs=work.jobs // max(1, at_once))

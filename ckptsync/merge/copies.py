@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
-from ckptsync.formats import packed
+from ckptsync.formats import zstd_items
 from ckptsync.formats.dtypes import ITEMSIZE, PRECISION
 from ckptsync.merge.cast import FLOATS, RAW, Array, cast
 from ckptsync.merge.cut import Box, fills
@@ -88,7 +88,9 @@ def check(files: Files, tensors: Iterable[Tensor]) -> None:
 
 
 def _pairs(tensor: Tensor) -> Iterator[_Pair]:
-    here = [copy for copy in tensor.copies if copy.parts and not any(packed.parse(part.extent.file) for part in copy.parts)]
+    here = [
+        copy for copy in tensor.copies if copy.parts and not any(zstd_items.parse_name(part.extent.file) for part in copy.parts)
+    ]
     if tensor.unlike or len(here) < 2:
         return
     wide = max(here, key=lambda copy: PRECISION.get(copy.dtype, 0))

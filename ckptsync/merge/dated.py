@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ckptsync.errors import Corrupt, Incomplete
-from ckptsync.formats.joining import join
 from ckptsync.layouts import dcp_local
 from ckptsync.layouts.dcp_described import METADATA
+from ckptsync.layouts.names import join
 
 AT_ONCE = 5.0  # seconds by which clocks of nodes that share a directory may differ, and files follow each other
 APART = 1800.0  # seconds that ranks of one save may be apart: their barrier would have given up

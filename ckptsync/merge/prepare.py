@@ -8,8 +8,8 @@ from typing import Any
 
 from ckptsync.collector import paused
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
-from ckptsync.formats import packed
-from ckptsync.formats.unpacking import opened
+from ckptsync.formats import zstd_items
+from ckptsync.formats.zstd_items import unpacked
 from ckptsync.layouts import table
 from ckptsync.layouts.shapes_proof import CONFIG, Outside
 from ckptsync.layouts.table import Source
@@ -68,12 +68,12 @@ class Job:
     @property
     def is_packed(self) -> bool:
         """Whether bytes are read that can only be unpacked in their order."""
-        return any(map(packed.parse, _names(self.plans)))
+        return any(map(zstd_items.parse_name, _names(self.plans)))
 
     @property
     def reads(self) -> frozenset[str]:
         """The source files whose tensor bytes are read."""
-        told = {name: packed.parse(name) for name in _names(self.plans)}
+        told = {name: zstd_items.parse_name(name) for name in _names(self.plans)}
         return frozenset(one.item.file if one else name for name, one in told.items())
 
 
@@ -86,7 +86,7 @@ def prepare(
     ``config``: further places for configuration and tokenizer, the first that has a file wins; ``base``: the model to compare with.
     ``code_from``: the one of these places from which code is taken, also without ``options.allow_code``: the operator named it.
     """
-    files = opened(files)
+    files = unpacked(files)
     wanted, part = adapter.split_source(options.source)
     source = table.choose(files, wanted)
     config = (*table.around(files, source), *config)
@@ -296,7 +296,7 @@ def _check_bounds(files: Files, plans: Sequence[FilePlan]) -> None:
         if end > ends.get(extent.file, 0):
             ends[extent.file] = end
     for name, end in ends.items():
-        extent = packed.real(Extent(name, 0, end))
+        extent = zstd_items.real_extent(Extent(name, 0, end))
         if extent.start + extent.size > sizes.get(extent.file, 0):
             wanted = extent.start + extent.size
             raise Corrupt(

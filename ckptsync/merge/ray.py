@@ -20,7 +20,7 @@ from typing import Any
 
 from ckptsync import __version__
 from ckptsync.errors import CkptsyncError, ConfigError, StoreError
-from ckptsync.formats.unpacking import opened
+from ckptsync.formats.zstd_items import unpacked
 from ckptsync.merge.consolidate import Ledger, Write, finished
 from ckptsync.merge.copying import Copied, Copying, Work
 from ckptsync.merge.plan import FilePlan
@@ -81,7 +81,7 @@ class RayEngine:
         self, job: Job, files: Files, _write: Write, *, progress: Callable[[int], None], work: Work, ledger: Ledger
     ) -> dict[str, Copied]:
         """As `Engine` says: a task a file."""
-        summed = SummedFiles(opened(files), job.checksums)
+        summed = SummedFiles(unpacked(files), job.checksums)
         made: dict[str, Copied] = {}
         with connected(self._address) as ray:
             try:
@@ -115,7 +115,7 @@ def make(part: Part, reach: Reach, tell: Callable[[int], None]) -> Done:
     try:
         files = reach.files()
         foresee(files, [part.plan])
-        summed = SummedFiles(opened(files), part.checksums)
+        summed = SummedFiles(unpacked(files), part.checksums)
         copying = Copying(part.plan, summed, _counted(tell), part.work)
         with contextlib.closing(copying.chunks()) as chunks:
             reach.write()(part.plan.name, chunks)

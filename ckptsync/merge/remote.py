@@ -15,7 +15,7 @@ import msgspec
 from ckptsync.decoding import Decoder
 from ckptsync.digest import digest
 from ckptsync.errors import ConfigError, Corrupt, Exists, NotFound, StoreError
-from ckptsync.formats import packed
+from ckptsync.formats import zstd_items
 from ckptsync.merge.consolidate import Chunk, Engine, Finished, Merged, Progress, carry_out
 from ckptsync.merge.copies import Compared
 from ckptsync.merge.copying import Work
@@ -93,7 +93,7 @@ def foresee(files: Files, plans: Iterable[FilePlan]) -> None:
         compared = Compared(files, plan)
         for unit in units(plan):
             for read in unit.reads:
-                told = packed.parse(read.file)
+                told = zstd_items.parse_name(read.file)
                 reads.append((told.item if told else Extent(read.file, read.start, read.size), at))
                 twins = compared.replicas(read.file, read.start, read.start + read.size)
                 reads += [(Extent(twin.file, twin.start, twin.size), at) for replica, _ in twins for twin in replica.reads]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath, PurePosixPath
 
 from ckptsync.errors import ConfigError, NotFound, StoreError, Transient
-from ckptsync.formats.joining import Within
+from ckptsync.layouts.names import Within
 from ckptsync.model import Files
 from ckptsync.records.names import STORE_FILE
 from ckptsync.stores import top

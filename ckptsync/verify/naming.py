@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ckptsync.errors import CkptsyncError, StoreError
-from ckptsync.formats import packed
+from ckptsync.formats import zstd_items
 from ckptsync.layouts import table
 from ckptsync.layouts.table import Source
 from ckptsync.model import Extent, Files
@@ -46,7 +46,7 @@ def _spans(files: Files, source: Source, damage: Damage) -> Spans:
     doubtful = {extent.file for extent in watched.reads if _gives_names(source, extent.file) and _is_hit(extent, damage)}
     if doubtful and source.layout not in ("whole", "peft"):
         return Spans(())
-    everywhere = ((t.name, packed.real(part.extent)) for t in tensors for copy in t.copies for part in copy.stored())
+    everywhere = ((t.name, zstd_items.real_extent(part.extent)) for t in tensors for copy in t.copies for part in copy.stored())
     return Spans((name, extent) for name, extent in everywhere if extent.file not in doubtful)
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.formats import torch_legacy, torch_pickle
+from ckptsync.formats import torch_save
 from ckptsync.model import Extent, read
 from tests.plain_files import MemoryFiles
 from tests.torch_files import raw, saved
@@ -34,7 +34,7 @@ def old(value: Any, **options: Any) -> bytes:
 
 def load(data: bytes) -> tuple[Any, Any, MemoryFiles]:
     files = MemoryFiles({"m.bin": data})
-    return *torch_pickle.load(files, Extent("m.bin", 0, len(data))), files
+    return *torch_save.load(files, Extent("m.bin", 0, len(data))), files
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
@@ -42,12 +42,12 @@ def test_every_tensor_is_where_torch_put_it(protocol: int) -> None:
     value, container, files = load(old(STATE, pickle_protocol=protocol))
     for name, tensor in STATE.items():
         if isinstance(tensor, torch.Tensor):
-            part = torch_pickle.part(files, container, value[name])
+            part = torch_save.part(files, container, value[name])
             assert (value[name].shape, part.checksum) == (tuple(tensor.shape), None)
             if part.strides is None:
                 assert read(files, part.extent) == raw(tensor), name
     assert value["same"] == value["view"]
-    column = torch_pickle.part(files, container, value["column"])
+    column = torch_save.part(files, container, value["column"])
     assert (column.strides, column.extent.size) == ((4,), 9 * 8)
 
 
@@ -62,7 +62,7 @@ def test_a_file_cut_anywhere_or_grown_is_damaged() -> None:
 
 
 def test_pickles_longer_than_the_first_look_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch_legacy, "_FIRST_LOOK", 64)
+    monkeypatch.setattr(torch_save, "_FIRST_LOOK", 64)
     assert load(old(STATE))[0]["number"] == 3
     with pytest.raises(Corrupt):
         load(old(STATE)[:600])
@@ -78,7 +78,7 @@ def by_hand(keys: list[str], numel: int, *, view: Any = None, machine: Any = Non
     from io import BytesIO
 
     out = BytesIO()
-    for value in (torch_legacy.MAGIC, 1001, {"little_endian": True} if machine is None else machine):
+    for value in (torch_save.MAGIC, 1001, {"little_endian": True} if machine is None else machine):
         pickle.dump(value, out, 2)
     Pickler(out, 2).dump({"w": Tensor()})
     pickle.dump(keys, out, 2)
@@ -98,7 +98,7 @@ class Tensor:
 def test_a_view_of_a_storage_lies_in_the_storage() -> None:
     value, container, files = load(by_hand(["k"], 9, view=("v", 2, 5)))
     assert value["w"].storage.numel == 5
-    assert read(files, torch_pickle.part(files, container, value["w"]).extent) == bytes(range(12, 24))
+    assert read(files, torch_save.part(files, container, value["w"]).extent) == bytes(range(12, 24))
 
 
 @pytest.mark.parametrize("view", [("v", 6, 5), ("v", -1, 5), ("k", 0, 5), ("v", 0), "v", ("v", 0, 2)])
@@ -125,5 +125,5 @@ def test_other_machines_and_whole_modules_are_not_read() -> None:
 
 def test_any_other_pickle_is_not_taken_for_one() -> None:
     files = MemoryFiles({"a": pickle.dumps([1, 2], 2), "b": saved([1]), "c": b"\x80", "d": old([1])[:9], "e": b""})
-    found = {name: torch_legacy.is_legacy(files, Extent(name, 0, size)) for name, size in files.sizes().items()}
+    found = {name: torch_save.is_legacy(files, Extent(name, 0, size)) for name, size in files.sizes().items()}
     assert found == {"a": False, "b": False, "c": False, "d": True, "e": False}

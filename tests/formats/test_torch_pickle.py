@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import warnings
 import zipfile
 from collections.abc import Iterator
 from math import prod
@@ -18,7 +19,10 @@ from hypothesis import strategies as st
 from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.formats import torch_pickle as subject
 from ckptsync.formats.dtypes import FROM_TORCH, ITEMSIZE, from_torch
-from ckptsync.formats.torch_pickle import Container, Stored, dtype_of, is_contiguous, load, load_tensor, part, row_major, span
+from ckptsync.formats.pickles import Name
+from ckptsync.formats.torch_pickle import Stored, dtype_of, is_contiguous, row_major, span
+from ckptsync.formats.torch_save import Container, load, load_tensor, part
+from ckptsync.layouts.table import Source, tensors
 from ckptsync.model import Extent
 from tests.dcp_files import item
 from tests.plain_files import Call, Global, MemoryFiles, StorageId, tensor_call, torch_pickle, torch_zip_file
@@ -143,7 +147,7 @@ def test_a_storage_that_is_shorter_than_its_pickle_says_is_corrupt() -> None:
 
 def test_an_expanded_tensor_that_would_fill_a_disk_is_refused_and_a_small_one_is_not() -> None:
     files, value, archive = loaded(pickled(tensor_call(StorageId("FloatStorage", "0", 4), 0, (1 << 30, 4), (0, 1))))
-    with pytest.raises(Unsupported, match="16 bytes that are named again and again"):
+    with pytest.raises(Unsupported, match="whose elements are 16 bytes, repeated"):
         part(files, archive, value)
     files, value, archive = loaded(saved(torch.arange(4.0).expand(5000, 4)))
     assert elements(files, archive, value) == raw(torch.arange(4.0).expand(5000, 4))
@@ -178,8 +182,8 @@ def test_a_view_reaches_from_its_first_element_to_its_last(axes: list[tuple[int,
 
 
 def test_only_torch_names_element_types() -> None:
-    assert dtype_of(subject.Name("torch", "bfloat16")) == "BF16"
-    for other in (subject.Name("numpy", "float32"), "float32", None):
+    assert dtype_of(Name("torch", "bfloat16")) == "BF16"
+    for other in (Name("numpy", "float32"), "float32", None):
         with pytest.raises(Corrupt):
             dtype_of(other)
 
@@ -216,3 +220,25 @@ def test_a_version_whose_bytes_are_damaged_is_corrupt() -> None:
     data = saved({"w": torch.ones(3)})
     with pytest.raises(Corrupt, match="version is b'7"):
         loaded(data.replace(b"3\n", b"7\n"))
+
+
+def test_torchs_own_quantised_tensors_are_named() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        weight = torch.quantize_per_tensor(torch.randn(3, 4), 0.1, 0, torch.qint8)
+        data = saved({"w": weight})
+    with pytest.raises(Unsupported, match=r"pytorch_model\.bin: .*quantized tensors") as e:
+        tensors(MemoryFiles({"pytorch_model.bin": data}), Source("bin", "pytorch_model"))
+    assert "dequantised" in e.value.hint
+
+
+@pytest.mark.parametrize("name", subject.REFUSED, ids=str)
+def test_every_known_kind_refuses_when_it_is_made(name: object) -> None:
+    with pytest.raises(Unsupported):
+        subject.REFUSED[name](name, ())  # type: ignore[index,call-arg,arg-type]
+
+
+def test_sparse_tensors_are_named() -> None:
+    data = saved({"w": torch.eye(3).to_sparse()})
+    with pytest.raises(Unsupported, match="sparse"):
+        tensors(MemoryFiles({"pytorch_model.bin": data}), Source("bin", "pytorch_model"))

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from ckptsync.errors import Corrupt
-from ckptsync.formats.unpacking import opened
+from ckptsync.formats.zstd_items import unpacked
 from ckptsync.layouts import dcp
 from ckptsync.merge.copying import Work
 from ckptsync.merge.plan import Options, plan
@@ -15,10 +15,10 @@ from ckptsync.merge.prepare import prepare
 from ckptsync.model import Shape, read
 from tests.consolidated import consolidate
 from tests.dcp_files import DATA, Chunk, found, metadata
+from tests.formats.test_zstd_items import ELEMENTS as LONG
+from tests.formats.test_zstd_items import archive, record
 from tests.packing import packed
 from tests.plain_files import MemoryFiles, StorageId, tensor_call, torch_pickle
-from tests.test_formats_packed_item import DATA as LONG
-from tests.test_formats_packed_item import archive, record
 
 ZSTD = ("stream.zstd/1",)
 
@@ -32,7 +32,7 @@ def checkpoint(shape: Shape = (3, 4), dtype: str = "float32", transforms: tuple[
 def test_a_packed_tensor_is_found_and_read() -> None:
     files = checkpoint()
     (part,) = found(files)["w"].copies[0].parts
-    assert read(opened(files), part.extent) == LONG
+    assert read(unpacked(files), part.extent) == LONG
     plan(dcp.tensors(files, ""), Options())
     assert DATA != LONG
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ckptsync.errors import CkptsyncError, Corrupt
-from ckptsync.formats import torch_pickle
+from ckptsync.formats import torch_save
 from ckptsync.layouts import dcp_items
 from ckptsync.layouts.dcp_described import Item
 from ckptsync.model import Extent, Files, Part
@@ -34,8 +34,8 @@ def together(blobs: Sequence[bytes], file: str = "f") -> tuple[MemoryFiles, list
 
 
 def in_full(files: Files, one: Item) -> Part:
-    stored, archive = torch_pickle.load_tensor(files, Extent(one.file, one.start, one.size))
-    return torch_pickle.part(files, archive, stored)
+    stored, archive = torch_save.load_tensor(files, Extent(one.file, one.start, one.size))
+    return torch_save.part(files, archive, stored)
 
 
 def compared(files: Files, items: list[Item]) -> list[Part]:

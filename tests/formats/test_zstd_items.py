@@ -1,25 +1,72 @@
-"""Streams that are read through their virtual names: forward, backward, by many threads, damaged."""
+"""Packed items: their names, streams read forward, backward, by many threads, damaged; the tensor found by the item's head."""
 
 from __future__ import annotations
 
 import builtins
 import contextlib
 import random
+import struct
+import sys
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ckptsync.errors import Corrupt, Incomplete, Unsupported
-from ckptsync.formats import unpacking
-from ckptsync.formats.packed import Packed, name_of
-from ckptsync.formats.unpacking import MOST_OPEN, Unpacked, opened
-from ckptsync.model import Extent, read
+from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
+from ckptsync.formats import zstd_items
+from ckptsync.formats.torch_pickle import Stored
+from ckptsync.formats.zstd_items import (
+    MOST_OPEN,
+    PackedItem,
+    Unpacked,
+    check_transforms,
+    load_tensor,
+    parse_name,
+    real_extent,
+    virtual_name,
+)
+from ckptsync.model import Extent, Part, Shape, read
+from ckptsync.paths import checked_path
 from tests.packing import packed, stream
-from tests.plain_files import MemoryFiles
+from tests.plain_files import MemoryFiles, StorageId, tensor_call, torch_pickle
+
+
+@pytest.mark.parametrize("file", ["__0_0.distcp", "a b/__0_0.distcp", "ünï/12"])
+def test_a_name_says_all_of_a_packed_item(file: str) -> None:
+    packed = PackedItem(Extent(file, 7, 1 << 40), 704, 12)
+    assert parse_name(virtual_name(packed)) == packed
+    assert real_extent(Extent(virtual_name(packed), 3, 4)) == packed.item
+
+
+def test_no_file_can_have_such_a_name() -> None:
+    with pytest.raises(Corrupt):
+        checked_path(virtual_name(PackedItem(Extent("f", 0, 1))))
+    assert parse_name("__0_0.distcp") is None
+    assert real_extent(Extent("f", 3, 4)) == Extent("f", 3, 4)
+
+
+@pytest.mark.parametrize("descriptors", [["stream.zstd/1"], ("stream.zstd/1",), ["stream.zstd/1.2"]])
+def test_zstd_is_known(descriptors: object) -> None:
+    check_transforms(descriptors)
+
+
+@pytest.mark.parametrize(
+    "descriptors", [["stream.zstd/2"], ["aes/1"], ["stream.zstd/1", "aes/1"], ["stream.zstd"], [""], ["stream.zstd/"]]
+)
+def test_anything_else_is_refused_by_its_name(descriptors: list[str]) -> None:
+    with pytest.raises(Unsupported, match="transform_descriptors"):
+        check_transforms(descriptors)
+
+
+@pytest.mark.parametrize("descriptors", [7, "stream.zstd/1", [7], {"stream.zstd/1": 1}])
+def test_what_is_no_list_of_names_is_corrupt(descriptors: object) -> None:
+    with pytest.raises(Corrupt):
+        check_transforms(descriptors)
+
 
 DATA = random.Random(7).randbytes(300_000) + bytes(200_000)
 
@@ -39,15 +86,17 @@ def test_real_files_are_read_as_they_are_and_sizes_are_theirs() -> None:
     unpacked = Unpacked(files)
     assert unpacked.sizes() == files.sizes()
     assert read(unpacked, Extent("__0_0.distcp", 0, 4)) == files.content["__0_0.distcp"][:4]
-    assert opened(unpacked) is unpacked
+    assert zstd_items.unpacked(unpacked) is unpacked
     with pytest.raises(Incomplete):
         read(unpacked, Extent(name.replace("__0_0", "__1_0"), 0, 4))
 
 
 def test_the_head_ends_where_the_stream_ends() -> None:
     files, name = stream(b"short")
-    assert Unpacked(files).head(name, 3) == b"sho"
-    assert Unpacked(files).head(name, 4096) == b"short"
+    item = parse_name(name)
+    assert item is not None
+    assert Unpacked(files).head(item, 3) == b"sho"
+    assert Unpacked(files).head(item, 4096) == b"short"
 
 
 def test_reading_behind_the_end_is_corrupt() -> None:
@@ -69,7 +118,7 @@ def test_only_so_many_decompressors_are_kept() -> None:
     files = MemoryFiles({"f": one * number})
     unpacked = Unpacked(files)
     for n in range(number):
-        assert read(unpacked, Extent(name_of(Packed(Extent("f", n * len(one), len(one)))), 9, 9)) == DATA[9:18]
+        assert read(unpacked, Extent(virtual_name(PackedItem(Extent("f", n * len(one), len(one)))), 9, 9)) == DATA[9:18]
     assert len(unpacked._streams) == MOST_OPEN
 
 
@@ -110,7 +159,7 @@ def test_a_damaged_stream_is_corrupt_or_fails_its_crc32(at: int) -> None:
 
 def test_a_stream_that_is_cut_short_is_corrupt() -> None:
     content = packed(DATA)
-    name = name_of(Packed(Extent("f", 0, len(content) // 2)))
+    name = virtual_name(PackedItem(Extent("f", 0, len(content) // 2)))
     with pytest.raises(Corrupt, match="more expected"):
         read(Unpacked(MemoryFiles({"f": content})), Extent(name, 0, len(DATA)))
 
@@ -119,13 +168,14 @@ def test_a_stream_that_wants_a_large_window_is_refused() -> None:
     packed(b"")  # skips where nothing unpacks
     head = bytes.fromhex("28b52ffd") + bytes([0x00, 0xF8]) + b"\x01\x00\x00"  # a window of 2 TiB, and an empty last block
     with pytest.raises(Corrupt, match="no zstd stream"):
-        read(Unpacked(MemoryFiles({"f": head})), Extent(name_of(Packed(Extent("f", 0, len(head)))), 0, 1))
+        read(Unpacked(MemoryFiles({"f": head})), Extent(virtual_name(PackedItem(Extent("f", 0, len(head)))), 0, 1))
 
 
 def test_a_bomb_costs_no_more_than_what_is_asked_of_it() -> None:
     files, name = stream(bytes(1 << 28))
-    unpacked = Unpacked(files)
-    assert unpacked.head(name, 1 << 16) == bytes(1 << 16)
+    unpacked, packed_item = Unpacked(files), parse_name(name)
+    assert packed_item is not None
+    assert unpacked.head(packed_item, 1 << 16) == bytes(1 << 16)
     (one,) = unpacked._streams.values()
     assert one._at == 1 << 16
 
@@ -139,7 +189,7 @@ def test_without_a_library_it_is_said_which_to_install(monkeypatch: pytest.Monke
     real = builtins.__import__
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(Unsupported, match="packed with zstd") as refused:
-        unpacking.unpacker()
+        read(Unpacked(MemoryFiles({"f": b"x"})), Extent(virtual_name(PackedItem(Extent("f", 0, 1))), 0, 1))
     assert "ckptsync[zstd]" in refused.value.hint
 
 
@@ -180,8 +230,93 @@ class Decoder:
 
 def test_pythons_own_library_reads_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     package = pytest.importorskip("zstandard")
-    monkeypatch.setattr(unpacking, "unpacker", lambda: lambda source: unpacking._OfPython(Library(package), source))
     files, name = stream(summed(zlib.crc32(DATA)), 0, len(DATA))
+    monkeypatch.setitem(sys.modules, "compression", SimpleNamespace(zstd=Library(package)))
     assert read(Unpacked(files), Extent(name, 0, len(DATA))) == DATA
     with pytest.raises(Corrupt, match="more expected"):
         read(Unpacked(files), Extent(name, len(DATA), 999))
+
+
+ELEMENTS = bytes(range(48))
+
+
+def record(name: str, content: bytes, crc: int | None = None, method: int = 0) -> bytes:
+    """As torch streams one: no size in front, a descriptor behind."""
+    head = struct.pack("<4s5H3L2H", b"PK\x03\x04", 0, 0x808, method, 0, 0, 0, 0, 0, len(name), 0) + name.encode()
+    told = zlib.crc32(content) if crc is None else crc
+    return head + content + struct.pack("<4s3L", b"PK\x07\x08", told, len(content), len(content))
+
+
+def archive(
+    shape: Shape = (3, 4), strides: Shape = (4, 1), offset: int = 0, order: bytes = b"little", crc: int | None = None
+) -> bytes:
+    pickle = torch_pickle(tensor_call(StorageId("FloatStorage", "0", 12), offset, shape, strides))
+    parts = [("data.pkl", pickle), (".storage_alignment", b"64"), ("byteorder", order)]
+    return b"".join(record(f"archive/{n}", c, crc) for n, c in parts) + record("archive/data/0", ELEMENTS, crc) + bytes(300)
+
+
+def item(content: bytes) -> tuple[Unpacked, Stored, Part]:
+    data = packed(content)
+    files = Unpacked(MemoryFiles({"f": b"before" + data}))
+    return files, *load_tensor(files, Extent("f", 6, len(data)))
+
+
+def test_the_tensor_lies_in_the_stream_where_the_head_says() -> None:
+    files, stored, part = item(archive())
+    assert (stored.dtype, stored.shape, part.sizes, part.strides) == ("F32", (3, 4), (3, 4), None)
+    assert read(files, part.extent) == ELEMENTS
+    told = parse_name(part.extent.file)
+    assert told is not None
+    assert (told.first, told.length) == (part.extent.start, 48)
+
+
+def test_strides_and_a_view_into_its_storage_are_kept() -> None:
+    files, _, part = item(archive((2, 3), (1, 2), 5))
+    assert part.strides == (1, 2)
+    assert read(files, part.extent) == ELEMENTS[20:44]
+
+
+def test_sums_that_were_switched_off_are_not_held_against_the_bytes() -> None:
+    files, _, part = item(archive(crc=0))
+    assert read(files, part.extent) == ELEMENTS
+
+
+def test_another_byte_order_is_refused() -> None:
+    with pytest.raises(Unsupported, match="byte order"):
+        item(archive(order=b"big"))
+
+
+def test_a_flipped_bit_of_the_tensor_is_found_by_the_sum_behind_it() -> None:
+    content = bytearray(archive())
+    content[content.index(ELEMENTS) + 7] ^= 1
+    files, _, part = item(bytes(content))
+    with pytest.raises(Corrupt, match="CRC32"):
+        read(files, part.extent)
+
+
+def test_every_cut_of_the_head_is_corrupt() -> None:
+    content = archive()
+    for size in range(content.index(ELEMENTS)):
+        with pytest.raises(Corrupt):
+            item(content[:size])
+
+
+def test_every_changed_byte_of_the_head_is_read_or_refused_and_never_crashes() -> None:
+    content = archive()
+    for at in range(content.index(ELEMENTS)):
+        for change in (0x01, 0x80, 0xFF):
+            changed = bytearray(content)
+            changed[at] ^= change
+            with contextlib.suppress(CkptsyncError):
+                item(bytes(changed))
+
+
+def test_a_compressed_record_and_a_stream_of_something_else_are_refused() -> None:
+    with pytest.raises(Unsupported, match="compressed record"):
+        item(record("archive/data.pkl", b"x", method=8))
+    with pytest.raises(Corrupt, match="does not begin with data"):
+        item(record("archive/other", b"x"))
+    with pytest.raises(Corrupt, match="no archive"):
+        item(bytes(500))
+    with pytest.raises(Corrupt, match="no tensor"):
+        item(record("archive/data.pkl", torch_pickle(7)))

@@ -1,4 +1,7 @@
-"""Names inside a root: ``join("global_step4", "latest")``; the root ``""`` is the checkpoint itself."""
+"""Names of a checkpoint's files by the directory that they lie in.
+
+A root is a directory of the checkpoint; the root ``""`` is the checkpoint itself.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,17 @@ HOMES = ("", "checkpoint", "model", "hf_model")
 
 
 def join(root: str, name: str) -> str:
-    """``root/name``, or ``name`` alone at the top."""
+    """Return ``root/name``, or ``name`` alone at the top."""
     return f"{root}/{name}" if root else name
 
 
 def inside(names: Iterable[str], root: str) -> dict[str, str]:
-    """Names directly in ``root``, by their last component."""
+    """Return the names directly in ``root``, by their last component."""
     return {name.rpartition("/")[2]: name for name in names if name.rpartition("/")[0] == root}
 
 
 def home(names: Iterable[str], holds: Callable[[Collection[str]], object]) -> tuple[str, ...]:
-    """The directory whose own files ``holds`` takes for a model: the top, else the first of `HOMES`; none, or this one."""
+    """Return the directory whose own files ``holds`` accepts as a model: the top, else the first of `HOMES`; or nothing."""
     found: dict[str, set[str]] = {name: set() for name in HOMES}
     for name in names:
         above, _, last = name.rpartition("/")

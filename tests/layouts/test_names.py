@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.errors import Incomplete
-from ckptsync.formats.joining import Within, home, inside, join
+from ckptsync.layouts.names import Within, home, inside, join
 from ckptsync.model import read_whole
 from tests.plain_files import MemoryFiles
 

@@ -1,0 +1,222 @@
+"""Files that ``torch.save`` writes: a pickled value, and where the bytes of its tensors lie.
+
+There are two containers. The zip archive of today is read by `ckptsync.formats.torch_zip`. The legacy one
+(``_use_new_zipfile_serialization=False``) is read here; it has, in this order: pickles of a magic number, the protocol's number,
+facts of the machine, the value, the sorted keys of the storages; then, for each key, a count of elements (int64) and the
+elements. It has no checksums. Source: ``_legacy_save`` and ``_legacy_load`` of ``torch/serialization.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+from ckptsync.errors import Corrupt, Unsupported
+from ckptsync.formats import torch_zip
+from ckptsync.formats.dtypes import ITEMSIZE
+from ckptsync.formats.pickles import MAX_BYTES, Build, Name, loads
+from ckptsync.formats.torch_pickle import ALLOWED, Storage, Storages, Stored, is_contiguous, parsed, span
+from ckptsync.model import Checksum, Extent, Files, Part, read
+
+MAGIC = 0x1950A86A20F9469CFC6C
+_PROTOCOL = 1001
+_NUMBER = b"\x8a\x0a" + MAGIC.to_bytes(10, "little")
+_STARTS = tuple(
+    _NUMBER if p < 4 else b"\x95\x0d" + bytes(7) + _NUMBER for p in (2, 4)
+)  # behind the pickle's own protocol, framed from 4
+_FIRST_LOOK = 1 << 20
+_DAMAGED = "the file is damaged: fetch it again"
+_MOST_EXPANDED = 256 << 20  # bytes: position ids and masks are expanded, weights are not
+
+
+@dataclass(frozen=True, slots=True)
+class Legacy:
+    """A legacy file: where the elements of each storage lie. A part of a storage has a key of its own."""
+
+    storages: Mapping[str, Extent]
+
+
+Container = torch_zip.Archive | Legacy
+
+
+def load(files: Files, where: Extent, allowed: Mapping[Name, Build] = ALLOWED) -> tuple[Any, Container]:
+    """Return the value that one ``torch.save`` wrote, not to be changed, and its container (see `part`)."""
+    if is_legacy(files, where):
+        return _load_legacy(files, where, allowed)
+    archive = torch_zip.open_archive(files, where)
+    torch_zip.check_version(files, archive)
+    return _value(torch_zip.pickle_of(files, archive), _Table(allowed)), archive
+
+
+class _Table:
+    """A table of names that equals itself alone: two tables are never compared."""
+
+    __slots__ = ("names",)
+
+    def __init__(self, names: Mapping[Name, Build]) -> None:
+        self.names = names
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Table) and self.names is other.names
+
+    def __hash__(self) -> int:
+        return id(self.names)
+
+
+@lru_cache(maxsize=1)  # what a file demands is read first, then what it holds
+def _value(data: bytes, allowed: _Table) -> Any:
+    return parsed(data, allowed.names)[0]
+
+
+def load_tensor(files: Files, where: Extent) -> tuple[Stored, torch_zip.Archive]:
+    """As `load`, for an archive of one tensor, of which a distributed checkpoint has one for every chunk."""
+    archive = torch_zip.open_archive(files, where)
+    try:
+        return _tensor(torch_zip.pickle_of(files, archive)), archive
+    except _NoTensor as e:
+        raise Corrupt(f"{where.file}: no tensor in the archive at {where.start}") from e
+
+
+class _NoTensor(Corrupt):
+    """Something else, which is not kept."""
+
+
+@lru_cache(maxsize=256)  # chunks of one shape have one pickle
+def _tensor(data: bytes) -> Stored:
+    value, _ = parsed(data)
+    if not isinstance(value, Stored):
+        raise _NoTensor("no tensor")
+    return value
+
+
+def part(files: Files, container: Container, tensor: Stored) -> Part:
+    """Return where a tensor's elements lie, as a box of itself.
+
+    Raises Corrupt if its record is too short, Unsupported for an expanded tensor that would fill a disk from a few bytes.
+    """
+    item = ITEMSIZE[tensor.dtype]
+    record, checksum = _record(files, container, tensor.storage.key)
+    size, expected = span(tensor.shape, tensor.strides) * item, tensor.storage.numel * ITEMSIZE[tensor.storage.dtype]
+    if record.size != expected or tensor.offset * item + size > record.size:
+        raise Corrupt(f"{record.file}: storage {tensor.storage.key} has {record.size} bytes, {expected} expected")
+    whole = prod(tensor.shape) * item
+    if whole > _MOST_EXPANDED and whole > 1000 * size:
+        raise Unsupported(
+            f"{record.file}: a tensor of {whole} bytes whose elements are {size} bytes, repeated",
+            hint="save the tensor with .contiguous()",
+        )
+    strides = None if is_contiguous(tensor) else tensor.strides
+    extent = Extent(record.file, record.start + tensor.offset * item, size)
+    return Part((0,) * len(tensor.shape), tensor.shape, extent, strides, checksum)
+
+
+def _record(files: Files, container: Container, key: str) -> tuple[Extent, Checksum | None]:
+    """Return where a storage lies, and its CRC32 where the container has one."""
+    if isinstance(container, Legacy):
+        return container.storages[key], None
+    name = f"data/{key}"
+    record = torch_zip.extent(files, container, name)
+    return record, torch_zip.checksum(container, name, record)
+
+
+def has_end(files: Files, where: Extent, allowed: Mapping[Name, Build] = ALLOWED) -> bool:
+    """Return whether the file ends as its container ends; of a legacy file, only its pickles say where that is."""
+    if not is_legacy(files, where):
+        return torch_zip.has_end(files, where)
+    try:
+        load(files, where, allowed)
+    except Corrupt:
+        return False
+    return True
+
+
+def is_legacy(files: Files, where: Extent) -> bool:
+    """Return whether the bytes begin as the legacy container does, as far as they go."""
+    start = read(files, Extent(where.file, where.start, min(2 + len(_STARTS[-1]), where.size)))
+    return len(start) > 1 and start[:1] == b"\x80" and any(known.startswith(start[2 : 2 + len(known)]) for known in _STARTS)
+
+
+def _load_legacy(files: Files, where: Extent, allowed: Mapping[Name, Build]) -> tuple[Any, Legacy]:
+    """Return the value and where its storages lie; raises Corrupt unless the storages end where ``where`` does."""
+    found = _legacy_pickles(files, where, allowed)
+    storages, at = {}, found.end
+    for key in found.keys:
+        numel = found.storages[key].numel
+        size = numel * ITEMSIZE[found.storages[key].dtype]
+        if at + 8 + size > where.size:
+            raise Corrupt(f"{where.file}: {where.size} bytes, storage {key} ends at byte {at + 8 + size}", hint=_DAMAGED)
+        count = int.from_bytes(read(files, Extent(where.file, where.start + at, 8)), "little")
+        if count != numel:
+            raise Corrupt(f"{where.file}: storage {key} has {count} elements, {numel} expected", hint=_DAMAGED)
+        storages[key] = Extent(where.file, where.start + at + 8, size)
+        at += 8 + size
+    if at != where.size:
+        raise Corrupt(f"{where.file}: {where.size} bytes, its storages end at byte {at}", hint=_DAMAGED)
+    for view, (root, offset) in found.views.items():
+        item, whole = ITEMSIZE[view.dtype], storages[root]
+        if (offset + view.numel) * item > whole.size:
+            raise Corrupt(f"{where.file}: a view of {view.numel} elements reaches out of storage {root}")
+        storages[view.key] = Extent(where.file, whole.start + offset * item, view.numel * item)
+    return found.value, Legacy(storages)
+
+
+def _legacy_pickles(files: Files, where: Extent, allowed: Mapping[Name, Build]) -> _LegacyPickles:
+    """Read the pickles. How long they are is known when they end: a little is read, and more if it was too little."""
+    most = min(where.size, MAX_BYTES)
+    size = min(_FIRST_LOOK, most)
+    while True:
+        try:
+            return _LegacyPickles(read(files, Extent(where.file, where.start, size)), allowed)
+        except Corrupt as e:
+            if size == most:
+                raise Corrupt(f"{where.file}: {e}", hint=_DAMAGED) from e
+        size = min(8 * size, most)
+
+
+class _LegacyPickles:
+    """The pickles at the start of ``data``: the value, the keys of its storages, and where the last pickle ends.
+
+    ``views`` are parts of storages, which versions before 1.0 saved as storages of their own: storage and first element.
+    """
+
+    def __init__(self, data: bytes, allowed: Mapping[Name, Build]) -> None:
+        self._known = Storages()
+        self.storages, self.views = self._known.found, dict[Storage, tuple[str, int]]()
+        magic, at = loads(data, {})
+        protocol, size = loads(data[at:], {})
+        at += size
+        machine, size = loads(data[at:], {})
+        at += size
+        if magic != MAGIC or protocol != _PROTOCOL or not isinstance(machine, dict):
+            raise Corrupt("not what torch.save writes")
+        if machine.get("little_endian") is not True:
+            raise Unsupported("written on a big-endian machine, only little-endian files are read")
+        self.value, size = loads(data[at:], allowed, self._storage)
+        at += size
+        self.keys, size = loads(data[at:], {})
+        self.end = at + size
+        if not isinstance(self.keys, list) or not all(type(key) is str for key in self.keys):
+            raise Corrupt("no list of storages behind the value")
+        if any(view.key in self.storages for view in self.views):
+            raise Corrupt("a view of a storage that has the name of another storage")
+        if self.keys != sorted(self.storages):
+            raise Corrupt("the list of storages is not that of the value's")
+
+    def _storage(self, value: Any) -> Storage:
+        """Read a persistent id, whose sixth field is None or ``(key, offset, numel)`` of the part that is meant."""
+        if isinstance(value, tuple) and value[:1] == ("module",):
+            raise Unsupported("a whole module in a pickle", hint="save its state_dict()")
+        if not isinstance(value, tuple) or len(value) != 6:
+            raise Corrupt("a persistent id that is no storage")
+        storage, view = self._known.add(value[:5]), value[5]
+        if view is None:
+            return storage
+        if not isinstance(view, tuple) or len(view) != 3 or type(view[1]) is not int or view[1] < 0:
+            raise Corrupt("a view of a storage without key, offset and size")
+        key, offset, numel = view
+        part_of = Storages().add((*value[:2], key, None, numel))
+        self.views[part_of] = storage.key, offset
+        return part_of
