@@ -289,7 +289,7 @@ def outcome(name: str) -> str:
     before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.perf_counter()
     try:
         if MODULE in data[:100] or METADATA in data:
-            dcp_metadata.metadata(MemoryFiles({".metadata": data}), "")
+            dcp_metadata.read_metadata(MemoryFiles({".metadata": data}), "")
         else:
             loads(data, Anybodys(torch_pickle.ALLOWED), torch_pickle.Storages().add)
         told = "read"

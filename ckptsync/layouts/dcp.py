@@ -1,7 +1,11 @@
 """torch Distributed Checkpoint (DCP) as accelerate, HF Trainer, torchtitan, Lightning, Megatron-Core and torch itself write it.
 
-``.metadata`` is a pickle that says, for every tensor, its shape, the boxes (chunks) it was cut into, and for every box the file, offset
-and length of an item, which is a whole ``torch.save`` archive.  Source: ``torch/distributed/checkpoint/{metadata,filesystem}.py``, torch 2.13.
+Its metadata (`dcp_metadata`) says, for every tensor, the boxes (chunks) that it was cut into, and for every box the file, offset
+and length of an item, which is a whole ``torch.save`` archive. Which tensors are the model's, `dcp_sections` says.
+
+A large model has an item for every chunk, back to back, and they differ in little but their tensors' bytes. So the first of a
+kind is parsed and checked in full, and another one is of its kind if it is as long and every byte that the parse looked at is the
+same, but for the CRC32 of the tensor. Where the bytes differ, it is parsed in full as well: nothing is ever assumed.
 """
 
 from __future__ import annotations
@@ -10,145 +14,277 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.formats import torch_save, zstd_items
-from ckptsync.formats.zstd_items import Unpacked, unpacked
-from ckptsync.layouts import dcp_items, dcp_local, dcp_names
-from ckptsync.layouts.dcp_described import METADATA, Item
-from ckptsync.layouts.dcp_items import Found
-from ckptsync.layouts.dcp_metadata import Chunk, Chunked, chunked
-from ckptsync.model import Copy, Extent, Files, Part, Tensor, read
+from ckptsync.formats import torch_save, torch_zip, zstd_items
+from ckptsync.formats.torch_pickle import Stored
+from ckptsync.layouts import dcp_sections
+from ckptsync.layouts.dcp_metadata import METADATA, Chunked, Item, chunked, is_of_one_rank, metadata_files, read_metadata
+from ckptsync.model import Checksum, Copy, Extent, Files, Part, Shape, Tensor, expect, read
 
 NAME = "dcp"
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
-    """Directories that hold a DCP of weights or of optimizer states: shards or their ``.metadata``."""
+    """Return the directories that hold a DCP of weights or of optimizer states: shards or their metadata."""
     found = {name.rpartition("/")[0] for name in names if _is_ours(name.rpartition("/")[2])}
     return tuple(sorted(found))
 
 
+def _is_ours(base: str) -> bool:
+    return base == METADATA or is_of_one_rank(base) or (base.startswith("__") and base.endswith(".distcp"))
+
+
 def holds_weights(root: str) -> bool:
-    """``optimizer_0`` is the optimizer's (accelerate's and Trainer's name for it), and so is ``optim`` (NeMo Automodel's)."""
+    """Return False for ``optimizer_0`` (accelerate's and Trainer's name for the optimizer's) and ``optim`` (NeMo Automodel's)."""
     own = root.rpartition("/")[2]
     return own != "optim" and not own.startswith("optimizer")
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:
-    """Every file that the metadata refers to, with its exact size: torch writes items back to back.
+    """Return every file that the metadata refers to, with its exact size: torch writes items back to back.
 
-    Raises Incomplete if this is a node without it, Unsupported if tensors are no items of their own.
+    Raises Incomplete on a node without metadata, Unsupported if tensors are no items of their own.
     """
-    place = _place(files, root)
-    needed: dict[str, int | None] = {name: files.sizes().get(name) for name in dcp_local.describing(files.sizes(), place.folder)}
-    for item in dcp_local.described(files, place.folder, place.world).items:
+    folder, _, world = split_root(files, root)
+    needed: dict[str, int | None] = {name: files.sizes().get(name) for name in metadata_files(files.sizes(), folder)}
+    for item in read_metadata(files, folder, world).stored:
         needed[item.file] = max(needed.get(item.file) or 0, item.start + item.size)
     _refuse_safetensors(files, needed)
     return needed
 
 
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
-    """The weights, under the names that the model itself has, every chunk located and checked against its item.
+    """Return the weights, under the names that the model itself has, every chunk located and checked against its item.
 
     ``root`` may end in ``#section``, which takes one part of the state dict, or ``#world=N``, the number of ranks.
     """
-    place = _place(files, root)
-    told = dcp_local.described(files, place.folder, place.world)
-    named = dcp_names.weights(chunked(told.metadata), told.metadata.fields, place.section, place.folder or ".")
+    folder, section, world = split_root(files, root)
+    metadata = read_metadata(files, folder, world)
+    everything = chunked(metadata)
+    named = dcp_sections.weights(everything, metadata.fields, section, folder or ".")
     if not named:
-        there = ", ".join(sorted({one.path[0] for one in chunked(told.metadata)}))
+        there = ", ".join(sorted({one.path[0] for one in everything}))
         raise Unsupported(
-            f"{place.folder or '.'}: a distributed checkpoint without model tensors",
-            hint=f"--source 'dcp:{place.folder or '.'}#SECTION' takes what is meant, of: {there:.500}" if there else "",
+            f"{folder or '.'}: a distributed checkpoint without model tensors",
+            hint=f"--source 'dcp:{folder or '.'}#SECTION' takes what is meant, of: {there:.500}" if there else "",
         )
-    found = tuple(_packed_tensors(files, named) if _are_packed(named) else _tensors(files, named))
-    remarks = (told.remark, dcp_names.remark(chunked(told.metadata), named, place.folder or "."))
+    found = tuple(_tensors(files, named))
+    remarks = (metadata.remark, dcp_sections.remark(everything, named, folder or "."))
     return (replace(found[0], remark="; ".join(filter(None, remarks))), *found[1:]) if any(remarks) else found
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A root, taken apart."""
-
-    folder: str
-    section: str | None = None
-    world: int | None = None
-
-
-def _place(files: Files, root: str) -> _Place:
-    folder, mark, said = root.rpartition("#")
+def split_root(files: Files, root: str) -> tuple[str, str | None, int | None]:
+    """Return the directory of a root, and the section or the number of ranks that follows its ``#``."""
+    folder, mark, rest = root.rpartition("#")
     if not mark or any(name.rpartition("/")[0] == root for name in files.sizes()):
-        return _Place(root)
+        return root, None, None
     folder = "" if folder == "." else folder
-    if (number := said.removeprefix("world=")) != said and number.isdecimal() and 0 < len(number) < 8:
-        return _Place(folder, world=int(number))
-    return _Place(folder, section=said)
+    if (number := rest.removeprefix("world=")) != rest and number.isdecimal() and 0 < len(number) < 8:
+        return folder, None, int(number)
+    return folder, rest, None
 
 
 def _refuse_safetensors(files: Files, needed: Mapping[str, int | None]) -> None:
-    """``FileSystemWriter(serialization_format=SAFETENSORS)`` keeps items for blobs, and puts all tensors of a file in one block at its end.
+    """Raise Unsupported for shards of ``FileSystemWriter(serialization_format=SAFETENSORS)``.
 
-    The items say where a tensor would have been, so that the file has another size than they need.  Source: ``_write_files_from_queue``.
+    Such a file keeps items for blobs, and has all its tensors in one block at its end. The items say where a tensor would have
+    been, so that the file has another size than they need. Source: ``_write_files_from_queue``.
     """
     for name, size in needed.items():
         there = files.sizes().get(name)
-        if size and there is not None and there != size and _begins_like_safetensors(files, name, there):
+        if not size or there is None or there in (size, *range(10)):
+            continue
+        start = read(files, Extent(name, 0, 10))
+        if start[8:] == b'{"' and int.from_bytes(start[:8], "little") <= there - 8:
             raise Unsupported(
                 f"{name}: its tensors are one block of safetensors, not items (SerializationFormat.SAFETENSORS)",
                 hint="save with SerializationFormat.TORCH_SAVE, or with HuggingFaceStorageWriter",
             )
 
 
-def _begins_like_safetensors(files: Files, name: str, size: int) -> bool:
-    if size < 10:
-        return False
-    start = read(files, Extent(name, 0, 10))
-    return start[8:] == b'{"' and int.from_bytes(start[:8], "little") <= size - 8
+def _tensors(files: Files, named: Sequence[tuple[str, Chunked]]) -> Iterator[Tensor]:
+    items = [chunk.item for _, told in named for chunk in told.chunks if chunk.item and 0 not in chunk.sizes]
+    is_packed = any(item.transforms for item in items)
+    found = zip(items, _unpack_items(files, items) if is_packed else find_items(files, items), strict=True)
+    for name, told in named:
+        parts = []
+        for chunk in told.chunks:
+            if 0 in chunk.sizes:
+                continue
+            item, (stored, extent, strides, checksum) = next(found)
+            if stored.dtype != told.dtype or stored.shape != chunk.sizes:
+                raise Corrupt(
+                    f"{item.file}: the item at {item.start} is not the {told.dtype} chunk of {name} of size {chunk.sizes}"
+                )
+            parts.append(Part(chunk.offsets, chunk.sizes, extent, strides, checksum))
+        yield Tensor(name, told.dtype, told.shape, (Copy(told.dtype, told.shape, tuple(parts)),))
 
 
-def _is_ours(base: str) -> bool:
-    return base == METADATA or dcp_local.is_own(base) or (base.startswith("__") and base.endswith(".distcp"))
+Found = tuple[Stored, Extent, Shape | None, Checksum | None]
+"""A tensor in an item: where its elements lie, their strides if they are not contiguous, and the CRC32 of its record."""
 
 
-def _tensors(files: Files, found: Sequence[tuple[str, Chunked]]) -> Iterator[Tensor]:
-    items = [chunk.item or _nowhere(name, chunk) for name, told in found for chunk in told.chunks if 0 not in chunk.sizes]
-    kinds = zip(items, dcp_items.find(files, items), strict=True)
-    for name, told in found:
-        parts = tuple([_part(name, told.dtype, chunk, *next(kinds)) for chunk in told.chunks if 0 not in chunk.sizes])
-        yield Tensor(name, told.dtype, told.shape, (Copy(told.dtype, told.shape, parts),))
+def _unpack_items(files: Files, items: Sequence[Item]) -> Iterator[Found]:
+    """Yield the tensors of items of which some are zstd streams."""
+    unpacked = zstd_items.unpacked(files)
+    for item in items:
+        where = Extent(item.file, item.start, item.size)
+        if item.transforms:
+            stored, part = zstd_items.load_tensor(unpacked, where)
+        else:
+            stored, archive = torch_save.load_tensor(unpacked, where)
+            part = torch_save.part(unpacked, archive, stored)
+        yield stored, part.extent, part.strides, part.checksum
 
 
-def _nowhere(name: str, chunk: Chunk) -> Item:
-    raise Corrupt(f"{METADATA}: {name} has a chunk at {chunk.offsets} that lies in no file")
+# Items, found at the cost of a comparison
+
+_HEAD = _TAIL = 1 << 10  # where torch puts all but the tensor; of one that has more, more is read
+_GAP = 4 << 10  # bytes of a tensor that cost less than another read
+_SMALL = _HEAD + _TAIL + _GAP  # bytes of an item that is read whole
+_MOST = 1 << 20  # bytes of one read
+_LARGEST = 1 << 16  # bytes of head or directory that are kept for comparing
+_KINDS = 8  # of one length that are kept
 
 
-def _part(name: str, dtype: str, chunk: Chunk, item: Item, found: Found) -> Part:
-    stored = found[0].stored
-    if stored.dtype != dtype or stored.shape != chunk.sizes:
-        raise Corrupt(f"{item.file}: the item at {item.start} is not the {dtype} chunk of {name} of size {chunk.sizes}")
-    return dcp_items.part(item, found, chunk.offsets)
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kind:
+    """What items of one kind have in common: the tensor, where in the item its bytes are, and the bytes that say so.
+
+    ``extent`` and ``record`` (of the CRC32, if it is real) are those of an item that begins at 0. ``head`` are its bytes before
+    the tensor's. ``tail`` bytes are the central directory and what is behind it; ``ends`` are those without the CRC32s that
+    differ, in pieces, each from where in it. The tensor's own CRC32 is at ``crc_at`` in it.
+    """
+
+    stored: Stored
+    strides: Shape | None
+    extent: Extent
+    record: Extent | None
+    head: bytes
+    ends: tuple[tuple[int, bytes], ...]
+    tail: int
+    crc_at: int
+
+    def of(self, item: Item, crc32: int) -> Found:
+        """Return the tensor of an item of this kind."""
+        extent, record = self.extent, self.record
+        found = Extent(item.file, item.start + extent.start, extent.size)
+        if record is None:
+            return self.stored, found, self.strides, None
+        summed = found if record is extent else Extent(item.file, item.start + record.start, record.size)
+        return self.stored, found, self.strides, Checksum(summed, crc32)
 
 
-def _are_packed(found: Sequence[tuple[str, Chunked]]) -> bool:
-    """Whether any of the tensors' items went through a transform."""
-    return any(chunk.item and chunk.item.transforms for _, told in found for chunk in told.chunks)
+def find_items(files: Files, items: Sequence[Item]) -> list[Found]:
+    """Return the tensor of every item, read in the order of their files. Raises Corrupt for one that is no archive of a tensor."""
+    places = [(item.file, item.start) for item in items]
+    order = sorted(range(len(items)), key=places.__getitem__)
+    found: list[Found] = [None] * len(items)  # type: ignore[list-item]
+    window = _Window(files, [items[n] for n in order])
+    kinds: dict[int, list[_Kind]] = {}
+    for n in order:
+        item = items[n]
+        for kind in kinds.get(item.size, ()):
+            crc32 = _compare(kind, item, window)
+            if crc32 is not None:
+                break
+        else:
+            kind, crc32 = _parse(files, item)
+            if kind.ends:
+                kinds[item.size] = [kind, *kinds.get(item.size, ())][:_KINDS]
+        found[n] = kind.of(item, crc32)
+    return found
 
 
-def _packed_tensors(files: Files, found: Sequence[tuple[str, Chunked]]) -> Iterator[Tensor]:
-    """The same as of items that are not packed, their extents in the unpacked streams."""
-    files = unpacked(files)
-    for name, told in found:
-        parts = tuple(_packed_part(unpacked(files), name, told.dtype, chunk) for chunk in told.chunks if 0 not in chunk.sizes)
-        yield Tensor(name, told.dtype, told.shape, (Copy(told.dtype, told.shape, parts),))
+def _compare(kind: _Kind, item: Item, window: _Window) -> int | None:
+    """Return the CRC32 that the archive gives for the tensor, if the item is of this kind."""
+    size = item.size
+    at = window.find(item, 0, size if size <= _SMALL else len(kind.head))
+    if not window.data.startswith(kind.head, at):
+        return None
+    at = at + size - kind.tail if size <= _SMALL else window.find(item, size - kind.tail, kind.tail)
+    data = window.data
+    for start, piece in kind.ends:
+        if not data.startswith(piece, at + start):
+            return None
+    at += kind.crc_at
+    return int.from_bytes(data[at : at + 4], "little")
 
 
-def _packed_part(files: Unpacked, name: str, dtype: str, chunk: Chunk) -> Part:
-    told = chunk.item or _nowhere(name, chunk)
-    item = Extent(told.file, told.start, told.size)
-    if told.transforms:
-        stored, part = zstd_items.load_tensor(files, item)
-    else:
-        stored, archive = torch_save.load_tensor(files, item)
-        part = torch_save.part(files, archive, stored)
-    if (stored.dtype, stored.shape) != (dtype, chunk.sizes):
-        raise Corrupt(f"{item.file}: the item at {item.start} is not the {dtype} chunk of {name} of size {chunk.sizes}")
-    return replace(part, offsets=chunk.offsets)
+def _parse(files: Files, item: Item) -> tuple[_Kind, int]:
+    """Read an item in full: its kind, without ``ends`` (so like no other) if it is not laid out as torch does it, and its CRC32."""
+    stored, archive = torch_save.load_tensor(files, Extent(item.file, item.start, item.size))
+    part = torch_save.part(files, archive, stored)
+    name = f"data/{stored.storage.key}"
+    record = torch_zip.extent(files, archive, name)
+    head, ends = b"", list[tuple[int, bytes]]()
+    looked_at = [torch_zip.extent(files, archive, other) for other in ("data.pkl", torch_zip.witness(archive)) if other]
+    before, behind = record.start - item.start, item.start + item.size - archive.directory.start
+    is_usual = archive.directory.start >= record.start + record.size and all(e.start + e.size <= record.start for e in looked_at)
+    if is_usual and max(before, behind) <= _LARGEST:
+        head = read(files, Extent(item.file, item.start, before))
+        tail = read(files, Extent(item.file, archive.directory.start, behind))
+        at = 0
+        # torch makes a ``serialization_id`` of the tensor's CRC32, so that both differ
+        for key in (key for key in archive.records if key in (name, ".data/serialization_id")):
+            end = archive.records[key].entry + torch_zip.CRC_AT
+            ends.append((at, tail[at:end]))
+            at = end + 4
+        ends.append((at, tail[at:]))
+    extent = Extent(item.file, part.extent.start - item.start, part.extent.size)
+    own_record = extent if part.extent == record else Extent(item.file, before, record.size)
+    crc_at = archive.records[name].entry + torch_zip.CRC_AT
+    kind = _Kind(stored, part.strides, extent, own_record if part.checksum else None, head, tuple(ends), behind, crc_at)
+    return kind, archive.records[name].crc
+
+
+class _Window:
+    """``data`` are bytes around the item that is being compared; items are asked for in the order of their files."""
+
+    def __init__(self, files: Files, items: Sequence[Item]) -> None:
+        self.data = b""
+        self._files, self._file, self._start = files, "", 0
+        self._reads, self._next = _reads(items), 0
+        expect(files, self._reads)
+
+    def find(self, item: Item, at: int, size: int) -> int:
+        """Return where in ``data``, which may be other data now, are ``size`` bytes of that item from ``at``."""
+        start = item.start + at - self._start
+        if start < 0 or start + size > len(self.data) or item.file != self._file:
+            self._read(Extent(item.file, item.start + at, size))
+            return item.start + at - self._start
+        return start
+
+    def _read(self, needed: Extent) -> None:
+        """Read the planned extent that has these bytes, else them alone."""
+        while self._next < len(self._reads):
+            planned = self._reads[self._next]
+            if (planned.file, planned.start) > (needed.file, needed.start):
+                break
+            self._next += 1
+            if planned.file == needed.file and planned.start + planned.size >= needed.start + needed.size:
+                needed = planned
+                break
+        self.data, self._file, self._start = read(self._files, needed), needed.file, needed.start
+
+
+def _reads(items: Sequence[Item]) -> list[Extent]:
+    """Return what to read of items, in the order of their files: small ones whole, of a large one its head and its tail.
+
+    What lies near each other is read together.
+    """
+    found: list[Extent] = []
+    file, start, end = "", 0, 0
+    for item in items:
+        first, last = item.start, item.start + item.size
+        spans = ((first, last),) if item.size <= _SMALL else ((first, first + _HEAD), (last - _TAIL, last))
+        for low, high in spans:
+            is_near = item.file == file and start <= low <= end + _GAP
+            if is_near and (high <= end or high - start <= _MOST):
+                end = max(end, high)
+                continue
+            if file:
+                found.append(Extent(file, start, end - start))
+            file, start, end = item.file, low, high
+    if file:
+        found.append(Extent(file, start, end - start))
+    return found

@@ -1,68 +1,210 @@
-"""What a torch Distributed Checkpoint says of itself: ``.metadata``, a pickle.
+"""What a torch Distributed Checkpoint says of itself: ``.metadata``, a pickle, or one of each rank.
 
-For every tensor its shape, the boxes (chunks) it was cut into, and for every box the file, offset and length of an item.
-Source: ``torch/distributed/checkpoint/{metadata,filesystem}.py``, torch 2.13.
+It has, for every tensor, its shape and the boxes (chunks) that it was cut into; and for every box the file, offset and length of
+an item. Source: ``torch/distributed/checkpoint/{metadata,filesystem}.py``, torch 2.13. Tensors, boxes and items are there by the
+million, so the machine that reads pickles makes them directly (`Stated`).
 
-Older torch and Megatron-Core mention further names.  torch 2.1 and 2.2 took ``TensorProperties`` from the sharded tensors
-(``torch/distributed/checkpoint/metadata.py`` of v2.2).  Megatron-Core keeps every rank's plan of the save beside the metadata
-(``megatron/core/dist_checkpointing/strategies/{torch,state_dict_saver}.py``, 0.12 to 0.16), in classes of its own in some versions.
-None of them says where a tensor lies.
+``dcp.save(…, use_collectives=False)`` lets no rank know of another: each writes ``__0.metadata``, ``__1.metadata``, … with the
+boxes of its own, and no file says how many ranks there were (``_get_metadata_path``).
+
+Older torch and Megatron-Core mention further names. torch 2.1 and 2.2 took ``TensorProperties`` from the sharded tensors
+(``torch/distributed/checkpoint/metadata.py`` of v2.2). Megatron-Core keeps every rank's plan of the save beside the metadata
+(``megatron/core/dist_checkpointing/strategies/{torch,state_dict_saver}.py``, 0.12 to 0.16), in classes of its own in some
+versions. None of them says where a tensor lies.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import torch_pickle, zstd_items
-from ckptsync.formats.pickles import ALIKE, MAX_BYTES, Build, Made, Name, brief, loads, made
-from ckptsync.layouts.dcp_described import METADATA, Box, Described, Index, Item, Key
-from ckptsync.layouts.names import join
+from ckptsync.formats.dtypes import MOST_AXES
+from ckptsync.formats.pickles import ALIKE, MAX_BYTES, Build, Made, Name, Stated, brief, loads, made
+from ckptsync.layouts.names import inside, join
 from ckptsync.model import Files, Shape, read_whole
 from ckptsync.paths import checked_path
+
+METADATA = ".metadata"
+Key = tuple[str, Shape]
+_OF_ITEM = ["relative_path", "offset", "length"]  # the attributes that torch 2.13 writes of an item without transforms
+_OF_INDEX = ["fqn", "index", "offset"]
+
+
+class Item(Stated):
+    """Where an item lies, which is one chunk or one blob: ``_StorageInfo``.  ``transforms`` were applied to its bytes, in this order."""
+
+    __slots__ = ("file", "size", "start", "transforms")
+    file: str
+    start: int
+    size: int
+    transforms: Any
+
+    def take(self, items: list[Any]) -> None:
+        """``file`` is relative to the directory until `_items` joins them."""
+        self.transforms = None
+        if items[::2] == _OF_ITEM:
+            _, self.file, _, self.start, _, self.size = items
+        else:
+            names = ("relative_path", "offset", "length", "transform_descriptors")
+            self.file, self.start, self.size, self.transforms = _attributes(items, names)
+        if (
+            type(self.file) is not str
+            or type(self.start) is not int
+            or type(self.size) is not int
+            or self.start < 0
+            or self.size < 0
+        ):
+            raise Corrupt(f"{METADATA}: an item without a file, an offset and a length")
+
+    @classmethod
+    def several(cls, names: Sequence[Any], columns: Sequence[Sequence[Any]]) -> list[Any]:
+        """The same checks, column by column."""
+        if (
+            names != _OF_ITEM
+            or [set(map(type, column)) for column in columns] != [{str}, {int}, {int}]
+            or min(map(min, columns[1:])) < 0
+        ):
+            return super().several(names, columns)
+        made = []
+        for file, start, size in zip(*columns, strict=True):
+            one = cls()
+            one.file, one.start, one.size, one.transforms = file, start, size, None
+            made.append(one)
+        return made
+
+
+class Index(Stated):
+    """Of which chunk of which tensor an item is: ``MetadataIndex``.  ``key`` is its name and offsets, () where it has none."""
+
+    __slots__ = ("key",)
+    is_key = True
+    key: Key
+
+    def take(self, items: list[Any]) -> None:
+        """Its number among the chunks says nothing more."""
+        if items[::2] == _OF_INDEX:
+            _, fqn, _, _, _, offset = items
+        else:
+            fqn, offset = _attributes(items, ("fqn", "offset"))
+        if type(fqn) is not str:
+            raise Corrupt(f"{METADATA}: a MetadataIndex without a name")
+        self.key = fqn, (_shape(offset) if offset else ())
+
+    @classmethod
+    def several(cls, names: Sequence[Any], columns: Sequence[Sequence[Any]]) -> list[Any]:
+        """The same checks, column by column: an offset that comes again is one object."""
+        if names != _OF_INDEX or set(map(type, columns[0])) != {str}:
+            return super().several(names, columns)
+        fqns, _, offsets = columns
+        shapes = {id(offset): _shape(offset) if offset else () for offset in {id(offset): offset for offset in offsets}.values()}
+        made = []
+        for fqn, offset in zip(fqns, offsets, strict=True):
+            one = cls()
+            one.key = fqn, shapes[id(offset)]
+            made.append(one)
+        return made
+
+
+class Box(Stated):
+    """A box of a tensor: ``ChunkStorageMetadata``."""
+
+    __slots__ = ("offsets", "sizes")
+    offsets: Shape
+    sizes: Shape
+
+    def take(self, items: list[Any]) -> None:
+        """As many offsets as sizes."""
+        if items[::2] == ["offsets", "sizes"]:
+            _, offsets, _, sizes = items
+        else:
+            offsets, sizes = _attributes(items, ("offsets", "sizes"))
+        self.offsets, self.sizes = _shape(offsets), _shape(sizes)
+
+
+class Described(Stated):
+    """A tensor, ``TensorStorageMetadata``: its properties, its shape and the boxes that it was cut into."""
+
+    __slots__ = ("boxes", "properties", "shape")
+    alike = (b"aub", b"eub")  # a list of one or more boxes is the last
+    boxes: tuple[Box, ...]
+    properties: Made
+    shape: Shape
+
+    def take(self, items: list[Any]) -> None:
+        """Boxes have as many axes as the tensor."""
+        properties, size, chunks = _attributes(items, ("properties", "size", "chunks"))
+        if type(properties) is not Made or type(chunks) is not list or any(type(chunk) is not Box for chunk in chunks):
+            raise Corrupt(f"{METADATA}: a tensor without properties, size and chunks")
+        self.properties, self.shape, self.boxes = properties, _shape(size), tuple(chunks)
+        for box in self.boxes:
+            if len(box.offsets) != len(self.shape) or len(box.sizes) != len(self.shape):
+                raise Corrupt(f"{METADATA}: a tensor of shape {self.shape} has a chunk at {box.offsets} of size {box.sizes}")
+
+    def count(self) -> int:
+        """Boxes."""
+        return len(self.boxes)
+
+    def with_boxes(self, boxes: Iterable[Box]) -> Described:
+        """The same tensor, cut into these."""
+        found = Described()
+        found.properties, found.shape, found.boxes = self.properties, self.shape, tuple(boxes)
+        return found
+
+    @property
+    def dtype(self) -> str:
+        """``TensorProperties`` pickles as ``(dtype, layout, requires_grad, memory format, pin_memory)``; raises Unsupported."""
+        if type(self.properties.state) is not tuple or not self.properties.state:
+            raise Corrupt(f"{METADATA}: a tensor without properties")
+        return torch_pickle.dtype_of(self.properties.state[0])
+
+
+def _attributes(items: list[Any], names: tuple[str, ...]) -> tuple[Any, ...]:
+    """The values of those names, None where there is none, of attributes in any order."""
+    if not all(type(key) is str for key in items[::2]):
+        raise Corrupt(f"{METADATA}: an attribute whose name is no text")
+    return tuple(map(dict(zip(items[::2], items[1::2], strict=True)).get, names))
+
+
+def _shape(value: Any) -> Shape:
+    if type(value) is not tuple or len(value) > MOST_AXES:
+        raise Corrupt(f"{METADATA}: a shape or offset that is not made of natural numbers")
+    for n in value:
+        if type(n) is not int or n < 0:
+            raise Corrupt(f"{METADATA}: a shape or offset that is not made of natural numbers")
+    return value
+
 
 _DCP = "torch.distributed.checkpoint"
 _SHARDED = "torch.distributed._shard.sharded_tensor.metadata"
 _MEGATRON = "megatron.core.dist_checkpointing.strategies.torch"
-
-_WHOLE = ("Metadata", "MCoreMetadata")  # the classes that the whole may be of
-_OF_OTHERS = (
-    *(Name(_SHARDED, name) for name in ("TensorProperties", "MEM_FORMAT_ENCODING")),
-    *(Name(f"{_DCP}.planner", name) for name in ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData", "BytesIOWriteData")),
-    Name(f"{_DCP}.filesystem", "_StoragePrefix"),
-    *(Name(_MEGATRON, name) for name in ("MCoreMetadata", "MCoreSavePlan")),
-)
-_NAMES = (
-    *(
-        Name(f"{_DCP}.metadata", name)
-        for name in (
-            "Metadata",
-            "BytesStorageMetadata",
-            "TensorProperties",
-            "_MEM_FORMAT_ENCODING",
-            "StorageMeta",
-        )
-    ),
-    Name("torch.serialization", "_get_layout"),
-    Name("pathlib", "PosixPath"),
-    Name("pathlib._local", "PosixPath"),  # Python 3.13's name for the same
-)
 _ALLOWED: Mapping[Name, Build] = {
     **torch_pickle.ALLOWED,
-    **dict.fromkeys((*_NAMES, *_OF_OTHERS), made),
+    **{
+        Name(module, name): made
+        for module, names in {
+            f"{_DCP}.metadata": ("Metadata", "BytesStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING", "StorageMeta"),
+            f"{_DCP}.planner": ("SavePlan", "WriteItem", "WriteItemType", "TensorWriteData", "BytesIOWriteData"),
+            f"{_DCP}.filesystem": ("_StoragePrefix",),
+            _SHARDED: ("TensorProperties", "MEM_FORMAT_ENCODING"),
+            _MEGATRON: ("MCoreMetadata", "MCoreSavePlan"),
+            "pathlib": ("PosixPath",),
+            "pathlib._local": ("PosixPath",),  # Python 3.13's name for the same
+        }.items()
+        for name in names
+    },
     Name(f"{_DCP}.metadata", "MetadataIndex"): Index,
     Name(f"{_DCP}.metadata", "ChunkStorageMetadata"): Box,
     Name(f"{_DCP}.metadata", "TensorStorageMetadata"): Described,
     Name(f"{_DCP}.filesystem", "_StorageInfo"): Item,
 }
-_WORDS = {str, int}  # of a path in the state dict
-_FIELDS: Mapping[str, Mapping[str, type[Any]]] = {  # what is read of each, and what it must be
-    "Metadata": {"state_dict_metadata": dict, "storage_data": dict},
-}
+_OF_ONE_RANK = re.compile(r"__([0-9]{1,9})\.metadata")
+_OF_EVERY_RANK = re.compile(r"(rng_state_|random_states_)([0-9]{1,9})(\.pth|\.pkl)")
 
 
 class Chunk(NamedTuple):
@@ -85,43 +227,84 @@ class Chunked:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Metadata:
-    """``.metadata``, read and not to be changed: its fields, and every item of a chunk or blob, its file joined to the directory."""
+    """What a checkpoint's metadata says, not to be changed: the fields of the pickled class, and the item of each chunk and blob.
+
+    ``stored`` are the items of all ranks, of which a replica's is not among ``items``. ``remark`` is for whoever merges it.
+    """
 
     fields: Mapping[str, Any]
     items: Mapping[Key, Item]
+    stored: Sequence[Item]
+    remark: str = ""
 
 
-def metadata(files: Files, root: str) -> Metadata:
-    """What ``.metadata`` in ``root`` says; raises Incomplete on a node without it."""
+def is_of_one_rank(base: str) -> bool:
+    """Return whether a file of this name is one rank's own metadata."""
+    return _OF_ONE_RANK.fullmatch(base) is not None
+
+
+def metadata_files(names: Collection[str], root: str) -> tuple[str, ...]:
+    """Return the files that describe the checkpoint in ``root``, in the order of ranks; none where they are missing."""
     name = join(root, METADATA)
-    if name not in files.sizes():
+    if name in names:
+        return (name,)
+    found = {int(m[1]): full for base, full in inside(names, root).items() if (m := _OF_ONE_RANK.fullmatch(base))}
+    return tuple(found[rank] for rank in sorted(found))
+
+
+def read_metadata(files: Files, root: str, world: int | None = None) -> Metadata:
+    """Return what the metadata in ``root`` says, whoever wrote it; ``world`` is the number of ranks where the caller knows it.
+
+    Raises Incomplete on a node without it, or where ranks are missing, or where nothing says that none are.
+    """
+    names = metadata_files(files.sizes(), root)
+    name = join(root, METADATA)
+    if not names:
         raise Incomplete(
             f"{name}: not there", hint="it is written by rank 0 after all shards: add the directory of the node that ran rank 0"
         )
-    data = read_whole(files, name, MAX_BYTES)
+    if names[0] == name:
+        if any(map(is_of_one_rank, inside(files.sizes(), root))):
+            raise Unsupported(
+                f"{name}: beside metadata of single ranks: two saves in one directory", hint="take away what the older one left"
+            )
+        return _parse_once(read_whole(files, name, MAX_BYTES), root, name)
+    _check_ranks(files.sizes(), root, names, world)
+    joined = _join_ranks(tuple(read_whole(files, name, MAX_BYTES) for name in names), names, root)
+    return replace(
+        joined, remark="" if world else f"{len(names)} ranks wrote it, as their random states say, and nothing else does"
+    )
+
+
+def _parse(data: bytes, root: str, name: str) -> Metadata:
+    """Return what one file in ``root`` says; ``name`` is for errors."""
     try:
-        return parsed(data, root)
+        return _metadata(data, root)
     except (Corrupt, Unsupported) as e:
         raise type(e)(f"{name}: {e}", hint=e.hint) from e
 
 
-@lru_cache(maxsize=1)  # it is asked for what it demands and then for what it holds; of a large model it has 100 MB
-def parsed(data: bytes, root: str) -> Metadata:
-    """What the bytes of one ``.metadata`` in ``root`` say."""
+_parse_once = lru_cache(maxsize=1)(_parse)  # what it demands is read first, then what it holds; of a large model it has 100 MB
+
+
+def _metadata(data: bytes, root: str) -> Metadata:
     value, size = loads(data, _ALLOWED)
     if size != len(data):
         raise Corrupt(f"pickle: ends at byte {size}, the file at {len(data)}")
-    fields = _fields(value, "Metadata")
+    fields = value.state if isinstance(value, Made) and value.name.name in ("Metadata", "MCoreMetadata") else None
+    if not isinstance(fields, dict) or any(type(fields.get(key)) is not dict for key in ("state_dict_metadata", "storage_data")):
+        raise Corrupt(f"{METADATA}: no Metadata where one is due, or one without its fields")
     boxes = sum(len(one.boxes) for one in fields["state_dict_metadata"].values() if type(one) is Described)
     if boxes > len(data):
         raise Corrupt(
             f"{boxes} chunks in {len(data)} bytes", hint="a tensor is mentioned under many names: no checkpoint does that"
         )
-    return Metadata(fields, _items(fields["storage_data"], root))
+    items = _items(fields["storage_data"], root)
+    return Metadata(fields, items, tuple(items.values()))
 
 
 def _items(storage: dict[Any, Any], root: str) -> dict[Key, Item]:
-    """``(name, offsets)`` of a chunk → its item."""
+    """Return the item of each ``(name, offsets)`` of a chunk, and give it the name of its file in the checkpoint."""
     found: dict[Key, Item] = {}
     files: dict[str, str] = {}
     if len(set(map(id, storage.values()))) != len(storage):
@@ -144,50 +327,106 @@ def _items(storage: dict[Any, Any], root: str) -> dict[Key, Item]:
     return found
 
 
-def _fields(value: Any, kind: str) -> dict[str, Any]:
-    """The attributes of a pickled dataclass."""
-    kinds = _WHOLE if kind == "Metadata" else (kind,)
-    state = value.state if isinstance(value, Made) and value.name.name in kinds else None
-    if not isinstance(state, dict) or not all(isinstance(state.get(field), t) for field, t in _FIELDS[kind].items()):
-        raise Corrupt(f"{METADATA}: no {kind} where one is due, or one without its fields")
-    return state
-
-
 @lru_cache(maxsize=1)
 def chunked(metadata: Metadata) -> tuple[Chunked, ...]:
-    """Every tensor of the state dict, weights or not."""
-    return tuple(_chunked(metadata))
-
-
-def _chunked(metadata: Metadata) -> Iterator[Chunked]:
-    located, paths = metadata.items, _paths(metadata.fields)
+    """Return every tensor of the state dict, weights or not. Raises Corrupt where names, paths and items do not agree."""
+    if "planner_data" not in metadata.fields:
+        raise Corrupt(f"{METADATA}: no planner_data", hint="it is damaged: fetch it again")
+    paths = metadata.fields["planner_data"]
+    found = []
     for fqn, described in metadata.fields["state_dict_metadata"].items():
         if type(described) is not Described:
             continue  # a torch.save blob: no weight
-        path = paths.get(fqn) if paths else (fqn,)
-        if not isinstance(path, (tuple, list)) or not path or not set(map(type, path)) <= _WORDS:
+        path = paths.get(fqn) if isinstance(paths, dict) and paths else (fqn,)  # empty where the planner did not flatten
+        if not isinstance(path, (tuple, list)) or not path or not set(map(type, path)) <= {str, int}:
             raise Corrupt(f"{METADATA}: {brief(fqn)} has no path in planner_data")
-        # ``_nested_dict.flatten_state_dict`` makes the name of the path; nothing else tells of a flipped bit in either
+        # ``_nested_dict.flatten_state_dict`` makes the name of the path; nothing else shows a flipped bit in either
         words = tuple(map(str, path))
         if ".".join(words) != fqn:
             raise Corrupt(f"{METADATA}: {brief(fqn)} is {brief(path)} in planner_data", hint="it is damaged: fetch it again")
+        items = metadata.items
         chunks = tuple(
-            [Chunk(box.offsets, box.sizes, located.get((fqn, box.offsets)) or _item(fqn, box, located)) for box in described.boxes]
+            [
+                Chunk(box.offsets, box.sizes, items.get((fqn, box.offsets)) or _other_item(fqn, box, items))
+                for box in described.boxes
+            ]
         )
-        yield Chunked(words, described.dtype, described.shape, chunks)
+        found.append(Chunked(words, described.dtype, described.shape, chunks))
+    return tuple(found)
 
 
-def _item(fqn: str, box: Box, items: Mapping[Key, Item]) -> Item | None:
-    """Of a box whose own item is not there."""
+def _other_item(fqn: str, box: Box, items: Mapping[Key, Item]) -> Item | None:
+    """Return the item of a box that has none at its own offsets: a whole tensor's; None for an empty box."""
     found = None if any(box.offsets) else items.get((fqn, ()))
     if found is None and 0 not in box.sizes:
         raise Corrupt(f"{METADATA}: {fqn} has a chunk at {box.offsets} that lies in no file")
     return found
 
 
-def _paths(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Name → path in the nested state dict, of all names; empty where the planner did not flatten it."""
-    if "planner_data" not in fields:
-        raise Corrupt(f"{METADATA}: no planner_data", hint="it is damaged: fetch it again")
-    paths = fields["planner_data"]
-    return paths if isinstance(paths, dict) else {}
+# Metadata of single ranks
+
+
+def _check_ranks(sizes: Collection[str], root: str, names: Sequence[str], world: int | None) -> None:
+    """Raise unless there is metadata of every rank.
+
+    A tensor that only a missing rank had would be missed by nothing, so the number of ranks must be known from elsewhere: from
+    the caller, or from the random states of every rank, beside the shards or in the directory around them.
+    """
+    ranks = [int(_OF_ONE_RANK.fullmatch(n.rpartition("/")[2])[1]) for n in names]  # type: ignore[index]
+    if world is None:
+        places = {root, root.rpartition("/")[0]}
+        own = [m for n in sizes if n.rpartition("/")[0] in places and (m := _OF_EVERY_RANK.fullmatch(n.rpartition("/")[2]))]
+        world = max((int(m[2]) + 1 for m in own), default=None)
+    if world is None:
+        there = f"{ranks[0]} to {ranks[-1]}" if len(ranks) > 2 else " and ".join(map(str, ranks))
+        raise Incomplete(
+            f"{root or '.'}: metadata of ranks {there}, and nothing says how many ranks there were",
+            hint=f"if these are all: --source 'dcp:{root or '.'}#world={len(ranks)}'; random states of every rank beside it say so too",
+        )
+    missing = sorted(set(range(world)) - set(ranks))
+    if missing:
+        raise Incomplete(
+            f"{join(root, f'__{missing[0]}.metadata')}: not there, of {world} ranks", hint="give the other nodes' directories too"
+        )
+    if ranks[-1] >= world:
+        raise Corrupt(
+            f"{root or '.'}: metadata of rank {ranks[-1]}, of {world} ranks", hint="are there shards of an older, larger save?"
+        )
+
+
+@lru_cache(maxsize=1)
+def _join_ranks(data: tuple[bytes, ...], names: tuple[str, ...], root: str) -> Metadata:
+    """Return one description of all ranks' checkpoint; of a box that several have, which is a replica, the lowest rank's item."""
+    parts = [_parse(content, root, name) for content, name in zip(data, names, strict=True)]
+    items: dict[Key, Item] = {}
+    described: dict[str, list[Any]] = {}
+    paths: dict[Any, Any] = {}
+    for part in parts:
+        for key, item in part.items.items():
+            items.setdefault(key, item)
+        for name, one in part.fields["state_dict_metadata"].items():
+            described.setdefault(name, []).append(one)
+        own = part.fields.get("planner_data")
+        for name, path in own.items() if isinstance(own, dict) else ():
+            if paths.setdefault(name, path) != path:
+                raise Corrupt(f"{brief(name)}: ranks disagree on its path", hint="are they of one save?")
+    fields = {
+        "state_dict_metadata": {name: _join_tensor(name, each) for name, each in described.items()},
+        "planner_data": paths,
+        "storage_data": {},
+    }
+    return Metadata(fields, items, tuple(item for part in parts for item in part.stored))
+
+
+def _join_tensor(name: str, described: Sequence[Any]) -> Any:
+    """Return one tensor as several ranks describe it: their boxes, each once."""
+    tensors = [one for one in described if type(one) is Described]
+    if not tensors or len(described) == 1:
+        return described[0]  # a blob that each rank has of its own
+    if len(tensors) != len(described) or len({(t.shape, t.dtype) for t in tensors}) > 1:
+        raise Corrupt(f"{brief(name)}: ranks disagree on its shape or dtype", hint="are they of one save?")
+    boxes: dict[Shape, Box] = {}
+    for box in (box for tensor in tensors for box in tensor.boxes if 0 not in box.sizes):
+        if boxes.setdefault(box.offsets, box).sizes != box.sizes:
+            raise Corrupt(f"{brief(name)}: ranks disagree on the box at {box.offsets}", hint="are they of one save?")
+    return tensors[0].with_boxes(boxes.values())

@@ -14,8 +14,7 @@ from typing import Literal
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import architectures, rank_names
-from ckptsync.layouts.dcp_described import METADATA
-from ckptsync.layouts.dcp_metadata import Chunked, chunked, metadata
+from ckptsync.layouts.dcp_metadata import METADATA, Chunked, chunked, read_metadata
 from ckptsync.layouts.names import join
 from ckptsync.model import Files, Part, Shape, read_whole
 
@@ -126,7 +125,7 @@ def _by_optimizers(files: Files) -> list[Proof]:
 def _by_optimizer(files: Files, root: str) -> Proof | None:
     name = join(root, METADATA)
     try:
-        told = metadata(files, root)
+        told = read_metadata(files, root)
         shapes = {fqn: c.shape for c in chunked(told) if (fqn := _parameter(c))}
     except Unsupported:
         return None  # whatever it is, it proves nothing that we can read

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ckptsync.errors import Corrupt, Incomplete
-from ckptsync.layouts import dcp_local
-from ckptsync.layouts.dcp_described import METADATA
+from ckptsync.layouts.dcp_metadata import METADATA, is_of_one_rank
 from ckptsync.layouts.names import join
 
 AT_ONCE = 5.0  # seconds by which clocks of nodes that share a directory may differ, and files follow each other
@@ -70,7 +69,7 @@ def _of_ranks(files: Mapping[str, Dated], folder: str) -> Iterator[tuple[str, st
     """``__3.metadata``, and how that rank's shards begin."""
     for name in files:
         where, _, base = name.rpartition("/")
-        if where == folder and dcp_local.is_own(base):
+        if where == folder and is_of_one_rank(base):
             yield name, name.removesuffix(METADATA) + "_"
 
 

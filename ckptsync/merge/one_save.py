@@ -8,7 +8,8 @@ from typing import Protocol
 
 from ckptsync.digest import digest_stream
 from ckptsync.errors import ConfigError, Corrupt, Incomplete
-from ckptsync.layouts import dcp, dcp_local
+from ckptsync.layouts import dcp
+from ckptsync.layouts.dcp_metadata import metadata_files
 from ckptsync.merge.dated import Dated, check_dates, remark_apart
 from ckptsync.merge.prepare import Job
 from ckptsync.model import Extent, Files, read
@@ -42,7 +43,7 @@ def check_saves(trees: Sequence[Tree], job: Job, judge: Judge = check_dates) -> 
 
 def _check_metadata(trees: Sequence[Tree], folders: Collection[str]) -> None:
     """torch gives every save an id, so that the metadata of two never are the same; and writes it beside, before it takes the old one's place."""
-    for name in sorted({name for tree in trees for folder in folders for name in dcp_local.describing(tree.sizes(), folder)}):
+    for name in sorted({name for tree in trees for folder in folders for name in metadata_files(tree.sizes(), folder)}):
         holders = [tree for tree in trees if name in tree.sizes()]
         if len(holders) > 1 and len({_digest(holder, name) for holder in holders}) > 1:
             raise Corrupt(

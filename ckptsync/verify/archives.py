@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ckptsync.errors import CkptsyncError, StoreError
-from ckptsync.layouts import dcp, dcp_described, dcp_local
+from ckptsync.layouts import dcp, dcp_metadata
 from ckptsync.model import Files
 
 TORCH = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
@@ -37,9 +37,9 @@ def items(files: Files) -> Mapping[str, Items]:
     return found
 
 
-def _told(files: Files, root: str) -> Iterator[tuple[str, dcp_described.Item]]:
+def _told(files: Files, root: str) -> Iterator[tuple[str, dcp_metadata.Item]]:
     try:
-        told = dcp_local.described(files, root, None).metadata.items
+        told = dcp_metadata.read_metadata(files, root).items
     except StoreError:
         raise
     except CkptsyncError:

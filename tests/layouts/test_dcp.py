@@ -1,19 +1,34 @@
-"""Distributed checkpoints: what `.metadata` may say, and what it may not."""
+"""Distributed checkpoints: tensors out of boxes, plain and packed items; items found by comparison against each of them parsed in full."""
 
 from __future__ import annotations
 
+import io
+import random
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsync.errors import Corrupt, Unsupported
+from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
+from ckptsync.formats import torch_save
+from ckptsync.formats.zstd_items import unpacked
 from ckptsync.layouts import dcp, table
+from ckptsync.layouts.dcp_metadata import Item
+from ckptsync.merge.copying import Work
 from ckptsync.merge.plan import Options, plan
-from ckptsync.model import Shape, Tensor, read
+from ckptsync.merge.prepare import prepare
+from ckptsync.model import Extent, Files, Part, Shape, Tensor, read
 from tests.boxes import tilings
+from tests.consolidated import consolidate
 from tests.dcp_files import DATA, WHOLE, Chunk, checkpoint, found, item, metadata, one
-from tests.plain_files import MemoryFiles, tree
+from tests.formats.test_zstd_items import ELEMENTS as LONG
+from tests.formats.test_zstd_items import archive, record
+from tests.packing import packed
+from tests.plain_files import MemoryFiles, StorageId, tensor_call, torch_pickle, tree
+from tests.torch_files import saved
 from tests.vector import vector
 
 
@@ -144,3 +159,174 @@ def test_an_average_beside_the_model_is_left_out_and_said() -> None:
     assert read(files, tensor.copies[0].parts[0].extent) == DATA
     (average,) = dcp.tensors(files, ".#ema")
     assert (read(files, average.copies[0].parts[0].extent), average.remark) == (DATA[::-1], "")
+
+
+ZSTD = ("stream.zstd/1",)
+
+
+def packed_checkpoint(shape: Shape = (3, 4), dtype: str = "float32", transforms: tuple[str, ...] = ZSTD) -> MemoryFiles:
+    data = packed(archive())
+    chunk = Chunk((0,) * len(shape), shape, "__0_0.distcp", 3, len(data), transforms)
+    return MemoryFiles({".metadata": metadata({"w": (dtype, shape, (chunk,))}), "__0_0.distcp": b"\0\0\0" + data})
+
+
+def test_a_packed_tensor_is_found_and_read() -> None:
+    files = packed_checkpoint()
+    (part,) = found(files)["w"].copies[0].parts
+    assert read(unpacked(files), part.extent) == LONG
+    plan(dcp.tensors(files, ""), Options())
+    assert DATA != LONG
+
+
+def test_a_job_names_the_real_files_that_it_reads() -> None:
+    assert prepare(packed_checkpoint(), Options()).reads == {"__0_0.distcp"}
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((4, 3), "float32"), ((12,), "float32"), ((3, 4), "int32")])
+def test_a_packed_item_that_is_another_tensor_is_corrupt(shape: Shape, dtype: str) -> None:
+    with pytest.raises(Corrupt, match="is not the"):
+        found(packed_checkpoint(shape, dtype))
+
+
+def test_a_packed_item_that_is_called_plain_is_corrupt() -> None:
+    with pytest.raises(Corrupt):
+        found(packed_checkpoint(transforms=()))
+
+
+class Counting(MemoryFiles):
+    """Counts the bytes that are read of shards."""
+
+    read_bytes = 0
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        self.read_bytes += len(out) if name.endswith(".distcp") else 0
+        super().read_into(name, start, out)
+
+
+def test_threads_do_not_make_it_be_unpacked_again_and_again() -> None:
+    data = random.Random(1).randbytes(16 << 20)
+    pickle = torch_pickle(tensor_call(StorageId("FloatStorage", "0", len(data) // 4), 0, (len(data) // 4,), (1,)))
+    held = packed(
+        b"".join(record(f"archive/{n}", c) for n, c in (("data.pkl", pickle), ("byteorder", b"little"), ("data/0", data)))
+    )
+    chunk = Chunk((0,), (len(data) // 4,), "__0_0.distcp", 0, len(held), ZSTD)
+    files = Counting({".metadata": metadata({"w": ("float32", (len(data) // 4,), (chunk,))}), "__0_0.distcp": held})
+    written: list[bytes] = []
+    consolidate(files, lambda name, chunks: written.extend(map(bytes, chunks)), Options(), work=Work(4))
+    assert b"".join(written).endswith(data)
+    assert files.read_bytes < 1.2 * len(held)
+
+
+ALIKE = [saved(torch.full((5, 3), float(n))) for n in range(6)]
+
+
+def placed(file: str, start: int, size: int) -> Item:
+    found = Item()
+    found.take(["relative_path", file, "offset", start, "length", size])
+    return found
+
+
+def together(blobs: Sequence[bytes], file: str = "f") -> tuple[MemoryFiles, list[Item]]:
+    """Items back to back in one file."""
+    ends = [0]
+    for blob in blobs:
+        ends.append(ends[-1] + len(blob))
+    return MemoryFiles({file: b"".join(blobs)}), [placed(file, at, len(blob)) for at, blob in zip(ends, blobs, strict=False)]
+
+
+def in_full(files: Files, one: Item) -> Part:
+    stored, archive = torch_save.load_tensor(files, Extent(one.file, one.start, one.size))
+    return torch_save.part(files, archive, stored)
+
+
+def compared(files: Files, items: list[Item]) -> list[Part]:
+    return [Part((), stored.shape, extent, strides, crc) for stored, extent, strides, crc in dcp.find_items(files, items)]
+
+
+def check(blobs: Sequence[bytes]) -> None:
+    files, items = together(blobs)
+    for part, it in zip(compared(files, items), items, strict=True):
+        expected = in_full(files, it)
+        assert (part.sizes, part.extent, part.strides) == (expected.sizes, expected.extent, expected.strides)
+        assert part.checksum == expected.checksum
+
+
+def test_items_that_differ_in_their_values_alone_have_their_own_sums() -> None:
+    files, items = together(ALIKE)
+    check(ALIKE)
+    assert len({part.checksum for part in compared(files, items)}) == len(ALIKE)
+    assert len({id(stored) for stored, *_ in dcp.find_items(files, items)}) == 1
+
+
+def test_items_of_one_length_can_be_of_several_kinds() -> None:
+    square = torch.arange(16.0).reshape(4, 4)
+    kinds = [square, square.t(), square.int(), square.reshape(2, 8), square.reshape(8, 2).t()]
+    blobs = [saved(kind.clone(memory_format=torch.preserve_format)) for kind in kinds] * 3
+    assert len(set(map(len, blobs))) < len(kinds)
+    check(blobs)
+
+
+def test_each_dtype_size_and_empty_tensor_is_found() -> None:
+    dtypes = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.float8_e4m3fn]
+    check([saved(torch.zeros(n, dtype=dtype)) for dtype in dtypes for n in (0, 1, 7, 5000)] * 2)
+    check([saved(torch.tensor(2.5)), saved(torch.tensor(3.5))])
+
+
+def test_items_without_sums_are_told_from_those_with() -> None:
+    torch.serialization.set_crc32_options(compute_crc32=False)
+    try:
+        without = saved(torch.ones(5, 3))
+    finally:
+        torch.serialization.set_crc32_options(compute_crc32=True)
+    assert len(without) == len(ALIKE[0])
+    check([ALIKE[0], without, ALIKE[1], without])
+    check([without, without, ALIKE[1]])
+
+
+def test_a_changed_byte_anywhere_gives_what_a_full_parse_gives() -> None:
+    for at in range(len(ALIKE[1])):
+        blob = bytearray(ALIKE[1])
+        blob[at] ^= 0x14
+        files, items = together([ALIKE[0], bytes(blob), ALIKE[2]])
+        try:
+            expected = in_full(files, items[1])
+        except CkptsyncError as e:
+            with pytest.raises(type(e)):
+                compared(files, items)
+            continue
+        assert compared(files, items)[1].checksum == expected.checksum, at
+        assert compared(files, items)[1].extent == expected.extent, at
+
+
+def test_little_is_read_of_large_items_and_small_ones_are_read_once() -> None:
+    large, items = together([saved(torch.full((100_000,), float(n))) for n in range(20)])
+    dcp.find_items(large, items)
+    assert large.read < 20 * 3 * 1024 + 8 * 1024
+    small, items = together(ALIKE * 50)
+    dcp.find_items(small, items)
+    assert small.read < 1.1 * len(small.content["f"])
+
+
+def test_items_come_in_any_order_and_from_several_files() -> None:
+    one, items = together(ALIKE, "one")
+    other, others = together(ALIKE[::-1], "other")
+    files = MemoryFiles(one.content | other.content)
+    mixed = [i for pair in zip(items, others[::-1], strict=True) for i in pair][::-1]
+    assert [p.extent.file for p in compared(files, mixed)] == [i.file for i in mixed]
+    assert [p.checksum for p in compared(files, mixed)] == [in_full(files, i).checksum for i in mixed]
+
+
+def test_items_that_overlap_cost_no_more() -> None:
+    files, items = together(ALIKE)
+    many = [placed("f", i.start, i.size) for i in items for _ in range(100)]
+    dcp.find_items(files, many)
+    assert files.read < 600 * 4 * 1024
+
+
+def test_what_is_no_archive_of_a_tensor_is_corrupt() -> None:
+    out = io.BytesIO()
+    torch.save({"a": 1}, out)
+    for blob in (out.getvalue(), b"x" * 2000, b""):
+        files, items = together([ALIKE[0], blob])
+        with pytest.raises(Corrupt):
+            dcp.find_items(files, items)

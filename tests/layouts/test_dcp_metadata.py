@@ -1,4 +1,4 @@
-"""What .metadata says, and what it may not say."""
+"""What the metadata of a distributed checkpoint says, and what it may not say; that of every rank for itself."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ import contextlib
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
+from ckptsync.formats.pickles import Stated
 from ckptsync.layouts import dcp, table
+from ckptsync.layouts.dcp_metadata import Box, Described, Index, Item, is_of_one_rank, metadata_files
+from ckptsync.merge.plan import Options, plan
+from ckptsync.model import Shape
 from tests.dcp_files import DATA, Built, Chunk, checkpoint, described, fields_of, found, item, metadata, one
 from tests.plain_files import MemoryFiles, torch_pickle
 
@@ -41,9 +47,9 @@ INNER = {
 
 def test_a_node_without_metadata_cannot_say_what_is_demanded() -> None:
     files = MemoryFiles({"m/__2_0.distcp": b"x"})
-    for ask in (dcp.demands, dcp.tensors):
+    for read in (dcp.demands, dcp.tensors):
         with pytest.raises(Incomplete, match=r"m/\.metadata: not there") as e:
-            ask(files, "m")
+            read(files, "m")
         assert "rank 0" in e.value.hint
     assert not table.demands(files).model
 
@@ -51,9 +57,9 @@ def test_a_node_without_metadata_cannot_say_what_is_demanded() -> None:
 @pytest.mark.parametrize("path", ["../x", "/etc/passwd", "a/../../x", "", ".", "a//b", "a\0b", "a\\b", "x\ud800"])
 def test_a_path_that_leaves_the_directory_is_corrupt(path: str) -> None:
     files = MemoryFiles({".metadata": metadata({"w": ("float32", (1,), (Chunk((0,), (1,), path, 0, 9),))})})
-    for ask in (dcp.demands, dcp.tensors):
+    for read in (dcp.demands, dcp.tensors):
         with pytest.raises(Corrupt):
-            ask(files, "")
+            read(files, "")
 
 
 def test_a_chunk_that_lies_in_no_file_is_corrupt_unless_it_is_empty() -> None:
@@ -166,3 +172,155 @@ def test_plans_of_megatron_beside_the_metadata_are_passed_over() -> None:
     state = {**whole.state, "planner_data": {}, "all_local_plans": plans} if isinstance(whole.state, dict) else {}
     files = MemoryFiles({".metadata": torch_pickle(whole.with_state(state)), "__0_0.distcp": item(DATA, (4,))})
     assert found(files).keys() == {"w"}
+
+
+ODD: st.SearchStrategy[Any] = st.sampled_from([None, 5, -1, "text", (), (0, 4), (1, -1), (True,), [], True, 1 << 70])
+NAMES = {Item: ("relative_path", "offset", "length"), Index: ("fqn", "index", "offset"), Box: ("offsets", "sizes")}
+
+
+def outcome(kind: type[Stated], names: Any, columns: Any, several: Any) -> Any:
+    """Every attribute of every object, or that they were refused."""
+    slots: tuple[str, ...] = kind.__slots__
+    try:
+        made = several(kind, names, columns)
+    except Corrupt:
+        return Corrupt
+    return [[getattr(one, slot) for slot in slots] for one in made]
+
+
+def one_by_one(kind: type[Stated], names: Any, columns: Any) -> Any:
+    return Stated.several.__func__(kind, names, columns)  # type: ignore[attr-defined]
+
+
+def at_once(kind: type[Stated], names: Any, columns: Any) -> Any:
+    return kind.several(names, columns)
+
+
+@pytest.mark.parametrize("kind", NAMES)
+@given(data=st.data())
+def test_several_are_as_one_after_the_other(kind: Any, data: st.DataObject) -> None:
+    names = list(data.draw(st.just(NAMES[kind]) | st.permutations(NAMES[kind])))
+    usual = {"relative_path": "file", "fqn": "name", "offset": (0, 4) if kind is Index else 7}
+    rows = data.draw(st.lists(st.tuples(*[st.just(usual.get(name, 3)) | ODD for name in names]), min_size=1, max_size=4))
+    columns = list(zip(*rows, strict=True))
+    assert outcome(kind, names, columns, at_once) == outcome(kind, names, columns, one_by_one)
+
+
+@pytest.mark.parametrize("start", [-1, True, "0", None])
+def test_an_item_that_lies_nowhere_is_refused_among_several(start: object) -> None:
+    with pytest.raises(Corrupt, match="without a file"):
+        Item.several(["relative_path", "offset", "length"], [["a", "b"], [0, start], [4, 4]])
+
+
+def test_an_offset_that_is_none_is_refused_among_several() -> None:
+    with pytest.raises(Corrupt, match="natural numbers"):
+        Index.several(["fqn", "index", "offset"], [["a", "b"], [0, 0], [(0, 1), (0, -1)]])
+
+
+def test_an_index_without_an_offset_is_of_the_whole_tensor() -> None:
+    found = Index.several(["fqn", "index", "offset"], [["a", "b"], [None, 0], [None, (1,)]])
+    assert [one.key for one in found] == [("a", ()), ("b", (1,))]
+
+
+def test_a_box_has_as_many_axes_as_its_tensor() -> None:
+    box, described = Box(), Described()
+    box.take(["offsets", (0, 0), "sizes", (1, 1)])
+    with pytest.raises(Corrupt):
+        described.take(["properties", None, "size", (4,), "chunks", [box]])
+
+
+HALVES = {0: ((0,), DATA[:8]), 1: ((2,), DATA[8:])}
+
+
+def rank(number: int, shape: Shape = (4,), dtype: str = "float32", offset: int | None = None) -> dict[str, bytes]:
+    """One rank's half of "w", and its copy of "b"."""
+    own, both = item(HALVES[number % 2][1], (2,)), item(DATA, (4,))
+    file = f"__{number}_0.distcp"
+    at = HALVES[number % 2][0] if offset is None else (offset,)
+    chunk, copy = Chunk(at, (2,), file, 0, len(own)), Chunk((0,), (4,), file, len(own), len(both))
+    told = metadata({"w": (dtype, shape, (chunk,)), "b": ("float32", (4,), (copy,))})
+    return {f"__{number}.metadata": told, file: own + both}
+
+
+def states(count: int) -> dict[str, bytes]:
+    return {f"rng_state_{n}.pth": b"" for n in range(count)}
+
+
+def test_names_of_ranks_own_metadata() -> None:
+    assert [is_of_one_rank(n) for n in ("__0.metadata", "__12.metadata", ".metadata", "__x.metadata", "__0_0.distcp")] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
+    names = ["a/__10.metadata", "a/__9.metadata", "b/__0.metadata", "a/b/__1.metadata"]
+    assert metadata_files(names, "a") == ("a/__9.metadata", "a/__10.metadata")
+    assert metadata_files([*names, "a/.metadata"], "a") == ("a/.metadata",)
+
+
+def test_boxes_of_all_ranks_are_put_together_and_replicas_read_once() -> None:
+    files = MemoryFiles({**rank(0), **rank(1), **states(2)})
+    assert dcp.roots(files.sizes()) == ("",)
+    assert dcp.demands(files, "").keys() == {"__0.metadata", "__1.metadata", "__0_0.distcp", "__1_0.distcp"}
+    told = found(files)
+    assert [p.offsets for p in told["w"].copies[0].parts] == [(0,), (2,)]
+    assert [p.extent.file for p in told["b"].copies[0].parts] == ["__0_0.distcp"]
+    plan(dcp.tensors(files, ""), Options())
+    assert [t.remark for t in dcp.tensors(files, "")] == ["2 ranks wrote it, as their random states say, and nothing else does", ""]
+    assert not any(t.remark for t in dcp.tensors(files, "#world=2"))
+
+
+def test_every_file_has_its_demanded_size_replicas_and_all() -> None:
+    files = MemoryFiles({**rank(0), **rank(1), **states(2)})
+    table.require(files, dcp.demands(files, ""))
+
+
+def test_without_a_word_from_outside_nobody_knows_that_it_is_all() -> None:
+    files = MemoryFiles({**rank(0), **rank(1)})
+    with pytest.raises(Incomplete, match="nothing says how many ranks") as refused:
+        dcp.demands(files, "")
+    assert "#world=2" in refused.value.hint
+    assert len(dcp.tensors(files, "#world=2")) == 2
+
+
+def test_random_states_around_the_directory_count_too() -> None:
+    held = {f"model/{n}": data for n, data in {**rank(0), **rank(1)}.items()}
+    assert found(MemoryFiles({**held, "random_states_0.pkl": b"", "random_states_1.pkl": b""}), "model").keys() == {"w", "b"}
+
+
+@pytest.mark.parametrize("there", [(0,), (1,), (0, 2), (1, 2)])
+def test_a_missing_rank_is_named(there: tuple[int, ...]) -> None:
+    files = MemoryFiles({k: v for n in there for k, v in rank(n).items()} | states(3))
+    with pytest.raises(Incomplete, match=rf"^__{min(set(range(3)) - set(there))}\.metadata: not there, of 3 ranks"):
+        dcp.demands(files, "")
+
+
+def test_a_rank_beyond_the_world_is_of_another_save() -> None:
+    with pytest.raises(Corrupt, match="metadata of rank 1, of 1 ranks"):
+        dcp.demands(MemoryFiles({**rank(0), **rank(1), **states(1)}), "")
+
+
+def test_metadata_of_all_beside_that_of_one_are_two_saves() -> None:
+    one = metadata({"b": ("float32", (4,), (Chunk((0,), (4,), "__0_0.distcp", 0, 9),))})
+    with pytest.raises(Unsupported, match="two saves in one directory"):
+        dcp.demands(MemoryFiles({**rank(0), **states(1), ".metadata": one}), "")
+
+
+@pytest.mark.parametrize(("shape", "dtype", "word"), [((5,), "float32", "shape"), ((4,), "int32", "shape or dtype")])
+def test_ranks_that_disagree_are_of_different_saves(shape: Shape, dtype: str, word: str) -> None:
+    files = MemoryFiles({**rank(0), **rank(1, shape, dtype), **states(2)})
+    with pytest.raises(Corrupt, match=f"'w': ranks disagree on its {word}"):
+        found(files)
+
+
+def test_boxes_that_overlap_or_leave_a_hole_are_not_a_tensor() -> None:
+    for offset in (1, 3):
+        files = MemoryFiles({**rank(0), **rank(1, offset=offset), **states(2)})
+        with pytest.raises(Corrupt):
+            plan(dcp.tensors(files, ""), Options())
+
+
+def test_a_damaged_metadata_is_named() -> None:
+    with pytest.raises(Corrupt, match=r"^__1\.metadata: pickle"):
+        found(MemoryFiles({**rank(0), **rank(1), **states(2), "__1.metadata": b"\x80\x04."}))

@@ -44,13 +44,13 @@ Named = tuple[tuple[Path, Chunked], ...]
 
 
 def weights(found: Iterable[Chunked], fields: Mapping[str, Any], section: str | None, where: str) -> list[tuple[str, Chunked]]:
-    """The model's tensors under its own names; none if there is nothing but other states.
+    """Return the model's tensors under its own names; none if there is nothing but other states.
 
     ``fields`` are the metadata's.  ``section`` chooses one, `TOP` those in none; raises Unsupported, with the list, where there are several
     that could be meant.  ``where`` names the checkpoint.
     """
     named: Named = tuple((one.path, one) for one in found)
-    if _is_flat(fields):
+    if not fields.get("planner_data"):  # the planner was told not to flatten, and so kept no paths: Megatron-Core's is
         named = _without_megatrons_optimizer(named, fields, where)
     sections = _sections(named)
     if section is not None:
@@ -75,16 +75,16 @@ def remark(found: Iterable[Chunked], chosen: Iterable[tuple[str, Chunked]], wher
     chosen = tuple(chosen)
     taken = {id(one) for _, one in chosen}
     left = {one.path[0] for one in found if len(one.path) > 1 and _AVERAGE.fullmatch(one.path[0].lower()) and id(one) not in taken}
-    said = [f"{brief(s)} beside the weights is left out: --source 'dcp:{where}#{s}' takes it" for s in sorted(left)]
+    remarks = [f"{brief(s)} beside the weights is left out: --source 'dcp:{where}#{s}' takes it" for s in sorted(left)]
     sections = _sections(tuple((one.path, one) for _, one in chosen))
     if len(sections) > 1:
         names = ", ".join(brief(s) for s in sorted(sections) if s != TOP)
-        said.append(f"{names} and the names at the top are one model: --source 'dcp:{where}#' takes the top alone")
-    return "; ".join(said)
+        remarks.append(f"{names} and the names at the top are one model: --source 'dcp:{where}#' takes the top alone")
+    return "; ".join(remarks)
 
 
 def _sections(named: Named) -> dict[str, Named]:
-    """Section → its tensors.  A module's extra state may be a dict of its own, and stays with the module."""
+    """Return the tensors of each section.  A module's extra state may be a dict of its own, and stays with the module."""
     found: dict[str, list[tuple[Path, Chunked]]] = {}
     for path, one in named:
         is_top = len(path) == 1 or path[0].endswith(_EXTRA)
@@ -127,17 +127,17 @@ def _words(fields: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _is_weight(one: Chunked) -> bool:
-    """A floating tensor with axes: what every model has, and counters and random states have not."""
+    """Return whether this is a floating tensor with axes: what every model has, and counters and random states have not."""
     return bool(one.shape) and one.dtype.startswith(("F", "BF", "C"))
 
 
 def _is_optimizer(section: str, inner: Named, grouped: Collection[str]) -> bool:
-    """``{"state": …, "param_groups": …}``, whatever its name is: `torch.optim.Optimizer.state_dict`, also flattened."""
+    """Return whether a section is ``{"state": …, "param_groups": …}``, whatever its name is: `torch.optim.Optimizer.state_dict`, also flattened."""
     return section in grouped and all(len(path) > 1 and _OF_OPTIMIZER.fullmatch(path[1]) for path, _ in inner)
 
 
 def _groups_of_parameters(fields: Mapping[str, Any]) -> frozenset[str]:
-    """Sections that have ``param_groups``, whose values are mostly no tensors."""
+    """Return the sections that have ``param_groups``, whose values are mostly no tensors."""
     paths = fields.get("planner_data")
     found = paths.values() if isinstance(paths, dict) else ()
     return frozenset(
@@ -148,7 +148,7 @@ def _groups_of_parameters(fields: Mapping[str, Any]) -> frozenset[str]:
 
 
 def _inner(section: str, named: Named) -> Named:
-    """Paths below the section, and below the model that an ``AppState`` in it may be."""
+    """Return paths below the section, and below the model that an ``AppState`` in it may be."""
     if section == TOP:
         return named
     inner: Named = tuple((path[1:], one) for path, one in named)
@@ -163,13 +163,8 @@ def _joined(named: Named) -> list[tuple[str, Chunked]]:
     return [(".".join(path), one) for path, one in named]
 
 
-def _is_flat(fields: Mapping[str, Any]) -> bool:
-    """Whether the planner was told not to flatten, and so kept no paths: Megatron-Core's is."""
-    return not isinstance(fields.get("planner_data"), dict) or not fields["planner_data"]
-
-
 def _without_megatrons_optimizer(named: Named, fields: Mapping[str, Any], where: str) -> Named:
-    """Raise Unsupported where nothing says that this is Megatron-Core's, or where a weight has not got its own shape."""
+    """Return the tensors without the optimizer's. Raises Unsupported where nothing says that this is Megatron-Core's, or where a weight has not got its own shape."""
     kept: Named = tuple((path, one) for path, one in named if not _MEGATRON_OPTIMIZER.fullmatch(path[0]))
     is_megatrons = "all_local_plans" in fields or "mcore_data" in fields
     if len(kept) < len(named) and not is_megatrons:
@@ -179,8 +174,8 @@ def _without_megatrons_optimizer(named: Named, fields: Mapping[str, Any], where:
         )
     reshaped = fields.get("mcore_data")
     for path, _ in kept:
-        told = reshaped.get(path[0]) if isinstance(reshaped, dict) else None
-        if isinstance(told, dict) and told.get("nd_reformulated_orig_global_shape") is not None:
+        data = reshaped.get(path[0]) if isinstance(reshaped, dict) else None
+        if isinstance(data, dict) and data.get("nd_reformulated_orig_global_shape") is not None:
             raise Unsupported(
                 f"{where}: {brief(path[0])} is stored flattened (flattened_range), not in its own shape",
                 hint="load it with Megatron-Core and save it again as torch_dist",

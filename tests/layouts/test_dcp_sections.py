@@ -8,7 +8,7 @@ import pytest
 
 from ckptsync.errors import Unsupported
 from ckptsync.layouts.dcp_metadata import Chunked
-from ckptsync.layouts.dcp_names import TOP, weights
+from ckptsync.layouts.dcp_sections import TOP, weights
 
 Path = tuple[Any, ...]
 
