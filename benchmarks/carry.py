@@ -63,7 +63,7 @@ def _fetch(_direction: str, directory: Path, url: str) -> None:
 
     def wanted(m: Manifest, f: FileEntry) -> StoredFile:
         digest = FileDigest(f.size, f.digest, f.block_size, f.blocks)
-        return StoredFile(file_name(m.run, m.place, f.path), f.path, f.size, digest)
+        return StoredFile(file_name(m.run, m.location, f.path), f.path, f.size, digest)
 
     download(there, PosixStore(str(directory)), [wanted(m, f) for m in manifests if isinstance(m, Manifest) for f in m.files])
 

@@ -23,12 +23,12 @@ from typing import Any
 import yaml
 
 from benchmarks.catalogue import fill
-from ckptsync.catalogue.fresh import fresh_place
+from ckptsync.catalogue.fresh import fresh_location
 from ckptsync.stores.opening import create_store
 from ckptsync.worker.push import push_now
 
 SIDE = 4096  # of each tensor, a square of bf16
-PLACE = ("real", "checkpoint-1")
+LOCATION = ("real", "checkpoint-1")
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def main() -> None:
     given.json.write_text(text) if given.json else print(text)
 
 
-def _place(home: Path, *, s3: bool) -> dict[str, Any]:
+def _location(home: Path, *, s3: bool) -> dict[str, Any]:
     """A store's URL and options."""
     if not s3:
         return {"url": str(home / "store")}
@@ -75,7 +75,7 @@ def _place(home: Path, *, s3: bool) -> dict[str, Any]:
 
 
 def _held(home: Path, given: argparse.Namespace, threads: int) -> Held:
-    where = _place(home, s3=given.s3)
+    where = _location(home, s3=given.s3)
     store = create_store(where["url"], where.get("options"))
     fill(store, 5, given.checkpoints)
     _written(home / "out" / "checkpoint-1", given.gib)
@@ -95,7 +95,7 @@ def _held(home: Path, given: argparse.Namespace, threads: int) -> Held:
     with (home / "log").open("wb") as log:
         head = subprocess.Popen([sys.executable, "-m", "ckptsync", "run", "-c", str(home / "head.yaml")], stderr=log)
     daemon = child = together = 0.0
-    while (seen := fresh_place(store, *PLACE).of(*PLACE)) is None or seen.word != "VERIFIED":
+    while (seen := fresh_location(store, *LOCATION).of(*LOCATION)) is None or seen.status != "VERIFIED":
         if head.poll() is not None:
             raise SystemExit((home / "log").read_text())
         for _ in range(40):

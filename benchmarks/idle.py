@@ -1,7 +1,7 @@
 """What a worker costs that has nothing to do, and how soon it sends: ``python -m benchmarks.idle [--out build/bench/idle.json]``.
 
 The worker runs as its command does, over ``--checkpoints`` checkpoints that the store has already.  Idle is CPU and memory over ``--seconds`` once it has been at
-rest for a moment.  Soon is from a save's settling to the first of its bytes in the store, a directory: with a hook's word a save is settled when its pin
+rest for a moment.  Soon is from a save's settling to the first of its bytes in the store, a directory: with a hook's word a save is finished when its pin
 appears, without one when nothing has changed for ``worker.quiet``.
 """
 
@@ -132,14 +132,14 @@ def _cpu(pid: int) -> float:
 
 
 def _soon(out: Path, store: Path, step: int, save: Callable[[Path, int], float]) -> float:
-    """From when it is settled to the first byte."""
+    """From when it is finished to the first byte."""
     checkpoint = out / f"checkpoint-{step}"
-    settled = save(checkpoint, step)
+    finished = save(checkpoint, step)
     there = store / checkpoint.name
     _until(lambda: list((store / ".ckptsync" / checkpoint.name).glob("manifest-*")), LONGEST)
     first = min(path.stat().st_mtime for path in there.rglob("*") if path.is_file())
     shutil.rmtree(checkpoint)
-    return first - settled
+    return first - finished
 
 
 def _plain(checkpoint: Path, step: int) -> float:

@@ -31,7 +31,7 @@ def _box(files: Files, part: Part, item: int) -> np.ndarray[tuple[int, ...], np.
     if part.strides is None:
         return held.reshape(*part.sizes, item)
     out = np.empty((prod(part.sizes), item), np.uint8)
-    for number, place in enumerate(np.ndindex(*part.sizes)):
-        at = item * sum(p * s for p, s in zip(place, part.strides, strict=True))
+    for number, location in enumerate(np.ndindex(*part.sizes)):
+        at = item * sum(p * s for p, s in zip(location, part.strides, strict=True))
         out[number] = held[at : at + item]
     return out.reshape(*part.sizes, item)

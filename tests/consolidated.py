@@ -32,7 +32,7 @@ def consolidate(
     *,
     work: Work | None = None,
 ) -> Merged:
-    """Write the consolidated model through ``write(name, chunks)``; ``config`` are further places for configuration and tokenizer."""
+    """Write the consolidated model through ``write(name, chunks)``; ``config`` are further locations for configuration and tokenizer."""
     return carry_out(prepare(files, options, config), files, write, progress, work)
 
 

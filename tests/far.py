@@ -1,4 +1,4 @@
-"""Stores that stand for places elsewhere: what the merge, `inspect` and `verify` see of one, without a network."""
+"""Stores that stand for locations elsewhere: what the merge, `inspect` and `verify` see of one, without a network."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def files_of(directory: Path) -> dict[str, bytes]:
 
 
 def reaching(stores: Mapping[Remote, Store]) -> Access:
-    """These stores, each at its place."""
-    return Access({}, Limits(), {place.url: store for place, store in stores.items()})
+    """These stores, each at its location."""
+    return Access({}, Limits(), {location.url: store for location, store in stores.items()})
 
 
 def far(sources: Sequence[Path]) -> dict[Remote, Store]:

@@ -24,21 +24,21 @@ SECOND = 1_000_000_000
 FIRST = 1_790_000_000 * SECOND
 
 
-def send(store: Store, directory: Path, node: str, place: str = "checkpoint-4", *, run: str = "run", at: int = FIRST) -> str:
+def send(store: Store, directory: Path, node: str, location: str = "checkpoint-4", *, run: str = "run", at: int = FIRST) -> str:
     """Store one node's files and its manifest; the manifest's name."""
     files = LocalFiles(str(directory))
     for path in files.sizes():
-        store.write(f"{run}/{place}/{path}", [read_whole(files, path)])
-    return put(store, manifest_of(directory, node, place, run=run, at=at))
+        store.write(f"{run}/{location}/{path}", [read_whole(files, path)])
+    return put(store, manifest_of(directory, node, location, run=run, at=at))
 
 
-def manifest_of(directory: Path, node: str, place: str = "checkpoint-4", *, run: str = "run", at: int = FIRST) -> Manifest:
+def manifest_of(directory: Path, node: str, location: str = "checkpoint-4", *, run: str = "run", at: int = FIRST) -> Manifest:
     """What a node would say of a directory all of whose files were written ``at`` one moment."""
     files = LocalFiles(str(directory))
     return Manifest(
         run=run,
-        checkpoint=place.partition("~")[0],
-        place=place,
+        checkpoint=location.partition("~")[0],
+        location=location,
         node=node,
         n=0,
         files=tuple(entry(path, read_whole(files, path), at) for path in sorted(files.sizes())),
@@ -67,14 +67,24 @@ def put(store: Store, record: Record) -> str:
 def report_on(snapshot: Snapshot, n: int, verdict: Verdict, findings: Iterable[Finding] = (), level: Level = "digest") -> Report:
     names = tuple(k.name for k in snapshot.manifests)
     return Report(
-        snapshot.run, snapshot.checkpoint, snapshot.place, n, level, verdict, names, snapshot.seal_name, 1, tuple(findings), 0.0
+        snapshot.run,
+        snapshot.checkpoint,
+        snapshot.location,
+        n,
+        level,
+        verdict,
+        names,
+        snapshot.model_record_name,
+        1,
+        tuple(findings),
+        0.0,
     )
 
 
-def two_nodes(store: Store, kind: str = "fsdp2", place: str = "checkpoint-4") -> None:
+def two_nodes(store: Store, kind: str = "fsdp2", location: str = "checkpoint-4") -> None:
     """The demo's checkpoint, sent by both of its nodes."""
     for node in ("node0", "node1"):
-        send(store, DEMO / kind / node / "checkpoint-4", node, place)
+        send(store, DEMO / kind / node / "checkpoint-4", node, location)
 
 
 def contents(store: Store) -> dict[str, str]:
@@ -95,9 +105,9 @@ def flip(store: Store, name: str, at: int = 0) -> None:
     store.write(name, [data])
 
 
-def newer(store: Store, kind: str, place: str = "checkpoint-5") -> str:
+def newer(store: Store, kind: str, location: str = "checkpoint-5") -> str:
     """Store a record of a format that is not known yet; its name."""
     data = b'{"format":99}'
-    name = f"run/.ckptsync/{place}/{kind}-0-{digest(data)[:16]}.json"
+    name = f"run/.ckptsync/{location}/{kind}-0-{digest(data)[:16]}.json"
     store.write(name, [data])
     return name

@@ -1,4 +1,4 @@
-"""Documents that are run: their fenced blocks, what an HTML comment before each says of it, and a place to run them in.
+"""Documents that are run: their fenced blocks, what an HTML comment before each says of it, and a location to run them in.
 
     <!-- run -->                    a shell's commands; they must end with 0.  `pip` does nothing: what it installs is there
     <!-- run: torch accelerate -->  the same, where the trainers' Python has these modules
@@ -10,7 +10,7 @@
     <!-- fragment -->               a part of a script;  <!-- picture -->: no commands at all
     <!-- not run: why -->           nothing is done with it here, but to look at its commands
 
-`/mnt/checkpoints`, `/data`, `/models` and `/etc/ckptsync` are directories of the place.  The trainers' Python is this one, or $CKPTSYNC_TEST_TRAINERS: one that
+`/mnt/checkpoints`, `/data`, `/models` and `/etc/ckptsync` are directories of the location.  The trainers' Python is this one, or $CKPTSYNC_TEST_TRAINERS: one that
 has DeepSpeed or Lightning, too.
 """
 
@@ -36,7 +36,7 @@ GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 READMES = [ROOT / "README.md", ROOT / "README.zh.md"]
 TRAINERS = os.environ.get("CKPTSYNC_TEST_TRAINERS", sys.executable)
 PATIENCE = 240.0  # seconds for a command, and for a text to appear
-PLACES = ("/mnt/checkpoints", "/etc/ckptsync", "/models", "/data")
+LOCATIONS = ("/mnt/checkpoints", "/etc/ckptsync", "/models", "/data")
 QUICK = {  # the same services with shorter breaths
     "CKPTSYNC_WORKER_QUIET": "500ms",
     "CKPTSYNC_WORKER_UNMARKED": "1s",
@@ -103,7 +103,7 @@ def has(modules: str) -> str:
 
 
 @dataclass(slots=True)
-class Place:
+class Location:
     """Where a document is run."""
 
     home: Path
@@ -137,9 +137,9 @@ class Place:
                 assert self._is_printed(line), f"line {block.line}: {line!r} is not in\n{self.printed}"
 
     def here(self, text: str) -> str:
-        """With the directories of this place."""
-        for place in PLACES:
-            text = re.sub(rf"(?<![\w./]){re.escape(place)}(?![\w])", str(self.home) + place, text)
+        """With the directories of this location."""
+        for location in LOCATIONS:
+            text = re.sub(rf"(?<![\w./]){re.escape(location)}(?![\w])", str(self.home) + location, text)
         return text
 
     def _run(self, block: Block, *, check: bool) -> str:
@@ -194,14 +194,14 @@ class Place:
 
 
 @contextlib.contextmanager
-def place(home: Path) -> Iterator[Place]:
-    """A place to run one document in; what it serves is ended."""
-    for folder in ("work", "bin", *(p.removeprefix("/") for p in PLACES)):
+def location(home: Path) -> Iterator[Location]:
+    """A location to run one document in; what it serves is ended."""
+    for folder in ("work", "bin", *(p.removeprefix("/") for p in LOCATIONS)):
         (home / folder).mkdir(parents=True)
     for name, text in PROGRAMS.items():
         (home / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
         (home / "bin" / name).chmod(0o755)
-    made = Place(home)
+    made = Location(home)
     try:
         yield made
     finally:

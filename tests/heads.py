@@ -11,7 +11,7 @@ from ckptsync.head.consolidate import HeadOptions, one
 from ckptsync.head.sealing import Made
 from ckptsync.stores.contract import Store
 from ckptsync.verify.due import Schedule
-from ckptsync.verify.place import VerifyResult, verify_and_report
+from ckptsync.verify.location import VerifyResult, verify_and_report
 from ckptsync.verify.waiting import waiting
 
 BASE_OPTIONS = HeadOptions()
@@ -20,7 +20,7 @@ BASE_OPTIONS = HeadOptions()
 @dataclass(frozen=True, slots=True)
 class Failed:
     run: str
-    place: str
+    location: str
     error: CkptsyncError
 
 
@@ -34,22 +34,22 @@ class Consolidated:
 
 
 def consolidate_due(store: Store, options: HeadOptions = BASE_OPTIONS) -> Consolidated:
-    """Do what is due of every place; one place's failure stops no other."""
+    """Do what is due of every location; one location's failure stops no other."""
     catalogue = fresh(store)
     made: list[Made] = []
     failed: list[Failed] = []
     for seen in catalogue.readable:
         try:
-            made += one(store, seen.run, seen.place, options)
-        except CkptsyncError as e:  # noqa: PERF203 - a few places, each for itself
-            failed.append(Failed(seen.run, seen.place, e))
+            made += one(store, seen.run, seen.location, options)
+        except CkptsyncError as e:  # noqa: PERF203 - a few locations, each for itself
+            failed.append(Failed(seen.run, seen.location, e))
     return Consolidated(tuple(made), tuple(failed), catalogue)
 
 
 def verify_next(store: Store, schedule: Schedule, now: float) -> VerifyResult:
-    """Verify the place that is due most, and write its report."""
+    """Verify the location that is due most, and write its report."""
     for due in waiting(store, read(store), schedule, now):
-        result = verify_and_report(store, due.place.run, due.place.place, due.level, now)
+        result = verify_and_report(store, due.location.run, due.location.location, due.level, now)
         if result.report:
             return result
     return VerifyResult()

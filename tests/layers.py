@@ -130,7 +130,7 @@ PURE = (
 NOT_PURE: Mapping[str, str] = {
     "formats.zstd_items": "several threads read one stream: a lock keeps its decompressor",
     "merge.local": "publishes into a directory",
-    "merge.looking": "opens the places that an operator named",
+    "merge.looking": "opens the locations that an operator named",
     "merge.remote": "gathers what is far away with threads",
     "merge.ray": "hands files out to a cluster",
     "merge.reaching": "opens, on another machine, what an operator named",
@@ -185,7 +185,7 @@ def imports(source: str) -> Iterator[str]:
 
 
 def problems(module: str, source: str) -> list[str]:
-    """What a module does that its place does not allow; ``module`` is its dotted name without ``ckptsync.``."""
+    """What a module does that its location does not allow; ``module`` is its dotted name without ``ckptsync.``."""
     found = [*_misplaced(module, source), *_strangers(module, source), *_dangers(module, source)]
     if is_pure(module):
         found += _impurities(source)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from ckptsync.catalogue.fresh import fresh
 from ckptsync.head.consolidate import HeadOptions
-from ckptsync.records.saves import choose_place
+from ckptsync.records.saves import choose_location
 from ckptsync.records.state import Snapshot
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.verify.place import verify_place
+from ckptsync.verify.location import verify_location
 from ckptsync.verify.reporting import write_report
 from tests.filled import DEMO, FIRST, SECOND, flip, manifest_of, read, send, two_nodes
 from tests.heads import consolidate_due
@@ -33,13 +33,13 @@ def store() -> MemoryStore:
         snapshot = _verified(made)
     again = DEMO / "zero3/node1/checkpoint-4"
     late = FIRST + 3600 * SECOND
-    send(made, again, "node1", choose_place(manifest_of(again, "node1", at=late), snapshot.manifests), at=late)
+    send(made, again, "node1", choose_location(manifest_of(again, "node1", at=late), snapshot.manifests), at=late)
     return made
 
 
 def _verified(made: MemoryStore) -> Snapshot:
-    snapshot = fresh(made).places[0]
-    write_report(made, verify_place(made, snapshot, "digest"))
+    snapshot = fresh(made).locations[0]
+    write_report(made, verify_location(made, snapshot, "digest"))
     return snapshot
 
 
@@ -49,7 +49,7 @@ def listing(made: MemoryStore) -> str:
 
 def examples(made: MemoryStore) -> Iterator[tuple[str, str]]:
     """One record of each kind, shortened."""
-    for kind in ("manifest-node0", "seal-0", "report-2"):
+    for kind in ("manifest-node0", "model-0", "report-2"):
         name = next(e.name for e in made.names("run/.ckptsync/checkpoint-4/") if f"/{kind}-" in e.name)
         yield name, json.dumps(_short(json.loads(read(made, name))), indent=1, ensure_ascii=False)
 

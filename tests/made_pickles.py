@@ -32,8 +32,8 @@ def mesh(shape: Shape, rank: int, ranks: tuple[int, ...] = (), **changes: Any) -
     at = every.index(rank)
     coordinate: list[int] = []
     for n in reversed(shape):
-        at, place = divmod(at, n)
-        coordinate.insert(0, place)
+        at, location = divmod(at, n)
+        coordinate.insert(0, location)
     layout = "torch.distributed._mesh_layout"
     axes = tuple(made(layout, "_FlatLayout", {"shape": (n,), "stride": (s,)}) for n, s in zip(shape, row_major(shape), strict=True))
     state = {

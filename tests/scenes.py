@@ -10,14 +10,14 @@ from ckptsync.fleet.facts import FORMAT, Facts, Train
 from ckptsync.fleet.heartbeat import Heartbeat
 from ckptsync.fleet.overview import Overview, Seen, overview
 from ckptsync.fleet.told import Known, Told
-from ckptsync.records.state import Word
+from ckptsync.records.state import Status
 from ckptsync.stores.contract import Entry
 
 NOW = 1_000_000.0
 HOUR, DAY = 3600.0, 86400.0
 
 
-def place(name: str = "run/checkpoint-1", word: Word = "VERIFIED", ago: float = 60.0, **changes: Any) -> Summary:
+def location(name: str = "run/checkpoint-1", word: Status = "VERIFIED", ago: float = 60.0, **changes: Any) -> Summary:
     """One that ended, and arrived, so many seconds ago."""
     run, _, where = name.partition("/")
     checkpoint = where.partition("~")[0]
@@ -25,7 +25,7 @@ def place(name: str = "run/checkpoint-1", word: Word = "VERIFIED", ago: float = 
     there = NOW - ago
     made = Summary(
         run, checkpoint, where, int(step) if step.isdigit() else None, word, (), (), ("n0",), ("m",), "", 0, 0, 0, 3, 1000, 0, 0,
-        there, there, there, model=True, resume=True, sealed=word == "VERIFIED",
+        there, there, there, model=True, resume=True, consolidated=word == "VERIFIED",
         proof=Proven("r", "ok", "digest", there, word == "VERIFIED"),
     )  # fmt: skip
     return replace(made, **changes)
@@ -47,10 +47,10 @@ def fact(node: str = "n0", offset: float | None = None, **trains: str) -> Known:
 
 
 def seen(
-    *known: Known, places: Iterable[Summary] = (), faults: tuple[Fault, ...] = (), room: Room | None = None, now: float = NOW
+    *known: Known, locations: Iterable[Summary] = (), faults: tuple[Fault, ...] = (), room: Room | None = None, now: float = NOW
 ) -> Seen:
     """A store of these."""
-    return Seen("/store", Catalogue(tuple(places), faults), Told({k.entry.name: k for k in known}), now, room)
+    return Seen("/store", Catalogue(tuple(locations), faults), Told({k.entry.name: k for k in known}), now, room)
 
 
 def shown(*known: Known, **rest: Any) -> Overview:

@@ -69,8 +69,8 @@ def test_an_overwrite_shows_the_old_file_or_the_new_one() -> None:
     draft, rename = Names(1, name=".ckptsync-1.part", inode=3), Names(1, ".ckptsync-1.part", "a", 3)
     rest = (again, draft, Data(3, 0, content(5, 10)), Sync(3, "file"), rename, DIRECTORY, Mark({"done": 2}))
     assert wrong((*AS_IT_SHOULD_BE, *rest)) == set()
-    in_place = (again, Data(2, 0, None), Data(2, 0, content(5, 10)), FILE, Mark({"done": 2}))
-    assert any("nobody has written so" in text for text in wrong((*AS_IT_SHOULD_BE, *in_place)))
+    in_location = (again, Data(2, 0, None), Data(2, 0, content(5, 10)), FILE, Mark({"done": 2}))
+    assert any("nobody has written so" in text for text in wrong((*AS_IT_SHOULD_BE, *in_location)))
 
 
 @pytest.mark.skipif(not can_trace(), reason="strace is not installed, or may not trace here")
@@ -78,8 +78,8 @@ def test_the_store_loses_nothing_and_no_fsync_of_it_can_be_spared() -> None:
     verdicts = [judged(work, states=60) for work in (*WORKS, "at_random 1")]
     assert [line for verdict in verdicts for line in verdict.wrong] == []
     assert needless(verdicts) == []
-    places = {where.partition(" ")[0] for verdict in verdicts for where in verdict.lost}
-    assert places == {"secure", "_write_out", "_publish", "claim", "rename_if_free", "settle"}, (
+    locations = {where.partition(" ")[0] for verdict in verdicts for where in verdict.lost}
+    assert locations == {"secure", "_write_out", "_publish", "claim", "rename_if_free", "settle"}, (
         "each of the store's own fsyncs is tried"
     )
 

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from ckptsync.head.gc import tick
-from tests.campaigns.gc_scenes import Scene, differences, harm, remembered, scenes, settled
+from tests.campaigns.gc_scenes import Scene, differences, finished, harm, remembered, scenes
 from tests.dying import Crash, Dying
 
 SCENES = scenes()
@@ -16,7 +16,7 @@ SCENES = scenes()
 @pytest.mark.parametrize("scene", SCENES.values(), ids=lambda scene: scene.name)
 def test_where_nobody_dies_nothing_is_harmed_and_it_ends(scene: Scene) -> None:
     store = remembered({name: data for name, data in scene.files.items() if name not in scene.strays})
-    assert [*harm(store, scene), *settled(store, scene), *harm(store, scene), *differences(store, scene)] == []
+    assert [*harm(store, scene), *finished(store, scene), *harm(store, scene), *differences(store, scene)] == []
 
 
 @pytest.mark.parametrize("scene", [SCENES["remove"], SCENES["shards"]], ids=lambda scene: scene.name)
@@ -28,7 +28,7 @@ def test_dead_at_every_moment_in_memory_it_harms_nothing_and_the_next_one_ends_i
         except Crash:
             wrong = [*harm(store, scene)]
             tick(store, scene.asked)
-            wrong += [*settled(store, scene), *harm(store, scene), *differences(store, scene)]
+            wrong += [*finished(store, scene), *harm(store, scene), *differences(store, scene)]
             assert wrong == [], lives
         else:
             assert lives > 5
@@ -48,6 +48,6 @@ def test_the_campaign_sees_what_is_harmed_half_there_and_left() -> None:
     store = remembered(SCENES["mark"].files)
     store.delete("run/checkpoint-2/a.bin")
     assert next(harm(store, scene)).startswith("run/checkpoint-2 is ARRIVING")
-    assert list(settled(store, scene)) == []
+    assert list(finished(store, scene)) == []
     store.write("run/checkpoint-1/left.bin", [b"x"])
     assert "run/checkpoint-1/left.bin: is left" in list(differences(store, scene))

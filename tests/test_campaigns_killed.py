@@ -38,7 +38,7 @@ def wrong(store: Store, *saves: Written) -> list[str]:
     return judged(store, fresh(store).readable, saves).wrong
 
 
-def test_a_place_that_is_a_finished_save_is_right_and_one_that_is_missing_is_missed(tmp_path: Path) -> None:
+def test_a_location_that_is_a_finished_save_is_right_and_one_that_is_missing_is_missed(tmp_path: Path) -> None:
     save = saved(tmp_path, 0, of("hf-ddp"), finished=True)
     assert wrong(sent(tmp_path, save), save) == []
     again = saved(tmp_path, 1, of("hf-ddp") | {"optimizer.pt": b"other"}, finished=True)
@@ -91,7 +91,7 @@ def test_one_finished_save_that_lacks_a_file_excuses_no_torn_one_that_lacks_it_t
     assert len(wrong(sent(tmp_path, torn), *some, torn)) == 1
 
 
-def test_a_place_that_nobody_saved_is_wrong_but_for_the_model_at_the_end(tmp_path: Path) -> None:
+def test_a_location_that_nobody_saved_is_wrong_but_for_the_model_at_the_end(tmp_path: Path) -> None:
     save = saved(tmp_path, 0, of("hf-ddp"), finished=True)
     store = sent(tmp_path, save)
     assert wrong(store, replace(save, checkpoint="checkpoint-5", ended=101.0)) == [

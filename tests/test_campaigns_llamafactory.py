@@ -77,7 +77,7 @@ def test_files_that_lack_or_are_too_many_are_seen(bench: Bench) -> None:
 
 def test_a_step_that_is_not_in_the_store_is_missed(bench: Bench) -> None:
     shutil.rmtree(bench.store(RUN))
-    assert wrong(bench) == [f"{place}: not in the store" for place in ("checkpoint-1", "checkpoint-2", "final")]
+    assert wrong(bench) == [f"{location}: not in the store" for location in ("checkpoint-1", "checkpoint-2", "final")]
 
 
 @pytest.mark.skipif(

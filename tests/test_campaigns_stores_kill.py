@@ -5,14 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.campaigns.stores_kill import OLD, SMALL
-from tests.campaigns.stores_places import place
+from tests.campaigns.stores_locations import location
 from tests.campaigns.stores_work import Work, Writing
 from tests.campaigns.trapping import CHANGING, Trap, after
 
 
 def test_a_campaign_sees_what_is_lost_torn_or_too_much(tmp_path: Path) -> None:
     work: Work = Writing(tmp_path, SMALL, OLD)
-    with place("posix", tmp_path) as there:
+    with location("posix", tmp_path) as there:
         work.prepare(there)
         assert work.violations(there, set()) == []
         assert work.violations(there, {"run/deep/b"}) == ["run/deep/b: lost, although it was acknowledged, or there before"]

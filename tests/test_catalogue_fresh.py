@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
-from ckptsync.catalogue.fresh import fresh, fresh_place, read_records
+from ckptsync.catalogue.fresh import fresh, fresh_location, read_records
 from ckptsync.errors import Corrupt, StoreError, Unsupported
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.records.coding import LIMITS
-from ckptsync.records.places import record_names
+from ckptsync.records.locations import record_names
 from ckptsync.records.report import Report
 from ckptsync.records.tombstone import Tombstone
 from ckptsync.stores.contract import read_all
@@ -15,14 +15,14 @@ from tests.filled import contents, flip, newer, put, two_nodes
 from tests.heads import consolidate_due
 
 
-def test_a_place_is_as_it_is_among_all_and_no_other_is_told_of() -> None:
+def test_a_location_is_as_it_is_among_all_and_no_other_is_told_of() -> None:
     store = MemoryStore()
     two_nodes(store)
     two_nodes(store, "zero3", "checkpoint-5")
     everything = fresh(store)
-    found = fresh_place(store, "run", "checkpoint-5")
-    assert found.places == (everything.of("run", "checkpoint-5"),)
-    assert fresh_place(store, "run", "checkpoint-6").places == ()
+    found = fresh_location(store, "run", "checkpoint-5")
+    assert found.locations == (everything.of("run", "checkpoint-5"),)
+    assert fresh_location(store, "run", "checkpoint-6").locations == ()
 
 
 class _Counted(MemoryStore):
@@ -37,43 +37,43 @@ class _Counted(MemoryStore):
         super().read_into(name, start, out)
 
 
-def test_one_place_is_read_without_the_records_of_others() -> None:
+def test_one_location_is_read_without_the_records_of_others() -> None:
     store = _Counted()
     for step in (4, 5, 50):
         two_nodes(store, "zero3", f"checkpoint-{step}")
     everything = fresh(store)
     store.read.clear()
-    found = fresh_place(store, "run", "checkpoint-5")
-    assert found.places == (everything.of("run", "checkpoint-5"),)
+    found = fresh_location(store, "run", "checkpoint-5")
+    assert found.locations == (everything.of("run", "checkpoint-5"),)
     assert store.read
     assert all("/checkpoint-5/" in name for name in store.read)
     assert {n: t for n, t in everything.mtimes.items() if "/checkpoint-5/" in n} == found.mtimes
 
 
-def test_places_of_one_checkpoint_are_judged_together_when_one_is_asked_for() -> None:
+def test_locations_of_one_checkpoint_are_judged_together_when_one_is_asked_for() -> None:
     store = MemoryStore()
     two_nodes(store)
-    two_nodes(store, place="checkpoint-4~0123456789ab")
+    two_nodes(store, location="checkpoint-4~0123456789ab")
     everything = fresh(store)
-    for seen in everything.places:
-        assert fresh_place(store, "run", seen.place).places == (seen,)
+    for seen in everything.locations:
+        assert fresh_location(store, "run", seen.location).locations == (seen,)
 
 
-@pytest.mark.parametrize("kind", ["manifest-node2", "seal", "report", "tombstone"])
-def test_a_record_of_a_newer_format_hides_its_own_place_only(kind: str) -> None:
+@pytest.mark.parametrize("kind", ["manifest-node2", "model", "report", "tombstone"])
+def test_a_record_of_a_newer_format_hides_its_own_location_only(kind: str) -> None:
     store = MemoryStore()
     two_nodes(store)
     two_nodes(store, "zero3", "checkpoint-5")
     name = newer(store, kind)
     found = fresh(store)
-    assert [s.place for s in found.readable] == ["checkpoint-4"]
-    assert [s.place for s in found.places] == ["checkpoint-4", "checkpoint-5"]
-    assert [(f.place, f.name, type(f.error)) for f in found.faults] == [("checkpoint-5", name, Unsupported)]
+    assert [s.location for s in found.readable] == ["checkpoint-4"]
+    assert [s.location for s in found.locations] == ["checkpoint-4", "checkpoint-5"]
+    assert [(f.location, f.name, type(f.error)) for f in found.faults] == [("checkpoint-5", name, Unsupported)]
     assert isinstance(found.newer("run", "checkpoint-5"), Unsupported)
     assert found.newer("run", "checkpoint-4") is None
 
 
-def test_a_damaged_manifest_is_damage_and_hides_its_place() -> None:
+def test_a_damaged_manifest_is_damage_and_hides_its_location() -> None:
     store = MemoryStore()
     two_nodes(store)
     name = next(name for name in contents(store) if "manifest-node1" in name)
@@ -83,23 +83,23 @@ def test_a_damaged_manifest_is_damage_and_hides_its_place() -> None:
     assert fresh(store).readable == ()
 
 
-def test_a_damaged_tombstone_hides_its_place_and_a_damaged_report_does_not() -> None:
+def test_a_damaged_tombstone_hides_its_location_and_a_damaged_report_does_not() -> None:
     store = MemoryStore()
     two_nodes(store)
     two_nodes(store, "zero3", "checkpoint-5")
     flip(store, put(store, Report("run", "checkpoint-4", "checkpoint-4", 0, "digest", "damaged", (), "", 0, ())))
     flip(store, put(store, Tombstone("run", "checkpoint-5", "checkpoint-5", 0, (), "old")))
     found = fresh(store)
-    assert [m.place for m in consolidate_due(store, HeadOptions()).made] == ["checkpoint-4"]
-    assert [s.place for s in found.readable] == ["checkpoint-4"]
+    assert [m.location for m in consolidate_due(store, HeadOptions()).made] == ["checkpoint-4"]
+    assert [s.location for s in found.readable] == ["checkpoint-4"]
     assert [f.finding.kind for f in found.faults] == ["note", "digest"]
 
 
 def test_one_run_is_read_alone() -> None:
     store = MemoryStore()
     two_nodes(store)
-    assert fresh(store, "run").places == fresh(store).places
-    assert fresh(store, "other").places == ()
+    assert fresh(store, "run").locations == fresh(store).locations
+    assert fresh(store, "other").locations == ()
 
 
 def test_a_record_that_goes_while_it_is_listed_was_never_there() -> None:
@@ -112,10 +112,10 @@ def test_a_record_that_goes_while_it_is_listed_was_never_there() -> None:
     store = Forgetful()
     two_nodes(store)
     found = fresh(store)
-    assert (found.faults, [s.word for s in found.places]) == ((), ["ARRIVING"])
+    assert (found.faults, [s.status for s in found.locations]) == ((), ["ARRIVING"])
 
 
-def test_a_store_that_does_not_answer_is_an_error_and_no_empty_place() -> None:
+def test_a_store_that_does_not_answer_is_an_error_and_no_empty_location() -> None:
     class Broken(MemoryStore):
         def read_into(self, name: str, start: int, out: memoryview) -> None:
             raise StoreError(f"{name}: no answer")
@@ -133,7 +133,7 @@ def test_a_record_is_one_request_and_one_that_nobody_could_have_written_is_not_r
 
     store = Asked()
     two_nodes(store)
-    assert [s.word for s in fresh(store).places] == ["COMPLETE"]
+    assert [s.status for s in fresh(store).locations] == ["COMPLETE"]
     name, parsed = next(iter(record_names(e.name for e in store.names("")).items()))
     assert [type(f.error) for f in read_records(store, {name: parsed}, {name: 1 << 40})[1]] == [Corrupt]
 
@@ -146,11 +146,11 @@ def test_a_copied_manifest_under_another_spelling_of_its_number_does_not_count(n
     for name in record_names(entry.name for entry in list(store.names(""))):
         store.write(name.replace("-0-", f"-{number}-"), [read_all(store, name)])
     assert len(list(store.names(""))) > len(before.mtimes)
-    assert [len(seen.manifests) for seen in fresh(store).places] == [len(seen.manifests) for seen in before.places]
+    assert [len(seen.manifests) for seen in fresh(store).locations] == [len(seen.manifests) for seen in before.locations]
     assert fresh(store).faults == ()
 
 
-def test_a_record_that_is_larger_than_its_kind_may_be_is_not_fetched_and_hides_no_other_place() -> None:
+def test_a_record_that_is_larger_than_its_kind_may_be_is_not_fetched_and_hides_no_other_location() -> None:
     store = _Counted()
     two_nodes(store)
     two_nodes(store, "zero3", "checkpoint-5")
@@ -164,5 +164,5 @@ def test_a_record_that_is_larger_than_its_kind_may_be_is_not_fetched_and_hides_n
     found = fresh(store)
     assert {fault.name for fault in found.faults} == {*large}
     assert all(isinstance(fault.error, Corrupt) and "expected of a" in str(fault.error) for fault in found.faults)
-    assert [seen.place for seen in found.readable] == ["checkpoint-5"]
+    assert [seen.location for seen in found.readable] == ["checkpoint-5"]
     assert not set(store.read) & {*large}

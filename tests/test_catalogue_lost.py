@@ -16,20 +16,20 @@ from tests.filled import DEMO, FIRST, entry, put, send, two_nodes
 LOST = "global_step4/zero_pp_rank_1_mp_rank_00_model_states.pt"
 
 
-def seen(store: MemoryStore, place: str) -> Summary:
-    return next(s for s in read(store).summaries if s.place == place)
+def seen(store: MemoryStore, location: str) -> Summary:
+    return next(s for s in read(store).summaries if s.location == location)
 
 
 def arriving(
-    store: MemoryStore, node: str, ranks: Sequence[int], place: str, world: int | None = None, *, whole: bool = True
+    store: MemoryStore, node: str, ranks: Sequence[int], location: str, world: int | None = None, *, whole: bool = True
 ) -> None:
     """A node that had these ranks sends a file of each; ``whole``: what it sends says which files there are in all."""
     paths = [f"__{rank}_0.distcp" for rank in ranks]
     demands = Demands({f"__{rank}_0.distcp": None for rank in range(world or 0)} if whole else {}, {}, world)
     for path in paths:
-        store.write(f"run/{place}/{path}", [b"x"])
+        store.write(f"run/{location}/{path}", [b"x"])
     files = tuple(entry(path, b"x", FIRST) for path in sorted(paths))
-    put(store, Manifest("run", place, place, node, 0, files, tuple(ranks), FIRST, FIRST, demands, save=place))
+    put(store, Manifest("run", location, location, node, 0, files, tuple(ranks), FIRST, FIRST, demands, save=location))
 
 
 def test_what_a_dead_node_had_is_named_with_the_node_that_had_its_ranks_before() -> None:
@@ -37,7 +37,7 @@ def test_what_a_dead_node_had_is_named_with_the_node_that_had_its_ranks_before()
     two_nodes(store, "zero3", "checkpoint-3")
     send(store, DEMO / "zero3/node0/checkpoint-4", "node0", "checkpoint-4")
     found = seen(store, "checkpoint-4")
-    assert found.word == "ARRIVING"
+    assert found.status == "ARRIVING"
     assert found.lost == (f"node1, which had rank 1 in checkpoint-3: {LOST} and 2 more, which no node has sent",)
     assert found.awaited == ("node1",)
 
@@ -46,7 +46,7 @@ def test_it_keeps_nobody_from_being_whole() -> None:
     store = MemoryStore()
     send(store, DEMO / "zero3/node0/checkpoint-4", "node0", "checkpoint-4")
     two_nodes(store, "zero3", "checkpoint-5")
-    assert [(s.place, s.word) for s in read(store).summaries] == [("checkpoint-4", "ARRIVING"), ("checkpoint-5", "COMPLETE")]
+    assert [(s.location, s.status) for s in read(store).summaries] == [("checkpoint-4", "ARRIVING"), ("checkpoint-5", "COMPLETE")]
 
 
 def test_without_another_checkpoint_the_rank_is_named_and_nobody_blamed() -> None:
@@ -59,10 +59,10 @@ def test_without_another_checkpoint_the_rank_is_named_and_nobody_blamed() -> Non
 def test_the_checkpoint_nearest_in_time_tells_whose_ranks_they_are() -> None:
     store = MemoryStore()
     arriving(store, "old", [0, 1, 2, 3], "checkpoint-8", 4)  # it came first, whatever its name
-    for place in ("checkpoint-2", "checkpoint-3"):
-        arriving(store, "a", [0, 1], place, 4)
-        if place == "checkpoint-2":
-            arriving(store, "b", [2, 3], place, 4)
+    for location in ("checkpoint-2", "checkpoint-3"):
+        arriving(store, "a", [0, 1], location, 4)
+        if location == "checkpoint-2":
+            arriving(store, "b", [2, 3], location, 4)
     found = seen(store, "checkpoint-3")
     assert found.lost == ("b, which had ranks 2-3 in checkpoint-2: __2_0.distcp and 1 more, which no node has sent",)
 
@@ -96,7 +96,7 @@ def test_what_is_not_arriving_lacks_nobody() -> None:
     whole = seen(store, "checkpoint-4")
     assert explained([whole]) == (whole,)
     assert (whole.gaps, whole.lost, whole.ranks) == ((), (), (("node0", "0"), ("node1", "1")))
-    assert explained([replace(whole, word="ARRIVING")])[0].lost == ()
+    assert explained([replace(whole, status="ARRIVING")])[0].lost == ()
 
 
 @pytest.mark.parametrize(("ranks", "text"), [([], ""), ([3], "3"), ([0, 1, 2, 7], "0-2,7"), ([9, 8, 1], "1,8-9")])

@@ -9,8 +9,8 @@ import pytest
 from ckptsync.catalogue.fresh import fresh
 from ckptsync.catalogue.reading import Cache, read
 from ckptsync.errors import NotFound, StoreError, Transient
+from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.report import Finding, Report
-from ckptsync.records.seal import Seal
 from ckptsync.records.tombstone import Tombstone
 from ckptsync.stores.contract import Entry
 from ckptsync.stores.memory import MemoryStore
@@ -39,30 +39,30 @@ class Counting(MemoryStore):
         self.read.clear()
 
 
-def prove(store: MemoryStore, place: str = "checkpoint-4") -> None:
-    """Seal it, with no files, and report that all is well."""
-    seen = fresh(store).of("run", place)
+def prove(store: MemoryStore, location: str = "checkpoint-4") -> None:
+    """Model record it, with no files, and report that all is well."""
+    seen = fresh(store).of("run", location)
     assert seen
-    put(store, Seal("run", place, place, 0, tuple(k.name for k in seen.manifests), {}, (), ()))
-    sealed = fresh(store).of("run", place)
-    assert sealed
-    put(store, report_on(sealed, 1, "ok"))
+    put(store, ModelRecord("run", location, location, 0, tuple(k.name for k in seen.manifests), {}, (), ()))
+    consolidated = fresh(store).of("run", location)
+    assert consolidated
+    put(store, report_on(consolidated, 1, "ok"))
 
 
 def words(store: MemoryStore, cache: Cache) -> list[str]:
-    return [s.word for s in read(store, cache).summaries]
+    return [s.status for s in read(store, cache).summaries]
 
 
 def test_an_empty_store_holds_nothing() -> None:
     assert read(MemoryStore()).summaries == ()
 
 
-def test_places_are_in_the_order_that_people_read() -> None:
+def test_locations_are_in_the_order_that_people_read() -> None:
     store = MemoryStore()
-    for place in ("checkpoint-10", "checkpoint-9"):
-        two_nodes(store, place=place)
+    for location in ("checkpoint-10", "checkpoint-9"):
+        two_nodes(store, location=location)
     found = read(store, Cache())
-    assert [s.place for s in found.summaries] == ["checkpoint-9", "checkpoint-10"]
+    assert [s.location for s in found.summaries] == ["checkpoint-9", "checkpoint-10"]
     assert found.clock == max(e.mtime for e in store.names(""))
 
 
@@ -81,8 +81,8 @@ def test_what_has_not_changed_is_neither_read_nor_listed_again_but_for_the_names
 
 def test_a_record_more_reads_its_own_checkpoint_again_and_no_other() -> None:
     store, cache = Counting(), Cache()
-    for place in ("checkpoint-4", "checkpoint-5"):
-        two_nodes(store, place=place)
+    for location in ("checkpoint-4", "checkpoint-5"):
+        two_nodes(store, location=location)
     read(store, cache)
     store.forget()
     prove(store, "checkpoint-5")
@@ -104,7 +104,7 @@ def test_a_file_that_is_waited_for_is_seen_when_it_comes() -> None:
     assert seen == [["ARRIVING"], ["COMPLETE"]]
 
 
-def test_a_file_that_is_mended_in_a_damaged_place_is_seen() -> None:
+def test_a_file_that_is_mended_in_a_damaged_location_is_seen() -> None:
     store, cache = MemoryStore(), Cache()
     two_nodes(store)
     name = "run/checkpoint-4/pytorch_model_fsdp_0/__1_0.distcp"
@@ -113,7 +113,7 @@ def test_a_file_that_is_mended_in_a_damaged_place_is_seen() -> None:
     (before,) = read(store, cache).summaries
     store.write(name, [content(store, name)])
     (after,) = read(store, cache).summaries
-    assert (before.word, after.word) == ("DAMAGED", "DAMAGED")
+    assert (before.status, after.status) == ("DAMAGED", "DAMAGED")
     assert after.proof.changed > max(before.proof.changed, after.proof.said)
 
 
@@ -202,7 +202,7 @@ def test_what_was_read_before_an_error_is_not_read_again() -> None:
 
     store, cache, tries = Breaks(), Cache(), 0
     for n in range(12):
-        two_nodes(store, place=f"checkpoint-{n}")
+        two_nodes(store, location=f"checkpoint-{n}")
     while tries < 20:
         tries, store.left = tries + 1, 5
         try:

@@ -18,14 +18,14 @@ SHARD = "checkpoint-4/pytorch_model_fsdp_0/__1_0.distcp"
 
 def short(store: MemoryStore) -> Summary:
     found = fresh(store)
-    return summary(found.places[0], found.mtimes)
+    return summary(found.locations[0], found.mtimes)
 
 
-def test_a_whole_place_in_short() -> None:
+def test_a_whole_location_in_short() -> None:
     store = MemoryStore()
     two_nodes(store)
     found = short(store)
-    assert (found.run, found.place, found.step, found.word, found.nodes) == (
+    assert (found.run, found.location, found.step, found.status, found.nodes) == (
         "run",
         "checkpoint-4",
         4,
@@ -34,7 +34,7 @@ def test_a_whole_place_in_short() -> None:
     )
     own = list(store.names("run/checkpoint-4/"))
     assert (found.files, found.size) == (len(own), sum(e.size for e in own))
-    assert (found.model, found.resume, found.sealed, found.lacks) == (True, True, False, ())
+    assert (found.model, found.resume, found.consolidated, found.lacks) == (True, True, False, ())
     assert found.ended == FIRST / SECOND
 
 
@@ -45,20 +45,20 @@ def test_times_are_the_stores() -> None:
     assert (short(store).first, short(store).arrived) == (first, second)
 
 
-def test_a_place_that_is_not_whole_says_why_in_few_lines() -> None:
+def test_a_location_that_is_not_whole_says_why_in_few_lines() -> None:
     store = MemoryStore()
     send(store, DEMO / "fsdp2/node0/checkpoint-4", "node0")
-    assert short(store).word == "ARRIVING"
+    assert short(store).status == "ARRIVING"
     assert any("no node has sent it" in line for line in short(store).evidence)
 
 
 def test_damage_is_told_as_it_was_found_and_whether_the_file_came_again() -> None:
     store = MemoryStore()
     two_nodes(store)
-    found = fresh(store).places[0]
+    found = fresh(store).locations[0]
     put(store, report_on(found, 1, "damaged", [Finding("digest", SHARD, "two blocks"), Finding("note", "x", "y")], "parse"))
     said = short(store)
-    assert (said.word, said.evidence, said.proof.asked) == ("DAMAGED", (f"{SHARD}: digest: two blocks",), "parse")
+    assert (said.status, said.evidence, said.proof.asked) == ("DAMAGED", (f"{SHARD}: digest: two blocks",), "parse")
     assert said.proof.changed < said.proof.said
     store.write(f"run/{SHARD}", [b"again"])
     assert short(store).proof.changed > short(store).proof.said
@@ -67,7 +67,7 @@ def test_damage_is_told_as_it_was_found_and_whether_the_file_came_again() -> Non
 def test_what_was_proven_when() -> None:
     store = MemoryStore()
     two_nodes(store)
-    seen = fresh(store).places[0]
+    seen = fresh(store).locations[0]
     assert short(store).proof == Proven()
     first = put(store, report_on(seen, 1, "ok", level="load"))
     second = put(store, report_on(seen, 2, "ok", level="digest"))
@@ -80,7 +80,7 @@ def test_every_record_changes_the_state() -> None:
     store = MemoryStore()
     two_nodes(store)
     before = short(store).state
-    put(store, report_on(fresh(store).places[0], 1, "ok"))
+    put(store, report_on(fresh(store).locations[0], 1, "ok"))
     assert short(store).state != before
 
 
@@ -94,12 +94,12 @@ def test_of_many_lines_the_others_are_counted() -> None:
     assert cut(["a"] * 11) == (*("a",) * 8, "and 3 more")
 
 
-def test_what_has_come_since_it_was_sealed_and_what_its_model_lacks_is_told() -> None:
+def test_what_has_come_since_it_was_consolidated_and_what_its_model_lacks_is_told() -> None:
     store = MemoryStore()
     two_nodes(store)
-    assert (short(store).late, short(store).to_open) == (False, ()), "nothing is sealed"
+    assert (short(store).late, short(store).to_open) == (False, ()), "nothing is consolidated"
     consolidate_due(store, HeadOptions())
     assert (short(store).late, short(store).to_open) == (False, ("config.json", "tokenizer"))
-    late = fresh(store).places[0].manifests[1].manifest
+    late = fresh(store).locations[0].manifests[1].manifest
     put(store, replace(late, n=1, files=(replace(late.files[0], path="README.md"),)))
     assert short(store).late

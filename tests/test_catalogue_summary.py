@@ -11,7 +11,7 @@ from ckptsync.records.names import parse_record_name
     ("record", "error", "kind"),
     [
         ("manifest-n0-0", Corrupt("x"), "digest"),
-        ("seal-0", Corrupt("x"), "digest"),
+        ("model-0", Corrupt("x"), "digest"),
         ("report-1", Corrupt("x"), "note"),
         ("manifest-n0-0", Unsupported("x"), "note"),
     ],
@@ -23,5 +23,5 @@ def test_a_record_that_cannot_be_read_is_damage_unless_it_is_only_newer_or_a_rep
     parsed = parse_record_name(name)
     assert parsed
     fault = Fault(name, parsed, error)
-    assert (fault.run, fault.place) == ("run", "checkpoint-1~ab")
+    assert (fault.run, fault.location) == ("run", "checkpoint-1~ab")
     assert (fault.finding.kind, fault.finding.name) == (kind, name.removeprefix("run/"))

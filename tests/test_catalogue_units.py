@@ -16,9 +16,9 @@ from ckptsync.digest import digest
 from ckptsync.model import Demands
 from ckptsync.records.coding import encode, record_name
 from ckptsync.records.manifest import FileEntry, Manifest
+from ckptsync.records.model_record import ModelFile, ModelRecord
 from ckptsync.records.names import consolidated_prefix, node_file_name
 from ckptsync.records.report import LEVELS, Finding, Report
-from ckptsync.records.seal import Seal, SealedFile
 from ckptsync.records.state import Snapshot
 from ckptsync.records.tombstone import Tombstone
 from ckptsync.stores.contract import Entry
@@ -27,7 +27,7 @@ from tests.filled import FIRST, SECOND, put
 from tests.filled import read as content
 
 RUN = "run"
-PLACES = ("checkpoint-1", "checkpoint-1~a", "checkpoint-10")
+LOCATIONS = ("checkpoint-1", "checkpoint-1~a", "checkpoint-10")
 NODES = ("n0", "n1")
 PATHS = ("__0_0.distcp", "__1_0.distcp", "config.json")
 BODIES = (b"one", b"other")
@@ -36,7 +36,7 @@ picks = strategies.integers(0, 1 << 16)
 
 @dataclass(frozen=True)
 class Sending:
-    place: str
+    location: str
     node: str
     save: str
     paths: tuple[str, ...]
@@ -48,7 +48,7 @@ class Sending:
 
 sendings = strategies.builds(
     Sending,
-    place=strategies.sampled_from(PLACES),
+    location=strategies.sampled_from(LOCATIONS),
     node=strategies.sampled_from(NODES),
     save=strategies.sampled_from(("", "s1", "s2")),
     paths=strategies.lists(strategies.sampled_from(PATHS), min_size=1, unique=True).map(lambda paths: tuple(sorted(paths))),
@@ -64,8 +64,8 @@ def manifest(sent: Sending, n: int, old: tuple[str, ...]) -> Manifest:
     files = tuple(FileEntry(path, len(sent.body), whole, 8, (whole[:32],), began) for path in sent.paths)
     ranks = tuple(rank for rank in (0, 1) if PATHS[rank] in sent.paths)
     demands = Demands(dict.fromkeys(PATHS[:2]), {PATHS[2]: None}, 2)
-    base = sent.place.partition("~")[0]
-    return Manifest(RUN, base, sent.place, sent.node, n, files, ranks, began, began, demands, (), sent.save, supersedes=old)
+    base = sent.location.partition("~")[0]
+    return Manifest(RUN, base, sent.location, sent.node, n, files, ranks, began, began, demands, (), sent.save, supersedes=old)
 
 
 class Catalogues(RuleBasedStateMachine):
@@ -85,22 +85,22 @@ class Catalogues(RuleBasedStateMachine):
         old = (mine[sent.taken_back % len(mine)],) if mine and sent.taken_back % 3 == 0 else ()
         put(self.store, manifest(sent, self.n, old))
         for path in () if sent.missing else sent.paths:
-            name = f"{RUN}/{sent.place}/{path}"
+            name = f"{RUN}/{sent.location}/{path}"
             is_taken = name in self.names(name) and content(self.store, name) != sent.body
-            self.store.write(node_file_name(RUN, sent.place, sent.node, path) if is_taken else name, [sent.body])
+            self.store.write(node_file_name(RUN, sent.location, sent.node, path) if is_taken else name, [sent.body])
 
     @precondition(lambda self: bool(fresh(self.store).readable))
     @rule(pick=picks, count=strategies.sampled_from((0, 1, 2, 2)))
-    def a_head_seals(self, pick: int, count: int) -> None:
+    def a_head_model_records(self, pick: int, count: int) -> None:
         seen = self.pick(pick)
-        files = tuple(SealedFile(path, 3, digest(b"abc")) for path in ("model.safetensors", "config.json"))
+        files = tuple(ModelFile(path, 3, digest(b"abc")) for path in ("model.safetensors", "config.json"))
         names = tuple(k.name for k in seen.manifests)
         self.n += 1
-        seal = Seal(RUN, seen.checkpoint, seen.place, self.n, names, {}, files, ())
-        data = encode(seal)
-        self.store.write(record_name(seal, data), [data])
+        model_record = ModelRecord(RUN, seen.checkpoint, seen.location, self.n, names, {}, files, ())
+        data = encode(model_record)
+        self.store.write(record_name(model_record, data), [data])
         for file in files[:count]:
-            self.store.write(consolidated_prefix(RUN, seen.place) + file.path, [b"abc"])
+            self.store.write(consolidated_prefix(RUN, seen.location) + file.path, [b"abc"])
 
     @precondition(lambda self: bool(fresh(self.store).readable))
     @rule(pick=picks, level=strategies.sampled_from(LEVELS), verdict=strategies.sampled_from(("ok", "ok", "damaged")))
@@ -108,15 +108,18 @@ class Catalogues(RuleBasedStateMachine):
         seen = self.pick(pick)
         names = tuple(k.name for k in seen.manifests)
         self.n += 1
-        findings = (Finding("digest", f"{seen.place}/{PATHS[0]}", "x"),) if verdict == "damaged" else ()
-        put(self.store, Report(RUN, seen.checkpoint, seen.place, self.n, level, verdict, names, seen.seal_name, 1, findings))  # type: ignore[arg-type]
+        findings = (Finding("digest", f"{seen.location}/{PATHS[0]}", "x"),) if verdict == "damaged" else ()
+        put(
+            self.store,
+            Report(RUN, seen.checkpoint, seen.location, self.n, level, verdict, names, seen.model_record_name, 1, findings),  # type: ignore[arg-type]
+        )
 
     @precondition(lambda self: bool(fresh(self.store).readable))
     @rule(pick=picks)
     def it_is_given_up(self, pick: int) -> None:
         seen = self.pick(pick)
         self.n += 1
-        put(self.store, Tombstone(RUN, seen.checkpoint, seen.place, self.n, tuple(k.name for k in seen.manifests), "old"))
+        put(self.store, Tombstone(RUN, seen.checkpoint, seen.location, self.n, tuple(k.name for k in seen.manifests), "old"))
 
     @precondition(lambda self: bool(self.names("")))
     @rule(pick=picks)
@@ -164,29 +167,29 @@ class Catalogues(RuleBasedStateMachine):
         assert (found.summaries, found.clock) == (again.summaries, again.clock), "a cache makes no difference"
         faults = [[(f.name, str(f.error)) for f in those] for those in (found.faults, again.faults, everything.faults)]
         assert faults[0] == faults[1] == faults[2]
-        assert [s.place for s in found.summaries] == [s.place for s in everything.readable]
+        assert [s.location for s in found.summaries] == [s.location for s in everything.readable]
         for short, seen in zip(found.summaries, everything.readable, strict=True):
             told = summary(seen, everything.mtimes)
-            if short.word == "VERIFIED":
-                assert told.word == "VERIFIED" or any(seen.sizes.get(name) != size for name, size in named(seen))
+            if short.status == "VERIFIED":
+                assert told.status == "VERIFIED" or any(seen.sizes.get(name) != size for name, size in named(seen))
             else:
                 assert _said(short) == _said(told)
 
 
 def _said(short: Summary) -> Summary:
-    """Files of what is settled are taken at their records' word; what is lost depends on other places."""
+    """Files of what is finished are taken at their records' word; what is lost depends on other locations."""
     short = replace(short, lost=(), awaited=())
-    if short.word not in SETTLED:
+    if short.status not in SETTLED:
         return short
     proof = replace(short.proof, changed=0.0)
-    return replace(short, size=0, files=0, lacks=(), model=False, resume=False, sealed=False, proof=proof)
+    return replace(short, size=0, files=0, lacks=(), model=False, resume=False, consolidated=False, proof=proof)
 
 
 TestCatalogues = Catalogues.TestCase
 TestCatalogues.settings = settings(max_examples=30, stateful_step_count=20, deadline=None, phases=(Phase.explicit, Phase.generate))
 
 
-def test_places_whose_manifests_decide_together_are_one_unit_and_what_is_being_sent_is_none() -> None:
+def test_locations_whose_manifests_decide_together_are_one_unit_and_what_is_being_sent_is_none() -> None:
     names = ["a-1/m", "a-1~x/m", "a-10/m", "a-1/sending/n0", "a-1/files/n0/x"]
     entries = [Entry(f"r/.ckptsync/{name}", 1, 1.0) for name in names]
     found = grouped("r", entries)

@@ -13,7 +13,7 @@ def parsed(words: str) -> dict[str, object]:
     return vars(command.parse_args(words.split()))
 
 
-def test_the_last_of_several_places_is_where_it_is_written() -> None:
+def test_the_last_of_several_locations_is_where_it_is_written() -> None:
     found = parsed("a b out")
     assert (found["sources"], found["destination"]) == (["a", "b"], "out")
 

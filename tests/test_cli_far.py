@@ -124,7 +124,7 @@ def test_inspect_and_verify_say_of_a_url_what_they_say_of_a_path(far: Far, capsy
     for number, (source,) in enumerate(of.sources for of in vectors):
         url = far.filled(f"x/{number}", source)
         assert said("inspect", source) | {"targets": [url]} == said("inspect", url)
-        here, there = (said("verify", place, "--level", "parse")["reports"][0] for place in (source, url))
+        here, there = (said("verify", location, "--level", "parse")["reports"][0] for location in (source, url))
         assert (there["verdict"], there["level"]) == (here["verdict"], here["level"]) == ("ok", "parse")
         assert {f["detail"] for f in there["findings"]} == {f["detail"] for f in here["findings"]}
 

@@ -53,7 +53,7 @@ def test_what_is_marked_is_removed_when_its_grace_is_over(store: Path, tmp_path:
     config.write_text(CONFIG.format(url=store))
     assert main(["gc", "-c", str(config), "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert [(d["run"], d["place"], d["outcome"]) for d in told["done"]] == [
+    assert [(d["run"], d["location"], d["outcome"]) for d in told["done"]] == [
         ("run", "checkpoint-2", "marked"),
         ("run", "checkpoint-1", "marked"),
     ]
@@ -95,7 +95,7 @@ def test_what_is_kept_by_hand_stays_and_says_so(store: Path, capsys: pytest.Capt
     assert "kept by hand: the paper" in capsys.readouterr().out
 
 
-def test_a_link_in_a_place_is_not_followed(store: Path, tmp_path: Path) -> None:
+def test_a_link_in_a_location_is_not_followed(store: Path, tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "a.bin").write_text("mine")

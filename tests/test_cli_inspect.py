@@ -52,40 +52,40 @@ def test_one_nodes_part_is_incomplete_and_says_what_is_missing(capsys: pytest.Ca
 
 
 def test_a_shard_cut_short_is_10(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    place = whole(FSDP, tmp_path / "checkpoint-4")
-    shard = place / "pytorch_model_fsdp_0" / "__1_0.distcp"
+    location = whole(FSDP, tmp_path / "checkpoint-4")
+    shard = location / "pytorch_model_fsdp_0" / "__1_0.distcp"
     shard.write_bytes(shard.read_bytes()[:1000])
-    assert main(["inspect", str(place)]) == 10
+    assert main(["inspect", str(location)]) == 10
     assert "dcp:pytorch_model_fsdp_0  corrupt: " in capsys.readouterr().out
 
 
 def test_several_sources_are_all_listed_and_the_preferred_one_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    place = whole(ZERO, tmp_path / "checkpoint-4")
-    assert main(["merge", str(place), str(tmp_path / "out")]) == 0
-    shutil.copy(tmp_path / "out" / "model.safetensors", place)
+    location = whole(ZERO, tmp_path / "checkpoint-4")
+    assert main(["merge", str(location), str(tmp_path / "out")]) == 0
+    shutil.copy(tmp_path / "out" / "model.safetensors", location)
     capsys.readouterr()
-    assert main(["inspect", str(place)]) == 0
+    assert main(["inspect", str(location)]) == 0
     said = capsys.readouterr().out
     assert "whole:.  complete  (preferred)\n" in said
     assert "zero:global_step4  complete\n" in said
 
 
 def test_damage_in_a_source_that_is_not_preferred_is_10_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    place = whole(ZERO, tmp_path / "checkpoint-4")
-    assert main(["merge", str(place), str(tmp_path / "out")]) == 0
-    shutil.copy(tmp_path / "out" / "model.safetensors", place)
-    shard = place / "global_step4" / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+    location = whole(ZERO, tmp_path / "checkpoint-4")
+    assert main(["merge", str(location), str(tmp_path / "out")]) == 0
+    shutil.copy(tmp_path / "out" / "model.safetensors", location)
+    shard = location / "global_step4" / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
     shard.write_bytes(shard.read_bytes()[:1000])
-    assert main(["inspect", str(place)]) == 10
+    assert main(["inspect", str(location)]) == 10
     said = capsys.readouterr().out
     assert "whole:.  complete  (preferred)\n" in said
     assert "zero:global_step4  corrupt: " in said
 
 
 def test_directories_of_different_saves_are_not_one_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    place = whole(FSDP[:1], tmp_path / "checkpoint-4")
-    (place / "trainer_state.json").write_text("{}")
-    assert main(["inspect", FSDP[0], str(place)]) == 10
+    location = whole(FSDP[:1], tmp_path / "checkpoint-4")
+    (location / "trainer_state.json").write_text("{}")
+    assert main(["inspect", FSDP[0], str(location)]) == 10
     assert "trainer_state.json: has another size in each directory" in capsys.readouterr().err
 
 

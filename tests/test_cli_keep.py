@@ -1,4 +1,4 @@
-"""What names a place; the command itself is with `test_cli_gc`."""
+"""What names a location; the command itself is with `test_cli_gc`."""
 
 from __future__ import annotations
 
@@ -19,6 +19,6 @@ def test_what_would_lead_elsewhere_is_no_name(what: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["", "checkpoint-4", "/"])
-def test_a_place_has_a_run(what: str) -> None:
+def test_a_location_has_a_run(what: str) -> None:
     with pytest.raises(ConfigError, match="RUN/CHECKPOINT wanted"):
         named(what)

@@ -30,17 +30,17 @@ def test_ls_has_a_line_a_checkpoint_with_its_word(store: Path, capsys: pytest.Ca
     assert " ".join(zero[6:]) == "rank 1: global_step4/zero_pp_rank_1_mp_rank_00_model_states.pt and 2 more, which no node has sent"
 
 
-def test_ls_json_has_the_facets(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ls_json_has_the_conditions(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ls", str(store), "--json"]) == 0
-    fsdp, zero = json.loads(capsys.readouterr().out)["places"]
-    assert (fsdp["word"], fsdp["nodes"], fsdp["model_complete"], fsdp["resume_complete"]) == (
+    fsdp, zero = json.loads(capsys.readouterr().out)["locations"]
+    assert (fsdp["status"], fsdp["nodes"], fsdp["model_complete"], fsdp["resume_complete"]) == (
         "VERIFIED",
         ["node0", "node1"],
         True,
         True,
     )
     assert fsdp["proof"]["level"] == "digest"
-    assert (zero["word"], zero["model"], len(zero["evidence"])) == ("ARRIVING", None, 2)
+    assert (zero["status"], zero["model"], len(zero["evidence"])) == ("ARRIVING", None, 2)
 
 
 def test_ls_says_which_code_a_model_does_not_have(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,7 +57,7 @@ def test_ls_says_which_code_a_model_does_not_have(tmp_path: Path, capsys: pytest
     [line] = [line for line in capsys.readouterr().out.splitlines() if "coded" in line]
     assert line.endswith("/coded/consolidated/checkpoint-8; no tokenizer; code left out: config.json: auto_map, modeling_x.py")
     assert main(["ls", str(tmp_path / "store"), "--json"]) == 0
-    left = {place["run"]: place["left_out"] for place in json.loads(capsys.readouterr().out)["places"]}
+    left = {location["run"]: location["left_out"] for location in json.loads(capsys.readouterr().out)["locations"]}
     assert left == {"coded": ["config.json: auto_map", "modeling_x.py"], "fsdp2": [], "zero3": []}
 
 
@@ -102,7 +102,7 @@ def test_of_two_saves_of_one_name_the_older_says_which_is_newer(tmp_path: Path, 
     newer = next(path.name for path in (store / "out").glob("final~*"))
     capsys.readouterr()
     assert main(["ls", str(store), "--json"]) == 0
-    told = {place["place"]: place["newer"] for place in json.loads(capsys.readouterr().out)["places"]}
+    told = {location["location"]: location["newer"] for location in json.loads(capsys.readouterr().out)["locations"]}
     assert told == {"final": newer, newer: None}
     assert main(["ls", str(store)]) == 0
     lines = {line.split()[1]: line for line in capsys.readouterr().out.splitlines()}

@@ -92,7 +92,7 @@ def test_code_in_a_checkpoint_is_left_out_and_said_and_code_that_is_named_is_tak
         ([FSDP[1], "{out}"], 3, "pytorch_model_fsdp_0/.metadata: not there"),
         ([*FSDP, "{out}", "--source", "zero"], 5, "source 'zero'"),
         ([str(DATA / "base"), "{out}"], 5, "no layout claims these files"),
-        (["s3://", "{out}"], 2, "names no place"),
+        (["s3://", "{out}"], 2, "names no location"),
         (["{out}/absent", "{out}"], 2, "no such directory"),
         ([*FSDP, "{out}", "--jobs", "0"], 2, "--jobs: 0: at least one is wanted"),
         ([*FSDP, "{out}", "--max-shard-size", "big"], 2, "--max-shard-size: 'big' is not a size"),
@@ -122,8 +122,8 @@ def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize("jobs", ["1", "3"])
 def test_jobs_change_nothing_but_the_time(jobs: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results = []
-    for place, given in (("one", []), ("two", ["--jobs", jobs])):
-        assert main(["merge", *FSDP, str(tmp_path / place), "--json", "--max-shard-size", "10KB", *given]) == 0
+    for location, given in (("one", []), ("two", ["--jobs", jobs])):
+        assert main(["merge", *FSDP, str(tmp_path / location), "--json", "--max-shard-size", "10KB", *given]) == 0
         results.append(json.loads(capsys.readouterr().out) | {"destination": ""})
     assert results[0] == results[1]
 

@@ -54,7 +54,7 @@ def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str
 
 def test_a_run_comes_back_as_it_was(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, said = told(capsys, "fsdp2", str(tmp_path), "--store", str(made), "--dry-run")
-    assert (code, said["word"], said["files"], said["there"]["files"]) == (0, "VERIFIED", len(trained("fsdp2")), 0)
+    assert (code, said["status"], said["files"], said["there"]["files"]) == (0, "VERIFIED", len(trained("fsdp2")), 0)
     assert not list(tmp_path.iterdir())
     assert main(["pull", "fsdp2", str(tmp_path), "--store", str(made)]) == 0
     assert "fsdp2/checkpoint-4 (VERIFIED)" in capsys.readouterr().out
@@ -153,7 +153,7 @@ def phases(watching: list[Worker], *at: float) -> list[str]:
 
 
 def state(store: Store) -> dict[str, tuple[str, int]]:
-    return {s.place: (s.word, len(s.manifests)) for s in fresh(store).places}
+    return {s.location: (s.status, len(s.manifests)) for s in fresh(store).locations}
 
 
 def bring(how: str, tmp_path: Path, url: Path) -> None:
@@ -205,7 +205,7 @@ def test_a_copy_serves_when_the_store_s_own_is_damaged(how: str, tmp_path: Path)
 def test_a_copy_of_what_retention_gave_up_is_not_sent_again(tmp_path: Path) -> None:
     store = one_save(tmp_path / "store")
     bring("pull", tmp_path, tmp_path / "store")
-    (seen,) = fresh(store).places
+    (seen,) = fresh(store).locations
     put(store, Tombstone("fsdp2", "checkpoint-4", "checkpoint-4", 0, tuple(k.name for k in seen.manifests), "keep_last"))
     assert set(phases(workers(tmp_path, store, ("other0", "other1")), 0.0, 5.0, 2000.0)) == {"retired"}
     assert state(store) == {"checkpoint-4": ("RETIRED", 2)}
@@ -250,8 +250,8 @@ def test_what_a_resumed_training_writes_over_a_pulled_checkpoint_is_another_save
     assert "sent" in phases(watching, 0.0, 5.0, 2000.0)
     assert set(phases(watching, 2001.0, 4000.0)) == {"stored"}
     assert state(store).pop("checkpoint-4") == ("VERIFIED", 2)
-    (again,) = [s for s in fresh(store).places if s.place != "checkpoint-4"]
-    assert again.word == "COMPLETE"
+    (again,) = [s for s in fresh(store).locations if s.location != "checkpoint-4"]
+    assert again.status == "COMPLETE"
     for out, rank in (("A", 0), ("B", 1)):
         for path in (tmp_path / out / "checkpoint-4").rglob(f"__{rank}_0.distcp"):
             (at,) = again.files[str(path.relative_to(tmp_path / out / "checkpoint-4"))]

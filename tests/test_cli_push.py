@@ -36,7 +36,7 @@ def test_json_tells_what_was_sent(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert main(["push", str(FSDP / "node1"), str(tmp_path / "store"), "--node", "n1", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["dry_run"] is False
-    assert [(c["checkpoint"], c["phase"], c["place"], c["files"]) for c in result["checkpoints"]] == [
+    assert [(c["checkpoint"], c["phase"], c["location"], c["files"]) for c in result["checkpoints"]] == [
         ("checkpoint-4", "sent", "checkpoint-4", 3)
     ]
 

@@ -16,7 +16,7 @@ from ckptsync.head.gc import Asked, tick
 from ckptsync.head.rules import Rules
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.opening import create_store, open_store
-from ckptsync.verify.place import verify_place
+from ckptsync.verify.location import verify_location
 from ckptsync.verify.reporting import write_report
 from tests.cli_store import SHARD, flip, make
 from tests.retained import FIRST, fill
@@ -38,14 +38,14 @@ def damaged(store: Path, name: str) -> str:
     """One flipped bit that a verification has found; the report's name."""
     flip(store / name)
     opened = open_store(str(store))
-    seen = fresh(opened, "fsdp2").places[0]
-    return write_report(opened, verify_place(opened, seen, "digest"))
+    seen = fresh(opened, "fsdp2").locations[0]
+    return write_report(opened, verify_location(opened, seen, "digest"))
 
 
 def word(store: Path) -> str:
     seen = fresh(open_store(str(store)), "fsdp2").of("fsdp2", "checkpoint-4")
     assert seen is not None
-    return seen.word
+    return seen.status
 
 
 def tree(store: Path) -> dict[str, bytes]:
@@ -110,8 +110,8 @@ def test_what_nobody_has_any_more_is_lost_and_said_with_tensors_and_ranks(store:
     report = damaged(store, f"fsdp2/{SHARD}")
     beat(store, "node0", lacks={report: (SHARD,)})
     assert main(["repair", str(store), "--json"]) == 10
-    (place,) = json.loads(capsys.readouterr().out.splitlines()[-1])["places"]
-    (part,) = place["parts"]
+    (location,) = json.loads(capsys.readouterr().out.splitlines()[-1])["locations"]
+    (part,) = location["parts"]
     assert (part["how"], part["words"]) == ("lost", "node0 no longer has its bytes")
     tensors, ranks, rest = part["consequences"]
     assert tensors.startswith("tensors model.")
@@ -143,11 +143,11 @@ def test_a_file_that_lies_elsewhere_in_the_store_is_copied(tmp_path: Path, capsy
     flip(tmp_path / "store/run/checkpoint-1/b.bin")
     seen = fresh(opened, "run").of("run", "checkpoint-1")
     assert seen is not None
-    write_report(opened, verify_place(opened, seen, "digest"))
+    write_report(opened, verify_location(opened, seen, "digest"))
     assert main(["repair", str(tmp_path / "store")]) == 0
     assert "copied: checkpoint-1/b.bin: from run/checkpoint-2/b.bin" in capsys.readouterr().out
     assert (tmp_path / "store/run/checkpoint-1/b.bin").read_bytes() == b"b" * 100
-    assert {s.word for s in fresh(opened).places} == {"VERIFIED"}
+    assert {s.status for s in fresh(opened).locations} == {"VERIFIED"}
 
 
 def test_waiting_ends_when_the_node_has_sent_it_and_it_is_verified(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,15 +175,15 @@ def test_a_damaged_manifest_is_for_its_own_node(store: Path, capsys: pytest.Capt
     assert "LOST: .ckptsync/checkpoint-4/manifest-node1" in capsys.readouterr().out
 
 
-def test_a_damaged_seal_is_written_again(store: Path) -> None:
-    (seal,) = (store / "fsdp2/.ckptsync/checkpoint-4").glob("seal-*")
-    before = seal.read_bytes()
-    flip(seal)
+def test_a_damaged_model_record_is_written_again(store: Path) -> None:
+    (model_record,) = (store / "fsdp2/.ckptsync/checkpoint-4").glob("model-*")
+    before = model_record.read_bytes()
+    flip(model_record)
     assert main(["repair", str(store)]) == 0
-    assert seal.read_bytes() == before
+    assert model_record.read_bytes() == before
 
 
-def test_a_damaged_tombstone_no_longer_hides_its_place(store: Path) -> None:
+def test_a_damaged_tombstone_no_longer_hides_its_location(store: Path) -> None:
     assert main(["keep", "fsdp2/checkpoint-4", "--store", str(store)]) == 0
     bad = store / "fsdp2/.ckptsync/checkpoint-4/tombstone-0-0123456789abcdef.json"
     bad.write_text("{}")
@@ -195,7 +195,7 @@ def test_a_damaged_tombstone_no_longer_hides_its_place(store: Path) -> None:
     assert word(store) == "VERIFIED"
 
 
-def test_a_place_that_is_not_there_is_refused(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_location_that_is_not_there_is_refused(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["repair", str(store), "fsdp2/checkpoint-9"]) == 2
     assert "no node has told" in capsys.readouterr().err
     assert read_all(open_store(str(store)), ".ckptsync/store.json")
@@ -226,14 +226,14 @@ def test_what_the_verification_after_it_finds_is_mended_where_it_can_be(store: P
     assert word(store) == "VERIFIED"
 
 
-def test_a_damaged_seal_whose_shards_were_let_go_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_model_record_whose_shards_were_let_go_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = twice(tmp_path)
     for _ in range(2):
         tick(open_store(store), Asked(lambda _: Rules(keep_last=2, shards=1), 0.0))
-    (seal,) = (tmp_path / "store/run/.ckptsync/checkpoint-1").glob("seal-*")
-    flip(seal)
+    (model_record,) = (tmp_path / "store/run/.ckptsync/checkpoint-1").glob("model-*")
+    flip(model_record)
     assert main(["repair", store]) == 10
-    assert "LOST: .ckptsync/checkpoint-1/seal-0" in capsys.readouterr().out
+    assert "LOST: .ckptsync/checkpoint-1/model-0" in capsys.readouterr().out
 
 
 def test_a_manifest_that_is_gone_is_for_its_own_node(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -248,12 +248,12 @@ def test_a_manifest_that_is_gone_is_for_its_own_node(store: Path, capsys: pytest
     assert main(["ls", str(store)]) == 10
 
 
-def test_a_seal_that_is_gone_whose_shards_were_let_go_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_record_that_is_gone_whose_shards_were_let_go_is_lost(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     store = twice(tmp_path)
     for _ in range(2):
         tick(open_store(store), Asked(lambda _: Rules(keep_last=2, shards=1), 0.0))
-    (seal,) = (tmp_path / "store/run/.ckptsync/checkpoint-1").glob("seal-*")
-    seal.unlink()
+    (model_record,) = (tmp_path / "store/run/.ckptsync/checkpoint-1").glob("model-*")
+    model_record.unlink()
     assert main(["verify", store]) == 10
     assert main(["repair", store]) == 10
     assert "LOST: consolidated/checkpoint-1" in capsys.readouterr().out

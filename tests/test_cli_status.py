@@ -78,7 +78,7 @@ def keys(value: Any, above: str = "") -> set[str]:
     """Every key of a document, with those above it; of a list the keys of its items; of what has names for keys, none."""
     if isinstance(value, list):
         return set().union(*(keys(item, above) for item in value))
-    if not isinstance(value, dict) or above.rpartition(".")[2] in ("checkpoints", "watch", "trains", "lacks", "places"):
+    if not isinstance(value, dict) or above.rpartition(".")[2] in ("checkpoints", "watch", "trains", "lacks", "locations"):
         return set()
     return {f"{above}.{k}".lstrip(".") for k in value}.union(*(keys(v, f"{above}.{k}".lstrip(".")) for k, v in value.items()))
 
@@ -158,7 +158,7 @@ def test_watch_off_a_terminal_is_a_document_a_line(store: Path) -> None:
         child.terminate()
         child.wait(10)
     assert second["at"] > first["at"]
-    assert second["places"] == first["places"]
+    assert second["locations"] == first["locations"]
     assert child.returncode == 143
 
 

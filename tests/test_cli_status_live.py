@@ -36,7 +36,7 @@ def begun(store: Away) -> Reading:
     return Reading(Overseer(store, partial(read, store, Cache()), Patience()), 0.0)
 
 
-def test_it_draws_over_in_place_until_it_is_interrupted(tmp_path: Path) -> None:
+def test_it_draws_over_in_location_until_it_is_interrupted(tmp_path: Path) -> None:
     leader, follower = os.openpty()
     command = [sys.executable, "-m", "ckptsync", "status", str(make(tmp_path / "store")), "--watch"]
     with subprocess.Popen(command, stdout=follower, env={**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "24"}) as child:

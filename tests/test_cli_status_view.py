@@ -11,7 +11,7 @@ from ckptsync.cli.status_view import MOST, alarm_lines, lines
 from ckptsync.fleet.alarms import Room
 from ckptsync.fleet.heartbeat import Disk, Job
 from ckptsync.fleet.overview import Overview
-from tests.scenes import HOUR, NOW, fact, heart, place, shown
+from tests.scenes import HOUR, NOW, fact, heart, location, shown
 
 LONG = "llama-3-405b-full-parameter-finetune-on-eight-nodes-second-try"
 
@@ -30,13 +30,13 @@ def busy() -> Overview:
     head = heart(
         "boss", ("head", "verifier"), jobs=(Job("consolidate", f"{LONG}/checkpoint-300", 45 * 10**8, 10**10, 130.0),), verifies=9e9
     )
-    hurt = place(
+    hurt = location(
         "new/checkpoint-2", "DAMAGED", HOUR, evidence=("model: digest: differs",), proof=Proven(damage=("r",), said=NOW - 60)
     )
-    late = place("new/checkpoint-4", "ARRIVING", 2 * HOUR, lost=("__3_0.distcp: n9 has it",))
-    good = place(f"{LONG}/checkpoint-1200", size=3 * 10**12, nodes=("n7",))
+    late = location("new/checkpoint-4", "ARRIVING", 2 * HOUR, lost=("__3_0.distcp: n9 has it",))
+    good = location(f"{LONG}/checkpoint-1200", size=3 * 10**12, nodes=("n7",))
     told = (worker, head, heart("gone", ago=2 * HOUR), fact("gone"), heart("done", stopped=True))
-    return shown(*told, places=[hurt, late, good], room=Room(10**13, 10**14))
+    return shown(*told, locations=[hurt, late, good], room=Room(10**13, 10**14))
 
 
 @pytest.mark.parametrize("width", [80, 100, 200])
@@ -47,7 +47,7 @@ def test_no_line_is_wider_than_the_terminal(width: int) -> None:
 def test_what_is_wrong_comes_first_with_what_to_do_and_the_rest_stands_below() -> None:
     said = lines(busy())
     assert said[0].startswith("store /store  1970-01-12 13:46:40Z")
-    assert said[1].startswith("nodes: 2 alive, 1 silent, 1 stopped; runs: 2; places: 1 ARRIVING, 1 VERIFIED, 1 DAMAGED; 3 TB")
+    assert said[1].startswith("nodes: 2 alive, 1 silent, 1 stopped; runs: 2; locations: 1 ARRIVING, 1 VERIFIED, 1 DAMAGED; 3 TB")
     assert said[2] == "10 TB of 100 TB free"
     assert said[4] == "CRITICAL damaged for 1m: new/checkpoint-2: model: digest: differs"
     assert said[5].startswith("  -> `ckptsync repair`")
@@ -72,14 +72,14 @@ def test_a_run_shows_its_newest_what_waits_and_what_is_missing() -> None:
     row = next(n for n, line in enumerate(said) if line.startswith("new "))
     assert said[row].split() == ["new", "2", "2", "KB", "2", "DAMAGED", "1h", "-"]
     assert said[row + 1 : row + 4] == [
-        "  places 1 ARRIVING, 1 DAMAGED",
+        "  locations 1 ARRIVING, 1 DAMAGED",
         "  oldest unverified checkpoint-2, DAMAGED for 1h",
         "  arriving checkpoint-4 for 2h: __3_0.distcp: n9 has it",
     ]
 
 
 def test_nodes_in_trouble_come_first_and_of_very_many_some_are_shown() -> None:
-    many = shown(*(heart(f"n{n:03}") for n in range(100)), heart("z", ago=2 * HOUR), places=[])
+    many = shown(*(heart(f"n{n:03}") for n in range(100)), heart("z", ago=2 * HOUR), locations=[])
     rows = [line for line in lines(many, 80) if line.startswith(("n0", "z"))]
     assert (rows[0].split()[0], len(rows)) == ("z", MOST)
     assert "and 81 more" in lines(many, 80)
@@ -87,7 +87,7 @@ def test_nodes_in_trouble_come_first_and_of_very_many_some_are_shown() -> None:
 
 def test_names_cannot_command_the_terminal() -> None:
     odd: dict[str, Any] = {"evidence": ("\x1b[2Jgone",), "proof": Proven(damage=("r",), said=1.0)}
-    text = lines(shown(heart("n\x1b]0;", errors=("a\nb\r",)), places=[place("r\x07/checkpoint-1", "DAMAGED", **odd)]), 80)
+    text = lines(shown(heart("n\x1b]0;", errors=("a\nb\r",)), locations=[location("r\x07/checkpoint-1", "DAMAGED", **odd)]), 80)
     assert all(unicodedata.category(c)[0] != "C" for line in text for c in line)
 
 
@@ -101,7 +101,7 @@ def test_a_check_has_a_line_for_each_alarm_or_one_that_all_is_well() -> None:
         "WARNING arriving",
         "WARNING node-lost",
     ]
-    assert alarm_lines(shown(heart())) == ["OK: nodes: 1 alive; runs: 0; places: none; 0 B + models 0 B"]
+    assert alarm_lines(shown(heart())) == ["OK: nodes: 1 alive; runs: 0; locations: none; 0 B + models 0 B"]
 
 
 def test_what_a_node_says_of_itself_is_not_shown_without_end() -> None:

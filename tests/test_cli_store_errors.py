@@ -55,7 +55,7 @@ def test_a_store_that_may_not_be_written_to(store: Path) -> None:
     assert "hint: " in said
 
 
-def test_a_place_where_no_store_can_be_made(tmp_path: Path) -> None:
+def test_a_location_where_no_store_can_be_made(tmp_path: Path) -> None:
     with forbidden(tmp_path, 0o555):
         said = refused("push", FSDP / "node0", tmp_path / "s", code=4, names=[tmp_path / "s", "permission denied"])
     assert "hint: " in said
@@ -75,7 +75,7 @@ def test_shards_that_may_not_be_read_are_not_merged(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_merge_into_a_place_that_may_not_be_written_to(tmp_path: Path) -> None:
+def test_a_merge_into_a_location_that_may_not_be_written_to(tmp_path: Path) -> None:
     (tmp_path / "there").mkdir()
     with forbidden(tmp_path / "there", 0o555):
         sources = [FSDP / node / "checkpoint-4" for node in ("node0", "node1")]

@@ -50,7 +50,7 @@ def records(store: Path) -> dict[str, bytes]:
 def listed(capsys: pytest.CaptureFixture[str], store: Path) -> dict[str, str]:
     capsys.readouterr()
     main(["ls", str(store), "--json"])
-    found = json.loads(capsys.readouterr().out)["places"]
+    found = json.loads(capsys.readouterr().out)["locations"]
     return {p["run"]: f"{p['word']} {' '.join(p['evidence'])}".strip() for p in found}
 
 

@@ -25,7 +25,7 @@ def configured(path: Path, more: str = "") -> Config:
     return read(f"roles: [head]\nstore: {{url: {path}}}\n{more}", "c", {})
 
 
-def test_a_place_is_consolidated_with_what_it_says_on_the_way_and_then_there_is_nothing_to_do(tmp_path: Path) -> None:
+def test_a_location_is_consolidated_with_what_it_says_on_the_way_and_then_there_is_nothing_to_do(tmp_path: Path) -> None:
     store = create_store(str(tmp_path))
     arrive(store, "fsdp2")
     told: list[tuple[int, int]] = []

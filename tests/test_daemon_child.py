@@ -28,7 +28,7 @@ def answered(url: Path, order: Order, more: str = "", parent: int = 0) -> tuple[
 def test_an_order_is_carried_out_and_answered(tmp_path: Path) -> None:
     store = create_store(str(tmp_path))
     arrive(store, "fsdp2")
-    for kind, text in (("consolidate", "phase=sealed run=fsdp2"), ("verify", "phase=proved run=fsdp2")):
+    for kind, text in (("consolidate", "phase=consolidated run=fsdp2"), ("verify", "phase=proved run=fsdp2")):
         code, said, _ = answered(tmp_path, Order(kind, "fsdp2", "checkpoint-4"))  # type: ignore[arg-type]
         assert isinstance(said[-1], Done)
         assert (code, text in said[-1].lines[0].text, said[-1].changed) == (0, True, True)

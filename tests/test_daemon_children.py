@@ -88,8 +88,8 @@ def test_a_hung_child_holds_up_no_other() -> None:
     both = children(
         f"import sys; l = sys.stdin.readline(); {SAYS_DONE} if 'checkpoint-2' in l else sys.stdin.read() or __import__('time').sleep(600)"
     )
-    for place in ("checkpoint-1", "checkpoint-2"):
-        assert both.begin(Order("consolidate", "run", place), GENEROUS, lambda order, _: ends.put(order.place))
+    for location in ("checkpoint-1", "checkpoint-2"):
+        assert both.begin(Order("consolidate", "run", location), GENEROUS, lambda order, _: ends.put(order.location))
     assert ends.get(timeout=60) == "checkpoint-2"
     assert [job.subject for job in both.jobs()] == ["run/checkpoint-1"]
     assert both.are_watched()

@@ -17,8 +17,8 @@ FINDS = 'print(\'{"type":"done","errors":["a: damaged"],"changed":true}\')'
 HANGS = "import time; time.sleep(600)"
 
 
-def task(place: str, key: str = "k") -> Task:
-    return Task(Order("verify", "run", place), key)
+def task(location: str, key: str = "k") -> Task:
+    return Task(Order("verify", "run", location), key)
 
 
 def errands(script: str, most: int = 1) -> tuple[Errands, Children, threading.Event]:

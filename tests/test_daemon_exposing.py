@@ -17,7 +17,7 @@ from ckptsync.daemon.tick import Tick
 from ckptsync.daemon.working import Ground, Outcome, Posted, Role, Working
 from ckptsync.errors import ConfigError
 from ckptsync.fleet.heartbeat import Disk, Job
-from tests.scenes import heart, place, shown
+from tests.scenes import heart, location, shown
 
 pytest.importorskip("prometheus_client")
 
@@ -31,7 +31,7 @@ def busy() -> Working:
         dict,
         tuple,
         children=lambda: (Job("verify", "a/b"),),
-        seen=lambda: shown(heart(), places=[place()]),
+        seen=lambda: shown(heart(), locations=[location()]),
         posted=lambda: (Posted("webhook", 3, 1),),
     )
     role = Role("head", 1, lambda: Outcome(queue=("a/b",), errors=("odd",), oldest=time.monotonic() - 60), print)

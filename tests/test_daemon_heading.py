@@ -14,7 +14,7 @@ from ckptsync.daemon.heading import Catalogues, Heads, of_head
 from ckptsync.head.consolidate import HeadOptions, one
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
-from ckptsync.verify.place import verify_and_report as verify
+from ckptsync.verify.location import verify_and_report as verify
 from ckptsync.worker.push import push_now
 from tests.cli_store import make
 from tests.ticks import until
@@ -39,7 +39,7 @@ def arrive(store: Store, *runs: str) -> None:
 
 
 def word(store: Store) -> list[str]:
-    return [snapshot.word for snapshot in fresh(store).readable]
+    return [snapshot.status for snapshot in fresh(store).readable]
 
 
 def works(heads: Heads, store: Store, wanted: list[str]) -> bool:

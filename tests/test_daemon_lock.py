@@ -43,7 +43,7 @@ def test_nodes_that_share_an_output_directory_do_not_exclude_each_other(tmp_path
         lock.close()
 
 
-def test_a_link_in_the_locks_place_is_not_followed(spool: Path) -> None:
+def test_a_link_in_the_locks_location_is_not_followed(spool: Path) -> None:
     (spool / "worker-n0.lock").symlink_to(spool / "elsewhere")
     with pytest.raises(StoreError):
         Locks("n0").hold(spool)

@@ -18,7 +18,7 @@ retention: {keep_best: "eval_loss:2", runs: {a: {keep_best: "max:x:2", shards: "
 
 def test_a_brief_is_what_it_was_after_the_journey() -> None:
     config = read(FULL, "c", {})
-    given = Brief(Order("verify", "run", "place", 5, "parse", 1.5), config, 7)
+    given = Brief(Order("verify", "run", "location", 5, "parse", 1.5), config, 7)
     assert brief(encode(given)) == given
     assert brief(encode(given)).config.retention.of("a") == config.retention.of("a")
 
@@ -53,7 +53,7 @@ def test_errors_of_a_store_pass_by_themselves_and_others_do_not() -> None:
     assert failure(Corrupt("bad")) == Failed("bad", "", 10)
 
 
-def test_what_people_are_told_is_the_place_or_the_run() -> None:
-    order = Order("consolidate", "run", "place")
-    assert (order.subject, Order("consolidate", "run").subject) == ("run/place", "run")
+def test_what_people_are_told_is_the_location_or_the_run() -> None:
+    order = Order("consolidate", "run", "location")
+    assert (order.subject, Order("consolidate", "run").subject) == ("run/location", "run")
     assert replace(read(FULL, "c", {}), node="x") != read(FULL, "c", {})

@@ -49,13 +49,13 @@ def test_three_roles_bring_a_checkpoint_from_a_disk_to_verified(tmp_path: Path) 
         def is_verified() -> bool:
             for tick in working.ticks:
                 tick()
-            return [(s.run, s.word) for s in fresh(store).readable] == [("run", "VERIFIED")]
+            return [(s.run, s.status) for s in fresh(store).readable] == [("run", "VERIFIED")]
 
         assert until(is_verified, 60)
         assert working.errors() == ()
 
 
-def test_while_places_wait_to_be_proved_the_verifier_looks_again_at_once(tmp_path: Path) -> None:
+def test_while_locations_wait_to_be_proved_the_verifier_looks_again_at_once(tmp_path: Path) -> None:
     config, store = configured(tmp_path, "roles: [verifier]\n")
     make(tmp_path / "store")
     (next((tmp_path / "store" / "fsdp2" / ".ckptsync").rglob("report-*"))).unlink()
@@ -73,7 +73,7 @@ def test_while_places_wait_to_be_proved_the_verifier_looks_again_at_once(tmp_pat
         assert until(lambda: len(looks) == 2, 60)
         verifier()
         assert working.ground.children() == ()
-    assert [snapshot.word for snapshot in fresh(store).readable] == ["VERIFIED", "VERIFIED"]
+    assert [snapshot.status for snapshot in fresh(store).readable] == ["VERIFIED", "VERIFIED"]
 
 
 def test_a_new_file_hints_at_a_look(tmp_path: Path) -> None:

@@ -5,12 +5,12 @@ from ckptsync.worker.result import Failure, Progress, Repaired, WorkerResult
 
 
 def test_a_worker_tells_phases_and_nothing_that_counts_down() -> None:
-    waiting = [Progress("a", "checkpoint-1", 0, "waiting", f"settled if nothing changes for {s} s") for s in (9, 8)]
+    waiting = [Progress("a", "checkpoint-1", 0, "waiting", f"finished if nothing changes for {s} s") for s in (9, 8)]
     texts = {line.text for progress in waiting for line in worker(WorkerResult("n0", (progress,)))}
     assert texts == {"phase=waiting run=a checkpoint=checkpoint-1"}
     sent = Progress("a", "checkpoint-1", 0, "sent", "sent", "checkpoint-1~ab", 7, 1000, ("odd name",))
     [line] = worker(WorkerResult("n0", (sent,)))
-    assert line.text == 'phase=sent run=a checkpoint=checkpoint-1 place=checkpoint-1~ab files=7 bytes=1000 notes="odd name"'
+    assert line.text == 'phase=sent run=a checkpoint=checkpoint-1 location=checkpoint-1~ab files=7 bytes=1000 notes="odd name"'
     assert not list(worker(WorkerResult("n0", (Progress("a", "checkpoint-1", 0, "stored", "stored"),))))
 
 

@@ -101,8 +101,8 @@ def send(found: Watching) -> None:
     found.send()
 
 
-def places(store: Watched) -> set[str]:
-    return {p.place for p in fresh(open_store(store.url)).readable}
+def locations(store: Watched) -> set[str]:
+    return {p.location for p in fresh(open_store(store.url)).readable}
 
 
 def look_twice(found: Watching) -> None:
@@ -142,10 +142,10 @@ def test_what_appears_while_a_send_is_held_up_is_pinned_and_what_was_held_up_is_
         sending.join()
         found.look()
         send(found)
-    assert {p.place for p in fresh(open_store(store.url)).readable} == {"checkpoint-1", "checkpoint-2"}
+    assert {p.location for p in fresh(open_store(store.url)).readable} == {"checkpoint-1", "checkpoint-2"}
 
 
-def test_what_is_settled_is_sent_at_once_and_what_is_not_when_it_will_be(tmp_path: Path, out: Path) -> None:
+def test_what_is_finished_is_sent_at_once_and_what_is_not_when_it_will_be(tmp_path: Path, out: Path) -> None:
     with watching(tmp_path, "quiet: 20s, unmarked: 20s") as (found, _):
         sends: list[float] = []
         found.sending.tick.soon = sends.append
@@ -256,7 +256,7 @@ def test_a_store_that_went_away_is_asked_again_within_seconds_and_never_in_a_hot
         found.send()
         assert found._due - time.monotonic() <= 2, "the next outage begins anew"
         store.is_away = False
-    assert {p.place for p in fresh(open_store(store.url)).readable} == {"checkpoint-1"}
+    assert {p.location for p in fresh(open_store(store.url)).readable} == {"checkpoint-1"}
 
 
 def test_a_save_that_fails_in_its_lane_is_tried_again_soon_and_its_failure_is_one_line(tmp_path: Path, out: Path) -> None:
@@ -274,7 +274,7 @@ def test_a_save_that_fails_in_its_lane_is_tried_again_soon_and_its_failure_is_on
         store.is_refusing = False
         send(found)
         assert not found._sent.errors
-    assert {p.place for p in fresh(open_store(store.url)).readable} == {"checkpoint-1"}
+    assert {p.location for p in fresh(open_store(store.url)).readable} == {"checkpoint-1"}
 
 
 def test_a_small_save_is_sent_while_a_large_one_of_another_directory_is_held_up(
@@ -289,9 +289,9 @@ def test_a_small_save_is_sent_while_a_large_one_of_another_directory_is_held_up(
         write(out / "full" / "checkpoint-1", 9000)
         assert until(store.reached.is_set, 30)
         write(out / "lora" / "checkpoint-2")
-        assert until(lambda: places(store) == {"checkpoint-2"}, 30)
+        assert until(lambda: locations(store) == {"checkpoint-2"}, 30)
         store.go_on.set()
-        assert until(lambda: places(store) == {"checkpoint-1", "checkpoint-2"}, 30)
+        assert until(lambda: locations(store) == {"checkpoint-1", "checkpoint-2"}, 30)
 
 
 def test_a_job_that_begins_is_served_by_a_glance_without_any_event(tmp_path: Path, out: Path) -> None:
@@ -318,7 +318,7 @@ def test_before_the_store_is_there_what_appears_is_pinned(tmp_path: Path, out: P
     found.look()
     send(found)
     found.close()
-    assert [p.place for p in fresh(store).readable] == ["checkpoint-1"]
+    assert [p.location for p in fresh(store).readable] == ["checkpoint-1"]
 
 
 def test_what_the_configuration_says_of_a_worker_is_what_it_is_told(tmp_path: Path) -> None:
@@ -346,7 +346,7 @@ def test_what_other_users_put_in_the_way_ends_no_worker_and_is_a_problem_with_it
         assert any("theirs: left out" in error and "it belongs to uid 65534" in error for error in errors)
         assert any("linked/_ckptsync: belongs to uid 65534" in error for error in errors)
         send(found)
-        assert places(store) == {"checkpoint-1"}
+        assert locations(store) == {"checkpoint-1"}
 
 
 def test_a_save_whose_output_directory_is_removed_while_it_is_sent_is_told_of_though_nobody_looks_there_any_more(

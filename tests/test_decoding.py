@@ -103,7 +103,7 @@ from ckptsync.records.names import RecordName
 from ckptsync.digest import digest
 from ckptsync.parsing import parse
 
-data = b'{"format":1,"run":"r","checkpoint":"c","place":"c","n":0,"node":"a","ranks":[' + b"1000," * 6_000_000 + b"0]}"
+data = b'{"format":1,"run":"r","checkpoint":"c","location":"c","n":0,"node":"a","ranks":[' + b"1000," * 6_000_000 + b"0]}"
 name = RecordName("r", "c", "manifest", "a", 0, digest(data)[:16])
 held = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (held + (64 << 20), resource.RLIM_INFINITY))

@@ -7,8 +7,8 @@ import pytest
 from ckptsync.records.join import Join
 from ckptsync.records.keep import Keep
 from ckptsync.records.manifest import FileEntry, Manifest
+from ckptsync.records.model_record import ModelFile, ModelRecord, ModelTensor
 from ckptsync.records.report import Finding, Report
-from ckptsync.records.seal import Seal, SealedFile, SealedTensor
 from ckptsync.records.tombstone import Tombstone
 from tests.listing import DOCUMENT, document
 
@@ -18,7 +18,9 @@ def test_the_listing_is_what_the_code_makes() -> None:
     assert document(text) == text, "python -m tests.listing writes it anew"
 
 
-@pytest.mark.parametrize("record", [Manifest, FileEntry, Seal, SealedFile, SealedTensor, Report, Finding, Tombstone, Keep, Join])
+@pytest.mark.parametrize(
+    "record", [Manifest, FileEntry, ModelRecord, ModelFile, ModelTensor, Report, Finding, Tombstone, Keep, Join]
+)
 def test_every_field_of_a_record_is_described(record: type) -> None:
     fields = {f.name for f in dataclasses.fields(record)}
     assert fields <= {word for word in DOCUMENT.read_text().split("`") if word.isidentifier()}

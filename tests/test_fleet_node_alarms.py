@@ -3,7 +3,7 @@
 import pytest
 
 from ckptsync.fleet.heartbeat import Disk
-from tests.scenes import DAY, HOUR, NOW, fact, heart, place, raised
+from tests.scenes import DAY, HOUR, NOW, fact, heart, location, raised
 
 HEAD = heart("boss", ("head", "verifier"), verifies=7 * DAY)
 
@@ -27,8 +27,8 @@ def test_a_store_that_had_a_head_and_has_none_is_critical_one_that_never_had_is_
 
 @pytest.mark.parametrize(("free", "is_full"), [(600, False), (499, True)])
 def test_a_disk_is_full_when_the_next_save_does_not_fit(free: int, is_full: bool) -> None:  # noqa: FBT001
-    two = place(nodes=("n0", "n1"))  # 1000 bytes of two nodes
-    found = raised(heart(disk=(Disk("/out", free, 10_000, 0),)), places=[two])
+    two = location(nodes=("n0", "n1"))  # 1000 bytes of two nodes
+    found = raised(heart(disk=(Disk("/out", free, 10_000, 0),)), locations=[two])
     said = "n0:/out: 499 B of 10 KB are free, where a save takes 500 B"
     assert [a.text for a in found.values()] == ([said] if is_full else [])
 
@@ -46,11 +46,11 @@ def test_a_spool_warns_at_nine_tenths_of_its_budget_and_is_critical_beyond() -> 
 
 
 def test_a_lost_node_that_has_what_a_save_lacks_is_critical_and_the_save_says_so() -> None:
-    places = [place(word="ARRIVING", ago=2 * HOUR, lost=("rank 3",), awaited=("n9",))]
-    found = raised(heart(), heart("n9", ago=2 * HOUR), places=places)
+    locations = [location(word="ARRIVING", ago=2 * HOUR, lost=("rank 3",), awaited=("n9",))]
+    found = raised(heart(), heart("n9", ago=2 * HOUR), locations=locations)
     assert found["node-lost n9"].severity == "critical"
     assert found["arriving run/checkpoint-1"].text.endswith("rank 3; n9 does not live")
-    found = raised(heart(), heart("n9"), places=places)
+    found = raised(heart(), heart("n9"), locations=locations)
     assert found["arriving run/checkpoint-1"].text.endswith("rank 3")
 
 

@@ -12,7 +12,7 @@ import yaml
 from ckptsync.cli.arguments import parser
 from ckptsync.config.loading import read
 from ckptsync.config.settings import SECTIONS
-from tests.guiding import GUIDES, READMES, ROOT, Block, blocks, commands, has, place
+from tests.guiding import GUIDES, READMES, ROOT, Block, blocks, commands, has, location
 
 MARKS = {"run", "until", "serve", "output", "file", "fragment", "picture", "not run"}
 DOCUMENTS = [*READMES, *GUIDES]
@@ -82,7 +82,7 @@ def test_a_guide_does_what_it_says(path: Path, tmp_path: Path) -> None:
         missing = has(block.about) if block.mark == "run" and block.about else ""
         if missing:
             pytest.skip(f"line {block.line} wants {missing}")
-    with place(tmp_path) as here:
+    with location(tmp_path) as here:
         for block in found:
             here.do(block)
 
@@ -90,7 +90,7 @@ def test_a_guide_does_what_it_says(path: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", range(2))
 def test_the_readme_merges_shards_as_it_says(number: int, tmp_path: Path) -> None:
     block = [b for b in blocks(READMES[0].read_text()) if b.about == "on shards"][number]
-    with place(tmp_path) as here:
+    with location(tmp_path) as here:
         here.lay_shards()
         here.do(block)
     assert (tmp_path / "work" / "merged" / "model.safetensors").is_file()

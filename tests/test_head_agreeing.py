@@ -1,4 +1,4 @@
-"""Two heads of other options and other configuration at hand: one model comes of it, and no seal ever binds bytes that differ."""
+"""Two heads of other options and other configuration at hand: one model comes of it, and no model record ever binds bytes that differ."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ckptsync.head.agreeing import Agreement
 from ckptsync.head.consolidate import HeadOptions, one
 from ckptsync.merge.plan import FORMAT, Options
 from ckptsync.records.coding import decode_any
+from ckptsync.records.model_record import ModelFile, ModelRecord
 from ckptsync.records.names import parse_record_name
-from ckptsync.records.seal import Seal, SealedFile
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.verify.due import Schedule
@@ -30,7 +30,7 @@ from tests.filled import DEMO, contents, put, read, send, two_nodes
 from tests.heads import verify_next
 from tests.interleaved import raced
 
-PLACE = ("run", "checkpoint-4")
+LOCATION = ("run", "checkpoint-4")
 AGREEMENT = "run/.ckptsync/checkpoint-4/agreement-0.json"
 MODEL = "run/consolidated/checkpoint-4/model.safetensors"
 CONFIG = "run/consolidated/checkpoint-4/config.json"
@@ -38,7 +38,7 @@ SHARDED = HeadOptions(Options("fp32", 9_000), {"run": str(DEMO / "base")})
 
 
 class Proven(MemoryStore):
-    """Whatever happens to it, every seal in it binds the bytes that are there."""
+    """Whatever happens to it, every model record in it binds the bytes that are there."""
 
     def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         super().write(name, chunks, about)
@@ -53,16 +53,16 @@ class Proven(MemoryStore):
         check(self)
 
 
-def sealed(store: Store) -> list[Seal]:
-    named = [p for e in store.names("run/.ckptsync/") if (p := parse_record_name(e.name)) and p.kind == "seal"]
+def consolidated(store: Store) -> list[ModelRecord]:
+    named = [p for e in store.names("run/.ckptsync/") if (p := parse_record_name(e.name)) and p.kind == "model"]
     found = [decode_any(p, read(store, str(p))) for p in named]
-    return [seal for seal in found if isinstance(seal, Seal)]
+    return [model_record for model_record in found if isinstance(model_record, ModelRecord)]
 
 
 def check(store: Store) -> None:
-    for seal in sealed(store):
-        for file in seal.files:
-            assert digest(read(store, f"run/consolidated/{seal.place}/{file.path}")) == file.digest, file.path
+    for model_record in consolidated(store):
+        for file in model_record.files:
+            assert digest(read(store, f"run/consolidated/{model_record.location}/{file.path}")) == file.digest, file.path
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def plain(tmp_path: Path) -> HeadOptions:
 
 def heading(options: HeadOptions) -> Callable[[Store], object]:
     def work(store: Store) -> object:
-        return one(store, *PLACE, options)
+        return one(store, *LOCATION, options)
 
     return work
 
@@ -90,10 +90,10 @@ def test_two_heads_at_once_make_one_model_in_every_order_of_their_steps(
     outcomes = raced(seed, store, {"a": heading(SHARDED), "b": heading(plain)}, is_exclusive=is_exclusive)
     assert all(isinstance(o, tuple | CkptsyncError) for o in outcomes.values()), outcomes
     for options in (SHARDED, plain, SHARDED):
-        one(store, *PLACE, options)
+        one(store, *LOCATION, options)
     [seen] = fresh(store).readable
-    assert (seen.word, len({s.options["dtype"] for s in sealed(store)})) == ("CONSOLIDATED", 1)
-    assert not is_exclusive or [s.n for s in sealed(store)].count(0) == 1, "of one agreement one seal comes"
+    assert (seen.status, len({s.options["dtype"] for s in consolidated(store)})) == ("CONSOLIDATED", 1)
+    assert not is_exclusive or [s.n for s in consolidated(store)].count(0) == 1, "of one agreement one model record comes"
 
 
 def test_whichever_write_a_head_dies_at_the_other_one_ends_what_it_began(plain: HeadOptions) -> None:
@@ -101,12 +101,12 @@ def test_whichever_write_a_head_dies_at_the_other_one_ends_what_it_began(plain: 
         store = Proven()
         two_nodes(store)
         try:
-            one(Dying(store, lives), *PLACE, SHARDED)
+            one(Dying(store, lives), *LOCATION, SHARDED)
         except Crash:
-            one(store, *PLACE, plain)
+            one(store, *LOCATION, plain)
             began = AGREEMENT in contents(store) and json.loads(read(store, AGREEMENT))["dtype"]
-            assert [s.options["dtype"] for s in sealed(store)] == [began]
-            assert fresh(store).readable[0].word == "CONSOLIDATED"
+            assert [s.options["dtype"] for s in consolidated(store)] == [began]
+            assert fresh(store).readable[0].status == "CONSOLIDATED"
         else:
             break
     assert lives > 3 * 8
@@ -117,11 +117,11 @@ def test_the_one_that_died_first_of_two_is_no_harm_when_it_is_back(plain: HeadOp
         store = Proven()
         two_nodes(store)
         try:
-            one(Dying(store, lives), *PLACE, SHARDED)
+            one(Dying(store, lives), *LOCATION, SHARDED)
         except Crash:
             raced(lives, store, {"a": heading(SHARDED), "b": heading(plain)}, is_exclusive=True)
-            one(store, *PLACE, SHARDED)
-            assert fresh(store).readable[0].word == "CONSOLIDATED"
+            one(store, *LOCATION, SHARDED)
+            assert fresh(store).readable[0].status == "CONSOLIDATED"
         else:
             break
 
@@ -130,21 +130,21 @@ def test_a_manifest_that_comes_after_the_agreement_changes_nothing_of_the_weight
     store = Proven()
     two_nodes(store)
     with pytest.raises(Crash):
-        one(Dying(store, 10), *PLACE, plain)
+        one(Dying(store, 10), *LOCATION, plain)
     late = fresh(store).readable[0].manifests[1].manifest
     put(store, replace(late, n=1, files=(replace(late.files[0], path="README.md"),)))
-    one(store, *PLACE, SHARDED)
-    assert [len(s.manifests) for s in sealed(store)] == [2]
+    one(store, *LOCATION, SHARDED)
+    assert [len(s.manifests) for s in consolidated(store)] == [2]
 
 
 def test_bytes_in_the_way_that_nothing_binds_are_removed_and_bound_ones_never(plain: HeadOptions) -> None:
     store = Proven()
     two_nodes(store)
     store.write("run/consolidated/checkpoint-4/model.safetensors", [b"of a head before agreements"])
-    one(store, *PLACE, plain)
-    assert fresh(store).readable[0].word == "CONSOLIDATED"
+    one(store, *LOCATION, plain)
+    assert fresh(store).readable[0].status == "CONSOLIDATED"
     before = contents(store)
-    one(store, *PLACE, SHARDED)
+    one(store, *LOCATION, SHARDED)
     assert contents(store).items() >= before.items(), "configuration is added, and nothing changes"
 
 
@@ -153,14 +153,14 @@ def test_an_agreement_of_an_older_program_is_followed_by_the_next_and_one_of_a_n
         store = Proven()
         two_nodes(store)
         with pytest.raises(Crash):
-            one(Dying(store, 20), *PLACE, SHARDED)
+            one(Dying(store, 20), *LOCATION, SHARDED)
         store.write(AGREEMENT, [read(store, AGREEMENT).replace(b'"merge":%d' % FORMAT, b'"merge":%d' % merge)])
         if merge > FORMAT:
             with pytest.raises(Unsupported, match="newer program"):
-                one(store, *PLACE, plain)
+                one(store, *LOCATION, plain)
         else:
-            one(store, *PLACE, plain)
-            assert [(s.n, s.options["dtype"]) for s in sealed(store)] == [(1, "bf16")]
+            one(store, *LOCATION, plain)
+            assert [(s.n, s.options["dtype"]) for s in consolidated(store)] == [(1, "bf16")]
 
 
 @pytest.mark.parametrize("data", [b'{"run":"\xff"}', b"[" * 100_000, b" " * ((4 << 20) + 1), b""], ids=len)
@@ -169,25 +169,25 @@ def test_an_agreement_that_cannot_be_read_is_followed_by_the_next(plain: HeadOpt
     two_nodes(store)
     store.write(AGREEMENT, [data])
     store.write(AGREEMENT.replace("-0.", "-00."), [data])  # no agreement at all
-    one(store, *PLACE, plain)
-    assert [s.n for s in sealed(store)] == [1]
+    one(store, *LOCATION, plain)
+    assert [s.n for s in consolidated(store)] == [1]
 
 
 def test_a_head_that_was_overtaken_before_the_first_weights_follows(plain: HeadOptions) -> None:
     store = Overtaken(AGREEMENT)
     two_nodes(store)
-    one(store, *PLACE, plain)
-    assert [s.n for s in sealed(store)] == [1]
+    one(store, *LOCATION, plain)
+    assert [s.n for s in consolidated(store)] == [1]
 
 
-def test_a_head_that_was_overtaken_while_it_merged_does_not_seal(plain: HeadOptions) -> None:
+def test_a_head_that_was_overtaken_while_it_merged_does_not_model_record(plain: HeadOptions) -> None:
     store = Overtaken(MODEL)
     two_nodes(store)
     with pytest.raises(Incomplete, match="overtaken by another head"):
-        one(store, *PLACE, plain)
-    assert sealed(store) == []
-    one(store, *PLACE, SHARDED)
-    assert [s.n for s in sealed(store)] == [1]
+        one(store, *LOCATION, plain)
+    assert consolidated(store) == []
+    one(store, *LOCATION, SHARDED)
+    assert [s.n for s in consolidated(store)] == [1]
 
 
 class Overtaken(Proven):
@@ -203,11 +203,11 @@ class Overtaken(Proven):
             super().create(AGREEMENT.replace("-0", "-1"), [read(self, AGREEMENT).replace(b'"n":0', b'"n":1')])
 
 
-def test_what_a_head_before_agreements_seals_meanwhile_is_never_removed(plain: HeadOptions) -> None:
+def test_what_a_head_before_agreements_model_records_meanwhile_is_never_removed(plain: HeadOptions) -> None:
     whole = MemoryStore()
     two_nodes(whole)
-    one(whole, *PLACE, HeadOptions(Options("fp16")))
-    made = [e.name for e in whole.names("run/") if "/consolidated/" in e.name or "/seal-" in e.name]
+    one(whole, *LOCATION, HeadOptions(Options("fp16")))
+    made = [e.name for e in whole.names("run/") if "/consolidated/" in e.name or "/model record-" in e.name]
 
     class Sealed(Proven):
         def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
@@ -217,31 +217,31 @@ def test_what_a_head_before_agreements_seals_meanwhile_is_never_removed(plain: H
 
     store = Sealed()
     two_nodes(store)
-    with pytest.raises(Incomplete, match="sealed by another head"):
-        one(store, *PLACE, plain)
-    assert fresh(store).readable[0].word == "CONSOLIDATED"
+    with pytest.raises(Incomplete, match="consolidated by another head"):
+        one(store, *LOCATION, plain)
+    assert fresh(store).readable[0].status == "CONSOLIDATED"
 
 
 def test_two_heads_that_add_configuration_bind_the_one_that_lies_there(plain: HeadOptions) -> None:
     for seed in range(15):
         store = Proven()
         two_nodes(store)
-        one(store, *PLACE, HeadOptions())
+        one(store, *LOCATION, HeadOptions())
         raced(seed, store, {"a": heading(replace(SHARDED, merge=Options())), "b": heading(plain)}, is_exclusive=True)
         assert CONFIG in contents(store)
-        assert any("config.json" in {f.path for f in s.files} for s in sealed(store))
+        assert any("config.json" in {f.path for f in s.files} for s in consolidated(store))
 
 
-def test_a_head_with_other_configuration_at_hand_mends_what_the_first_has_sealed(plain: HeadOptions) -> None:
+def test_a_head_with_other_configuration_at_hand_mends_what_the_first_has_consolidated(plain: HeadOptions) -> None:
     for first, other in ((SHARDED, plain), (plain, SHARDED)):
         store = MemoryStore()
         two_nodes(store)
-        one(store, *PLACE, first)
+        one(store, *LOCATION, first)
         before = contents(store)
         for name in [name for name in before if name.startswith("run/consolidated/") and name.endswith(".safetensors")]:
             store.delete(name)
-        assert fresh(store).readable[0].word == "COMPLETE"
-        one(store, *PLACE, other)
+        assert fresh(store).readable[0].status == "COMPLETE"
+        one(store, *LOCATION, other)
         assert {name: contents(store)[name] for name in before} == before
 
 
@@ -269,21 +269,21 @@ def plant(store: Store, files: Mapping[str, bytes], *, of: str = "given", **more
     for name, data in files.items():
         with contextlib.suppress(Corrupt):  # no store takes such a name
             store.write(BESIDE + name, [data])
-    described = tuple(SealedFile(name, len(data), digest(data)) for name, data in files.items())
+    described = tuple(ModelFile(name, len(data), digest(data)) for name, data in files.items())
     names = tuple(k.name for k in seen.manifests)
-    planted = Agreement(*PLACE, 0, names, "auto", 5_000_000_000, "dcp:pytorch_model_fsdp_0")
+    planted = Agreement(*LOCATION, 0, names, "auto", 5_000_000_000, "dcp:pytorch_model_fsdp_0")
     store.write(AGREEMENT, [replace(planted, **{of: described, **more}).encoded()])  # type: ignore[arg-type]
 
 
 def published(store: Store, options: HeadOptions) -> dict[str, bytes]:
     """What of the model is VERIFIED, once a head and a verifier have done what they do."""
-    one(store, *PLACE, options)
+    one(store, *LOCATION, options)
     verify_next(store, Schedule(), time.time())
-    seen = fresh(store).of(*PLACE)
+    seen = fresh(store).of(*LOCATION)
     assert seen
-    assert seen.seal
-    assert seen.word == "VERIFIED"
-    return {file.path: read(store, BESIDE + file.path) for file in seen.seal.files}
+    assert seen.model_record
+    assert seen.status == "VERIFIED"
+    return {file.path: read(store, BESIDE + file.path) for file in seen.model_record.files}
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_an_agreement_gives_no_file_twice_and_reads_none_elsewhere() -> None:
     for name in ("tokenizer.json", "../../../elsewhere/checkpoint-4/config.json"):
         store = Reading()
         two_nodes(store)
-        plant(store, {name: b"{}"}, given=(SealedFile(name, 2, digest(b"{}")),) * 2)
+        plant(store, {name: b"{}"}, given=(ModelFile(name, 2, digest(b"{}")),) * 2)
         assert published(store, HeadOptions()).keys() == {"model.safetensors"}
 
 
@@ -366,12 +366,12 @@ def test_what_lies_beside_a_model_is_never_taken_up() -> None:
 def test_what_lies_beside_a_model_is_not_taken_up_later_either() -> None:
     store = Proven()
     two_nodes(store)
-    one(store, *PLACE, HeadOptions())
+    one(store, *LOCATION, HeadOptions())
     store.write(CONFIG, [b'{"evil": 1}'])
     with pytest.raises(Incomplete, match="other bytes lie there") as caught:
-        one(store, *PLACE, BASE)
+        one(store, *LOCATION, BASE)
     assert "delete the file" in str(caught.value.hint)
-    assert len(sealed(store)) == 1
+    assert len(consolidated(store)) == 1
     store.delete(CONFIG)
     assert json.loads(published(store, BASE)["config.json"])["model_type"] == "llama"
 
@@ -387,7 +387,7 @@ def test_a_given_file_that_is_replaced_after_it_was_agreed_on_is_never_published
     store = Replacing()
     two_nodes(store)
     with pytest.raises(Incomplete, match=r"not what .* says any more"):
-        one(store, *PLACE, BASE)
+        one(store, *LOCATION, BASE)
     assert b"evil" in read(store, CONFIG)
     assert json.loads(published(store, BASE)["config.json"])["model_type"] == "llama"
 
@@ -402,22 +402,22 @@ def test_heads_of_one_configuration_follow_each_others_code_and_others_do_not(tm
             store = Proven()
             two_nodes_with(store, tmp_path / f"{lives}{len(own)}", own)
             try:
-                one(Dying(store, lives), *PLACE, coding)
+                one(Dying(store, lives), *LOCATION, coding)
             except Crash:
                 began = AGREEMENT in contents(store)
                 made = published(store, coding)
                 assert json.loads(made["config.json"])["auto_map"] == {"AutoModelForCausalLM": "modeling_evil.Evil"}
                 assert made["modeling_evil.py"] == CODE
-                assert [s.n for s in sealed(store)] == [0]
+                assert [s.n for s in consolidated(store)] == [0]
             else:
                 assert lives > 9
                 return
             other = Proven()
             two_nodes_with(other, tmp_path / f"{lives}{len(own)}o", own)
             with pytest.raises(Crash):
-                one(Dying(other, lives), *PLACE, coding)
+                one(Dying(other, lives), *LOCATION, coding)
             assert not {"modeling_evil.py"} & published(other, BASE).keys()
-            assert [s.n for s in sealed(other)] == [int(began)]
+            assert [s.n for s in consolidated(other)] == [int(began)]
 
 
 def test_a_head_that_allows_no_code_does_not_follow_one_that_does_and_is_followed_by_it(tmp_path: Path) -> None:
@@ -426,11 +426,11 @@ def test_a_head_that_allows_no_code_does_not_follow_one_that_does_and_is_followe
         store = Proven()
         two_nodes_with(store, tmp_path / str(numbers), {"config.json": EVIL, "modeling_evil.py": CODE})
         with pytest.raises(Crash):
-            one(Dying(store, 8), *PLACE, first)
+            one(Dying(store, 8), *LOCATION, first)
         assert AGREEMENT in contents(store)
         assert published(store, second).keys() == {"model.safetensors", "config.json"}
-        [seal] = sealed(store)
-        assert ([seal.n], seal.left_out, seal.options["allow_code"]) == (
+        [model_record] = consolidated(store)
+        assert ([model_record.n], model_record.left_out, model_record.options["allow_code"]) == (
             numbers,
             ("config.json: auto_map", "modeling_evil.py"),
             "false",

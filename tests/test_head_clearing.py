@@ -28,9 +28,9 @@ class Listed(MemoryStore):
         return super().names(prefix)
 
 
-def gone(store: MemoryStore, run: str = "run", place: str = "checkpoint-1") -> list[int]:
+def gone(store: MemoryStore, run: str = "run", location: str = "checkpoint-1") -> list[int]:
     sizes: list[int] = []
-    clear(store, run, place, "place", sizes.append, sure=lambda: None)
+    clear(store, run, location, "location", sizes.append, sure=lambda: None)
     return sizes
 
 
@@ -41,9 +41,9 @@ def manifests(store: MemoryStore) -> dict[str, Manifest]:
 
 def test_what_opens_it_goes_first_and_the_neighbours_stay() -> None:
     store = MemoryStore()
-    for place in ("checkpoint-1", "checkpoint-10", "checkpoint-1~other"):
-        fill(store, place)
-    order = [e.name.removeprefix("run/") for e in files(store, "run", "checkpoint-1", "place")]
+    for location in ("checkpoint-1", "checkpoint-10", "checkpoint-1~other"):
+        fill(store, location)
+    order = [e.name.removeprefix("run/") for e in files(store, "run", "checkpoint-1", "location")]
     assert order == [
         "checkpoint-1/trainer_state.json",
         "checkpoint-1/a.bin",
@@ -67,12 +67,12 @@ def test_whether_it_may_still_go_is_asked_once_when_all_is_listed_and_nothing_ha
 
     store.asked.clear()
     with pytest.raises(Incomplete, match="too late"):
-        clear(store, "run", "checkpoint-1", "place", lambda _: None, sure=sure)
+        clear(store, "run", "checkpoint-1", "location", lambda _: None, sure=sure)
     assert store.asked[-1] == "sure"
     assert "run/consolidated/checkpoint-1/" in store.asked
     assert [*store.names("run/")] == before
     asked: list[str] = []
-    clear(store, "run", "checkpoint-1", "place", lambda _: None, sure=lambda: asked.append("sure"))
+    clear(store, "run", "checkpoint-1", "location", lambda _: None, sure=lambda: asked.append("sure"))
     assert asked == ["sure"]
 
 
@@ -97,13 +97,13 @@ def test_what_a_manifest_had_taken_back_does_not_come_alive_again() -> None:
     store = MemoryStore()
     old = fill(store, "checkpoint-1~old", is_verified=False)
     (said,) = manifests(store).values()
-    put(store, replace(said, place="checkpoint-1", supersedes=(old,)))
+    put(store, replace(said, location="checkpoint-1", supersedes=(old,)))
     assert forget(store, "run", "checkpoint-1", manifests(store))
     assert manifests(store) == {}
 
 
 @pytest.mark.parametrize(
-    ("run", "place", "another"),
+    ("run", "location", "another"),
     [
         ("run", "checkpoint-1", ("run/checkpoint-1", "checkpoint-7")),
         ("run/checkpoint-1", "checkpoint-7", ("run", "checkpoint-1")),
@@ -112,17 +112,17 @@ def test_what_a_manifest_had_taken_back_does_not_come_alive_again() -> None:
         ("run", "checkpoint-1", ("run/consolidated/checkpoint-1", "x-1")),
     ],
 )
-def test_runs_that_lie_in_each_other_are_left_alone(run: str, place: str, another: tuple[str, str]) -> None:
+def test_runs_that_lie_in_each_other_are_left_alone(run: str, location: str, another: tuple[str, str]) -> None:
     store = MemoryStore()
-    fill(store, place, run=run)
+    fill(store, location, run=run)
     fill(store, another[1], run=another[0])
     before = [*store.names("")]
     with pytest.raises(ConfigError, match=r"another run|the store itself|would go"):
-        gone(store, run, place)
+        gone(store, run, location)
     assert [*store.names("")] == before
 
 
-@pytest.mark.parametrize("place", ["consolidated", ".ckptsync"])
-def test_a_place_with_a_name_of_the_stores_own_is_never_removed(place: str) -> None:
+@pytest.mark.parametrize("location", ["consolidated", ".ckptsync"])
+def test_a_location_with_a_name_of_the_stores_own_is_never_removed(location: str) -> None:
     with pytest.raises(ConfigError, match="the store itself uses"):
-        check_alone(MemoryStore(), "run", place)
+        check_alone(MemoryStore(), "run", location)

@@ -1,4 +1,4 @@
-"""Models made by tasks that reach the store by themselves: the same files, the same seal, and the same care."""
+"""Models made by tasks that reach the store by themselves: the same files, the same model record, and the same care."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def arrived(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def models(store: Path) -> dict[str, bytes]:
-    """The model and its seal."""
-    found = [*(store / "fsdp2/consolidated").rglob("*"), *store.rglob("seal-*")]
+    """The model and its model record."""
+    found = [*(store / "fsdp2/consolidated").rglob("*"), *store.rglob("model-*")]
     return {str(p.relative_to(store)): p.read_bytes() for p in found if p.is_file()}
 
 
-def sealed(arrived: Path, tmp_path: Path, where: type[Clustered] | None, address: str = "") -> dict[str, bytes]:
+def consolidated(arrived: Path, tmp_path: Path, where: type[Clustered] | None, address: str = "") -> dict[str, bytes]:
     store = tmp_path / (where.__name__ if where else "plain")
     shutil.copytree(arrived, store)
     engine = where(address, str(store)) if where else None
@@ -69,12 +69,12 @@ def sealed(arrived: Path, tmp_path: Path, where: type[Clustered] | None, address
     return models(store)
 
 
-def test_the_model_and_its_seal_are_those_of_one_process(arrived: Path, tmp_path: Path) -> None:
-    found = sealed(arrived, tmp_path, Here)
-    assert found == sealed(arrived, tmp_path, None)
-    (seal,) = (json.loads(data) for name, data in found.items() if "/seal-" in name)
-    assert len(seal["files"]) > 3
-    assert all(t["digest"] for t in seal["tensors"])
+def test_the_model_and_its_model_record_are_those_of_one_process(arrived: Path, tmp_path: Path) -> None:
+    found = consolidated(arrived, tmp_path, Here)
+    assert found == consolidated(arrived, tmp_path, None)
+    (model_record,) = (json.loads(data) for name, data in found.items() if "/model record-" in name)
+    assert len(model_record["files"]) > 3
+    assert all(t["digest"] for t in model_record["tensors"])
 
 
 def test_bytes_that_no_node_has_sent_are_not_believed_by_a_task_either(arrived: Path, tmp_path: Path) -> None:
@@ -83,13 +83,13 @@ def test_bytes_that_no_node_has_sent_are_not_believed_by_a_task_either(arrived: 
     flip(store / "fsdp2" / SHARD)
     with pytest.raises(Corrupt, match="not those that its node sent"):
         one(create_store(str(store)), "fsdp2", "checkpoint-4", HeadOptions(OPTIONS, engine=Here("", str(store))))
-    assert not [name for name in models(store) if "/seal-" in name]
+    assert not [name for name in models(store) if "/model record-" in name]
 
 
 def test_a_task_reads_no_byte_that_it_does_not_check(arrived: Path, tmp_path: Path) -> None:
     store = tmp_path / "damaged"
     shutil.copytree(arrived, store)
-    seen = fresh(create_store(str(store))).places[0]
+    seen = fresh(create_store(str(store))).locations[0]
     files = Clustered("", str(store)).engine(seen, "", {})._reach.files()
     name = SHARD.removeprefix("checkpoint-4/")
     assert len(read_whole(files, name)) == files.sizes()[name]
@@ -99,19 +99,19 @@ def test_a_task_reads_no_byte_that_it_does_not_check(arrived: Path, tmp_path: Pa
 
 
 def test_what_lies_in_the_way_of_a_task_is_removed_where_nothing_binds_it(arrived: Path, tmp_path: Path) -> None:
-    wanted = sealed(arrived, tmp_path, None)
+    wanted = consolidated(arrived, tmp_path, None)
     there = arrived / next(name for name in wanted if name.endswith("-00002-of-00006.safetensors") or "-00002-of-" in name)
     there.parent.mkdir(parents=True)
     there.write_bytes(b"somebody else's")
     try:
-        assert sealed(arrived, tmp_path, Here) == wanted
+        assert consolidated(arrived, tmp_path, Here) == wanted
     finally:
         shutil.rmtree(arrived / "fsdp2/consolidated")
 
 
 def test_on_a_real_cluster_it_is_the_same(arrived: Path, tmp_path: Path) -> None:
     pytest.importorskip("ray", reason="Ray is not installed")
-    assert sealed(arrived, tmp_path, Clustered, "local") == sealed(arrived, tmp_path, None)
+    assert consolidated(arrived, tmp_path, Clustered, "local") == consolidated(arrived, tmp_path, None)
 
 
 def test_secrets_are_not_shown(tmp_path: Path) -> None:

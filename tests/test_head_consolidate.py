@@ -24,12 +24,12 @@ VECTORS = Path(__file__).parent / "vectors"
 
 
 def made(result: Consolidated) -> list[str]:
-    return [m.place for m in result.made]
+    return [m.location for m in result.made]
 
 
-def seals(store: MemoryStore) -> list[str]:
+def model_records(store: MemoryStore) -> list[str]:
     parsed = {e.name: parse_record_name(e.name) for e in store.names("")}
-    return [name for name, p in parsed.items() if p and p.kind == "seal"]
+    return [name for name, p in parsed.items() if p and p.kind == "model"]
 
 
 @pytest.mark.parametrize("name", ["hf-fsdp2-2node", "hf-zero3-2node"])
@@ -48,18 +48,18 @@ def body(data: bytes) -> dict[str, bytes]:
     return {k: data[8 + size + v["data_offsets"][0] : 8 + size + v["data_offsets"][1]] for k, v in header.items()}
 
 
-def test_what_was_made_is_sealed_and_not_made_again() -> None:
+def test_what_was_made_is_consolidated_and_not_made_again() -> None:
     store = MemoryStore()
     two_nodes(store)
     consolidate_due(store, BASE)
     before = contents(store)
     again = consolidate_due(store, BASE)
-    assert again.catalogue.readable[0].word == "CONSOLIDATED"
+    assert again.catalogue.readable[0].status == "CONSOLIDATED"
     assert (again.made, contents(store)) == ((), before)
 
 
 @pytest.mark.parametrize("kind", ["fsdp2", "zero3"])
-def test_a_head_that_dies_anywhere_is_finished_by_the_next_with_the_same_bytes_and_one_seal(kind: str) -> None:
+def test_a_head_that_dies_anywhere_is_finished_by_the_next_with_the_same_bytes_and_one_model_record(kind: str) -> None:
     whole = MemoryStore()
     two_nodes(whole, kind)
     consolidate_due(whole, BASE)
@@ -69,27 +69,27 @@ def test_a_head_that_dies_anywhere_is_finished_by_the_next_with_the_same_bytes_a
         try:
             consolidate_due(Dying(store, lives), BASE)
         except Crash:
-            assert not seals(store) or contents(store) == contents(whole)
+            assert not model_records(store) or contents(store) == contents(whole)
             consolidate_due(store, BASE)
             assert contents(store) == contents(whole)
         else:
             break
-    assert lives > 3 * 6  # six files and a seal, three moments each
+    assert lives > 3 * 6  # six files and a model record, three moments each
 
 
 def test_half_a_checkpoint_is_not_merged() -> None:
     store = MemoryStore()
     send(store, DEMO / "fsdp2/node0/checkpoint-4", "node0")
     result = consolidate_due(store, BASE)
-    assert (result.made, result.failed, result.catalogue.readable[0].word) == ((), (), "ARRIVING")
+    assert (result.made, result.failed, result.catalogue.readable[0].status) == ((), (), "ARRIVING")
 
 
-def test_halves_of_two_saves_in_one_place_are_not_merged() -> None:
+def test_halves_of_two_saves_in_one_location_are_not_merged() -> None:
     store = MemoryStore()
     send(store, DEMO / "fsdp2/node0/checkpoint-4", "node0")
     send(store, DEMO / "fsdp2/node1/checkpoint-4", "node1", at=FIRST + 3600 * SECOND)
     result = consolidate_due(store, BASE)
-    assert (result.made, result.catalogue.readable[0].word) == ((), "AMBIGUOUS")
+    assert (result.made, result.catalogue.readable[0].status) == ((), "CONFLICT")
 
 
 def test_what_is_retired_is_left_alone() -> None:
@@ -100,14 +100,14 @@ def test_what_is_retired_is_left_alone() -> None:
     assert consolidate_due(store, BASE).made == ()
 
 
-def test_a_damaged_shard_is_never_merged_and_stops_no_other_place() -> None:
+def test_a_damaged_shard_is_never_merged_and_stops_no_other_location() -> None:
     store = MemoryStore()
     two_nodes(store)
     two_nodes(store, "zero3", "checkpoint-5")
     flip(store, SHARD, 50_000)
     result = consolidate_due(store, BASE)
     assert made(result) == ["checkpoint-5"]
-    assert [(f.place, type(f.error)) for f in result.failed] == [("checkpoint-4", Corrupt)]
+    assert [(f.location, type(f.error)) for f in result.failed] == [("checkpoint-4", Corrupt)]
     assert MODEL not in contents(store)
 
 

@@ -16,13 +16,13 @@ def due(store: MemoryStore, configured: str = "") -> list[Errand]:
     return list(errands(read(store).summaries, lambda _: configured))
 
 
-def test_what_is_complete_is_an_errand_until_it_is_sealed_and_what_arrives_is_none() -> None:
+def test_what_is_complete_is_an_errand_until_it_is_consolidated_and_what_arrives_is_none() -> None:
     store = MemoryStore()
     send(store, DEMO / "fsdp2/node0/checkpoint-4", "node0")
     assert due(store) == []
     send(store, DEMO / "fsdp2/node1/checkpoint-4", "node1")
     [errand] = due(store)
-    assert (errand.run, errand.place, errand.lasts) == ("run", "checkpoint-4", False)
+    assert (errand.run, errand.location, errand.lasts) == ("run", "checkpoint-4", False)
     assert errand.size > 10_000
     one(store, "run", "checkpoint-4", BASE)
     assert due(store) == []
@@ -41,23 +41,23 @@ def test_damage_is_looked_at_once_in_one_state_and_a_lost_file_again_and_again()
 
 def test_the_newest_comes_first_and_before_what_is_damaged() -> None:
     store = MemoryStore()
-    for place in ("checkpoint-4", "checkpoint-5", "checkpoint-6"):
-        two_nodes(store, place=place)
+    for location in ("checkpoint-4", "checkpoint-5", "checkpoint-6"):
+        two_nodes(store, location=location)
     one(store, "run", "checkpoint-4", BASE)
     store.delete(MODEL)
-    assert [e.place for e in due(store)] == ["checkpoint-6", "checkpoint-5", "checkpoint-4"]
+    assert [e.location for e in due(store)] == ["checkpoint-6", "checkpoint-5", "checkpoint-4"]
 
 
 def test_what_a_model_lacks_is_looked_for_once_in_a_run_and_where_there_is_something() -> None:
     store = MemoryStore()
-    for place in ("checkpoint-4", "checkpoint-5"):
-        two_nodes(store, place=place)
-        one(store, "run", place, HeadOptions())
+    for location in ("checkpoint-4", "checkpoint-5"):
+        two_nodes(store, location=location)
+        one(store, "run", location, HeadOptions())
     assert due(store) == []
     [given] = due(store, "config_from")
-    assert (given.run, given.place, given.lasts) == ("run", "", True)
+    assert (given.run, given.location, given.lasts) == ("run", "", True)
     send(store, DEMO / "base", "node0", "final")
-    [final] = [e for e in due(store) if not e.place]
+    [final] = [e for e in due(store) if not e.location]
     assert final.key != given.key
     assert len(one(store, "run", "", HeadOptions())) == 2
-    assert [e for e in due(store) if not e.place] == []
+    assert [e for e in due(store) if not e.location] == []

@@ -22,7 +22,7 @@ from ckptsync.records.tombstone import Scope, Stage
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
-from ckptsync.verify.place import verify_place
+from ckptsync.verify.location import verify_location
 from tests.dying import Crash, Dying
 from tests.interleaved import raced
 from tests.retained import FIRST, entry, fill, put
@@ -48,16 +48,16 @@ def wait(store: Store, seconds: float) -> None:
 
 
 def words(store: Store) -> dict[str, str]:
-    return {s.place: s.word for s in fresh(store).places}
+    return {s.location: s.status for s in fresh(store).locations}
 
 
 def outcomes(found: Swept) -> list[tuple[str, str]]:
     assert found.failed == ()
-    return [(d.place, d.outcome) for d in found.done]
+    return [(d.location, d.outcome) for d in found.done]
 
 
-def names(store: Store, place: str) -> list[str]:
-    return [e.name for e in store.names("") if place in e.name.split("/")]
+def names(store: Store, location: str) -> list[str]:
+    return [e.name for e in store.names("") if location in e.name.split("/")]
 
 
 def test_what_no_rule_keeps_is_marked_and_removed_after_its_grace() -> None:
@@ -87,7 +87,7 @@ def test_a_plan_writes_nothing() -> None:
     store = filled()
     before = [*store.names("")]
     found = plan(store, asked(Rules(keep_last=1)), now=FIRST)
-    assert [(p.decision.place, p.step.deed, p.files) for p in found.planned if p.step.deed != "nothing"] == [
+    assert [(p.decision.location, p.step.deed, p.files) for p in found.planned if p.step.deed != "nothing"] == [
         ("checkpoint-2", "mark", 4),
         ("checkpoint-1", "mark", 4),
     ]
@@ -112,20 +112,20 @@ def test_shards_go_while_the_model_stays_verified_and_cannot_be_resumed_from() -
     assert outcomes(tick(store, rule)) == [("checkpoint-2", "removed"), ("checkpoint-1", "removed")]
     seen = fresh(store).of("run", "checkpoint-1")
     assert seen is not None
-    assert seen.word == "VERIFIED"
-    assert not seen.facets.resume.holds
-    assert "let go" in seen.facets.resume.evidence[0]
+    assert seen.status == "VERIFIED"
+    assert not seen.conditions.resume.holds
+    assert "let go" in seen.conditions.resume.evidence[0]
     assert [n for n in names(store, "checkpoint-1") if ".ckptsync" not in n] == ["run/consolidated/checkpoint-1/model.safetensors"]
-    report = verify_place(store, seen, "digest")
+    report = verify_location(store, seen, "digest")
     assert (report.verdict, [f.kind for f in report.findings]) == ("ok", ["note"]), "nothing is missing that was let go"
     assert outcomes(tick(store, rule)) == []
 
 
-def test_a_marked_place_of_which_only_the_shards_shall_go_comes_back_first() -> None:
+def test_a_marked_location_of_which_only_the_shards_shall_go_comes_back_first() -> None:
     store = filled()
     assert outcomes(tick(store, asked(Rules(keep_last=2), 1e6))) == [("checkpoint-1", "marked")]
     (back,) = tick(store, asked(Rules(keep_last=3, shards=2), 1e6)).done
-    assert (back.place, back.outcome, back.scope) == ("checkpoint-1", "taken back", "place")
+    assert (back.location, back.outcome, back.scope) == ("checkpoint-1", "taken back", "location")
     assert words(store)["checkpoint-1"] == "VERIFIED"
 
 
@@ -137,7 +137,7 @@ def test_drop_after_0_lets_the_shards_of_all_go_and_no_other_number_does(newest:
     assert len({e.name.split("/")[1] for e in store.names("run/") if e.name.startswith("run/checkpoint-")}) == left
 
 
-def test_what_is_left_is_proven_by_its_seal_alone() -> None:
+def test_what_is_left_is_proven_by_its_model_record_alone() -> None:
     store = MemoryStore()
     name = fill(store, "checkpoint-1")
     (first,) = read_manifests(store, [name])
@@ -185,7 +185,7 @@ def test_directories_that_a_dead_head_left_empty_go_with_what_it_had_begun(tmp_p
         fill(store, f"checkpoint-{n}", FIRST + n * HOUR)
     tick(store, asked(rules))
     gone = tmp_path / "store/run/checkpoint-1"
-    mark(store, "checkpoint-1", "begun", "place" if rules.keep_last else "shards")
+    mark(store, "checkpoint-1", "begun", "location" if rules.keep_last else "shards")
     for path in gone.iterdir():  # and then it died, before it removed the directory
         path.unlink()
     assert outcomes(tick(store, asked(rules))) == [("checkpoint-1", "removed")]
@@ -199,10 +199,10 @@ def _patient(store: MemoryStore, rules: Rules) -> None:
 
 
 def _check_whole_or_given_up(store: Store) -> None:
-    for seen in fresh(store).places:
-        if seen.word != "RETIRED":
-            assert seen.word == "VERIFIED", (seen.place, seen.evidence)
-            assert seen.facets.resume.holds or seen.facets.shards
+    for seen in fresh(store).locations:
+        if seen.status != "RETIRED":
+            assert seen.status == "VERIFIED", (seen.location, seen.evidence)
+            assert seen.conditions.resume.holds or seen.conditions.shards
     assert words(store)["checkpoint-2"] == "VERIFIED"
 
 
@@ -212,14 +212,14 @@ def _without_tombstones(store: Store) -> list[str]:
 
 def test_two_heads_that_have_marked_each_others_last_one_remove_neither_and_the_newest_comes_back() -> None:
     store = filled(2)
-    for place in ("checkpoint-1", "checkpoint-2"):
-        mark(store, place)
+    for location in ("checkpoint-1", "checkpoint-2"):
+        mark(store, location)
     assert outcomes(tick(store, asked(Rules(keep_last=1)))) == [("checkpoint-2", "taken back"), ("checkpoint-1", "removed")]
     assert words(store) == {"checkpoint-2": "VERIFIED"}
 
 
-def mark(store: Store, place: str, stage: Stage = "said", scope: Scope = "place") -> None:
-    (name,) = [e.name for e in store.names(f"run/.ckptsync/{place}/") if "/manifest-" in e.name]
+def mark(store: Store, location: str, stage: Stage = "said", scope: Scope = "location") -> None:
+    (name,) = [e.name for e in store.names(f"run/.ckptsync/{location}/") if "/manifest-" in e.name]
     write(store, Grave({name: read_manifests(store, [name])[0]}, scope, "by a head with another view"), stage)
 
 
@@ -276,8 +276,8 @@ def test_two_heads_with_other_rules_and_no_grace_never_remove_the_last_or_half_o
     """At every call of the one the other does all it would."""
     for n in itertools.count(1, 2):
         store = filled(2)
-        for place in ("checkpoint-1", "checkpoint-2"):
-            mark(store, place)
+        for location in ("checkpoint-1", "checkpoint-2"):
+            mark(store, location)
         meeting = Meeting(store, n, lambda store=store: [tick(store, asked(others)) for _ in range(3)])  # type: ignore[misc]
         tick(meeting, asked(mine))
         if not meeting.was_met:
@@ -293,8 +293,8 @@ def test_two_heads_with_other_rules_and_no_grace_never_remove_the_last_or_half_o
 @pytest.mark.parametrize("seed", range(12))
 def test_three_heads_at_once_in_any_order_keep_one_whole(seed: int) -> None:
     store = filled(3)
-    for place in ("checkpoint-1", "checkpoint-2"):
-        mark(store, place)
+    for location in ("checkpoint-1", "checkpoint-2"):
+        mark(store, location)
     rules = {"a": Rules(keep_last=1), "b": OLDEST, "c": Rules(keep_every=2)}
     work = {node: lambda one, its=its: [tick(one, asked(its)) for _ in range(2)] for node, its in rules.items()}
     ended = raced(seed, store, work, is_exclusive=True)

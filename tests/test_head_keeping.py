@@ -29,7 +29,7 @@ def filled() -> MemoryStore:
 def word(store: MemoryStore) -> str:
     seen = fresh(store).of("run", "checkpoint-1")
     assert seen is not None
-    return seen.word
+    return seen.status
 
 
 def test_what_is_kept_is_not_marked_and_what_is_released_is() -> None:
@@ -63,7 +63,7 @@ def test_what_a_removal_has_taken_a_file_of_is_not_promised() -> None:
     store = filled()
     tick(store, LAST)
     (name,) = [e.name for e in store.names("run/.ckptsync/checkpoint-1/") if "/manifest-" in e.name]
-    grave = Grave({name: read_manifests(store, [name])[0]}, "place", "old")
+    grave = Grave({name: read_manifests(store, [name])[0]}, "location", "old")
     for stage in STAGES:
         write(store, grave, stage)
     store.delete("run/checkpoint-1/a.bin")
@@ -84,7 +84,7 @@ def test_there_is_nothing_to_keep_where_nothing_is() -> None:
         keep(filled(), "run", "checkpoint-9")
 
 
-@pytest.mark.parametrize("kind", ["report", "seal"])
+@pytest.mark.parametrize("kind", ["report", "model"])
 def test_what_is_made_anew_keeps_nobody_from_keeping(kind: str) -> None:
     store = filled()
     flip(store, next(e.name for e in store.names("run/.ckptsync/checkpoint-1/") if f"/{kind}-" in e.name))

@@ -61,14 +61,14 @@ def test_what_a_node_has_sent_and_never_named_goes_and_not_while_it_sends() -> N
     assert [*remove(store, late, now=100.0)] == [], "it sends again by now"
 
 
-@pytest.mark.parametrize("place", ["checkpoint-5", "checkpoint-5~other"])
-def test_what_a_manifest_has_named_since_it_was_found_stays(place: str) -> None:
+@pytest.mark.parametrize("location", ["checkpoint-5", "checkpoint-5~other"])
+def test_what_a_manifest_has_named_since_it_was_found_stays(location: str) -> None:
     store = MemoryStore()
     (said,) = read_manifests(store, [fill(store, "checkpoint-5", is_verified=False)])
     store.write("run/checkpoint-5/late.bin", [b"x"])
     late = list(found(store, LATER))
     assert [one.entry.name for one in late] == ["run/checkpoint-5/late.bin"]
-    put(store, replace(said, place=place, node="n1"))  # a node that came back, and found its bytes there
+    put(store, replace(said, location=location, node="n1"))  # a node that came back, and found its bytes there
     assert [*remove(store, late, LATER)] == []
     assert store.size("run/checkpoint-5/late.bin") == 1
 
@@ -111,7 +111,7 @@ def test_a_run_within_another_is_not_touched() -> None:
     assert names(store) == []
 
 
-def test_where_a_manifest_is_gone_that_a_seal_names_nothing_is_litter() -> None:
+def test_where_a_manifest_is_gone_that_a_model_record_names_nothing_is_litter() -> None:
     store = MemoryStore()
     fill(store, "checkpoint-5")
     (name,) = [e.name for e in store.names("run/.ckptsync/checkpoint-5/") if "/manifest-" in e.name]

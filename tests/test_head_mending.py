@@ -21,7 +21,7 @@ from tests.filled import flip, read
 from tests.retained import FIRST, fill
 
 LAST = Asked(lambda _: Rules(keep_last=1), 0.0)
-PLACE = "checkpoint-1"
+LOCATION = "checkpoint-1"
 
 
 @pytest.mark.parametrize("size", [0, 1, PIECE, PIECE + 1])
@@ -42,49 +42,49 @@ def test_other_bytes_never_appear() -> None:
 
 def filled() -> tuple[MemoryStore, str]:
     store = MemoryStore()
-    name = fill(store, PLACE)
+    name = fill(store, LOCATION)
     fill(store, "checkpoint-2", FIRST + 3600)
     return store, name
 
 
-def stone(store: MemoryStore, manifest: str, stage: Stage, scope: Scope = "place") -> str:
+def stone(store: MemoryStore, manifest: str, stage: Stage, scope: Scope = "location") -> str:
     return tombs.write(store, Grave({manifest: read_manifests(store, [manifest])[0]}, scope, "old"), stage)
 
 
 def mended(store: MemoryStore) -> tuple[str, ...]:
     found = fresh(store, "run")
-    seen = next((s for s in found.readable if s.place == PLACE), None)
-    return mend(store, plan("run", PLACE, seen, (), ground(found, PLACE, {})), seen, HeadOptions())
+    seen = next((s for s in found.readable if s.location == LOCATION), None)
+    return mend(store, plan("run", LOCATION, seen, (), ground(found, LOCATION, {})), seen, HeadOptions())
 
 
 def words(store: MemoryStore, kind: str) -> list[str]:
-    return [e.name for e in store.names(f"run/.ckptsync/{PLACE}/") if f"/{kind}-" in e.name]
+    return [e.name for e in store.names(f"run/.ckptsync/{LOCATION}/") if f"/{kind}-" in e.name]
 
 
 def swept(store: MemoryStore) -> bool:
-    """Whether two ticks of gc have left something of the place."""
+    """Whether two ticks of gc have left something of the location."""
     for _ in range(2):
         tick(store, LAST)
-    return bool([*store.names(f"run/{PLACE}/")])
+    return bool([*store.names(f"run/{LOCATION}/")])
 
 
 def test_what_a_damaged_word_kept_is_kept_by_a_new_one() -> None:
     store, _ = filled()
-    keeping.keep(store, "run", PLACE, "the paper")
+    keeping.keep(store, "run", LOCATION, "the paper")
     (bad,) = words(store, "keep")
     flip(store, bad)
     assert len(mended(store)) == 2
     assert bad not in words(store, "keep")
     assert swept(store)
-    assert keeping.release(store, "run", PLACE)
+    assert keeping.release(store, "run", LOCATION)
     assert not swept(store)
 
 
 def test_a_damaged_word_to_keep_that_was_released_later_keeps_nothing() -> None:
     store, _ = filled()
-    keeping.keep(store, "run", PLACE)
+    keeping.keep(store, "run", LOCATION)
     (bad,) = words(store, "keep")
-    keeping.release(store, "run", PLACE)
+    keeping.release(store, "run", LOCATION)
     flip(store, bad)
     assert len(mended(store)) == 1
     assert not swept(store)
@@ -100,7 +100,7 @@ def test_what_a_damaged_tombstone_had_taken_back_stays_taken_back(before: tuple[
     done = mended(store)
     assert len(done) == 2
     assert bad not in words(store, "tombstone")
-    assert not fresh(store).places[0].facets.retired, "gc decides anew, and its grace begins anew"
+    assert not fresh(store).locations[0].conditions.retired, "gc decides anew, and its grace begins anew"
 
 
 def test_what_has_gone_in_part_is_not_taken_back() -> None:
@@ -108,7 +108,7 @@ def test_what_has_gone_in_part_is_not_taken_back() -> None:
     stone(store, manifest, "said")
     stone(store, manifest, "begun")
     flip(store, stone(store, manifest, "begun"))
-    store.delete(f"run/{PLACE}/a.bin")
+    store.delete(f"run/{LOCATION}/a.bin")
     assert len(mended(store)) == 1
     assert not swept(store)
 

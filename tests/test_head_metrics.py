@@ -9,7 +9,7 @@ import pytest
 from ckptsync.catalogue.reading import read
 from ckptsync.catalogue.summary import Summary
 from ckptsync.errors import Corrupt
-from ckptsync.head.metrics import Measured, of_place, of_places, parsed
+from ckptsync.head.metrics import Measured, of_location, of_locations, parsed
 from ckptsync.stores.memory import MemoryStore
 from tests.retained import fill
 
@@ -46,18 +46,18 @@ def summary(store: MemoryStore) -> Summary:
 def test_bytes_that_are_not_what_the_node_sent_say_nothing() -> None:
     store = MemoryStore()
     fill(store, "checkpoint-1", loss=2.0)
-    assert of_places(store, [summary(store)], "eval_loss", Measured()) == {"checkpoint-1": 2.0}
-    assert of_places(store, [summary(store)], "eval_accuracy", Measured()) == {}
+    assert of_locations(store, [summary(store)], "eval_loss", Measured()) == {"checkpoint-1": 2.0}
+    assert of_locations(store, [summary(store)], "eval_accuracy", Measured()) == {}
     store.write("run/checkpoint-1/trainer_state.json", [b'{"log_history": [{"step": 1, "eval_loss": 0.1}]}'])
-    assert of_places(store, [summary(store)], "eval_loss", Measured()) == {"checkpoint-1": None}
+    assert of_locations(store, [summary(store)], "eval_loss", Measured()) == {"checkpoint-1": None}
 
 
 def test_it_is_read_once() -> None:
     store, memory = MemoryStore(), Measured()
     fill(store, "checkpoint-1", loss=2.0)
     seen = summary(store)
-    of_place(store, seen, memory)
+    of_location(store, seen, memory)
     store.delete("run/checkpoint-1/trainer_state.json")
-    measured = of_place(store, seen, memory)
+    measured = of_location(store, seen, memory)
     assert measured is not None
     assert measured["eval_loss"] == 2.0

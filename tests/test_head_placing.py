@@ -9,12 +9,12 @@ import pytest
 from ckptsync.digest import digest
 from ckptsync.errors import Corrupt, Exists
 from ckptsync.head.placing import InTheWay, Writing, is_whole, placed, proven
-from ckptsync.records.seal import SealedFile
+from ckptsync.records.model_record import ModelFile
 from ckptsync.stores.contract import UNKNOWN, About, Chunk
 from ckptsync.stores.memory import MemoryStore
 from tests.filled import read
 
-FILE = SealedFile("m", 5, digest(b"model"))
+FILE = ModelFile("m", 5, digest(b"model"))
 
 
 class Mute(MemoryStore):
@@ -53,7 +53,7 @@ def test_only_the_very_bytes_are_whole() -> None:
         assert is_whole(store, "m", FILE) is expected
 
 
-def test_other_bytes_than_the_sealed_ones_end_in_an_error_after_the_last() -> None:
+def test_other_bytes_than_the_consolidated_ones_end_in_an_error_after_the_last() -> None:
     assert b"".join(proven([b"mo", b"del"], FILE)) == b"model"
-    with pytest.raises(Corrupt, match="not what the seal says"):
+    with pytest.raises(Corrupt, match="not what the model record says"):
         list(proven([b"nodel"], FILE))

@@ -21,7 +21,7 @@ from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry
 from ckptsync.stores.memory import MemoryStore
 from tests.retained import FIRST, fill, put
 
-STEP = Step("run", "checkpoint-1", "remove", "place", "old")
+STEP = Step("run", "checkpoint-1", "remove", "location", "old")
 
 
 class Crossed(MemoryStore):
@@ -42,12 +42,12 @@ class Crossed(MemoryStore):
         super().create(name, chunks, about)
 
 
-def mark(store: MemoryStore, stage: Stage, scope: Scope = "place") -> None:
+def mark(store: MemoryStore, stage: Stage, scope: Scope = "location") -> None:
     (name,) = [e.name for e in store.names("run/.ckptsync/checkpoint-1/") if "/manifest-" in e.name]
     write(store, Grave({name: read_manifests(store, [name])[0]}, scope, "old"), stage)
 
 
-def marked(*stages: Stage, scope: Scope = "place") -> Crossed:
+def marked(*stages: Stage, scope: Scope = "location") -> Crossed:
     """Two that are verified, the first of them marked."""
     store = Crossed()
     fill(store, "checkpoint-1")
@@ -130,14 +130,14 @@ def test_what_is_half_removed_is_finished_at_once_whatever_else_holds() -> None:
     assert removed(store).outcome == "removed"
 
 
-def test_a_model_without_its_seal_is_half_removed_where_the_shards_had_gone_before() -> None:
+def test_a_model_without_its_model_record_is_half_removed_where_the_shards_had_gone_before() -> None:
     store = marked("said", scope="shards")
     remove(store, replace(STEP, scope="shards"), Road(Cache()))
     for stage in ("said", "begun"):
         mark(store, stage)
-    (seal,) = [e.name for e in store.names("run/.ckptsync/checkpoint-1/") if "/seal-" in e.name]
+    (model_record,) = [e.name for e in store.names("run/.ckptsync/checkpoint-1/") if "/model record-" in e.name]
     store.delete("run/consolidated/checkpoint-1/model.safetensors")
-    store.delete(seal)
+    store.delete(model_record)
     store.write("run/.ckptsync/checkpoint-1/sending/n9", [b"sending\n"])
     assert removed(store).outcome == "removed", "nothing of it can be had back, whoever sends another save of its name"
 
@@ -161,7 +161,7 @@ def test_where_others_words_are_seen_late_they_are_waited_for() -> None:
 
     def others(seconds: float) -> None:
         waited.append(seconds)
-        write(store, Grave({name: read_manifests(store, [name])[0]}, "place", "by another"), "said")
+        write(store, Grave({name: read_manifests(store, [name])[0]}, "location", "by another"), "said")
 
     (name,) = [e.name for e in store.names("run/.ckptsync/checkpoint-2/") if "/manifest-" in e.name]
     found = remove(store, STEP, Road(Cache(), wait=others))
@@ -182,8 +182,8 @@ def test_what_has_lost_a_file_before_any_removal_began_is_taken_back(lost: str) 
     store = marked()
     store.delete(lost)
     assert take_back(store, STEP, Road(Cache())).outcome == "taken back"
-    (seen, _) = fresh(store).places
-    assert seen.word in ("ARRIVING", "COMPLETE"), "it can be repaired again"
+    (seen, _) = fresh(store).locations
+    assert seen.status in ("ARRIVING", "COMPLETE"), "it can be repaired again"
 
 
 def test_a_removal_that_begins_while_somebody_looks_whether_it_has_is_seen() -> None:
@@ -197,8 +197,8 @@ def test_what_has_lost_a_file_after_a_removal_began_is_not_taken_back() -> None:
     store = marked("said", "begun", "back", "said")
     store.delete("run/checkpoint-1/a.bin")
     assert take_back(store, STEP, Road(Cache())).reason == "it is not whole any more"
-    (seen, _) = fresh(store).places
-    assert seen.word == "RETIRED"
+    (seen, _) = fresh(store).locations
+    assert seen.status == "RETIRED"
 
 
 class Watched(MemoryStore):
@@ -211,7 +211,7 @@ class Watched(MemoryStore):
         self.faults += len(fresh(self).faults)
 
 
-def test_no_record_is_missed_while_its_place_is_removed_and_after() -> None:
+def test_no_record_is_missed_while_its_location_is_removed_and_after() -> None:
     store = Watched()
     fill(store, "checkpoint-1")
     fill(store, "checkpoint-2", FIRST + 3600)

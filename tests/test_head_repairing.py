@@ -19,12 +19,12 @@ RNG = "checkpoint-4/rng_state_1.pth"
 
 
 def snapshot(store: MemoryStore) -> Snapshot:
-    (found,) = fresh(store).places
+    (found,) = fresh(store).locations
     return found
 
 
 def said(*reports: tuple[int, Verdict, tuple[str, ...], Level]) -> Snapshot:
-    """A place with reports: number, verdict, names of damaged files, level."""
+    """A location with reports: number, verdict, names of damaged files, level."""
     store = MemoryStore()
     two_nodes(store)
     for n, verdict, names, level in reports:
@@ -39,7 +39,7 @@ def planned(names: tuple[str, ...], **nodes: NodeWord) -> list[tuple[str, How]]:
 
 
 def test_a_node_that_runs_is_asked_unless_it_says_that_it_has_it_no_more() -> None:
-    (report,) = said((1, "damaged", (SHARD,), "digest")).facets.proof.damage
+    (report,) = said((1, "damaged", (SHARD,), "digest")).conditions.proof.damage
     alive, gone = NodeWord(is_alive=True), NodeWord(is_alive=False)
     assert planned((SHARD,), node1=alive) == [(SHARD, "ask")]
     assert planned((SHARD,), node1=gone) == planned((SHARD,), node0=alive) == [(SHARD, "away")]
@@ -50,7 +50,7 @@ def test_a_node_that_runs_is_asked_unless_it_says_that_it_has_it_no_more() -> No
 @pytest.mark.parametrize(("name", "told"), [(SHARD, "no model can be made"), (RNG, "the model does not need it")])
 def test_what_is_lost_is_said_with_what_follows(name: str, told: str) -> None:
     seen = said((1, "damaged", (name,), "digest"))
-    lacks = NodeWord(is_alive=True, lacks=dict.fromkeys(seen.facets.proof.damage, (name,)))
+    lacks = NodeWord(is_alive=True, lacks=dict.fromkeys(seen.conditions.proof.damage, (name,)))
     found = plan("run", "checkpoint-4", seen, standing(seen), Ground({"node1": lacks}))
     assert found.exit_code == 10
     assert "states of rank 1" in found.parts[0].consequences
@@ -79,7 +79,7 @@ def fault(kind: str, error: Exception) -> Fault:
     ("kind", "error", "how"),
     [
         ("manifest", Corrupt("x"), "ask"),
-        ("seal", Corrupt("x"), "rebuild"),
+        ("model", Corrupt("x"), "rebuild"),
         ("tombstone", Corrupt("x"), "rebuild"),
         ("keep", Corrupt("x"), "rebuild"),
         ("report", Corrupt("x"), "ignore"),

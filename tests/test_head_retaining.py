@@ -12,20 +12,22 @@ from hypothesis import strategies as st
 from ckptsync.catalogue.summary import Summary
 from ckptsync.head.retaining import PATIENCE, Decision, Evidence, decide, is_going, is_resumable, is_verified
 from ckptsync.head.rules import Best, Rules
-from ckptsync.records.state import WORDS
+from ckptsync.records.state import STATUSES
 from tests.retained import DAY, seen
 
 NOW = 1000 * DAY
 
 
-def kept(places: list[Summary], rules: Rules, evidence: Evidence | None = None, now: float = NOW) -> list[int | None]:
+def kept(locations: list[Summary], rules: Rules, evidence: Evidence | None = None, now: float = NOW) -> list[int | None]:
     """Steps of those that stay, shards or not."""
-    steps = {s.place: s.step for s in places}
-    return sorted((steps[d.place] for d in decide(places, rules, evidence or Evidence(), now) if d.verdict != "drop"), key=str)
+    steps = {s.location: s.step for s in locations}
+    return sorted(
+        (steps[d.location] for d in decide(locations, rules, evidence or Evidence(), now) if d.verdict != "drop"), key=str
+    )
 
 
-def reason(places: list[Summary], rules: Rules, place: str, evidence: Evidence | None = None) -> str:
-    return next(d.reason for d in decide(places, rules, evidence or Evidence(), NOW) if d.place == place)
+def reason(locations: list[Summary], rules: Rules, location: str, evidence: Evidence | None = None) -> str:
+    return next(d.reason for d in decide(locations, rules, evidence or Evidence(), NOW) if d.location == location)
 
 
 FIVE = [seen(n) for n in (1, 2, 3, 4, 5)]
@@ -57,25 +59,25 @@ def test_each_rule_and_rules_together(rules: Rules, expected: list[int]) -> None
 
 
 def test_newest_is_what_was_written_last_and_not_the_largest_step() -> None:
-    restarted = [seen(500, at=1), seen(1000, at=2), replace(seen(500, at=9), place="checkpoint-500~again")]
-    assert [d.place for d in decide(restarted, Rules(keep_last=1), Evidence(), NOW) if d.verdict == "keep"] == [
+    restarted = [seen(500, at=1), seen(1000, at=2), replace(seen(500, at=9), location="checkpoint-500~again")]
+    assert [d.location for d in decide(restarted, Rules(keep_last=1), Evidence(), NOW) if d.verdict == "keep"] == [
         "checkpoint-500~again"
     ]
 
 
 def test_what_a_person_keeps_what_is_in_doubt_and_the_end_of_training_stay() -> None:
-    places = [*FIVE, seen(None, at=0), replace(seen(0), kept="for the paper"), seen(6, "AMBIGUOUS", at=0.5)]
-    twin = replace(seen(6, at=0.6), place="checkpoint-6~other")
-    assert kept([*places, twin], Rules(keep_last=1)) == [0, 5, 6, 6, None]
-    assert reason(places, Rules(keep_last=1), "checkpoint-0") == "kept by hand: for the paper"
+    locations = [*FIVE, seen(None, at=0), replace(seen(0), kept="for the paper"), seen(6, "CONFLICT", at=0.5)]
+    twin = replace(seen(6, at=0.6), location="checkpoint-6~other")
+    assert kept([*locations, twin], Rules(keep_last=1)) == [0, 5, 6, 6, None]
+    assert reason(locations, Rules(keep_last=1), "checkpoint-0") == "kept by hand: for the paper"
     assert kept(FIVE, Rules(keep_last=1), Evidence({}, ["checkpoint-2"])) == [2, 5]
 
 
 def test_what_a_trainer_leaves_at_the_end_stays_and_is_none_of_the_newest() -> None:
-    tag = replace(seen(5, at=9 * DAY), checkpoint="global_step5", place="global_step5")
-    places = [*FIVE, seen(None, at=10 * DAY), tag]
-    assert kept(places, Rules(keep_last=2)) == [4, 5, 5, None]
-    alone = [replace(seen(n), checkpoint=f"global_step{n}", place=f"global_step{n}") for n in (1, 2, 3)]
+    tag = replace(seen(5, at=9 * DAY), checkpoint="global_step5", location="global_step5")
+    locations = [*FIVE, seen(None, at=10 * DAY), tag]
+    assert kept(locations, Rules(keep_last=2)) == [4, 5, 5, None]
+    alone = [replace(seen(n), checkpoint=f"global_step{n}", location=f"global_step{n}") for n in (1, 2, 3)]
     assert kept(alone, Rules(keep_last=1)) == [3], "where there is nothing else, tags are the checkpoints"
 
 
@@ -94,20 +96,20 @@ def test_a_metric_that_cannot_be_read_keeps_and_one_that_was_never_measured_does
 
 
 def test_shards_go_of_all_but_the_newest_while_models_stay() -> None:
-    places = [*FIVE, seen(6, "CONSOLIDATED"), replace(seen(0), kept="by me")]
-    found = {d.place: d.verdict for d in decide(places, Rules(shards=2), Evidence(), NOW)}
-    assert [place for place, verdict in found.items() if verdict == "drop-shards"] == [f"checkpoint-{n}" for n in (3, 2, 1)]
+    locations = [*FIVE, seen(6, "CONSOLIDATED"), replace(seen(0), kept="by me")]
+    found = {d.location: d.verdict for d in decide(locations, Rules(shards=2), Evidence(), NOW)}
+    assert [location for location, verdict in found.items() if verdict == "drop-shards"] == [f"checkpoint-{n}" for n in (3, 2, 1)]
 
 
 def test_the_newest_that_can_be_resumed_from_stays_beside_newer_models() -> None:
-    places = [seen(1), seen(2), replace(seen(3), let_go="old", resume=False, done=True, begun=True)]
-    assert kept(places, Rules(keep_last=1)) == [2, 3]
-    assert reason(places, Rules(keep_last=1), "checkpoint-2") == "the newest that can be resumed from"
+    locations = [seen(1), seen(2), replace(seen(3), let_go="old", resume=False, done=True, begun=True)]
+    assert kept(locations, Rules(keep_last=1)) == [2, 3]
+    assert reason(locations, Rules(keep_last=1), "checkpoint-2") == "the newest that can be resumed from"
 
 
 def test_shards_of_the_newest_that_can_be_resumed_from_stay_unless_none_are_wanted() -> None:
-    places = [seen(1), replace(seen(2), resume=False), replace(seen(3), resume=False)]
-    verdicts = {n: [d.verdict for d in decide(places, Rules(shards=n), Evidence(), NOW)] for n in (1, 0)}
+    locations = [seen(1), replace(seen(2), resume=False), replace(seen(3), resume=False)]
+    verdicts = {n: [d.verdict for d in decide(locations, Rules(shards=n), Evidence(), NOW)] for n in (1, 0)}
     assert verdicts == {1: ["keep", "drop-shards", "keep"], 0: ["drop-shards"] * 3}
 
 
@@ -120,7 +122,7 @@ def test_reasons_say_what_kept_it_and_what_did_not() -> None:
 
 @st.composite
 def runs(draw: st.DrawFn) -> list[Summary]:
-    words = draw(st.lists(st.sampled_from(WORDS), max_size=8))
+    words = draw(st.lists(st.sampled_from(STATUSES), max_size=8))
     found = []
     for n, word in enumerate(words):
         told: dict[str, Any] = {
@@ -147,47 +149,47 @@ EVIDENCE = st.builds(Evidence, st.dictionaries(st.sampled_from([f"checkpoint-{n}
 
 
 def stays(decisions: tuple[Decision, ...]) -> set[str]:
-    return {d.place for d in decisions if d.verdict != "drop"}
+    return {d.location for d in decisions if d.verdict != "drop"}
 
 
 @given(runs(), RULES, EVIDENCE)
-def test_the_last_verified_checkpoint_of_a_run_never_goes(places: list[Summary], rules: Rules, evidence: Evidence) -> None:
-    left = stays(decide(places, rules, evidence, NOW))
+def test_the_last_verified_checkpoint_of_a_run_never_goes(locations: list[Summary], rules: Rules, evidence: Evidence) -> None:
+    left = stays(decide(locations, rules, evidence, NOW))
     for of_a_kind in (is_verified, is_resumable):
-        for there in ([s for s in places if not is_going(s)], [s for s in places if not s.retired]):
+        for there in ([s for s in locations if not is_going(s)], [s for s in locations if not s.retired]):
             if any(map(of_a_kind, there)):
-                assert any(of_a_kind(s) for s in there if s.place in left)
-    assert {s.place for s in places if (s.kept or s.word == "AMBIGUOUS") and not is_going(s)} <= left
+                assert any(of_a_kind(s) for s in there if s.location in left)
+    assert {s.location for s in locations if (s.kept or s.status == "CONFLICT") and not is_going(s)} <= left
 
 
 @given(runs(), RULES, EVIDENCE)
-def test_rules_keep_together_what_each_would_keep_alone(places: list[Summary], rules: Rules, evidence: Evidence) -> None:
-    together = stays(decide(places, replace(rules, max_age=0.0, max_size=0), evidence, NOW))
+def test_rules_keep_together_what_each_would_keep_alone(locations: list[Summary], rules: Rules, evidence: Evidence) -> None:
+    together = stays(decide(locations, replace(rules, max_age=0.0, max_size=0), evidence, NOW))
     for alone in (Rules(rules.keep_last), Rules(0, rules.keep_every), Rules(keep_best=rules.keep_best)):
         if alone != Rules():
-            assert stays(decide(places, alone, evidence, NOW)) <= together
+            assert stays(decide(locations, alone, evidence, NOW)) <= together
 
 
 @given(runs(), RULES, EVIDENCE, st.sampled_from(["keep_last", "max_age", "max_size", "keep_best"]))
-def test_whoever_asks_for_more_keeps_no_less(places: list[Summary], rules: Rules, evidence: Evidence, which: str) -> None:
+def test_whoever_asks_for_more_keeps_no_less(locations: list[Summary], rules: Rules, evidence: Evidence, which: str) -> None:
     value = getattr(rules, which)
     if not value:
         return
     more: dict[str, Any] = {which: replace(value, count=value.count + 1) if isinstance(value, Best) else value * 2}
-    assert stays(decide(places, rules, evidence, NOW)) <= stays(decide(places, replace(rules, **more), evidence, NOW))
+    assert stays(decide(locations, rules, evidence, NOW)) <= stays(decide(locations, replace(rules, **more), evidence, NOW))
 
 
 @given(runs(), RULES, EVIDENCE)
-def test_what_is_on_its_way_pushes_nothing_out(places: list[Summary], rules: Rules, evidence: Evidence) -> None:
+def test_what_is_on_its_way_pushes_nothing_out(locations: list[Summary], rules: Rules, evidence: Evidence) -> None:
     rules = replace(rules, max_size=0)
-    more = [*places, seen(99, "ARRIVING", at=NOW - 1)]
-    assert stays(decide(places, rules, evidence, NOW)) <= stays(decide(more, rules, evidence, NOW))
+    more = [*locations, seen(99, "ARRIVING", at=NOW - 1)]
+    assert stays(decide(locations, rules, evidence, NOW)) <= stays(decide(more, rules, evidence, NOW))
 
 
 @given(runs(), RULES, EVIDENCE, st.randoms())
 def test_the_order_of_the_catalogue_does_not_matter(
-    places: list[Summary], rules: Rules, evidence: Evidence, random: object
+    locations: list[Summary], rules: Rules, evidence: Evidence, random: object
 ) -> None:
-    shuffled = list(places)
+    shuffled = list(locations)
     random.shuffle(shuffled)  # type: ignore[attr-defined]
-    assert decide(shuffled, rules, evidence, NOW) == decide(places, rules, evidence, NOW)
+    assert decide(shuffled, rules, evidence, NOW) == decide(locations, rules, evidence, NOW)

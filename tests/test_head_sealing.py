@@ -1,4 +1,4 @@
-"""One consolidated model is made, mended and completed; nothing that a seal binds ever changes."""
+"""One consolidated model is made, mended and completed; nothing that a model record binds ever changes."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ckptsync.errors import Corrupt, Incomplete
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.merge.plan import Options
 from ckptsync.model import Demands
+from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.report import Finding
-from ckptsync.records.seal import Seal
 from ckptsync.records.state import Snapshot
 from ckptsync.records.tombstone import Tombstone
 from ckptsync.stores.contract import UNKNOWN, About, Chunk
 from ckptsync.stores.memory import MemoryStore
 from tests.filled import DEMO, FIRST, SECOND, contents, flip, manifest_of, put, read, report_on, send, two_nodes
 from tests.heads import consolidate_due
-from tests.test_head_consolidate import BASE, CONFIG, MODEL, SHARD, VECTORS, seals
+from tests.test_head_consolidate import BASE, CONFIG, MODEL, SHARD, VECTORS, model_records
 
 
 def look(store: MemoryStore) -> Snapshot:
@@ -75,7 +75,7 @@ def test_a_model_whose_sources_have_changed_is_not_mended_into_something_else(tm
     store.delete(CONFIG)
     (tmp_path / "config.json").write_text("{}")
     failed = consolidate_due(store, HeadOptions(config_from={"run": str(tmp_path)})).failed
-    assert "not what the seal says" in str(failed[0].error)
+    assert "not what the model record says" in str(failed[0].error)
     assert CONFIG not in contents(store)
 
 
@@ -89,7 +89,7 @@ def test_a_complaint_about_bytes_that_are_well_writes_nothing() -> None:
     assert contents(store) == before
 
 
-def test_configuration_that_comes_with_the_final_model_is_added_under_a_further_seal() -> None:
+def test_configuration_that_comes_with_the_final_model_is_added_under_a_further_model_record() -> None:
     store = MemoryStore()
     two_nodes(store)
     assert "no config.json" in consolidate_due(store, HeadOptions()).made[0].notes[0]
@@ -97,21 +97,21 @@ def test_configuration_that_comes_with_the_final_model_is_added_under_a_further_
     send(store, DEMO / "base", "node0", "final")
     assert "config.json" in consolidate_due(store, HeadOptions()).made[0].files
     after = consolidate_due(store, HeadOptions())
-    assert (after.made, contents(store)[MODEL], len(seals(store))) == ((), weights, 2)
-    assert "config.json=final" in after.catalogue.readable[0].records.seals[seals(store)[1]].options["config"]
+    assert (after.made, contents(store)[MODEL], len(model_records(store))) == ((), weights, 2)
+    assert "config.json=final" in after.catalogue.readable[0].records.model_records[model_records(store)[1]].options["config"]
 
 
-def test_a_late_file_that_the_model_does_not_need_leaves_the_seal() -> None:
+def test_a_late_file_that_the_model_does_not_need_leaves_the_model_record() -> None:
     store = MemoryStore()
     two_nodes(store)
     consolidate_due(store, BASE)
     late = look(store).manifests[1].manifest
     put(store, replace(late, n=1, files=(replace(late.files[0], path="README.md"),)))
     result = consolidate_due(store, BASE)
-    assert (result.made, result.catalogue.readable[0].facets.sealed.holds) == ((), True)
+    assert (result.made, result.catalogue.readable[0].conditions.consolidated.holds) == ((), True)
 
 
-def test_other_options_do_not_write_over_what_is_sealed() -> None:
+def test_other_options_do_not_write_over_what_is_consolidated() -> None:
     store = MemoryStore()
     two_nodes(store)
     consolidate_due(store, BASE)
@@ -120,12 +120,12 @@ def test_other_options_do_not_write_over_what_is_sealed() -> None:
     assert contents(store) == before
 
 
-def test_a_damaged_seal_is_written_again() -> None:
+def test_a_damaged_model_record_is_written_again() -> None:
     store = MemoryStore()
     two_nodes(store)
     consolidate_due(store, BASE)
     before = contents(store)
-    flip(store, seals(store)[0], 100)
+    flip(store, model_records(store)[0], 100)
     consolidate_due(store, BASE)
     assert contents(store) == before
 
@@ -150,11 +150,11 @@ def test_a_configuration_that_nothing_has_any_more_is_said_to_be_lost() -> None:
     assert "config.json: nothing has its content any more" in str(failed[0].error)
 
 
-def sealed(store: MemoryStore) -> Seal:
+def consolidated(store: MemoryStore) -> ModelRecord:
     seen = fresh(store).of("run", "checkpoint-4")
     assert seen
-    assert seen.seal
-    return seen.seal
+    assert seen.model_record
+    return seen.model_record
 
 
 def coded(directory: Path, own: Path, name: str) -> Path:
@@ -166,23 +166,23 @@ def coded(directory: Path, own: Path, name: str) -> Path:
     return directory
 
 
-@pytest.mark.parametrize("place", ["checkpoint-4", "final"])
-def test_code_that_a_node_has_sent_is_left_out_at_once_and_later(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize("location", ["checkpoint-4", "final"])
+def test_code_that_a_node_has_sent_is_left_out_at_once_and_later(tmp_path: Path, location: str) -> None:
     for is_late in (False, True):
         store = MemoryStore()
         two_nodes(store)
         if is_late:
             consolidate_due(store, HeadOptions())
-        directory = coded(tmp_path / f"{place}{is_late}", DEMO / "base", "theirs")
-        if place == "final":
-            send(store, directory, "node0", place)
+        directory = coded(tmp_path / f"{location}{is_late}", DEMO / "base", "theirs")
+        if location == "final":
+            send(store, directory, "node0", location)
         else:
             put_files(store, directory)
         consolidate_due(store, HeadOptions())
-        seal = sealed(store)
-        assert {f.path for f in seal.files} >= {"config.json", "tokenizer.json"}
-        assert not [f.path for f in seal.files if f.path.endswith(".py")]
-        assert seal.left_out == ("config.json: auto_map", "modeling_theirs.py")
+        model_record = consolidated(store)
+        assert {f.path for f in model_record.files} >= {"config.json", "tokenizer.json"}
+        assert not [f.path for f in model_record.files if f.path.endswith(".py")]
+        assert model_record.left_out == ("config.json: auto_map", "modeling_theirs.py")
         assert b"auto_map" not in read(store, CONFIG)
 
 
@@ -201,7 +201,7 @@ def test_a_model_with_the_operators_code_is_made_again_as_it_was(tmp_path: Path)
     send(store, DEMO / "fsdp2/node1/checkpoint-4", "node1")
     consolidate_due(store, options)
     before = contents(store)
-    assert sealed(store).left_out == ("modeling_theirs.py",)
+    assert consolidated(store).left_out == ("modeling_theirs.py",)
     assert json.loads(read(store, CONFIG))["auto_map"] == {"AutoModel": "modeling_mine.X"}
     for name in [name for name in before if "/consolidated/" in name]:
         store.delete(name)
@@ -246,7 +246,7 @@ def test_a_damaged_shard_mends_nothing() -> None:
     assert MODEL not in contents(store)
 
 
-@pytest.mark.parametrize("word", ["AMBIGUOUS", "RETIRED"])
+@pytest.mark.parametrize("status", ["CONFLICT", "RETIRED"])
 def test_a_final_model_that_is_in_doubt_or_given_up_lends_no_configuration(word: str) -> None:
     store = MemoryStore()
     two_nodes(store)
@@ -255,7 +255,7 @@ def test_a_final_model_that_is_in_doubt_or_given_up_lends_no_configuration(word:
         put(store, Tombstone("run", "final", "final", 0, (name,), "old"))
     else:
         send(store, DEMO / "base", "node1", "final", at=FIRST + 3600 * SECOND)
-    made = next(m for m in consolidate_due(store, HeadOptions()).made if m.place == "checkpoint-4")
+    made = next(m for m in consolidate_due(store, HeadOptions()).made if m.location == "checkpoint-4")
     assert made.files == ("model.safetensors",)
 
 
@@ -274,7 +274,7 @@ def test_an_adapter_is_not_given_the_base_models_configuration(tmp_path: Path) -
 ADAPTER = "run/consolidated/checkpoint-4/adapter_model.safetensors"
 
 
-def test_an_adapter_out_of_shards_is_sealed_mended_and_completed_as_one(tmp_path: Path) -> None:
+def test_an_adapter_out_of_shards_is_consolidated_mended_and_completed_as_one(tmp_path: Path) -> None:
     store = MemoryStore()
     send(store, VECTORS / "hf-fsdp2-lora" / "out" / "checkpoint-4", "node0")
     assert consolidate_due(store, HeadOptions()).made[0].files == ("adapter_model.safetensors",)
@@ -312,12 +312,12 @@ def test_an_upload_of_a_model_can_be_continued_by_a_head_that_makes_the_same_and
     assert told(BASE).origin != told(replace(BASE, merge=Options("bf16"))).origin
 
 
-def test_a_damaged_seal_and_a_damaged_file_that_it_named_are_both_made_again() -> None:
+def test_a_damaged_model_record_and_a_damaged_file_that_it_named_are_both_made_again() -> None:
     store = MemoryStore()
     two_nodes(store)
     consolidate_due(store, BASE)
     before = contents(store)
-    flip(store, seals(store)[0], 50)
+    flip(store, model_records(store)[0], 50)
     flip(store, MODEL, 30_000)
-    assert [m.seal for m in consolidate_due(store, BASE).made] == seals(store)
+    assert [m.model_record for m in consolidate_due(store, BASE).made] == model_records(store)
     assert contents(store) == before

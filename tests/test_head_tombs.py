@@ -12,7 +12,7 @@ from tests.retained import FIRST, fill
 
 def grave(store: Store) -> Grave:
     name = fill(store, "checkpoint-1")
-    return Grave({name: read_manifests(store, [name])[0]}, "place", "old", {"loss": 1.0})
+    return Grave({name: read_manifests(store, [name])[0]}, "location", "old", {"loss": 1.0})
 
 
 def test_tombstones_are_numbered_and_know_when_each_nodes_save_ended() -> None:

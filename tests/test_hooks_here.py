@@ -18,7 +18,7 @@ def test_who_begins_says_so_in_the_spool(tmp_path: Path) -> None:
     assert marks.is_running(mine)
 
 
-def test_a_copy_of_a_run_is_not_the_same_place(tmp_path: Path) -> None:
+def test_a_copy_of_a_run_is_not_the_same_location(tmp_path: Path) -> None:
     """A spool that somebody copied to another node has introductions in it, of processes before."""
     before = whereabouts.introduce(here(tmp_path), {})
     mine = whereabouts.introduce(here(tmp_path), {})
@@ -26,7 +26,7 @@ def test_a_copy_of_a_run_is_not_the_same_place(tmp_path: Path) -> None:
     assert whereabouts.neighbours(tmp_path / "_ckptsync", mine, words) == (0,)
 
 
-def test_a_shared_directory_is_one_place_whatever_the_hosts(tmp_path: Path) -> None:
+def test_a_shared_directory_is_one_location_whatever_the_hosts(tmp_path: Path) -> None:
     mine = whereabouts.introduce(here(tmp_path, 0, 2), {})
     other = whereabouts.introduce(here(tmp_path, 1, 2), {})
     words = [f"{mine.process} a", f"{other.process} b"]

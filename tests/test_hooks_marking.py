@@ -58,9 +58,9 @@ def test_what_is_marked_is_pinned_and_survives_rotation(tmp_path: Path) -> None:
 
 
 def words(store: MemoryStore) -> dict[str, str]:
-    """What a store says of its places."""
+    """What a store says of its locations."""
     found = fresh(store)
-    return {s.place: s.word for s in (summary(seen, found.mtimes) for seen in found.places)}
+    return {s.location: s.status for s in (summary(seen, found.mtimes) for seen in found.locations)}
 
 
 def patient(out: Path, store: MemoryStore) -> Worker:

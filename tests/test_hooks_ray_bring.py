@@ -37,7 +37,7 @@ def test_rays_checkpoint_is_as_a_directory_what_was_sent(tmp_path: Path) -> None
 
 @pytest.fixture
 def reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checkpoint:
-    """A checkpoint in a store, and a node's own place for what is only for a while."""
+    """A checkpoint in a store, and a node's own location for what is only for a while."""
     (tmp_path / "node").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "node"))
     ray_note.write(Disk(), str(tmp_path / "experiment" / NAME), sent(tmp_path))

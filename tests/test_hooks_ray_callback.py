@@ -60,7 +60,7 @@ def test_what_was_reported_is_in_the_store_verified_and_ray_keeps_a_note(ended: 
     assert len(found) == STEPS
     for step, (name, metrics) in enumerate(found, 1):
         note = ray_note.decode((Path(ended.told["reported"]["path"]) / name / "ckptsync.json").read_bytes(), name)
-        files = {path.name: path.read_text() for path in (ended.home / "store" / note.run / note.place).iterdir()}
+        files = {path.name: path.read_text() for path in (ended.home / "store" / note.run / note.location).iterdir()}
         assert files == dict.fromkeys(("rank-0", "rank-1"), f"{step} {int(step > 1)}")
         assert metrics["ckptsync_verdict"] != "damaged"
         assert [path.name for path in (Path(ended.told["reported"]["path"]) / name).iterdir()] == ["ckptsync.json"]

@@ -32,9 +32,9 @@ def test_a_checkpoint_that_holds_its_files_has_none(tmp_path: Path) -> None:
         b"[]",
         b'{"store": "/s"}',
         b"[" * 100_000,
-        json.dumps({"store": "/s", "run": "r", "checkpoint": "../c", "place": "p"}).encode(),
-        json.dumps({"store": "/s", "run": "", "checkpoint": "c", "place": "p"}).encode(),
-        json.dumps({"store": "/s", "run": 1, "checkpoint": "c", "place": "p"}).encode(),
+        json.dumps({"store": "/s", "run": "r", "checkpoint": "../c", "location": "p"}).encode(),
+        json.dumps({"store": "/s", "run": "", "checkpoint": "c", "location": "p"}).encode(),
+        json.dumps({"store": "/s", "run": 1, "checkpoint": "c", "location": "p"}).encode(),
     ],
 )
 def test_what_is_no_note_is_refused(told: bytes) -> None:

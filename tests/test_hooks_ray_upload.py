@@ -162,7 +162,7 @@ def test_what_is_finished_a_little_later_is_waited_for(tmp_path: Path) -> None:
     later.start()
     note = send(half, str(tmp_path / "store"), Part("sft", NAME, 0, patience=30))
     assert note is not None
-    assert (tmp_path / "store" / "sft" / note.place / "model.safetensors").stat().st_size == 10
+    assert (tmp_path / "store" / "sft" / note.location / "model.safetensors").stat().st_size == 10
 
 
 def test_another_ranks_writing_is_waited_for_as_long_as_it_says_that_it_writes(tmp_path: Path) -> None:
@@ -176,7 +176,7 @@ def test_another_ranks_writing_is_waited_for_as_long_as_it_says_that_it_writes(t
     threading.Timer(0.5, lambda: said.write_text("")).start()
     note = send(local(tmp_path / "tmp0", zero="0"), str(store), Part("sft", NAME, 0, patience=0))
     assert note is not None
-    assert (store / "sft" / note.place / "zero").read_text() == "0"
+    assert (store / "sft" / note.location / "zero").read_text() == "0"
 
 
 def test_what_is_never_finished_is_refused(tmp_path: Path) -> None:

@@ -42,8 +42,8 @@ def test_damage_is_a_metric_and_no_exception(tmp_path: Path, caplog: pytest.LogC
     assert told["ckptsync_verdict"] == "damaged"
     assert "state" in told["ckptsync_findings"][0]
     assert f"{tmp_path}/store/sft/{NAME}" in caplog.text
-    (seen,) = fresh(open_store(str(tmp_path / "store"))).places
-    assert seen.word == "DAMAGED"  # it is recorded, so that a worker sends it again
+    (seen,) = fresh(open_store(str(tmp_path / "store"))).locations
+    assert seen.status == "DAMAGED"  # it is recorded, so that a worker sends it again
 
 
 @pytest.mark.parametrize("config", [None, {}, {"level": "digest"}])
@@ -61,7 +61,7 @@ def test_a_level_that_there_is_not_is_refused(tmp_path: Path) -> None:
         validate(Checkpoint(str(tmp_path)), level="deep")
 
 
-def test_of_several_places_the_worst_is_told() -> None:
+def test_of_several_locations_the_worst_is_told() -> None:
     well = Report("sft", NAME, NAME, 0, "digest", "ok", (), "", 5, ())
     reports = [
         well,

@@ -128,5 +128,5 @@ def test_what_a_worker_made_of_it_meanwhile_stays_one_save(tmp_path: Path, ticks
         worker.tick(now)
     manifests = [entry.name for entry in store.names("") if "/manifest-" in entry.name]
     assert len(manifests) == 1
-    assert {place.place for place in fresh(store).places} == {"checkpoint-4"}
+    assert {location.location for location in fresh(store).locations} == {"checkpoint-4"}
     assert {p.checkpoint: p.phase for p in worker.tick(300.0).progress} in ({"checkpoint-4": "stored"}, {})

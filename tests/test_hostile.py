@@ -121,7 +121,7 @@ def test_a_hostile_manifest_is_damage_and_nothing_else(kind: str, name: str, dat
     store = MemoryStore()
     store.write(name, [data])
     found = fresh(store)
-    assert found.places == ()
+    assert found.locations == ()
     assert [(fault.name, type(fault.error)) for fault in found.faults] == [(name, Corrupt)]
 
 
@@ -187,7 +187,7 @@ BROKEN = {
     "facts": ".ckptsync/nodes/node0~facts.json",
     "launch": ".ckptsync/launches/node0.json",
     "manifest": "fsdp2/.ckptsync/*/manifest-node0-*",
-    "seal": "fsdp2/.ckptsync/*/seal-*",
+    "model": "fsdp2/.ckptsync/*/model-*",
     "report": "fsdp2/.ckptsync/*/report-*",
     "agreement": "fsdp2/.ckptsync/*/agreement-*",
 }
@@ -195,13 +195,13 @@ BROKEN = {
 
 @pytest.mark.parametrize("harm", HARM)
 @pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_file_of_one_node_or_place_hides_no_other(
+def test_a_broken_file_of_one_node_or_location_hides_no_other(
     kind: str, harm: str, told: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = str(shutil.copytree(told, tmp_path / "store"))
     (broken,) = (tmp_path / "store").glob(BROKEN[kind])
     data = HARM[harm](broken.read_bytes())
-    if kind in ("manifest", "seal", "report"):  # as somebody could write it, its digest in its name
+    if kind in ("manifest", "model", "report"):  # as somebody could write it, its digest in its name
         broken = broken.rename(broken.with_name(f"{broken.stem[:-16]}{digest(data)[:16]}.json"))
     broken.chmod(0o600)
     broken.write_bytes(data)
@@ -217,7 +217,7 @@ def test_a_broken_file_of_one_node_or_place_hides_no_other(
             "facts": ["status"],
             "launch": ["doctor"],
             "manifest": ["ls"],
-            "seal": ["ls"],
+            "model": ["ls"],
             "report": ["ls"],
         }
         if command == is_seen_there.get(kind):
@@ -227,5 +227,5 @@ def test_a_broken_file_of_one_node_or_place_hides_no_other(
 def test_a_reason_that_is_no_text_is_recorded_as_well_as_it_can_be(told: Path, tmp_path: Path) -> None:
     url = str(shutil.copytree(told, tmp_path / "store"))
     assert main(["keep", "fsdp2/checkpoint-4", "--store", url, "--reason", "a\udcffb"]) == 0
-    (seen,) = (s for s in fresh(open_store(url)).places if s.run == "fsdp2")
+    (seen,) = (s for s in fresh(open_store(url)).locations if s.run == "fsdp2")
     assert [k.reason for k in seen.records.keeps.values()] == ["a\ufffdb"]

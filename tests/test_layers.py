@@ -30,7 +30,7 @@ def graph_of_imports() -> dict[str, frozenset[str]]:
     return found
 
 
-def test_a_module_keeps_to_its_place() -> None:
+def test_a_module_keeps_to_its_location() -> None:
     found = {dotted(path): layers.problems(dotted(path), path.read_text()) for path in SOURCES}
     assert {module: problems for module, problems in found.items() if problems} == {}
 

@@ -19,15 +19,15 @@ from tests.filled import flip, read
 from tests.heads import consolidate_due, verify_next
 from tests.torch_files import raw, saved
 
-NAME, PLACE = "epoch=0-step=10.ckpt", "epoch-0-step-10.ckpt"
+NAME, LOCATION = "epoch=0-step=10.ckpt", "epoch-0-step-10.ckpt"
 WEIGHT = torch.arange(6.0)
 DATA = saved({"epoch": 0, "global_step": 10, "state_dict": {"layer.weight": WEIGHT}, "hyper_parameters": {"data": Path("/data")}})
 
 
-def place(store: MemoryStore) -> tuple[str, str]:
+def location(store: MemoryStore) -> tuple[str, str]:
     """Its word, and the reason."""
     found = fresh(store)
-    told = [(s.word, "; ".join(s.evidence)) for s in (summary(seen, found.mtimes) for seen in found.places)]
+    told = [(s.status, "; ".join(s.evidence)) for s in (summary(seen, found.mtimes) for seen in found.locations)]
     return told[0] if told else ("", "")
 
 
@@ -42,11 +42,11 @@ def test_what_has_not_its_end_is_never_sent_and_what_has_is_complete(size: int, 
     (tmp_path / NAME).write_bytes(DATA[:size])
     for now in (0.0, 11.0, 100.0, 10_000.0):
         ours.tick(now)
-    assert place(store) == ("", "")
+    assert location(store) == ("", "")
     (tmp_path / NAME).write_bytes(DATA)
     for now in (10_001.0, 10_012.0):
         ours.tick(now)
-    assert place(store)[0] == "COMPLETE"
+    assert location(store)[0] == "COMPLETE"
 
 
 def test_its_state_dict_becomes_a_model_and_all_of_it_is_proven(tmp_path: Path) -> None:
@@ -57,13 +57,13 @@ def test_its_state_dict_becomes_a_model_and_all_of_it_is_proven(tmp_path: Path) 
         ours.tick(now)
     consolidate_due(store, HeadOptions())
     report = verify_next(store, Schedule("parse", 1e-9), 0.0).report
-    assert (place(store)[0], report and report.level, report and report.findings) == ("VERIFIED", "parse", ())
-    assert read(store, f"run/consolidated/{PLACE}/model.safetensors").endswith(raw(WEIGHT))
-    assert read(store, file_name("run", PLACE, NAME)) == DATA
-    flip(store, file_name("run", PLACE, NAME), DATA.index(raw(WEIGHT)))
+    assert (location(store)[0], report and report.level, report and report.findings) == ("VERIFIED", "parse", ())
+    assert read(store, f"run/consolidated/{LOCATION}/model.safetensors").endswith(raw(WEIGHT))
+    assert read(store, file_name("run", LOCATION, NAME)) == DATA
+    flip(store, file_name("run", LOCATION, NAME), DATA.index(raw(WEIGHT)))
     found = verify_next(store, Schedule("digest", 1e-9), 1e6).report
     assert found is not None
-    assert (found.verdict, found.findings[0].name) == ("damaged", f"{PLACE}/{NAME}")
+    assert (found.verdict, found.findings[0].name) == ("damaged", f"{LOCATION}/{NAME}")
 
 
 def test_one_of_which_nobody_knows_the_model_is_kept_and_said_to_be_no_damage(tmp_path: Path) -> None:
@@ -76,4 +76,4 @@ def test_one_of_which_nobody_knows_the_model_is_kept_and_said_to_be_no_damage(tm
     assert [f.error.exit_code for f in failed] == [5]
     report = verify_next(store, Schedule("parse", 1e-9), 0.0).report
     assert report is not None
-    assert (place(store)[0], report.verdict, report.level) == ("COMPLETE", "ok", "digest")
+    assert (location(store)[0], report.verdict, report.level) == ("COMPLETE", "ok", "digest")

@@ -31,7 +31,7 @@ def test_a_small_file_is_read_whole_and_a_big_one_is_refused(files: LocalFiles) 
         read_whole(files, "b")
 
 
-def test_extents_sort_by_file_and_place() -> None:
+def test_extents_sort_by_file_and_location() -> None:
     extents = [Extent("b", 0, 1), Extent("a", 9, 1), Extent("a", 10, 1)]
     assert sorted(extents) == [extents[1], extents[2], extents[0]]
 

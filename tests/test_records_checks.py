@@ -11,7 +11,7 @@ import pytest
 from ckptsync.errors import Corrupt
 from ckptsync.records.coding import decode, encode, record_name
 from ckptsync.records.manifest import Manifest
-from ckptsync.records.seal import Seal
+from ckptsync.records.model_record import ModelRecord
 from tests.test_records_coding import MANIFEST, SEAL, SEALED, TENSOR, forged
 
 
@@ -23,7 +23,7 @@ def file(**changes: Any) -> list[dict[str, Any]]:
     "changes",
     [
         {"run": "other"},
-        {"place": "checkpoint-6"},
+        {"location": "checkpoint-6"},
         {"checkpoint": "checkpoint-6"},
         {"node": "other"},
         {"n": 4},
@@ -48,7 +48,7 @@ def file(**changes: Any) -> list[dict[str, Any]]:
         {"demands": {"model": {}, "resume": {}, "world": -1}},
         {"trainer": "x" * 201},
         {"trainer": "a\x1b[2J"},
-        {"times": {"settled": "now"}},
+        {"times": {"finished": "now"}},
         {"supersedes": ["run/checkpoint-5/model.safetensors"]},
     ],
 )
@@ -66,13 +66,13 @@ def test_a_forged_manifest_is_corrupt(changes: dict[str, Any]) -> None:
         replace(SEAL, tensors=(replace(TENSOR, file="other"),)),
         replace(SEAL, tensors=(replace(TENSOR, start=6),)),
         replace(SEAL, tensors=(replace(TENSOR, size=-1),)),
-        replace(SEAL, place="checkpoint-55"),
+        replace(SEAL, location="checkpoint-55"),
     ],
 )
-def test_a_forged_seal_is_corrupt(record: Seal) -> None:
+def test_a_forged_model_record_is_corrupt(record: ModelRecord) -> None:
     data = encode(record)
     with pytest.raises(Corrupt):
-        decode(record_name(record, data), data, Seal)
+        decode(record_name(record, data), data, ModelRecord)
 
 
 @pytest.mark.parametrize("node", ["..", "a" * 101])
@@ -82,7 +82,7 @@ def test_a_node_that_is_no_name_is_corrupt(node: str) -> None:
         decode(record_name(record, encode(record)), encode(record), Manifest)
 
 
-def test_a_seal_with_its_tensors_is_well() -> None:
+def test_a_model_record_with_its_tensors_is_well() -> None:
     record = replace(SEAL, tensors=(TENSOR,))
     data = encode(record)
-    assert decode(record_name(record, data), data, Seal) == record
+    assert decode(record_name(record, data), data, ModelRecord) == record

@@ -14,28 +14,28 @@ from ckptsync.model import Demands
 from ckptsync.records.coding import LIMITS, Record, decode, decode_any, encode, is_made_anew, record_name
 from ckptsync.records.keep import Keep
 from ckptsync.records.manifest import FileEntry, Manifest
+from ckptsync.records.model_record import ModelFile, ModelRecord, ModelTensor
 from ckptsync.records.names import RecordKind, RecordName, parse_record_name
 from ckptsync.records.report import Finding, Report
-from ckptsync.records.seal import Seal, SealedFile, SealedTensor
 from ckptsync.records.tombstone import Tombstone
 
-KINDS: tuple[RecordKind, ...] = ("manifest", "seal", "report", "tombstone", "keep")
+KINDS: tuple[RecordKind, ...] = ("manifest", "model", "report", "tombstone", "keep")
 FOUND = digest_stream([b"hello"], 5)
 FILE = FileEntry("dcp/__0_0.distcp", 5, FOUND.digest, FOUND.block_size, FOUND.blocks, 7)
 OTHER = "run/.ckptsync/checkpoint-5/manifest-a-0-0123456789abcdef.json"
 MANIFEST = Manifest("run", "checkpoint-5", "checkpoint-5~1", "host-1", 3, (FILE,), (0,), 1, 2, Demands({"x": None}, {"y": 1}, 2))
-SEALED = (SealedFile("m", 9, FOUND.digest),)
-SEAL = Seal("run", "checkpoint-5", "checkpoint-5", 0, (OTHER,), {"dtype": "auto"}, SEALED, ())
+SEALED = (ModelFile("m", 9, FOUND.digest),)
+SEAL = ModelRecord("run", "checkpoint-5", "checkpoint-5", 0, (OTHER,), {"dtype": "auto"}, SEALED, ())
 REPORT = Report(
     "run", "checkpoint-5", "checkpoint-5", 0, "stat", "damaged", (OTHER,), "", 5, (Finding("size", "é", "…", ((0, 1),)),)
 )
-TENSOR = SealedTensor("w", "F32", (1,), "m", 4, 4, FOUND.digest)
+TENSOR = ModelTensor("w", "F32", (1,), "m", 4, 4, FOUND.digest)
 TOMBSTONE = Tombstone("run", "checkpoint-5", "checkpoint-5", 0, (OTHER,), "old")
 SHARDS = replace(TOMBSTONE, scope="shards", stage="begun", ended={"a": 3})
 KEEP = Keep("run", "checkpoint-5", "checkpoint-5", 0, keeps=True, reason="for the paper")
 
 
-TIMED = replace(MANIFEST, save="0123456789abcdef", trainer="transformers 5.2.0", times={"settled": 3, "sending": 4})
+TIMED = replace(MANIFEST, save="0123456789abcdef", trainer="transformers 5.2.0", times={"finished": 3, "sending": 4})
 
 
 @pytest.mark.parametrize("record", [MANIFEST, TIMED, SEAL, REPORT, TOMBSTONE, SHARDS, KEEP])
@@ -108,7 +108,7 @@ def test_threads_may_read_their_first_records_at_once() -> None:
         assert done.returncode == 0
 
 
-def test_only_a_damaged_seal_or_report_or_word_to_keep_hides_no_place() -> None:
+def test_only_a_damaged_model_record_or_report_or_word_to_keep_hides_no_location() -> None:
     digest16 = "0" * 16
     told = {
         kind: [
@@ -117,7 +117,7 @@ def test_only_a_damaged_seal_or_report_or_word_to_keep_hides_no_place() -> None:
         ]
         for kind in KINDS
     }
-    anew = ("seal", "report", "keep")
+    anew = ("model", "report", "keep")
     assert told == {kind: [kind in anew, False] for kind in KINDS}
     assert not is_made_anew(None, Corrupt("x"))
 

@@ -1,4 +1,4 @@
-"""What all tombstones of a place say together."""
+"""What all tombstones of a location say together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ckptsync.records.fate import Fate, fate, in_force
 from ckptsync.records.tombstone import Scope, Stage, Tombstone
 
 
-def stone(n: int, stage: Stage = "said", scope: Scope = "place", of: str = "m") -> Tombstone:
+def stone(n: int, stage: Stage = "said", scope: Scope = "location", of: str = "m") -> Tombstone:
     return Tombstone("run", "c", "c", n, (of,), f"{scope} {n}", scope, stage)
 
 
@@ -18,7 +18,7 @@ def told(*stones: Tombstone, manifests: tuple[str, ...] = ("m",)) -> Fate:
 
 
 def test_a_tombstone_speaks_of_the_save_whose_manifest_it_names() -> None:
-    assert told(stone(0)).retired == "place 0"
+    assert told(stone(0)).retired == "location 0"
     assert told(stone(0), manifests=("m", "later")).retired
     assert told(stone(0), manifests=("another",)) == Fate()
     assert told(stone(0, scope="shards")) == Fate(shards="shards 0", said=("t0",))
@@ -26,9 +26,9 @@ def test_a_tombstone_speaks_of_the_save_whose_manifest_it_names() -> None:
 
 def test_what_was_taken_back_is_alive_and_what_was_said_again_is_not() -> None:
     assert told(stone(0), stone(1, "back")) == Fate()
-    assert told(stone(0), stone(1, "back"), stone(2)).retired == "place 2"
+    assert told(stone(0), stone(1, "back"), stone(2)).retired == "location 2"
     assert told(stone(0, scope="shards"), stone(1, "back", "shards")) == Fate()
-    assert told(stone(0, scope="shards"), stone(1), stone(2, "back")).shards, "what is taken back is the end of the place"
+    assert told(stone(0, scope="shards"), stone(1), stone(2, "back")).shards, "what is taken back is the end of the location"
 
 
 def test_nothing_is_taken_back_at_the_moment_when_it_begins() -> None:
@@ -38,21 +38,21 @@ def test_nothing_is_taken_back_at_the_moment_when_it_begins() -> None:
     assert found.is_begun
 
 
-def test_a_later_save_in_the_same_place_takes_back_nothing_of_the_earlier_one() -> None:
+def test_a_later_save_in_the_same_location_takes_back_nothing_of_the_earlier_one() -> None:
     stones = {"a": stone(0, of="gone"), "b": stone(1), "c": stone(2, "back")}
     assert list(in_force(stones)) == ["a"]
 
 
-def test_the_end_of_a_place_goes_before_that_of_its_shards() -> None:
+def test_the_end_of_a_location_goes_before_that_of_its_shards() -> None:
     shards = (stone(0, scope="shards"), stone(1, "begun", "shards"), stone(2, "done", "shards"))
     assert told(*shards).is_done
     both = told(*shards, stone(3))
-    assert (both.retired, both.is_begun, both.is_done) == ("place 3", False, False)
+    assert (both.retired, both.is_begun, both.is_done) == ("location 3", False, False)
     assert both.shards
 
 
 STONES = st.lists(
-    st.builds(stone, st.integers(0, 3), st.sampled_from(["said", "begun", "back"]), st.sampled_from(["place", "shards"])),
+    st.builds(stone, st.integers(0, 3), st.sampled_from(["said", "begun", "back"]), st.sampled_from(["location", "shards"])),
     max_size=5,
 )
 

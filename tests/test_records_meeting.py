@@ -1,4 +1,4 @@
-"""Nodes that see each other late, race for names and come back with more: no mixture at any time, one place a save in the end."""
+"""Nodes that see each other late, race for names and come back with more: no mixture at any time, one location a save in the end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ckptsync.records.manifest import Manifest
-from ckptsync.records.saves import Known, better_place, choose_place, groups, live, moved, next_n, save_of
+from ckptsync.records.saves import Known, better_location, choose_location, groups, live, moved, next_n, save_of
 from tests.test_records_saves import S, entry, known, manifest, of_rank, shard
 
 NODES = ("a", "b", "c", "d")
@@ -45,7 +45,7 @@ class Meeting(RuleBasedStateMachine):
         return any(node == (p.node if isinstance(p, Move) else p[0].node) for p in self.pending)
 
     def write(self, m: Manifest, save: int) -> None:
-        name = f"{m.place}/{m.node}-{m.n}-{len(self.known)}"
+        name = f"{m.location}/{m.node}-{m.n}-{len(self.known)}"
         self.known.append(Known(name, m))
         self.truth[name] = save
 
@@ -54,7 +54,7 @@ class Meeting(RuleBasedStateMachine):
         if self.is_busy(node):
             return
         planned = take(node, save, late=late, ids=self.ids)
-        self.pending.append((replace(planned, place=choose_place(planned, self.known)), save))
+        self.pending.append((replace(planned, location=choose_location(planned, self.known)), save))
 
     @rule(data=st.data())
     @precondition(lambda self: self.pending)
@@ -66,50 +66,52 @@ class Meeting(RuleBasedStateMachine):
             self.move(deed)
             return
         m, save = deed
-        named = {f for k in live(self.known) if (k.manifest.node, k.manifest.place) == (m.node, m.place) for f in k.manifest.files}
+        named = {
+            f for k in live(self.known) if (k.manifest.node, k.manifest.location) == (m.node, m.location) for f in k.manifest.files
+        }
         if not named.issuperset(m.files):
-            self.write(replace(m, n=next_n(self.known, m.node, m.place)), save)
+            self.write(replace(m, n=next_n(self.known, m.node, m.location)), save)
 
     @rule(data=st.data())
     @precondition(lambda self: self.known)
     def a_node_thinks_of_moving(self, data: st.DataObject) -> None:
-        at = data.draw(st.sampled_from(sorted({(k.manifest.node, k.manifest.place) for k in live(self.known)})))
+        at = data.draw(st.sampled_from(sorted({(k.manifest.node, k.manifest.location) for k in live(self.known)})))
         self.plan_move(*at)
 
-    def plan_move(self, node: str, place: str) -> bool:
-        better = better_place(node, place, self.known)
-        if better != place and not self.is_busy(node):
-            self.pending.append(Move(node, place, better))
-        return better != place
+    def plan_move(self, node: str, location: str) -> bool:
+        better = better_location(node, location, self.known)
+        if better != location and not self.is_busy(node):
+            self.pending.append(Move(node, location, better))
+        return better != location
 
     def move(self, move: Move) -> None:
-        mine = [k for k in live(self.known) if (k.manifest.node, k.manifest.place) == (move.node, move.old)]
+        mine = [k for k in live(self.known) if (k.manifest.node, k.manifest.location) == (move.node, move.old)]
         if mine:
             self.write(moved(mine, move.new, next_n(self.known, move.node, move.new)), self.truth[mine[0].name])
 
     @invariant()
-    def no_place_that_is_said_to_hold_one_save_holds_two(self) -> None:
-        for place in {k.manifest.place for k in self.known}:
-            held = {self.truth[k.name] for k in live(self.known) if k.manifest.place == place}
-            assert len(held) <= 1 or save_of(place, self.known)
+    def no_location_that_is_said_to_hold_one_save_holds_two(self) -> None:
+        for location in {k.manifest.location for k in self.known}:
+            held = {self.truth[k.name] for k in live(self.known) if k.manifest.location == location}
+            assert len(held) <= 1 or save_of(location, self.known)
 
     def teardown(self) -> None:
         while self.pending:
             self.commit(self.pending.pop(0))
         for _ in range(60):
-            homes = sorted({(k.manifest.node, k.manifest.place) for k in live(self.known)})
+            homes = sorted({(k.manifest.node, k.manifest.location) for k in live(self.known)})
             if not sum(self.plan_move(*home) for home in homes):
                 break
             while self.pending:
                 self.commit(self.pending.pop(0))
         else:
             raise AssertionError("moving does not end")
-        self.every_save_is_in_one_place_of_its_own()
+        self.every_save_is_in_one_location_of_its_own()
 
-    def every_save_is_in_one_place_of_its_own(self) -> None:
-        at = {(self.truth[k.name], k.manifest.place) for k in live(self.known)}
-        assert len(at) == len({save for save, _ in at}) == len({place for _, place in at})
-        assert all(save_of(place, self.known) == "" for _, place in at)
+    def every_save_is_in_one_location_of_its_own(self) -> None:
+        at = {(self.truth[k.name], k.manifest.location) for k in live(self.known)}
+        assert len(at) == len({save for save, _ in at}) == len({location for _, location in at})
+        assert all(save_of(location, self.known) == "" for _, location in at)
 
 
 class MeetingWithIds(Meeting):
@@ -130,17 +132,17 @@ PARTS = [(node, save) for save in ("one", "two") for node in ("a", "b", "c")]
 def test_the_order_in_which_manifests_arrive_decides_nothing(*, order: list[tuple[str, str]], near: bool) -> None:
     gap = S // 2 if near else 5_000 * S
     manifests = [
-        of_rank("abc".index(node), node, save, 1_000 * S + gap * (save == "two"), place=f"checkpoint-5~{save}")
+        of_rank("abc".index(node), node, save, 1_000 * S + gap * (save == "two"), location=f"checkpoint-5~{save}")
         for node, save in order
     ]
     grouped = {
-        (frozenset((p.manifest.node, p.manifest.place) for p in g.parts), bool(g.doubt))
+        (frozenset((p.manifest.node, p.manifest.location) for p in g.parts), bool(g.doubt))
         for g in groups([Known("", m) for m in manifests])
     }
     if near:  # six manifests at one moment: nobody can say whose is whose, and every order says so
         assert [doubt for _, doubt in grouped] == [True]
     else:
-        assert {frozenset(place for _, place in members) for members, _ in grouped} == {
+        assert {frozenset(location for _, location in members) for members, _ in grouped} == {
             frozenset({"checkpoint-5~one"}),
             frozenset({"checkpoint-5~two"}),
         }
@@ -148,11 +150,11 @@ def test_the_order_in_which_manifests_arrive_decides_nothing(*, order: list[tupl
 
 @given(st.permutations(PARTS))
 def test_two_jobs_at_one_moment_never_end_as_one_model(order: list[tuple[str, str]]) -> None:
-    """Whatever the order, by the time all have come no place with both is said to be one save."""
+    """Whatever the order, by the time all have come no location with both is said to be one save."""
     seen: list[Manifest] = []
     for node, save in order:
         m = of_rank("abc".index(node), f"{save}-{node}", save)
-        seen.append(replace(m, place=choose_place(m, known(*seen))))
-    for place in {m.place for m in seen}:
-        held = {m.node.partition("-")[0] for m in seen if m.place == place}
-        assert len(held) == 1 or save_of(place, known(*seen))
+        seen.append(replace(m, location=choose_location(m, known(*seen))))
+    for location in {m.location for m in seen}:
+        held = {m.node.partition("-")[0] for m in seen if m.location == location}
+        assert len(held) == 1 or save_of(location, known(*seen))

@@ -30,4 +30,4 @@ def test_what_cannot_be_part_of_a_name_is_no_node(node: str) -> None:
 
 
 def test_a_nodes_own_copy_is_never_taken_for_a_record() -> None:
-    assert parse_record_name(node_file_name("run", "c", "a", "seal-0-0123456789abcdef.json")) is None
+    assert parse_record_name(node_file_name("run", "c", "a", "model-0-0123456789abcdef.json")) is None

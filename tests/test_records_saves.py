@@ -1,4 +1,4 @@
-"""Manifests of two saves are never taken for one, and every node finds the same place."""
+"""Manifests of two saves are never taken for one, and every node finds the same location."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ckptsync.records.saves import (
     Known,
     Sibling,
     against,
-    better_place,
-    choose_place,
+    better_location,
+    choose_location,
     doubtful_until,
     groups,
     known_of,
@@ -41,114 +41,114 @@ def shard(rank: int, save: str = "first", at: int = FIRST) -> FileEntry:
     return entry(f"dcp/__{rank}_0.distcp", save, at)
 
 
-def manifest(node: str, *files: FileEntry, place: str = "checkpoint-5", ranks: tuple[int, ...] = (), save: str = "") -> Manifest:
+def manifest(node: str, *files: FileEntry, location: str = "checkpoint-5", ranks: tuple[int, ...] = (), save: str = "") -> Manifest:
     times = [f.mtime for f in files] or [FIRST]
-    return Manifest("run", "checkpoint-5", place, node, 0, files, ranks, min(times), max(times), Demands(), save=save)
+    return Manifest("run", "checkpoint-5", location, node, 0, files, ranks, min(times), max(times), Demands(), save=save)
 
 
-def of_rank(rank: int, node: str, save: str = "first", at: int = FIRST, place: str = "checkpoint-5") -> Manifest:
-    return manifest(node, shard(rank, save, at), place=place, ranks=(rank,))
+def of_rank(rank: int, node: str, save: str = "first", at: int = FIRST, location: str = "checkpoint-5") -> Manifest:
+    return manifest(node, shard(rank, save, at), location=location, ranks=(rank,))
 
 
 def known(*manifests: Manifest) -> tuple[Known, ...]:
-    return tuple(Known(f"{i}-{m.node}-{m.place}", m) for i, m in enumerate(manifests))
+    return tuple(Known(f"{i}-{m.node}-{m.location}", m) for i, m in enumerate(manifests))
 
 
 def test_the_first_take_has_the_plain_name() -> None:
-    assert choose_place(of_rank(0, "a"), []) == "checkpoint-5"
+    assert choose_location(of_rank(0, "a"), []) == "checkpoint-5"
 
 
 def test_another_node_of_the_same_save_joins() -> None:
-    assert choose_place(of_rank(1, "b"), known(of_rank(0, "a"))) == "checkpoint-5"
+    assert choose_location(of_rank(1, "b"), known(of_rank(0, "a"))) == "checkpoint-5"
 
 
-def test_the_same_rank_written_again_opens_a_place() -> None:
-    assert choose_place(of_rank(0, "a", "second", LATER), known(of_rank(0, "a"))).startswith("checkpoint-5~")
+def test_the_same_rank_written_again_opens_a_location() -> None:
+    assert choose_location(of_rank(0, "a", "second", LATER), known(of_rank(0, "a"))).startswith("checkpoint-5~")
 
 
 def test_a_node_that_comes_from_another_time_does_not_join() -> None:
-    assert choose_place(of_rank(1, "b", "second", LATER), known(of_rank(0, "a"))) != "checkpoint-5"
+    assert choose_location(of_rank(1, "b", "second", LATER), known(of_rank(0, "a"))) != "checkpoint-5"
 
 
 def test_moving_takes_back_what_was_said() -> None:
-    old = known(of_rank(1, "b", place="checkpoint-5~1"))
+    old = known(of_rank(1, "b", location="checkpoint-5~1"))
     at_home = moved(old, "checkpoint-5", 0)
     assert live([*old, Known("new", at_home)]) == (Known("new", at_home),)
 
 
 def test_a_file_that_comes_later_joins_its_own_node_whatever_the_time() -> None:
-    stored = of_rank(0, "a", place="checkpoint-5~1")
+    stored = of_rank(0, "a", location="checkpoint-5~1")
     take = manifest("a", *stored.files, entry("README.md", at=LATER), ranks=(0,))
-    assert choose_place(take, known(stored)) == "checkpoint-5~1"
+    assert choose_location(take, known(stored)) == "checkpoint-5~1"
 
 
-def test_the_second_save_of_every_node_meets_in_one_place() -> None:
+def test_the_second_save_of_every_node_meets_in_one_location() -> None:
     first = [of_rank(0, "a"), of_rank(1, "b")]
     again = of_rank(0, "a", "second", LATER)
-    again = replace(again, place=choose_place(again, known(*first)))
-    assert choose_place(of_rank(1, "b", "second", LATER), known(*first, again)) == again.place
+    again = replace(again, location=choose_location(again, known(*first)))
+    assert choose_location(of_rank(1, "b", "second", LATER), known(*first, again)) == again.location
 
 
-def test_a_save_id_names_the_place_and_decides_against_time() -> None:
+def test_a_save_id_names_the_location_and_decides_against_time() -> None:
     first = replace(of_rank(0, "a"), save="abcdefgh-1")
-    assert choose_place(replace(of_rank(1, "b"), save="0123456789"), known(first)) == "checkpoint-5~01234567"
-    assert choose_place(replace(of_rank(1, "b", at=LATER), save="abcdefgh-1"), known(first)) == "checkpoint-5"
+    assert choose_location(replace(of_rank(1, "b"), save="0123456789"), known(first)) == "checkpoint-5~01234567"
+    assert choose_location(replace(of_rank(1, "b", at=LATER), save="abcdefgh-1"), known(first)) == "checkpoint-5"
 
 
 def test_an_id_that_is_no_name_is_hashed_into_one() -> None:
-    place = choose_place(replace(of_rank(1, "b"), save="../../etc"), known(replace(of_rank(0, "a"), save="x")))
-    assert place.startswith("checkpoint-5~")
-    assert "." not in place
-    assert "/" not in place
+    location = choose_location(replace(of_rank(1, "b"), save="../../etc"), known(replace(of_rank(0, "a"), save="x")))
+    assert location.startswith("checkpoint-5~")
+    assert "." not in location
+    assert "/" not in location
 
 
 def test_a_file_edited_the_day_after_disturbs_neither_save_nor_mate() -> None:
     config = entry("config.json", "old")
     a, b = manifest("a", shard(0), config, ranks=(0,)), of_rank(1, "b")
     edited = manifest("a", shard(0), entry("config.json", "new", LATER), ranks=(0,))
-    edited = replace(edited, place=choose_place(edited, known(a, b)))
-    assert edited.place != "checkpoint-5"
+    edited = replace(edited, location=choose_location(edited, known(a, b)))
+    assert edited.location != "checkpoint-5"
     assert save_of("checkpoint-5", known(a, b, edited)) == ""
 
 
 def test_two_jobs_at_one_moment_are_in_doubt_as_soon_as_it_shows() -> None:
     a0, b1 = of_rank(0, "a", "job one"), of_rank(1, "b", "job two")
     assert save_of("checkpoint-5", known(a0, b1)) == ""  # nothing could tell yet
-    c1 = of_rank(1, "c", "job one", place="checkpoint-5~1")
+    c1 = of_rank(1, "c", "job one", location="checkpoint-5~1")
     assert "rank 1" in save_of("checkpoint-5", known(a0, b1, c1))
 
 
-def test_a_take_that_fits_two_saves_gets_a_place_of_its_own() -> None:
-    a0, c0 = of_rank(0, "a"), of_rank(0, "c", "second", place="checkpoint-5~1")
-    place = choose_place(of_rank(1, "b"), known(a0, c0))
-    assert place not in ("checkpoint-5", "checkpoint-5~1")
+def test_a_take_that_fits_two_saves_gets_a_location_of_its_own() -> None:
+    a0, c0 = of_rank(0, "a"), of_rank(0, "c", "second", location="checkpoint-5~1")
+    location = choose_location(of_rank(1, "b"), known(a0, c0))
+    assert location not in ("checkpoint-5", "checkpoint-5~1")
 
 
-def test_a_place_of_two_moments_is_in_doubt_and_says_how_far_apart_they_are() -> None:
+def test_a_location_of_two_moments_is_in_doubt_and_says_how_far_apart_they_are() -> None:
     doubt = save_of("checkpoint-5", known(of_rank(0, "a"), of_rank(1, "b", at=LATER)))
     assert doubt == "a and b may be two saves: 8000.0 s lie between their files, and no save id tells"
 
 
 def test_of_two_that_raced_for_a_name_the_one_that_began_first_keeps_it() -> None:
     raced = known(of_rank(0, "b"), of_rank(0, "a", "second", LATER))
-    assert better_place("b", "checkpoint-5", raced) == "checkpoint-5"
-    assert better_place("a", "checkpoint-5", raced).startswith("checkpoint-5~")
+    assert better_location("b", "checkpoint-5", raced) == "checkpoint-5"
+    assert better_location("a", "checkpoint-5", raced).startswith("checkpoint-5~")
 
 
 def test_nobody_moves_for_want_of_proof() -> None:
     jobs = [of_rank(0, "a"), of_rank(1, "b"), of_rank(1, "c", "second")]
-    assert [better_place(node, "checkpoint-5", known(*jobs)) for node in "abc"] == ["checkpoint-5"] * 3
+    assert [better_location(node, "checkpoint-5", known(*jobs)) for node in "abc"] == ["checkpoint-5"] * 3
 
 
-def test_a_save_leaves_a_place_to_those_that_cannot_tell_where_else_to_go() -> None:
+def test_a_save_leaves_a_location_to_those_that_cannot_tell_where_else_to_go() -> None:
     jobs = [of_rank(0, "a", at=LATER), of_rank(1, "b", at=LATER), of_rank(1, "c", "second", LATER)]
-    assert better_place("d", "checkpoint-5", known(*jobs, of_rank(3, "d"))) != "checkpoint-5"
+    assert better_location("d", "checkpoint-5", known(*jobs, of_rank(3, "d"))) != "checkpoint-5"
 
 
-def test_of_two_places_of_one_save_the_smaller_name_wins() -> None:
-    apart = known(of_rank(0, "a", place="checkpoint-5~2"), of_rank(1, "b", place="checkpoint-5~1"))
-    assert better_place("a", "checkpoint-5~2", apart) == "checkpoint-5~1"
-    assert better_place("b", "checkpoint-5~1", apart) == "checkpoint-5~1"
+def test_of_two_locations_of_one_save_the_smaller_name_wins() -> None:
+    apart = known(of_rank(0, "a", location="checkpoint-5~2"), of_rank(1, "b", location="checkpoint-5~1"))
+    assert better_location("a", "checkpoint-5~2", apart) == "checkpoint-5~1"
+    assert better_location("b", "checkpoint-5~1", apart) == "checkpoint-5~1"
 
 
 def test_a_node_cannot_take_back_what_another_said() -> None:
@@ -194,8 +194,8 @@ def part(rank: int, node: str, at: int = FIRST, **more: object) -> Manifest:
 
 
 def test_two_parts_that_complete_each_other_within_minutes_are_one_save() -> None:
-    assert choose_place(part(1, "b", SOON), known(part(0, "a"))) == "checkpoint-5"
-    assert choose_place(part(0, "a"), known(part(1, "b", SOON))) == "checkpoint-5"
+    assert choose_location(part(1, "b", SOON), known(part(0, "a"))) == "checkpoint-5"
+    assert choose_location(part(0, "a"), known(part(1, "b", SOON))) == "checkpoint-5"
     assert save_of("checkpoint-5", known(part(0, "a"), part(1, "b", SOON))) == ""
 
 
@@ -220,26 +220,26 @@ def test_two_parts_that_complete_each_other_within_minutes_are_one_save() -> Non
     ],
 )
 def test_evidence_of_two_saves_keeps_parts_apart(first: Manifest, second: Manifest, reason: str) -> None:
-    found = groups(known(first, replace(second, place="checkpoint-5~1")))
+    found = groups(known(first, replace(second, location="checkpoint-5~1")))
     assert len(found) == 2
     assert any(reason in line for line in against(found)), against(found)
-    assert choose_place(second, known(first)) != "checkpoint-5"
+    assert choose_location(second, known(first)) != "checkpoint-5"
 
 
 def test_another_candidate_keeps_all_apart() -> None:
     """Rank 0 wrote the name twice: the part of rank 1 is of the second save, or of the first, whose own part never came."""
-    again = part(0, "a", FIRST + 90 * S, files=(shard(0, "second", FIRST + 90 * S),), place="checkpoint-5~1")
-    found = known(part(0, "a"), again, part(1, "b", SOON, place="checkpoint-5~2"))
+    again = part(0, "a", FIRST + 90 * S, files=(shard(0, "second", FIRST + 90 * S),), location="checkpoint-5~1")
+    found = known(part(0, "a"), again, part(1, "b", SOON, location="checkpoint-5~2"))
     assert len(groups(found)) == 3
-    assert [s.place for s in siblings("checkpoint-5~2", found)] == ["checkpoint-5", "checkpoint-5~1"]
+    assert [s.location for s in siblings("checkpoint-5~2", found)] == ["checkpoint-5", "checkpoint-5~1"]
 
 
 def test_proof_is_stronger_than_what_completes() -> None:
-    mate = part(0, "a", SOON, files=(shard(0, "second", SOON),), place="checkpoint-5~1")
-    later = part(1, "b", SOON, place="checkpoint-5~1")
+    mate = part(0, "a", SOON, files=(shard(0, "second", SOON),), location="checkpoint-5~1")
+    later = part(1, "b", SOON, location="checkpoint-5~1")
     found = groups(known(part(0, "a"), mate, later))
     assert sorted(len(g.parts) for g in found) == [1, 2]
-    assert better_place("b", "checkpoint-5~1", known(part(0, "a"), mate, later)) == "checkpoint-5~1"
+    assert better_location("b", "checkpoint-5~1", known(part(0, "a"), mate, later)) == "checkpoint-5~1"
 
 
 def test_only_what_ranks_and_time_alone_tie_is_doubtful_for_a_while() -> None:
@@ -250,14 +250,14 @@ def test_only_what_ranks_and_time_alone_tie_is_doubtful_for_a_while() -> None:
 
 def joined(*manifests: Manifest) -> dict[str, object]:
     """Manifests, and a record that joins them all."""
-    names = {f"run/.ckptsync/{m.place}/manifest-{m.node}-0-{i:016x}.json": m for i, m in enumerate(manifests)}
+    names = {f"run/.ckptsync/{m.location}/manifest-{m.node}-0-{i:016x}.json": m for i, m in enumerate(manifests)}
     return {**names, "j": Join("run", "checkpoint-5", "checkpoint-5", 0, tuple(names))}
 
 
 def test_what_a_person_joins_is_one_save_and_stays_it_when_it_moves() -> None:
-    records = joined(of_rank(0, "a"), of_rank(1, "b", at=LATER, place="checkpoint-5~1"))
+    records = joined(of_rank(0, "a"), of_rank(1, "b", at=LATER, location="checkpoint-5~1"))
     found = known_of(records)
-    assert better_place("b", "checkpoint-5~1", found) == "checkpoint-5"
+    assert better_location("b", "checkpoint-5~1", found) == "checkpoint-5"
     assert list(siblings("checkpoint-5", found)) == [Sibling("checkpoint-5~1", ("b",))]
     old = [k for k in found if k.manifest.node == "b"]
     found = known_of({**records, "new": moved(old, "checkpoint-5", 0)})
@@ -266,5 +266,5 @@ def test_what_a_person_joins_is_one_save_and_stays_it_when_it_moves() -> None:
 
 
 def test_a_join_does_not_outweigh_a_contradiction() -> None:
-    found = known_of(joined(of_rank(0, "a"), of_rank(0, "b", "second", LATER, place="checkpoint-5~1")))
+    found = known_of(joined(of_rank(0, "a"), of_rank(0, "b", "second", LATER, location="checkpoint-5~1")))
     assert len(groups(live(found))) == 2

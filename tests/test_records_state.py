@@ -7,14 +7,14 @@ import pytest
 
 from ckptsync.model import Demands
 from ckptsync.records.manifest import Manifest
+from ckptsync.records.model_record import ModelFile, ModelRecord, ModelTensor, is_same_model
 from ckptsync.records.report import Level, Report, Verdict
 from ckptsync.records.saves import Sibling
-from ckptsync.records.seal import Seal, SealedFile, SealedTensor, is_same_model
-from ckptsync.records.state import Facet, Facets, Proof, Records, Snapshot, proof, snapshot, word
+from ckptsync.records.state import Condition, Conditions, Proof, Records, Snapshot, proof, snapshot, status
 from ckptsync.records.tombstone import Tombstone
 from tests.test_records_saves import LATER, entry, known, manifest, of_rank, shard
 
-YES, NO = Facet(holds=True), Facet(holds=False)
+YES, NO = Condition(holds=True), Condition(holds=False)
 DAMAGED, PROVEN, UNPROVEN = Proof(damage=("r",)), Proof(holds=True), Proof()
 SIZES = {"run/checkpoint-5/dcp/__0_0.distcp": 5, "run/checkpoint-5/dcp/__1_0.distcp": 5}
 DEMANDS = Demands({"dcp/__0_0.distcp": 5, "dcp/__1_0.distcp": None}, {"rng_state_0.pth": None}, 2)
@@ -23,7 +23,7 @@ NAMES = tuple(k.name for k in known(A0, B1))
 
 
 @pytest.mark.parametrize(
-    ("model", "sealed", "proven", "ambiguous", "retired", "expected"),
+    ("model", "consolidated", "proven", "ambiguous", "retired", "expected"),
     [
         (NO, NO, UNPROVEN, "", "", "ARRIVING"),
         (NO, YES, PROVEN, "", "", "ARRIVING"),
@@ -33,36 +33,38 @@ NAMES = tuple(k.name for k in known(A0, B1))
         (YES, YES, PROVEN, "", "", "VERIFIED"),
         (YES, YES, DAMAGED, "", "", "DAMAGED"),
         (NO, NO, DAMAGED, "", "", "DAMAGED"),
-        (YES, YES, DAMAGED, "two saves", "", "AMBIGUOUS"),
-        (YES, YES, PROVEN, "two saves", "", "AMBIGUOUS"),
+        (YES, YES, DAMAGED, "two saves", "", "CONFLICT"),
+        (YES, YES, PROVEN, "two saves", "", "CONFLICT"),
         (YES, YES, DAMAGED, "two saves", "too old", "RETIRED"),
         (NO, NO, UNPROVEN, "", "too old", "RETIRED"),
     ],
 )
-def test_the_one_word(*, model: Facet, sealed: Facet, proven: Proof, ambiguous: str, retired: str, expected: str) -> None:
-    assert word(Facets(model, NO, sealed, proven, ambiguous, retired)) == expected
+def test_the_one_word(
+    *, model: Condition, consolidated: Condition, proven: Proof, ambiguous: str, retired: str, expected: str
+) -> None:
+    assert status(Conditions(model, NO, consolidated, proven, ambiguous, retired)) == expected
 
 
 def seen(
     *manifests: Manifest,
     sizes: Mapping[str, int] = SIZES,
-    seals: Mapping[str, Seal] | None = None,
+    model_records: Mapping[str, ModelRecord] | None = None,
     tombstones: tuple[Tombstone, ...] = (),
 ) -> Snapshot:
     pairs = known(*manifests)
-    records = Records({k.name: k.manifest for k in pairs}, seals or {}, {}, {str(i): t for i, t in enumerate(tombstones)})
+    records = Records({k.name: k.manifest for k in pairs}, model_records or {}, {}, {str(i): t for i, t in enumerate(tombstones)})
     found = snapshot("checkpoint-5", records, pairs, sizes)
     assert found
     return found
 
 
-def seal(n: int = 0, manifests: tuple[str, ...] = NAMES) -> Seal:
-    return Seal("run", "checkpoint-5", "checkpoint-5", n, manifests, {}, (SealedFile("m", 9, "0" * 64),), ())
+def model_record(n: int = 0, manifests: tuple[str, ...] = NAMES) -> ModelRecord:
+    return ModelRecord("run", "checkpoint-5", "checkpoint-5", n, manifests, {}, (ModelFile("m", 9, "0" * 64),), ())
 
 
 def test_all_that_metadata_demands_is_complete() -> None:
     whole = seen(A0, B1)
-    assert (whole.word, whole.facets.model.evidence) == ("COMPLETE", ())
+    assert (whole.status, whole.conditions.model.evidence) == ("COMPLETE", ())
     assert set(whole.present()) == {"dcp/__0_0.distcp", "dcp/__1_0.distcp"}
 
 
@@ -75,7 +77,7 @@ def test_without_metadata_nothing_is_complete() -> None:
 
 
 def test_a_part_that_may_belong_here_is_pointed_at() -> None:
-    later = replace(B1, place="checkpoint-5~00000000", started=B1.started + 3 * 10**9, ended=B1.ended + 3 * 10**9)
+    later = replace(B1, location="checkpoint-5~00000000", started=B1.started + 3 * 10**9, ended=B1.ended + 3 * 10**9)
     pairs = known(A0, later)
     records = Records({pairs[0].name: A0}, {}, {}, {})
     found = snapshot("checkpoint-5", records, pairs, SIZES)
@@ -99,49 +101,54 @@ def test_a_file_that_is_not_listed_is_named() -> None:
 
 
 def test_resuming_needs_more_than_the_model() -> None:
-    assert seen(A0, B1).facets.resume == Facet(holds=False, evidence=("rng_state_0.pth: no node has sent it",))
-    assert seen(B1).facets.resume.evidence == ("nothing here says what a resumed training needs",)
+    assert seen(A0, B1).conditions.resume == Condition(holds=False, evidence=("rng_state_0.pth: no node has sent it",))
+    assert seen(B1).conditions.resume.evidence == ("nothing here says what a resumed training needs",)
     late = replace(manifest("a", entry("rng_state_0.pth", "x", LATER)), n=1)
-    assert seen(A0, B1, late, sizes={**SIZES, "run/checkpoint-5/rng_state_0.pth": 1}).facets.resume.holds
+    assert seen(A0, B1, late, sizes={**SIZES, "run/checkpoint-5/rng_state_0.pth": 1}).conditions.resume.holds
 
 
 def test_manifests_of_two_saves_are_ambiguous_and_locate_nothing() -> None:
     both = seen(A0, B1, of_rank(0, "c", "other"))
-    assert (both.word, both.files) == ("AMBIGUOUS", {})
+    assert (both.status, both.files) == ("CONFLICT", {})
     assert "both have files of rank 0" in both.evidence[0]
 
 
 def test_demands_that_contradict_each_other_are_ambiguous() -> None:
-    assert seen(A0, replace(B1, demands=Demands({"dcp/__0_0.distcp": 6}))).word == "AMBIGUOUS"
+    assert seen(A0, replace(B1, demands=Demands({"dcp/__0_0.distcp": 6}))).status == "CONFLICT"
 
 
-def test_a_seal_counts_while_all_its_manifests_do() -> None:
+def test_a_model_record_counts_while_all_its_manifests_do() -> None:
     listed = {**SIZES, "run/consolidated/checkpoint-5/m": 9}
-    assert seen(A0, B1, seals={"s": seal()}, sizes=listed).word == "CONSOLIDATED"
-    assert seen(A0, B1, seals={"s": seal(manifests=("other",))}, sizes=listed).word == "COMPLETE"
-    assert seen(A0, B1, replace(manifest("a", entry("late")), n=1), seals={"s": seal()}, sizes=listed).word == "CONSOLIDATED"
+    assert seen(A0, B1, model_records={"s": model_record()}, sizes=listed).status == "CONSOLIDATED"
+    assert seen(A0, B1, model_records={"s": model_record(manifests=("other",))}, sizes=listed).status == "COMPLETE"
+    assert (
+        seen(A0, B1, replace(manifest("a", entry("late")), n=1), model_records={"s": model_record()}, sizes=listed).status
+        == "CONSOLIDATED"
+    )
 
 
-def test_a_seal_whose_file_is_not_there_does_not_hold() -> None:
-    assert seen(A0, B1, seals={"s": seal()}).evidence == ("consolidated m: 9 bytes were written, and it is not in the store",)
+def test_a_model_record_whose_file_is_not_there_does_not_hold() -> None:
+    assert seen(A0, B1, model_records={"s": model_record()}).evidence == (
+        "consolidated m: 9 bytes were written, and it is not in the store",
+    )
 
 
-def test_of_two_seals_with_one_number_the_first_by_name_counts_and_it_is_said() -> None:
+def test_of_two_model_records_with_one_number_the_first_by_name_counts_and_it_is_said() -> None:
     listed = {**SIZES, "run/consolidated/checkpoint-5/m": 9}
-    found = seen(A0, B1, seals={"y": seal(), "x": seal()}, sizes=listed)
-    assert (found.seal_name, found.word) == ("x", "CONSOLIDATED")
-    assert "y: another seal of the same number" in found.facets.sealed.evidence[0]
-    assert seen(A0, B1, seals={"y": seal(1), "x": seal()}, sizes=listed).seal_name == "y"
+    found = seen(A0, B1, model_records={"y": model_record(), "x": model_record()}, sizes=listed)
+    assert (found.model_record_name, found.status) == ("x", "CONSOLIDATED")
+    assert "y: another model record of the same number" in found.conditions.consolidated.evidence[0]
+    assert seen(A0, B1, model_records={"y": model_record(1), "x": model_record()}, sizes=listed).model_record_name == "y"
 
 
 def test_a_tombstone_retires_the_save_that_it_names_and_what_comes_late() -> None:
     stone = Tombstone("run", "checkpoint-5", "checkpoint-5", 0, (NAMES[0],), "over budget")
     assert seen(A0, B1, tombstones=(stone,)).evidence == ("over budget",)
-    assert seen(A0, B1, tombstones=(replace(stone, manifests=("another save",)),)).word == "COMPLETE"
+    assert seen(A0, B1, tombstones=(replace(stone, manifests=("another save",)),)).status == "COMPLETE"
 
 
-def test_a_place_that_has_moved_away_is_no_place() -> None:
-    old, new = known(A0, replace(A0, place="checkpoint-5~1", supersedes=(NAMES[0],)))
+def test_a_location_that_has_moved_away_is_no_location() -> None:
+    old, new = known(A0, replace(A0, location="checkpoint-5~1", supersedes=(NAMES[0],)))
     assert snapshot("checkpoint-5", Records({old.name: old.manifest}), [old, new], SIZES) is None
 
 
@@ -161,7 +168,7 @@ def state(*reports: Report) -> str:
         ([report(0, "ok")], "proven"),
         ([report(0, "ok", "load")], "proven"),
         ([report(0, "ok", "stat")], "unproven"),
-        ([report(0, "ok", of="another seal")], "unproven"),
+        ([report(0, "ok", of="another model record")], "unproven"),
         ([report(0, "ok", manifests=NAMES[:1])], "unproven"),
         ([report(0, "arriving")], "unproven"),
         ([report(0, "ok"), report(1, "ok", "stat")], "proven"),
@@ -194,9 +201,9 @@ def test_nodes_with_other_bytes_are_complete_only_by_the_owners_name() -> None:
 
 
 def test_a_model_is_the_same_by_its_tensors_and_second_copies_of_them() -> None:
-    def of(**tensors: tuple[tuple[int, ...], str]) -> Seal:
-        made = tuple(SealedTensor(n, "F32", shape, "m", 0, 4, digest) for n, (shape, digest) in tensors.items())
-        return Seal("run", "checkpoint-5", "checkpoint-5", 0, (), {}, (), made)
+    def of(**tensors: tuple[tuple[int, ...], str]) -> ModelRecord:
+        made = tuple(ModelTensor(n, "F32", shape, "m", 0, 4, digest) for n, (shape, digest) in tensors.items())
+        return ModelRecord("run", "checkpoint-5", "checkpoint-5", 0, (), {}, (), made)
 
     whole = of(embed=((4, 2), "e"), norm=((2,), "n"))
     assert is_same_model(of(embed=((4, 2), "x"), norm=((2,), "y")), whole), "other weights of one model"

@@ -8,11 +8,11 @@ import pytest
 
 from ckptsync.errors import Corrupt, NotFound
 from ckptsync.records.coding import Record, encode, record_name
+from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.report import Report
-from ckptsync.records.seal import Seal
 from ckptsync.records.tombstone import Tombstone
 from ckptsync.records.vanished import vanished
-from tests.verified import PLACE, RUN, WHOLE, manifest
+from tests.verified import LOCATION, RUN, WHOLE, manifest
 
 
 def name(record: Record) -> str:
@@ -21,9 +21,9 @@ def name(record: Record) -> str:
 
 ONE = manifest(WHOLE)
 OTHER = manifest(WHOLE, "n1")
-SEAL = Seal(RUN, PLACE, PLACE, 0, (name(ONE), name(OTHER)), {}, (), ())
-REPORT = Report(RUN, PLACE, PLACE, 0, "digest", "ok", (name(ONE),), "", 0, ())
-STONE = Tombstone(RUN, PLACE, PLACE, 0, (name(ONE),), "old", ended={"n0": 1})
+SEAL = ModelRecord(RUN, LOCATION, LOCATION, 0, (name(ONE), name(OTHER)), {}, (), ())
+REPORT = Report(RUN, LOCATION, LOCATION, 0, "digest", "ok", (name(ONE),), "", 0, ())
+STONE = Tombstone(RUN, LOCATION, LOCATION, 0, (name(ONE),), "old", ended={"n0": 1})
 
 
 def gone(*records: Record, listed: tuple[Record, ...] = ()) -> list[str]:
@@ -43,7 +43,7 @@ def test_nothing_is_missed_where_all_is_there() -> None:
 
 
 @pytest.mark.parametrize("by", [SEAL, REPORT])
-def test_what_a_seal_or_a_report_names_is_missed(by: Record) -> None:
+def test_what_a_model_record_or_a_report_names_is_missed(by: Record) -> None:
     assert gone(OTHER, by) == [name(ONE)]
 
 
@@ -74,16 +74,16 @@ def test_what_its_own_node_has_replaced_is_not_missed_and_nobody_else_can() -> N
     assert gone(REPORT, replace(again, node="n1")) == [name(ONE)]
 
 
-def test_what_went_with_the_place_that_it_had_moved_to_is_not_missed() -> None:
-    moved = f"{PLACE}~abcd"
-    home = replace(ONE, place=moved, supersedes=(name(ONE),))
-    assert gone(REPORT, Tombstone(RUN, PLACE, moved, 0, (name(home),), "old", ended={"n0": 1})) == []
-    assert gone(REPORT, Tombstone(RUN, PLACE, moved, 0, (name(home),), "old", ended={"n1": 1})) == [name(ONE)]
+def test_what_went_with_the_location_that_it_had_moved_to_is_not_missed() -> None:
+    moved = f"{LOCATION}~abcd"
+    home = replace(ONE, location=moved, supersedes=(name(ONE),))
+    assert gone(REPORT, Tombstone(RUN, LOCATION, moved, 0, (name(home),), "old", ended={"n0": 1})) == []
+    assert gone(REPORT, Tombstone(RUN, LOCATION, moved, 0, (name(home),), "old", ended={"n1": 1})) == [name(ONE)]
 
 
-def test_a_name_of_another_place_proves_nothing() -> None:
-    foreign = name(replace(ONE, place=f"{PLACE}~abcd"))
-    assert gone(replace(REPORT, manifests=(foreign, "run/elsewhere", f"{RUN}/.ckptsync/{PLACE}/manifest-x"))) == []
+def test_a_name_of_another_location_proves_nothing() -> None:
+    foreign = name(replace(ONE, location=f"{LOCATION}~abcd"))
+    assert gone(replace(REPORT, manifests=(foreign, "run/elsewhere", f"{RUN}/.ckptsync/{LOCATION}/manifest-x"))) == []
 
 
 def test_the_error_says_who_is_gone_and_who_names_it() -> None:
@@ -97,7 +97,7 @@ def test_the_error_says_who_is_gone_and_who_names_it() -> None:
 
 
 def test_only_its_own_checkpoint_excuses_it() -> None:
-    elsewhere = replace(ONE, checkpoint="checkpoint-9", place="checkpoint-9", supersedes=(name(ONE),))
+    elsewhere = replace(ONE, checkpoint="checkpoint-9", location="checkpoint-9", supersedes=(name(ONE),))
     assert gone(REPORT, elsewhere) == [name(ONE)]
     stone = Tombstone(RUN, "checkpoint-9", "checkpoint-9", 0, (name(ONE),), "old", ended={"n0": 1})
     assert gone(REPORT, stone) == [name(ONE)]

@@ -156,7 +156,7 @@ def test_the_head_may_do_all_that_it_asks_for_and_deletes_only_what_is_in_the_wa
     assert refused(story.head, statements("head", story)) == []
     deleted = {a.resource for a in story.head if a.action == "s3:DeleteObject"}
     assert deleted == {f"arn:aws:s3:::{story.bucket}/store/{MODEL}"}
-    for other in (SHARD, f"{RECORDS}/manifest-n0-0-{DIGEST}.json", f"{RECORDS}/seal-0-{DIGEST}.json"):
+    for other in (SHARD, f"{RECORDS}/manifest-n0-0-{DIGEST}.json", f"{RECORDS}/model-0-{DIGEST}.json"):
         asked = Asked("s3:DeleteObject", f"arn:aws:s3:::{story.bucket}/store/{other}")
         assert not is_allowed(asked, statements("head", story))
 
@@ -171,10 +171,10 @@ def test_the_head_needs_each_action(story: Story, action: str) -> None:
     assert refused(story.head, without(action, statements("head", story)))
 
 
-@pytest.mark.parametrize("place", policy("policy-head")[1]["Resource"])
-def test_the_head_writes_to_each_place(story: Story, place: str) -> None:
+@pytest.mark.parametrize("location", policy("policy-head")[1]["Resource"])
+def test_the_head_writes_to_each_location(story: Story, location: str) -> None:
     left = [
-        {**s, "Resource": [r for r in s["Resource"] if not r.endswith(place.rpartition("PREFIX")[2])]}
+        {**s, "Resource": [r for r in s["Resource"] if not r.endswith(location.rpartition("PREFIX")[2])]}
         if s["Sid"] == "WriteModelsAndTheirRecords"
         else s
         for s in statements("head", story)
@@ -191,7 +191,7 @@ def test_the_bucket_lets_everything_through_over_tls_and_nothing_without(story: 
 
 def test_the_bucket_refuses_to_write_a_record_twice() -> None:
     rules = [EVERYTHING, *policy("bucket-policy")]
-    kinds = ("manifest-n0-0", "seal-0", "report-1", "tombstone-0", "keep-0")
+    kinds = ("manifest-n0-0", "model-0", "report-1", "tombstone-0", "keep-0")
     for name in (*(f"{RECORDS}/{kind}-{DIGEST}.json" for kind in kinds), f"{RECORDS}/agreement-0.json", ".ckptsync/store.json"):
         record = f"arn:aws:s3:::BUCKET/PREFIX/{name}"
         once = {"aws:SecureTransport": "true", "s3:ObjectCreationOperation": "true", "s3:if-none-match": "*"}
@@ -206,7 +206,7 @@ HEADS_OWN = (
     f"{RECORDS}/agreement-0.json",
     f"{RECORDS}/agreement-999.json",
     "fsdp2/.ckptsync/checkpoint-4~0a1b2c3d/agreement-0.json",
-    f"{RECORDS}/seal-9-{DIGEST}.json",
+    f"{RECORDS}/model-9-{DIGEST}.json",
     f"{RECORDS}/report-9-{DIGEST}.json",
     f"{RECORDS}/tombstone-9-{DIGEST}.json",
     f"{RECORDS}/keep-9-{DIGEST}.json",
@@ -235,8 +235,8 @@ def test_a_worker_may_send_files_of_a_trainer_whose_names_are_like_a_heads() -> 
     rules = policy("policy-worker")
     for name in (
         "checkpoint-4/consolidated.00.pth",
-        "checkpoint-4/seal-1.json",
-        f"checkpoint-4/seal-9-{DIGEST}.json",
+        "checkpoint-4/model-1.json",
+        f"checkpoint-4/model-9-{DIGEST}.json",
         "checkpoint-4/agreement-0.json",
         f".ckptsync/checkpoint-4/manifest-n0-0-{DIGEST}.json",
         ".ckptsync/checkpoint-4/sending/n0",
@@ -299,7 +299,7 @@ def test_retention_needs_no_more_than_that(story: Story) -> None:
     collector = bare(f"s3://{story.bucket}/store", both)
     assert keep(collector, "kept", "checkpoint-2")
     asked = Kept(lambda _: Rules(keep_last=1), 0.0, "kept")
-    done = [[(d.place, d.outcome) for d in retain(collector, asked).done] for _ in range(2)]
+    done = [[(d.location, d.outcome) for d in retain(collector, asked).done] for _ in range(2)]
     assert done == [[("checkpoint-1", "marked")], [("checkpoint-1", "removed")]]
 
 
@@ -307,7 +307,7 @@ def opened(name: str, story: Story, prefix: str = "store") -> Store:
     return bare(f"s3://{story.bucket}/{prefix}", weed().identity(*policy(f"policy-{name}", story.bucket, "store")))
 
 
-def test_every_file_has_a_place_in_the_documents() -> None:
+def test_every_file_has_a_location_in_the_documents() -> None:
     told = (CONFIGS.parent / "docs" / "s3.md").read_text()
     for path in CONFIGS.glob("s3-*.json"):
         json.loads(path.read_text())

@@ -20,7 +20,7 @@ def test_what_was_said_of_a_pins_files_is_not_said_of_others(tmp_path: Path, cha
     pin = open_pin(tmp_path, source.name, 0, "n0")
     assert pin
     grow(pin, source, [f.path for f in walk(source).files])
-    record(pin, Took(stable=1, settled=2))
+    record(pin, Took(stable=1, finished=2))
     mark_stored(pin)
     (before,) = pins(tmp_path)
     assert (before.took.stable, before.stored) == (1, True)

@@ -146,7 +146,7 @@ def test_where_there_are_no_links_a_pin_is_adopted_by_a_rename(source: Path, mon
     assert sorted(p.name for p in pin.path.iterdir()) == ["commit.json", "files", "owner.json"]
 
 
-def test_a_commit_is_void_once_a_file_is_overwritten_in_place(source: Path) -> None:
+def test_a_commit_is_void_once_a_file_is_overwritten_in_location(source: Path) -> None:
     commit(source)
     (source / "a").write_bytes(b"other")
     (pin,) = pins(source.parent)
@@ -164,14 +164,14 @@ def test_the_hooks_pin_takes_the_next_number_whatever_stands_there(source: Path)
 
 def test_what_was_said_once_of_a_pin_stays(source: Path) -> None:
     pin = pinned(source)
-    record(pin, Took(settled=5, trainer="hf"))
-    record(pin, Took(stable=1, settled=9, sending=7, trainer="other"))
+    record(pin, Took(finished=5, trainer="hf"))
+    record(pin, Took(stable=1, finished=9, sending=7, trainer="other"))
     mark_stored(pin)
     (after,) = pins(source.parent)
     assert (after.took, after.stored) == (Took(1, 5, 7, "hf"), True)
     drop(pin)
     with pytest.raises(Incomplete):
-        record(pin, Took(settled=5))
+        record(pin, Took(finished=5))
     with pytest.raises(Incomplete):
         mark_stored(pin)
     assert not pin.path.exists()

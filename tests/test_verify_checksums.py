@@ -21,8 +21,8 @@ def tensor_byte(files: dict[str, bytes], path: str) -> int:
     """A byte in the middle of a tensor."""
     tree = MemoryFiles(files)
     inside = items(tree).get(path)
-    places = [(start, size) for start, size, _ in inside.items] if inside else [(0, len(files[path]))]
-    archives = [torch_zip.open_archive(tree, Extent(path, start, size)) for start, size in places]
+    locations = [(start, size) for start, size, _ in inside.items] if inside else [(0, len(files[path]))]
+    archives = [torch_zip.open_archive(tree, Extent(path, start, size)) for start, size in locations]
     archive = next(archive for archive in archives if "data/0" in archive.records)
     where = torch_zip.extent(tree, archive, "data/0")
     return where.start + where.size // 2

@@ -13,11 +13,29 @@ from ckptsync.errors import StoreError
 from ckptsync.records.names import consolidated_prefix, file_name
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
-from tests.verified import PLACE, RUN, TENSORS, WHOLE, arrive, damage, entry, flip, manifest, place, put, verified, whole_store
+from tests.verified import (
+    LOCATION,
+    RUN,
+    TENSORS,
+    WHOLE,
+    arrive,
+    damage,
+    entry,
+    flip,
+    location,
+    manifest,
+    put,
+    verified,
+    whole_store,
+)
 
-SEALED = consolidated_prefix(RUN, PLACE) + "model.safetensors"
+SEALED = consolidated_prefix(RUN, LOCATION) + "model.safetensors"
 STORE = whole_store()
-SPANS = {t.name: (t.start, t.start + t.size) for seal in place(STORE).records.seals.values() for t in seal.tensors}
+SPANS = {
+    t.name: (t.start, t.start + t.size)
+    for model_record in location(STORE).records.model_records.values()
+    for t in model_record.tensors
+}
 SIZE = STORE.size(SEALED)
 
 
@@ -33,7 +51,7 @@ def test_a_flipped_bit_anywhere_in_the_model_names_its_tensor_and_nothing_else(a
 
 
 def test_a_flipped_bit_in_every_byte_of_a_small_file_is_found() -> None:
-    name = file_name(RUN, PLACE, "config.json")
+    name = file_name(RUN, LOCATION, "config.json")
     for at in range(STORE.size(name)):
         flip(STORE, name, at, at % 8)
         assert damage(verified(STORE)) == [("digest", "checkpoint-4/config.json")]
@@ -43,7 +61,7 @@ def test_a_flipped_bit_in_every_byte_of_a_small_file_is_found() -> None:
 
 def test_a_zeroed_page_in_a_shard_names_the_tensors_of_its_block() -> None:
     store = whole_store()
-    name = file_name(RUN, PLACE, "model.safetensors")
+    name = file_name(RUN, LOCATION, "model.safetensors")
     data = bytearray(read_all(store, name))
     page = 39_000 // SMALLEST_BLOCK * SMALLEST_BLOCK
     data[page : page + 4096] = bytes(4096)
@@ -55,7 +73,7 @@ def test_a_zeroed_page_in_a_shard_names_the_tensors_of_its_block() -> None:
 
 def test_a_damaged_header_names_no_tensor_of_its_file() -> None:
     store = whole_store()
-    flip(store, file_name(RUN, PLACE, "model.safetensors"), 20)
+    flip(store, file_name(RUN, LOCATION, "model.safetensors"), 20)
     (found,) = verified(store).findings
     assert (found.kind, found.ranges, found.tensors) == ("digest", ((0, SMALLEST_BLOCK),), ())
 
@@ -122,9 +140,9 @@ def test_a_file_that_reads_differently_twice_is_not_called_well() -> None:
 
 def test_damage_in_a_file_of_large_blocks_is_told_by_block() -> None:
     store, data = MemoryStore(), bytes(range(256)) * 256
-    store.write(file_name(RUN, PLACE, "model.bin"), [data])
+    store.write(file_name(RUN, LOCATION, "model.bin"), [data])
     found = digest_stream([data], len(data), 16 << 10)
     file = replace(entry("model.bin", data), block_size=found.block_size, blocks=found.blocks)
     put(store, replace(manifest({"model.bin": data}), files=(file,)))
-    flip(store, file_name(RUN, PLACE, "model.bin"), 20_000, 3)
+    flip(store, file_name(RUN, LOCATION, "model.bin"), 20_000, 3)
     assert [f.ranges for f in verified(store).findings if f.kind == "digest"] == [((16 << 10, 32 << 10),)]

@@ -1,4 +1,4 @@
-"""Which place is verified next: a pure function, with the store's time as an argument."""
+"""Which location is verified next: a pure function, with the store's time as an argument."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ckptsync.records.report import Finding, Level, Verdict
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.verify.due import RETRY, SEALING, SPARE, Due, Schedule, due
 from tests.plain_files import MemoryFiles
-from tests.verified import PLACE, RUN, WHOLE, arrive, manifest, place, put, seal, verified, whole_store
+from tests.verified import LOCATION, RUN, WHOLE, arrive, location, manifest, model_record, put, verified, whole_store
 
 WEEK = 7 * 86400.0
-CONFIG = file_name(RUN, PLACE, "config.json")
+CONFIG = file_name(RUN, LOCATION, "config.json")
 
 
 NONE: Mapping[str, float] = {}
@@ -34,13 +34,13 @@ def asked(
 
 def _due(store: MemoryStore, now: float, mtimes: Mapping[str, float], schedule: Schedule = WEEKLY) -> tuple[Due, ...]:
     found = fresh(store)
-    return due((summary(seen, {**found.mtimes, **mtimes}) for seen in found.places), schedule, now)
+    return due((summary(seen, {**found.mtimes, **mtimes}) for seen in found.locations), schedule, now)
 
 
 def reported(store: MemoryStore, n: int, verdict: Verdict = "ok", level: Level = "digest", at: str = CONFIG) -> str:
     finding = Finding("digest", at.removeprefix("run/"), "")
-    seen = place(store)
-    report = replace(verified(store, "stat"), n=n, verdict=verdict, level=level, seal=seen.seal_name)
+    seen = location(store)
+    report = replace(verified(store, "stat"), n=n, verdict=verdict, level=level, model_record=seen.model_record_name)
     return put(store, replace(report, findings=(finding,) if verdict == "damaged" else ()))
 
 
@@ -72,7 +72,7 @@ def test_a_proof_of_the_shards_is_none_of_the_model_made_from_them() -> None:
     name = arrive(store, WHOLE)
     reported(store, 1)
     assert asked(store, 1e3) == []
-    seal(store, MemoryFiles(WHOLE), [name])
+    model_record(store, MemoryFiles(WHOLE), [name])
     assert asked(store, 1e3) == [("never", "digest")]
 
 
@@ -81,7 +81,7 @@ def test_a_complete_checkpoint_waits_for_its_model_but_not_for_ever() -> None:
     name = arrive(store, WHOLE)
     assert asked(store, 100 + SEALING - 1, {name: 100.0}) == []
     assert asked(store, 100 + SEALING, {name: 100.0}) == [("never", "digest")]
-    seal(store, MemoryFiles(WHOLE), [name])
+    model_record(store, MemoryFiles(WHOLE), [name])
     assert asked(store, 101, {name: 100.0}) == [("never", "digest")]
 
 
@@ -123,15 +123,15 @@ def test_what_is_arriving_is_due_only_for_what_a_listing_shows() -> None:
 def test_repairs_come_first_then_the_newest() -> None:
     store = whole_store()
     damaged = reported(store, 1, "damaged")
-    other = put(store, replace(manifest(WHOLE), checkpoint="checkpoint-8", place="checkpoint-8", files=()))
-    newest = put(store, replace(manifest(WHOLE), checkpoint="checkpoint-9", place="checkpoint-9"))
+    other = put(store, replace(manifest(WHOLE), checkpoint="checkpoint-8", location="checkpoint-8", files=()))
+    newest = put(store, replace(manifest(WHOLE), checkpoint="checkpoint-9", location="checkpoint-9"))
     for name in WHOLE:
         store.write(f"{RUN}/checkpoint-9/{name}", [WHOLE[name]])
         store.write(f"{RUN}/checkpoint-8/{name}", [WHOLE[name]])
-    put(store, replace(manifest(WHOLE), checkpoint="checkpoint-8", place="checkpoint-8", n=1))
+    put(store, replace(manifest(WHOLE), checkpoint="checkpoint-8", location="checkpoint-8", n=1))
     mtimes = {damaged: 100.0, CONFIG: 101.0, other: 5.0, newest: 50.0}
     found = _due(store, 1e6, mtimes)
-    assert [(d.place.place, d.why) for d in found] == [
+    assert [(d.location.location, d.why) for d in found] == [
         ("checkpoint-4", "changed"),
         ("checkpoint-9", "never"),
         ("checkpoint-8", "never"),
@@ -145,28 +145,28 @@ def test_what_is_ambiguous_is_not_due() -> None:
 
 
 DAY = 86400.0
-BASE = summary(fresh(whole_store()).places[0], {})
+BASE = summary(fresh(whole_store()).locations[0], {})
 
 
 def made(number: int, size: int, last: float) -> Summary:
     proof = Proven(holds=True, passed=(("digest", last),))
-    return replace(BASE, place=f"checkpoint-{number}", size=size, model_size=0, arrived=last, proof=proof)
+    return replace(BASE, location=f"checkpoint-{number}", size=size, model_size=0, arrived=last, proof=proof)
 
 
-def simulated(places: Sequence[Summary], days: int, step: float, arrivals: int, seed: int) -> tuple[list[int], list[float], int]:
-    """Bytes of old places read in each step, the longest time without being read at its end, and the bytes there are in the end."""
+def simulated(locations: Sequence[Summary], days: int, step: float, arrivals: int, seed: int) -> tuple[list[int], list[float], int]:
+    """Bytes of old locations read in each step, the longest time without being read at its end, and the bytes there are in the end."""
     chance = random.Random(seed)
-    here = {seen.place: seen for seen in places}
+    here = {seen.location: seen for seen in locations}
     read, longest = [], []
     for i in range(int(days * DAY / step)):
         now = i * step
         for seen in chance.sample(sorted(here), arrivals if i else 0):  # as many are let go of as arrive
             del here[seen]
         fresh_ones = [made(10**6 + i * arrivals + j, chance.randrange(1, 200), now) for j in range(arrivals if i else 0)]
-        here |= {seen.place: seen for seen in fresh_ones}
+        here |= {seen.location: seen for seen in fresh_ones}
         todo = due(here.values(), WEEKLY, now)
-        here |= {d.place.place: made(int(d.place.place[11:]), d.place.size, now) for d in todo}
-        read.append(sum(d.place.size for d in todo))
+        here |= {d.location.location: made(int(d.location.location[11:]), d.location.size, now) for d in todo}
+        read.append(sum(d.location.size for d in todo))
         longest.append(max(now - seen.proof.passed[0][1] for seen in here.values()))
     return read, longest, sum(seen.size for seen in here.values())
 
@@ -177,8 +177,8 @@ def simulated(places: Sequence[Summary], days: int, step: float, arrivals: int, 
 def test_every_byte_is_read_within_the_period_and_never_in_a_burst(count: int, days: int, step: float, arrivals: int) -> None:
     """All were verified at the same moment, which is the worst that can be."""
     chance = random.Random(count)
-    places = [made(i, chance.randrange(1, 200), 0.0) for i in range(count)]
-    read, longest, total = simulated(places, days, step, arrivals, count)
+    locations = [made(i, chance.randrange(1, 200), 0.0) for i in range(count)]
+    read, longest, total = simulated(locations, days, step, arrivals, count)
     assert max(longest) <= WEEK
     even = total * step / (WEEK * (1 - SPARE))
     assert max(read) <= 1.5 * even + 400
@@ -187,17 +187,17 @@ def test_every_byte_is_read_within_the_period_and_never_in_a_burst(count: int, d
     assert max(weeks) <= 1.3 * total
 
 
-def test_a_single_large_place_is_not_read_more_often_than_it_must() -> None:
+def test_a_single_large_location_is_not_read_more_often_than_it_must() -> None:
     assert due([made(1, 10**12, 0.0)], WEEKLY, 0.89 * WEEK) == ()
     assert [d.why for d in due([made(1, 10**12, 0.0)], WEEKLY, 0.91 * WEEK)] == ["old"]
 
 
 def test_after_an_outage_what_is_late_is_read_at_once_and_the_oldest_first() -> None:
-    places = [made(i, 10, i * DAY) for i in range(7)]
-    found = due(places, WEEKLY, 3 * WEEK)
-    assert [d.place.place for d in found] == [f"checkpoint-{i}" for i in range(7)]
+    locations = [made(i, 10, i * DAY) for i in range(7)]
+    found = due(locations, WEEKLY, 3 * WEEK)
+    assert [d.location.location for d in found] == [f"checkpoint-{i}" for i in range(7)]
 
 
-def test_old_places_wait_for_those_that_are_new_or_damaged() -> None:
+def test_old_locations_wait_for_those_that_are_new_or_damaged() -> None:
     new = replace(made(2, 10, 0.0), proof=Proven())
     assert [d.why for d in due([made(1, 10, 0.0), new], WEEKLY, WEEK)] == ["never", "old"]

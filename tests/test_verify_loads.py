@@ -1,4 +1,4 @@
-"""Level load over the files of a place: findings, and what was loaded with what."""
+"""Level load over the files of a location: findings, and what was loaded with what."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Places are verified one at a time, the report is written last, damage is reported and its repair noticed."""
+"""Locations are verified one at a time, the report is written last, damage is reported and its repair noticed."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from ckptsync.records.names import file_name
 from ckptsync.records.report import Report
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.verify.due import SEALING, Schedule
-from ckptsync.verify.place import VerifyResult, verify_and_report
+from ckptsync.verify.location import VerifyResult, verify_and_report
 from tests.heads import verify_next
-from tests.verified import PLACE, RUN, WHOLE, arrive, flip, manifest, place, put, whole_store
+from tests.verified import LOCATION, RUN, WHOLE, arrive, flip, location, manifest, put, whole_store
 
-MODEL = file_name(RUN, PLACE, "model.safetensors")
+MODEL = file_name(RUN, LOCATION, "model.safetensors")
 DAILY = Schedule("digest", 86400.0)
 
 
 def reports(store: MemoryStore) -> list[Report]:
-    return sorted(place(store).records.reports.values(), key=lambda r: r.n)
+    return sorted(location(store).records.reports.values(), key=lambda r: r.n)
 
 
-def test_a_place_is_verified_once_and_then_rests() -> None:
+def test_a_location_is_verified_once_and_then_rests() -> None:
     store = whole_store()
     first = verify_next(store, DAILY, 1000.0)
     assert first.report is not None
     assert (first.report.verdict, first.report.when, first.written.count("/report-1-")) == ("ok", 1000.0, 1)
-    assert place(store).word == "VERIFIED"
+    assert location(store).status == "VERIFIED"
     assert verify_next(store, DAILY, 1001.0) == VerifyResult()
 
 
@@ -42,22 +42,22 @@ def test_damage_is_reported_and_its_repair_noticed_the_next_time() -> None:
     store = whole_store()
     flip(store, MODEL, 20_000)
     assert verify_next(store, DAILY, 0.0).written
-    assert place(store).word == "DAMAGED"
+    assert location(store).status == "DAMAGED"
     assert verify_next(store, DAILY, 0.0) == VerifyResult()
     store.write(MODEL, [WHOLE["model.safetensors"]])
     again = verify_next(store, DAILY, 0.0)
     assert again.report is not None
     assert [r.verdict for r in reports(store)] == ["damaged", "ok"]
-    assert place(store).word == "VERIFIED"
+    assert location(store).status == "VERIFIED"
 
 
-def test_one_place_is_verified_at_a_time() -> None:
+def test_one_location_is_verified_at_a_time() -> None:
     store = whole_store()
-    put(store, replace(manifest(WHOLE), checkpoint="checkpoint-9", place="checkpoint-9"))
+    put(store, replace(manifest(WHOLE), checkpoint="checkpoint-9", location="checkpoint-9"))
     for name in WHOLE:
         store.write(f"{RUN}/checkpoint-9/{name}", [WHOLE[name]])
     first, second = verify_next(store, DAILY, 2 * SEALING), verify_next(store, DAILY, 2 * SEALING)
-    assert {r.report.place for r in (first, second) if r.report} == {PLACE, "checkpoint-9"}
+    assert {r.report.location for r in (first, second) if r.report} == {LOCATION, "checkpoint-9"}
 
 
 def test_what_is_arriving_leaves_no_reports_but_for_damage() -> None:
@@ -66,13 +66,13 @@ def test_what_is_arriving_leaves_no_reports_but_for_damage() -> None:
     arrive(store, files)
     for _ in range(3):
         assert verify_next(store, DAILY, 1e6) == VerifyResult()
-    (name,) = (file_name(RUN, PLACE, path) for path in files)
+    (name,) = (file_name(RUN, LOCATION, path) for path in files)
     store.delete(name)
     assert verify_next(store, DAILY, 1e6).written
     store.write(name, [WHOLE["model.safetensors"]])
     assert verify_next(store, DAILY, 1e6).written
     assert [r.verdict for r in reports(store)] == ["damaged", "arriving"]
-    assert place(store).word == "ARRIVING"
+    assert location(store).status == "ARRIVING"
     assert verify_next(store, DAILY, 1e6) == VerifyResult()
 
 
@@ -104,9 +104,9 @@ def test_a_store_that_does_not_answer_is_an_error_and_no_report() -> None:
     assert reports(store) == []
 
 
-def test_one_place_is_verified_when_it_is_asked_for_and_one_that_has_gone_is_not() -> None:
+def test_one_location_is_verified_when_it_is_asked_for_and_one_that_has_gone_is_not() -> None:
     store = whole_store()
     for n in (1, 2):
-        assert verify_and_report(store, RUN, PLACE, "digest", 7.0).written.count(f"/report-{n}-") == 1
+        assert verify_and_report(store, RUN, LOCATION, "digest", 7.0).written.count(f"/report-{n}-") == 1
     assert [(r.verdict, r.when) for r in reports(store)] == [("ok", 7.0)] * 2
     assert verify_and_report(store, RUN, "checkpoint-999", "digest", 7.0) == VerifyResult()

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.names import consolidated_prefix
 from ckptsync.records.report import Finding
-from ckptsync.records.seal import Seal
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.verify import structure
@@ -16,7 +16,7 @@ from ckptsync.verify.reading import Watched
 from tests.hostile import pickles
 from tests.plain_files import MemoryFiles, safetensors_file, tree
 from tests.vector import vector, vectors
-from tests.verified import PLACE, RUN, WHOLE, place, whole_store
+from tests.verified import LOCATION, RUN, WHOLE, location, whole_store
 
 HOLE = b'\x3f\0\0\0\0\0\0\0{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,2]}}          '
 
@@ -84,35 +84,35 @@ def test_a_level_that_was_not_reached_is_not_claimed() -> None:
     assert structure.reached("load", [Finding("note", "c", "loaded")]) == "load"
 
 
-def sealed(store: MemoryStore) -> tuple[Watched, Seal]:
-    seal = place(store).seal
-    assert seal is not None
-    prefix = consolidated_prefix(RUN, PLACE)
-    return Watched(MemoryFiles({f.path: read_all(store, prefix + f.path) for f in seal.files})), seal
+def consolidated(store: MemoryStore) -> tuple[Watched, ModelRecord]:
+    model_record = location(store).model_record
+    assert model_record is not None
+    prefix = consolidated_prefix(RUN, LOCATION)
+    return Watched(MemoryFiles({f.path: read_all(store, prefix + f.path) for f in model_record.files})), model_record
 
 
-def test_a_model_as_its_seal_says_is_well() -> None:
-    files, seal = sealed(whole_store())
-    assert list(structure.consolidated(files, seal.tensors, str)) == []
+def test_a_model_as_its_model_record_says_is_well() -> None:
+    files, model_record = consolidated(whole_store())
+    assert list(structure.consolidated(files, model_record.tensors, str)) == []
 
 
-def test_a_model_that_is_not_what_its_seal_says_is_damage() -> None:
-    files, seal = sealed(whole_store())
-    renamed = (replace(seal.tensors[0], name="other"), *seal.tensors[1:])
+def test_a_model_that_is_not_what_its_model_record_says_is_damage() -> None:
+    files, model_record = consolidated(whole_store())
+    renamed = (replace(model_record.tensors[0], name="other"), *model_record.tensors[1:])
     (found,) = structure.consolidated(files, renamed, str)
     assert (found.kind, found.name) == ("parse", "model.safetensors")
-    (found,) = structure.consolidated(files, seal.tensors[1:], str)
+    (found,) = structure.consolidated(files, model_record.tensors[1:], str)
     assert found.kind == "parse"
 
 
-def test_a_sealed_header_that_does_not_open_is_damage() -> None:
-    _, seal = sealed(whole_store())
+def test_a_consolidated_header_that_does_not_open_is_damage() -> None:
+    _, model_record = consolidated(whole_store())
     other = MemoryFiles({"model.safetensors": safetensors_file({"a": ("U8", (1,), b"x")})[:-1], "config.json": b"{}"})
-    assert {f.kind for f in structure.consolidated(Watched(other), seal.tensors, str)} == {"parse"}
+    assert {f.kind for f in structure.consolidated(Watched(other), model_record.tensors, str)} == {"parse"}
 
 
-def test_a_sealed_file_that_is_not_there_is_no_matter_of_its_structure() -> None:
+def test_a_consolidated_file_that_is_not_there_is_no_matter_of_its_structure() -> None:
     store = whole_store()
-    seal = place(store).seal
-    assert seal
-    assert list(structure.consolidated(Watched(MemoryFiles({})), seal.tensors, str)) == []
+    model_record = location(store).model_record
+    assert model_record
+    assert list(structure.consolidated(Watched(MemoryFiles({})), model_record.tensors, str)) == []

@@ -18,14 +18,14 @@ from ckptsync.verify.reporting import write_report
 from ckptsync.verify.sampling import Sample
 from ckptsync.verify.target import Asked, InStore, Plain, target, verify
 from tests.plain_files import MemoryFiles
-from tests.verified import PLACE, RUN, WHOLE, arrive, damage, flip, manifest, seal, verified
+from tests.verified import LOCATION, RUN, WHOLE, arrive, damage, flip, manifest, model_record, verified
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> PosixStore:
     found = PosixStore(str(tmp_path))
     found.write(STORE_FILE, [b'{"format":1}'])
-    seal(found, MemoryFiles(WHOLE), [arrive(found, WHOLE)])
+    model_record(found, MemoryFiles(WHOLE), [arrive(found, WHOLE)])
     return found
 
 
@@ -34,33 +34,33 @@ def asked(path: str) -> list[Report]:
 
 
 @pytest.mark.parametrize(
-    ("below", "run", "place"),
+    ("below", "run", "location"),
     [
         ("", "", ""),
         ("run", RUN, ""),
-        ("run/checkpoint-4", RUN, PLACE),
-        ("run/checkpoint-4/model.safetensors", RUN, PLACE),
-        ("run/consolidated/checkpoint-4", RUN, PLACE),
+        ("run/checkpoint-4", RUN, LOCATION),
+        ("run/checkpoint-4/model.safetensors", RUN, LOCATION),
+        ("run/consolidated/checkpoint-4", RUN, LOCATION),
         ("run/consolidated", RUN, ""),
-        ("run/.ckptsync/checkpoint-4", RUN, PLACE),
+        ("run/.ckptsync/checkpoint-4", RUN, LOCATION),
     ],
 )
-def test_a_directory_of_a_store_finds_its_place(store: PosixStore, below: str, run: str, place: str) -> None:
+def test_a_directory_of_a_store_finds_its_location(store: PosixStore, below: str, run: str, location: str) -> None:
     found = target(f"{store.root}/{below}")
     assert isinstance(found, InStore)
-    assert (found.store.url, found.run, found.place) == (store.root, run, place)
-    assert [(one.report.place, one.report.verdict) for one in verify(found, Asked("parse"))] == [(PLACE, "ok")]
+    assert (found.store.url, found.run, found.location) == (store.root, run, location)
+    assert [(one.report.location, one.report.verdict) for one in verify(found, Asked("parse"))] == [(LOCATION, "ok")]
 
 
-def test_a_consolidated_model_alone_is_verified_against_its_seal(store: PosixStore) -> None:
-    flip(store, f"{RUN}/consolidated/{PLACE}/config.json", 3)
+def test_a_consolidated_model_alone_is_verified_against_its_model_record(store: PosixStore) -> None:
+    flip(store, f"{RUN}/consolidated/{LOCATION}/config.json", 3)
     (report,) = asked(f"{store.root}/run/consolidated/checkpoint-4")
     assert ("digest", "consolidated/checkpoint-4/config.json") in damage(report)
 
 
 def test_a_checkpoint_whose_directory_is_gone_is_still_known(store: PosixStore) -> None:
     for name in WHOLE:
-        store.delete(f"{RUN}/{PLACE}/{name}")
+        store.delete(f"{RUN}/{LOCATION}/{name}")
     (report,) = asked(f"{store.root}/run/checkpoint-4")
     assert [kind for kind, _ in damage(report)] == ["missing", "missing"]
 
@@ -80,7 +80,7 @@ def test_any_other_directory_is_plain(tmp_path: Path) -> None:
         asked(str(tmp_path / "nowhere"))
 
 
-def test_a_place_with_only_a_damaged_manifest_is_damage(store: PosixStore) -> None:
+def test_a_location_with_only_a_damaged_manifest_is_damage(store: PosixStore) -> None:
     flip(store, next(e.name for e in store.names("") if "/manifest-" in e.name), 30)
     (report,) = asked(store.root)
     assert report.verdict == "damaged"
@@ -91,12 +91,12 @@ def test_a_newer_record_is_refused_after_the_others_were_verified(store: PosixSt
     data = json.dumps({**json.loads(encode(manifest(WHOLE))), "format": 99}).encode()
     store.write(f"{RUN}/.ckptsync/checkpoint-9/manifest-n0-0-{digest(data)[:16]}.json", [data])
     reports = verify(target(store.root), Asked("stat"))
-    assert next(reports).report.place == PLACE
+    assert next(reports).report.location == LOCATION
     with pytest.raises(Unsupported, match="format 99"):
         next(reports)
 
 
-def test_a_place_of_which_every_manifest_is_gone_is_damage_and_not_forgotten(store: PosixStore) -> None:
+def test_a_location_of_which_every_manifest_is_gone_is_damage_and_not_forgotten(store: PosixStore) -> None:
     assert [r.verdict for r in asked(store.root)] == ["ok"]
     (name,) = [e.name for e in store.names("") if "/manifest-" in e.name]
     data = read_all(store, name)
@@ -108,7 +108,7 @@ def test_a_place_of_which_every_manifest_is_gone_is_damage_and_not_forgotten(sto
     assert [r.verdict for r in asked(store.root)] == ["ok"]
 
 
-def test_a_place_of_which_one_manifest_is_gone_is_damage_and_what_is_there_is_read(store: PosixStore) -> None:
+def test_a_location_of_which_one_manifest_is_gone_is_damage_and_what_is_there_is_read(store: PosixStore) -> None:
     extra = arrive(store, {"rng_state_1.pth": b"state"}, "n1")
     write_report(store, verified(store))
     store.delete(extra)
@@ -119,14 +119,14 @@ def test_a_place_of_which_one_manifest_is_gone_is_damage_and_what_is_there_is_re
 
 def test_a_sample_keeps_what_stands_against_the_files_that_it_left_out(store: PosixStore) -> None:
     for name in ("model.safetensors", "config.json"):
-        flip(store, f"{RUN}/{PLACE}/{name}", 3)
+        flip(store, f"{RUN}/{LOCATION}/{name}", 3)
     write_report(store, verified(store))
-    store.write(f"{RUN}/{PLACE}/config.json", [WHOLE["config.json"]])
+    store.write(f"{RUN}/{LOCATION}/config.json", [WHOLE["config.json"]])
     seen: dict[frozenset[str], set[str] | None] = {}
     for seed in range(20):
         (one,) = verify(target(store.root), Asked("digest", sample=Sample(0.01, seed)))
         if one.report.verdict == "damaged":
             found = {f.name for f in one.report.findings if f.kind == "digest"}
             seen[frozenset(found)] = {f.name for f in one.news.findings if f.kind == "digest"} if one.news else None
-    assert frozenset({f"{PLACE}/model.safetensors"}) in seen
-    assert all(news is None or f"{PLACE}/config.json" in news for news in seen.values())
+    assert frozenset({f"{LOCATION}/model.safetensors"}) in seen
+    assert all(news is None or f"{LOCATION}/config.json" in news for news in seen.values())

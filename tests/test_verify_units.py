@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ckptsync.digest import BLOCK_HEX, FileDigest, block_size
-from ckptsync.records.seal import SealedTensor
+from ckptsync.records.model_record import ModelTensor
 from ckptsync.verify.expected import Expected
 from ckptsync.verify.units import LARGE, Unit, coverage, sampled, units, whole
 
@@ -20,9 +20,9 @@ def shard(size: int, name: str = "run/c/f") -> Expected:
     return Expected(name, "f", "c/f", FileDigest(size, "d" * 64, block, blocks))
 
 
-def sealed(size: int, *tensors: tuple[int, int]) -> Expected:
-    told = tuple(SealedTensor(str(i), "U8", (n,), "m", start, n, f"{i:064x}") for i, (start, n) in enumerate(tensors))
-    return Expected("run/k/m", "m", "k/m", FileDigest(size, "e" * 64, 0, ()), told, is_sealed=True)
+def consolidated(size: int, *tensors: tuple[int, int]) -> Expected:
+    told = tuple(ModelTensor(str(i), "U8", (n,), "m", start, n, f"{i:064x}") for i, (start, n) in enumerate(tensors))
+    return Expected("run/k/m", "m", "k/m", FileDigest(size, "e" * 64, 0, ()), told, is_consolidated=True)
 
 
 @given(st.integers(0, 40 * LARGE), st.booleans())
@@ -39,13 +39,18 @@ def test_a_range_has_the_digests_of_its_blocks() -> None:
     assert rest
     assert tuple(d for u in (first, *rest) for d in u.wanted) == file.wanted.blocks
     assert list(units(file, in_ranges=False)) == [whole(file)]
-    assert list(units(sealed(2 * LARGE, (8, LARGE)), in_ranges=True)) == [Unit(sealed(2 * LARGE, (8, LARGE)), 0, 2 * LARGE, 2 * LARGE, ("e" * 64,))]  # fmt: skip
+    assert list(units(consolidated(2 * LARGE, (8, LARGE)), in_ranges=True)) == [Unit(consolidated(2 * LARGE, (8, LARGE)), 0, 2 * LARGE, 2 * LARGE, ("e" * 64,))]  # fmt: skip
 
 
 @settings(max_examples=40)
 @given(st.floats(0.01, 1.0), st.integers(0, 1 << 40))
 def test_a_sample_is_at_least_as_large_as_asked_and_hardly_larger(share: float, seed: int) -> None:
-    files = [shard(100 * MIB, "a"), shard(50 * MIB, "b"), sealed(40 * MIB, (100, 3 * MIB), (4 * MIB, 20 * MIB)), shard(10, "c")]
+    files = [
+        shard(100 * MIB, "a"),
+        shard(50 * MIB, "b"),
+        consolidated(40 * MIB, (100, 3 * MIB), (4 * MIB, 20 * MIB)),
+        shard(10, "c"),
+    ]
     total = 100 * MIB + 50 * MIB + 23 * MIB + 10
     count, size = coverage(sampled(files, share, seed))
     assert share * total <= size <= share * total + 20 * MIB

@@ -11,11 +11,11 @@ from ckptsync.stores.memory import MemoryStore
 from ckptsync.verify.due import Schedule
 from ckptsync.verify.waiting import waiting
 from tests.heads import verify_next
-from tests.verified import PLACE, RUN, arrive, manifest, whole_store
+from tests.verified import LOCATION, RUN, arrive, manifest, whole_store
 
 
 def asked(store: MemoryStore, now: float) -> list[tuple[str, str]]:
-    return [(f"{d.place.run}/{d.place.place}", d.why) for d in waiting(store, read(store), Schedule(), now)]
+    return [(f"{d.location.run}/{d.location.location}", d.why) for d in waiting(store, read(store), Schedule(), now)]
 
 
 def damaged() -> MemoryStore:
@@ -27,13 +27,13 @@ def damaged() -> MemoryStore:
 
 
 def test_what_is_new_waits() -> None:
-    assert asked(whole_store(), 1e6) == [(f"{RUN}/{PLACE}", "never")]
+    assert asked(whole_store(), 1e6) == [(f"{RUN}/{LOCATION}", "never")]
 
 
-def test_a_place_with_a_damaged_manifest_waits_for_the_report_that_says_so() -> None:
+def test_a_location_with_a_damaged_manifest_waits_for_the_report_that_says_so() -> None:
     store = damaged()
     assert read(store).summaries == ()
-    assert asked(store, 1e6) == [(f"{RUN}/{PLACE}", "never")]
+    assert asked(store, 1e6) == [(f"{RUN}/{LOCATION}", "never")]
     report = verify_next(store, Schedule(), 1e6).report
     assert report is not None
     assert report.verdict == "damaged"
@@ -54,5 +54,5 @@ def test_ages_count_on_the_clock_of_a_store_that_is_ahead() -> None:
 
 
 def test_who_asks_imports_none_of_what_verifies() -> None:
-    code = "import ckptsync.verify.waiting, sys; print(sorted({'numpy', 'torch', 'ckptsync.verify.place'} & set(sys.modules)))"
+    code = "import ckptsync.verify.waiting, sys; print(sorted({'numpy', 'torch', 'ckptsync.verify.location'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

@@ -12,7 +12,7 @@ from ckptsync.fleet.alarms import Room
 from ckptsync.fleet.heartbeat import Disk, Job
 from ckptsync.fleet.overview import Overview
 from ckptsync.web.measured import Loop, Process, Told
-from tests.scenes import HOUR, NOW, heart, place, shown
+from tests.scenes import HOUR, NOW, heart, location, shown
 
 parser = pytest.importorskip("prometheus_client.parser")
 metrics = pytest.importorskip("ckptsync.web.metrics")
@@ -32,15 +32,15 @@ WELL = Process(
     jobs=(Job("verify", "a/b"), Job("verify", "a/c")),
     told=(Told("webhook", 5, 2),),
 )
-PLACES = [
-    place("a/checkpoint-1", ago=300),
-    place("a/checkpoint-2", ago=200),
-    place("a/checkpoint-3", "DAMAGED", ago=100, proof=Proven(damage=("r",), said=NOW - 9)),
+LOCATIONS = [
+    location("a/checkpoint-1", ago=300),
+    location("a/checkpoint-2", ago=200),
+    location("a/checkpoint-3", "DAMAGED", ago=100, proof=Proven(damage=("r",), said=NOW - 9)),
 ]
 
 
 def seen() -> Overview:
-    return shown(heart(), heart("gone", ago=2 * HOUR, queue=("a/checkpoint-4",)), places=PLACES, room=Room(10**6, 10**7))
+    return shown(heart(), heart("gone", ago=2 * HOUR, queue=("a/checkpoint-4",)), locations=LOCATIONS, room=Room(10**6, 10**7))
 
 
 def samples(process: Process = WELL, store: Overview | None = None) -> dict[str, Any]:
@@ -79,13 +79,13 @@ def test_a_head_tells_of_all_runs_and_nodes() -> None:
 
 
 def test_ten_thousand_checkpoints_are_no_more_series_than_one() -> None:
-    many = shown(heart(), places=[place(f"a/checkpoint-{n}", ago=n) for n in range(10_000)])
-    one = shown(heart(), places=[place(f"a/checkpoint-{n}", ago=n) for n in range(3)])
+    many = shown(heart(), locations=[location(f"a/checkpoint-{n}", ago=n) for n in range(10_000)])
+    one = shown(heart(), locations=[location(f"a/checkpoint-{n}", ago=n) for n in range(3)])
     assert samples(WELL, many).keys() == samples(WELL, one).keys()
 
 
 def test_of_very_many_runs_the_newest_are_told() -> None:
-    told = samples(WELL, shown(places=[place(f"r{n}/checkpoint-1", ago=n) for n in range(MOST + 10)]))
+    told = samples(WELL, shown(locations=[location(f"r{n}/checkpoint-1", ago=n) for n in range(MOST + 10)]))
     assert told["ckptsync_runs"] == MOST + 10
     assert len([k for k in told if k.startswith("ckptsync_run_newest_step")]) == MOST
     assert f"ckptsync_run_newest_step['r{MOST}']" not in told
@@ -93,7 +93,7 @@ def test_of_very_many_runs_the_newest_are_told() -> None:
 
 def test_names_of_any_kind_are_labels() -> None:
     odd = 'r"\\\nü\udcff'
-    told = samples(WELL, shown(places=[place(f"{odd}/checkpoint-1")]))
+    told = samples(WELL, shown(locations=[location(f"{odd}/checkpoint-1")]))
     assert any(r"\\udcff" in key for key in told)
 
 

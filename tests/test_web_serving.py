@@ -131,7 +131,7 @@ def test_who_sends_a_head_byte_by_byte_is_cut_off_in_time(monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("head", [b"", b"GET /metrics HTTP/1.0\r\nX: ", b"GET /large HTTP/1.0\r\n\r\n"])
-def test_who_holds_all_places_keeps_nobody_out(head: bytes) -> None:
+def test_who_holds_all_locations_keeps_nobody_out(head: bytes) -> None:
     web = Listener("127.0.0.1:0", {**PAGES, "/large": lambda: Page(200, bytes(32 << 20))})
     with contextlib.ExitStack() as stack:
         stack.callback(web.close)

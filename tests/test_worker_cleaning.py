@@ -131,7 +131,7 @@ def test_nothing_goes_while_the_newest_word_on_it_cannot_be_read(tmp_path: Path,
 def test_what_the_store_has_given_up_is_the_only_copy(tmp_path: Path) -> None:
     store = MemoryStore()
     w = run(tmp_path, store)
-    names = tuple(k.name for k in manifests(store) if k.manifest.place == "checkpoint-1")
+    names = tuple(k.name for k in manifests(store) if k.manifest.location == "checkpoint-1")
     put(store, Tombstone("run", "checkpoint-1", "checkpoint-1", 0, names, "old"))
     assert progress(w.tick(1000.0))["checkpoint-1.0"].phase == "retired"
     assert "checkpoint-1" in there(tmp_path)

@@ -120,7 +120,7 @@ def test_a_placeholder_that_the_trainer_takes_back_is_let_go(out: Path, source: 
     assert looking.pinned() == ["c", "shard", "sub/b"]
 
 
-def test_a_save_made_again_in_place_of_a_copied_one_is_another_pin(out: Path, source: Path) -> None:
+def test_a_save_made_again_in_location_of_a_copied_one_is_another_pin(out: Path, source: Path) -> None:
     looking = Looking(out)
     looking.after(0)
     looking.after(STILL)

@@ -43,8 +43,8 @@ def trainer(told: dict[str, float], **more: object) -> Evidence:
     return replace(Evidence("trainer", 4, of(told), state=state), **more)  # type: ignore[arg-type]
 
 
-def is_ever_settled(evidence: Evidence) -> bool:
-    return judge(evidence, Sighting(evidence.files, 0.0), 1e9, RULE).settled
+def is_ever_finished(evidence: Evidence) -> bool:
+    return judge(evidence, Sighting(evidence.files, 0.0), 1e9, RULE).finished
 
 
 def over(*names: str) -> dict[str, float]:
@@ -60,17 +60,17 @@ def test_what_a_kill_leaves_of_a_first_save_is_never_taken(tmp_path: Path, name:
     """Also where nothing but these files tells who trains."""
     *before, (_, last) = played(tmp_path, trainers()[name])
     begun = [(done, one) for done, one in before if one.state is None and awaits_its_end(one.files, awaited=True)]
-    taken = [done for done, one in begun for awaited in (True, False) if is_ever_settled(replace(one, awaited=awaited))]
+    taken = [done for done, one in begun for awaited in (True, False) if is_ever_finished(replace(one, awaited=awaited))]
     assert begun
     assert taken == []
-    assert is_ever_settled(last)
+    assert is_ever_finished(last)
 
 
 @pytest.mark.parametrize("name", ["llama-factory v1", "accelerate"])
 def test_what_a_kill_leaves_of_other_trainers_first_saves_is_never_taken(tmp_path: Path, name: str) -> None:
     *before, (_, last) = played(tmp_path, (others() | unproven())[name])
-    assert [done for done, one in before if is_ever_settled(one) and not all(is_of_a_rank(f.path) for f in one.files)] == []
-    assert is_ever_settled(last)
+    assert [done for done, one in before if is_ever_finished(one) and not all(is_of_a_rank(f.path) for f in one.files)] == []
+    assert is_ever_finished(last)
 
 
 ACCELERATE = ("model.safetensors", "optimizer.bin", "scheduler.bin", "random_states_0.pkl")
@@ -81,34 +81,34 @@ def test_accelerate_s_first_rank_writes_its_random_state_last(family: Family) ->
     """In checkpoint_K as ``save_state`` names it, in checkpoint-N as diffusers does."""
     told = {name: 1.0 + n for n, name in enumerate(ACCELERATE)} | {"random_states_1.pkl": 0.5}
     found = Evidence(family, 4, of(told))
-    assert is_ever_settled(found)
+    assert is_ever_finished(found)
     for n in range(1, len(ACCELERATE)):
         torn = Evidence(family, 4, of(dict.fromkeys((*ACCELERATE[:n], "random_states_1.pkl"), 1.0)))
-        assert not is_ever_settled(torn), n
-        assert is_ever_settled(replace(torn, alike=True)), n
+        assert not is_ever_finished(torn), n
+        assert is_ever_finished(replace(torn, alike=True)), n
     of_node_1 = dict.fromkeys(("random_states_1.pkl", "scaler.pt", "dl_state_dict.bin"), 1.0)  # all that every rank writes
-    assert is_ever_settled(Evidence(family, 4, of(of_node_1)))
-    assert not is_ever_settled(
+    assert is_ever_finished(Evidence(family, 4, of(of_node_1)))
+    assert not is_ever_finished(
         Evidence(family, 4, of({"unet/diffusion_pytorch_model.safetensors": 1.0, "random_states_1.pkl": 1.0}))
     )
-    assert not is_ever_settled(Evidence(family, 4, of({"optimizer.bin": 1.0})))
+    assert not is_ever_finished(Evidence(family, 4, of({"optimizer.bin": 1.0})))
 
 
 def test_a_save_of_accelerate_s_over_an_old_one_that_was_cut_short_is_never_taken() -> None:
     old = {name: 1.0 + n / 10 for n, name in enumerate(ACCELERATE)} | {"random_states_1.pkl": 0.9, "custom_checkpoint_0.pkl": 1.4}
-    assert is_ever_settled(Evidence("accelerate", 4, of(old)))
+    assert is_ever_finished(Evidence("accelerate", 4, of(old)))
     for newer in (("random_states_1.pkl", "model.safetensors"), ("model.safetensors", "optimizer.bin")):
         over = old | {name: 30.0 + n for n, name in enumerate(newer)}
-        assert not is_ever_settled(Evidence("accelerate", 4, of(over))), newer
-    assert is_ever_settled(Evidence("accelerate", 4, of(old | {"model.safetensors": 30.0})))  # somebody's `save_model`
-    assert is_ever_settled(Evidence("accelerate", 4, of(old | {"custom_checkpoint_0.pkl": 30.0})))
+        assert not is_ever_finished(Evidence("accelerate", 4, of(over))), newer
+    assert is_ever_finished(Evidence("accelerate", 4, of(old | {"model.safetensors": 30.0})))  # somebody's `save_model`
+    assert is_ever_finished(Evidence("accelerate", 4, of(old | {"custom_checkpoint_0.pkl": 30.0})))
 
 
 def test_accelerate_s_shards_want_the_random_states_of_their_ranks() -> None:
     shards = {"pytorch_model_fsdp_0/__2_0.distcp": 1.0, "optimizer_0/__2_0.distcp": 1.0}
-    assert not is_ever_settled(Evidence("accelerate", 4, of(shards)))
-    assert is_ever_settled(Evidence("accelerate", 4, of(shards | {"random_states_2.pkl": 1.0})))
-    assert is_ever_settled(Evidence("accelerate", 4, of({"model.pt": 1.0, "optimizer.pt": 1.0})))  # of a Ray Train script
+    assert not is_ever_finished(Evidence("accelerate", 4, of(shards)))
+    assert is_ever_finished(Evidence("accelerate", 4, of(shards | {"random_states_2.pkl": 1.0})))
+    assert is_ever_finished(Evidence("accelerate", 4, of({"model.pt": 1.0, "optimizer.pt": 1.0})))  # of a Ray Train script
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -117,9 +117,9 @@ def test_what_a_kill_leaves_of_a_save_over_an_old_one_is_never_taken(tmp_path: P
     played(tmp_path, script, stage)
     old, stage.now = stage.now, stage.now + 1000 * S
     *before, (_, last) = played(tmp_path, script, stage)
-    taken = [done for done, one in before if is_ever_settled(one) and not is_whole_but_for_texts(one, old)]
+    taken = [done for done, one in before if is_ever_finished(one) and not is_whole_but_for_texts(one, old)]
     assert taken == []
-    assert is_ever_settled(last)
+    assert is_ever_finished(last)
 
 
 def is_whole_but_for_texts(one: Evidence, old: int) -> bool:
@@ -149,7 +149,7 @@ def is_whole_but_for_texts(one: Evidence, old: int) -> bool:
 def test_a_save_over_an_old_one_that_was_cut_short_says_which_file_tells(names: tuple[str, ...], why: str) -> None:
     found = trainer(over(*names))
     verdict = judge(found, Sighting(found.files, 0.0), 1e9, RULE)
-    assert not verdict.settled
+    assert not verdict.finished
     assert verdict.reason.startswith(why)
 
 
@@ -161,14 +161,14 @@ def test_what_people_and_callbacks_do_to_a_finished_checkpoint_only_delays_it() 
         ("config.json", "tokenizer.json"),
         ("notes.pt",),
     ):
-        assert is_ever_settled(trainer(over(*names)))
-    assert is_ever_settled(
+        assert is_ever_finished(trainer(over(*names)))
+    assert is_ever_finished(
         trainer(A | {"config.json": 130.0, "model.safetensors": 130.1})
     )  # a callback that evaluates, and saves once more
-    assert not is_ever_settled(trainer(A | {"config.json": 130.0, "optimizer.pt": 130.1}))
-    assert is_ever_settled(trainer(over("optimizer.pt"), hook="marked"))
-    assert is_ever_settled(trainer(over("optimizer.pt"), stable=True))
-    assert is_ever_settled(trainer(over("optimizer.pt"), fresh=True))  # a clock was set while we looked on
+    assert not is_ever_finished(trainer(A | {"config.json": 130.0, "optimizer.pt": 130.1}))
+    assert is_ever_finished(trainer(over("optimizer.pt"), hook="marked"))
+    assert is_ever_finished(trainer(over("optimizer.pt"), stable=True))
+    assert is_ever_finished(trainer(over("optimizer.pt"), fresh=True))  # a clock was set while we looked on
 
 
 def soon_over(*names: str) -> Evidence:
@@ -192,11 +192,11 @@ def test_a_save_over_one_that_had_just_ended_is_told_by_what_no_callback_does(na
 
 
 def test_what_callbacks_and_late_ranks_do_to_one_that_had_just_ended_is_no_other_save() -> None:
-    assert is_ever_settled(soon_over("config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"))
-    assert is_ever_settled(soon_over("config.json", "model.safetensors", "value_head.safetensors"))
+    assert is_ever_finished(soon_over("config.json", "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"))
+    assert is_ever_finished(soon_over("config.json", "model.safetensors", "value_head.safetensors"))
     late = {"pytorch_model_fsdp_0/__1_0.distcp": 100.2, "rng_state_1.pth": 108.5}
-    assert is_ever_settled(trainer(A | late))
-    assert is_ever_settled(trainer(A | {"rng_state_1.pth": 105.0}))
+    assert is_ever_finished(trainer(A | late))
+    assert is_ever_finished(trainer(A | {"rng_state_1.pth": 105.0}))
 
 
 def test_a_copy_without_times_is_no_mixture_however_slow_it_was() -> None:
@@ -241,42 +241,44 @@ def test_a_wait_for_other_nodes_is_no_gap() -> None:
 
 def test_weights_alone_are_taken_where_another_checkpoint_is_like_them_and_no_trainer_writes() -> None:
     model = {"config.json": 1.0, "model.safetensors": 1.1}
-    assert is_ever_settled(trainer(model, alike=True))
-    assert is_ever_settled(trainer(model, hook="marked"))
-    assert not is_ever_settled(trainer(model))
-    assert not is_ever_settled(trainer(model, alike=True, awaited=True))
-    assert not is_ever_settled(trainer({"README.md": 1.0}, alike=True, awaited=True))
-    assert not is_ever_settled(trainer(model | {"training_args.bin": 1.2}, alike=True))
-    assert judge(trainer(model, awaited=True), Sighting(of(model), 0.0), 1.0, Rule(0, 0, 0)).settled  # somebody pushes it by hand
+    assert is_ever_finished(trainer(model, alike=True))
+    assert is_ever_finished(trainer(model, hook="marked"))
+    assert not is_ever_finished(trainer(model))
+    assert not is_ever_finished(trainer(model, alike=True, awaited=True))
+    assert not is_ever_finished(trainer({"README.md": 1.0}, alike=True, awaited=True))
+    assert not is_ever_finished(trainer(model | {"training_args.bin": 1.2}, alike=True))
+    assert judge(trainer(model, awaited=True), Sighting(of(model), 0.0), 1.0, Rule(0, 0, 0)).finished  # somebody pushes it by hand
 
 
 def test_a_node_without_rank_0_has_no_end_of_its_own() -> None:
     part = {"pytorch_model_fsdp_0/__2_0.distcp": 1.0, "rng_state_2.pth": 1.1, "notes.txt": 1.2}
-    assert is_ever_settled(trainer(part, awaited=True))
-    assert not is_ever_settled(trainer(part | {"pytorch_model_fsdp_0/.metadata": 1.0}))
-    assert not is_ever_settled(trainer(part | {"model.safetensors": 1.0}))
+    assert is_ever_finished(trainer(part, awaited=True))
+    assert not is_ever_finished(trainer(part | {"pytorch_model_fsdp_0/.metadata": 1.0}))
+    assert not is_ever_finished(trainer(part | {"model.safetensors": 1.0}))
 
 
 def test_a_final_model_whose_training_was_killed_ends_with_the_trainer_s_arguments() -> None:
     told = {"config.json": 1.0, "model.safetensors": 1.1, "tokenizer.json": 1.2, "training_args.bin": 1.3, "README.md": 1.4}
     model = Evidence("final", None, of(told), hook="killed")
-    assert judge(model, Sighting(model.files, 0.0), 1.0, RULE).settled  # nobody is left who could write to it
-    assert not is_ever_settled(replace(model, files=of(told | {"model.safetensors": 1.5})))
+    assert judge(model, Sighting(model.files, 0.0), 1.0, RULE).finished  # nobody is left who could write to it
+    assert not is_ever_finished(replace(model, files=of(told | {"model.safetensors": 1.5})))
     rewritten = told | {"model.safetensors": 1.5, "value_head.safetensors": 1.6}  # LLaMA-Factory's reward models
-    assert is_ever_settled(replace(model, files=of(rewritten | {"trainer_state.json": 1.8})))
-    assert not is_ever_settled(replace(model, files=of(rewritten | {"trainer_state.json": 0.8}))), "an earlier training's"
+    assert is_ever_finished(replace(model, files=of(rewritten | {"trainer_state.json": 1.8})))
+    assert not is_ever_finished(replace(model, files=of(rewritten | {"trainer_state.json": 0.8}))), "an earlier training's"
     short = replace(model, files=of({name: at for name, at in told.items() if name != "training_args.bin"}))
     assert judge(short, Sighting(short.files, 0.0), 1e9, RULE).reason.startswith("no training_args.bin")
-    assert is_ever_settled(replace(short, hook="marked"))
-    assert is_ever_settled(replace(short, hook=""))
+    assert is_ever_finished(replace(short, hook="marked"))
+    assert is_ever_finished(replace(short, hook=""))
 
 
 def test_a_final_model_of_which_some_parts_are_of_an_older_one_is_never_taken() -> None:
     parts = [f"model-{n:05}-of-00002.safetensors" for n in (1, 2)]
     told = {"config.json": 1.0, parts[0]: 1.1, parts[1]: 1.2, "training_args.bin": 1.3, "README.md": 1.4}
-    assert is_ever_settled(Evidence("final", None, of(told)))
-    assert not is_ever_settled(Evidence("final", None, of(told | {"config.json": 9.0, parts[0]: 9.1})))
-    assert is_ever_settled(Evidence("final", None, of(told | {"config.json": 9.0, parts[0]: 9.1, parts[1]: 9.2})))  # merged by hand
+    assert is_ever_finished(Evidence("final", None, of(told)))
+    assert not is_ever_finished(Evidence("final", None, of(told | {"config.json": 9.0, parts[0]: 9.1})))
+    assert is_ever_finished(
+        Evidence("final", None, of(told | {"config.json": 9.0, parts[0]: 9.1, parts[1]: 9.2}))
+    )  # merged by hand
 
 
 def test_a_text_of_the_trainer_s_own_that_was_emptied_is_half_written() -> None:

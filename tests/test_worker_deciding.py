@@ -19,9 +19,9 @@ def entry(path: str, content: str, mtime: int = 0) -> FileEntry:
     return FileEntry(path, len(content), digest(content.encode()), 1 << 14, (), mtime)
 
 
-def manifest(node: str, n: int = 0, place: str = "c-1", at: int = 0, **files: str) -> Manifest:
+def manifest(node: str, n: int = 0, location: str = "c-1", at: int = 0, **files: str) -> Manifest:
     entries = tuple(entry(p, c, at) for p, c in files.items())
-    return Manifest("run", "c-1", place, node, n, entries, (), at, at, Demands())
+    return Manifest("run", "c-1", location, node, n, entries, (), at, at, Demands())
 
 
 def stats(at: int = 0, **files: str) -> tuple[Stat, ...]:
@@ -57,8 +57,8 @@ def test_a_displaced_file_is_due_beside_the_checkpoint_until_it_is_there() -> No
     assert displaced("n1", there, {due.name: 1}) == (due,)
 
 
-def test_files_are_stored_if_one_place_has_them_all_from_whatever_nodes() -> None:
-    told = [manifest("n0", a="x"), manifest("n0", 1, b="y"), manifest("n1", c="z"), manifest("n0", place="c-1~2", d="z")]
+def test_files_are_stored_if_one_location_has_them_all_from_whatever_nodes() -> None:
+    told = [manifest("n0", a="x"), manifest("n0", 1, b="y"), manifest("n1", c="z"), manifest("n0", location="c-1~2", d="z")]
     assert stored([entry("a", "x"), entry("b", "y")], "n0", told) == told[1]
     assert stored([entry("a", "x"), entry("c", "z")], "n1", told) == told[2]
     assert stored([entry("a", "x"), entry("d", "z")], "n0", told) is None
@@ -73,7 +73,7 @@ def test_what_a_pull_gives_is_stored_and_another_node_s_content_of_a_path_has_st
         ("n0", "0", True),
         ("n1", "0", True),  # all of it, pulled for everybody
         ("n1", "1", True),
-        ("n3", "1", True),  # pulled for n1, whose place n3 takes
+        ("n3", "1", True),  # pulled for n1, whose location n3 takes
         ("n0", "1", False),
         ("n2", "1", False),
         ("n3", "2", False),

@@ -41,16 +41,16 @@ def sent(out: Path, store: MemoryStore, exclude: tuple[str, ...] = ()) -> Worker
     return w
 
 
-def files(store: MemoryStore, place: str = "checkpoint-1") -> list[str]:
-    return [e.name for e in store.names(f"run/{place}/")]
+def files(store: MemoryStore, location: str = "checkpoint-1") -> list[str]:
+    return [e.name for e in store.names(f"run/{location}/")]
 
 
 def given_up(tmp_path: Path, asked: Asked = LAST, *, ticks: int = 2, exclude: tuple[str, ...] = ()) -> tuple[MemoryStore, Worker]:
     """Two checkpoints that a worker has sent, verified, of which a head has let the first one go."""
     store = MemoryStore()
     w = sent(tmp_path, store, exclude=exclude)
-    for place in ("checkpoint-1", "checkpoint-2"):
-        verify(store, place)
+    for location in ("checkpoint-1", "checkpoint-2"):
+        verify(store, location)
     for _ in range(ticks):
         assert tick(store, asked).failed == ()
     return store, w
@@ -81,7 +81,7 @@ def test_shards_that_went_are_not_sent_again_and_the_model_stays(tmp_path: Path)
     assert files(store) == []
     seen = fresh(store).of("run", "checkpoint-1")
     assert seen is not None
-    assert (seen.word, seen.facets.resume.holds) == ("VERIFIED", False)
+    assert (seen.status, seen.conditions.resume.holds) == ("VERIFIED", False)
 
 
 def test_a_save_that_is_written_after_it_is_another_one_and_is_sent(tmp_path: Path) -> None:

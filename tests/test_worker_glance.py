@@ -69,7 +69,7 @@ def test_looking_pinning_and_writing_on_is_nothing_new(tmp_path: Path) -> None:
     assert glance(aims(tmp_path)) == before
 
 
-def test_there_are_never_many_places_to_glance_at(tmp_path: Path) -> None:
+def test_there_are_never_many_locations_to_glance_at(tmp_path: Path) -> None:
     for n in range(5):
         for m in range(5):
             for k in range(5):

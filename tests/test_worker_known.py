@@ -48,8 +48,8 @@ def test_records_are_read_once_and_sorted_by_what_they_are() -> None:
     assert read_known(store, "run", known).records == known.records
     assert store.count == 2
     assert [k.name for k in known.manifests("c-1")] == [manifest]
-    assert list(known.place("c-1~2").reports) == [report]
-    assert known.place("c-1").manifests == {}
+    assert list(known.location("c-1~2").reports) == [report]
+    assert known.location("c-1").manifests == {}
     assert known.copies["run/.ckptsync/c-1/files/n0/x"] == 4
     assert known.times[manifest] == 1
 
@@ -61,22 +61,22 @@ def test_what_was_deleted_is_no_longer_known() -> None:
     assert read_known(store, "run", known).manifests("c-1") == ()
 
 
-def test_a_broken_record_concerns_every_place_of_its_checkpoint_and_no_other() -> None:
+def test_a_broken_record_concerns_every_location_of_its_checkpoint_and_no_other() -> None:
     store, manifest, _ = filled()
     store.write(manifest, [b"{}"])
     known = read_known(store, "run", Known())
-    assert isinstance(known.broken_place("c-1"), Corrupt)
-    assert known.broken_place("c-10") is None
+    assert isinstance(known.broken_location("c-1"), Corrupt)
+    assert known.broken_location("c-10") is None
     assert known.manifests("c-1") == ()
 
 
 def test_a_damaged_report_keeps_no_checkpoint_back_but_one_of_a_newer_program_does() -> None:
     store, _, report = filled()
     store.write(report, [b"{}"])
-    assert read_known(store, "run", Known()).broken_place("c-1") is None
+    assert read_known(store, "run", Known()).broken_location("c-1") is None
     newer = b'{"format":2}\n'
     store.write(f"run/.ckptsync/c-1/report-2-{digest(newer)[:16]}.json", [newer])
-    assert isinstance(read_known(store, "run", Known()).broken_place("c-1"), Unsupported)
+    assert isinstance(read_known(store, "run", Known()).broken_location("c-1"), Unsupported)
 
 
 def test_a_record_that_somebody_touched_is_read_again() -> None:

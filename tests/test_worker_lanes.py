@@ -299,7 +299,10 @@ def test_killed_at_any_moment_with_both_lanes_at_work_and_begun_again_all_is_who
         is_dead = crashes(out, Dying(store, lives))
         for run, _ in SAVES:
             Worker(WorkerOptions("n0", (RunDir(run, out / run),), quiet=0, unmarked=0), store).tick(9000.0)
-        assert {place: held["n0"]["x"] for place, held in kept(store).items()} == {"checkpoint-0": LARGE, "checkpoint-1": TINY}
+        assert {location: held["n0"]["x"] for location, held in kept(store).items()} == {
+            "checkpoint-0": LARGE,
+            "checkpoint-1": TINY,
+        }
     assert lives > 12
 
 

@@ -39,7 +39,7 @@ def test_every_save_is_seen_by_step_with_its_pin(tmp_path: Path) -> None:
     assert failures == ()
 
 
-def test_a_save_that_was_removed_stands_beside_the_one_that_came_in_its_place(tmp_path: Path) -> None:
+def test_a_save_that_was_removed_stands_beside_the_one_that_came_in_its_location(tmp_path: Path) -> None:
     source = lay(tmp_path, ONE)
     looked(tmp_path)
     shutil.rmtree(source)

@@ -38,7 +38,7 @@ class World:
             shutil.rmtree(self.source, ignore_errors=True)
             self.saves, self.written, self.is_committed = self.saves + 1, 0, False
 
-    def begin_in_place(self) -> None:
+    def begin_in_location(self) -> None:
         """The same over the files that are there, by new files under the old names, as safetensors does."""
         if self.is_committed and self.saves:
             self.saves, self.written, self.is_committed = self.saves + 1, 0, False
@@ -128,7 +128,7 @@ class World:
 
 ACTIONS: tuple[Callable[[World], None], ...] = (
     World.begin,
-    World.begin_in_place,
+    World.begin_in_location,
     World.write,
     World.write_the_rest,
     World.placeholder,

@@ -50,7 +50,7 @@ def test_due_counts_down_from_look_to_look_and_stays_nothing_once_it_was_tried(t
     assert [its.look(now).due for now in (100.0, 103.0, 109.0, 110.0)] == [10.0, 7.0, 1.0, 0.0]
     assert its.due(110.5) == 0.0
     (one,) = its.watched()
-    assert (one.found.settled, one.first) == (True, 100.0)
+    assert (one.found.finished, one.first) == (True, 100.0)
     its.tried(one)
     assert (its.due(111.0), its.look(112.0).due) == (None, None)
     lay(tmp_path, {"y": b"more"}, 1.0)
@@ -104,19 +104,19 @@ def test_what_was_seen_at_rest_is_remembered_for_whoever_comes_after_and_for_the
     assert lookout(tmp_path).look(0.0).due == 0.0
 
 
-def test_when_it_was_settled_is_said_once(tmp_path: Path) -> None:
+def test_when_it_was_finished_is_said_once(tmp_path: Path) -> None:
     lay(tmp_path, ONE)
     its = lookout(tmp_path)
     its.look(0.0)
-    assert spool.pins(tmp_path)[0].took.settled == 0
+    assert spool.pins(tmp_path)[0].took.finished == 0
     its.look(10.0)
-    settled = spool.pins(tmp_path)[0].took.settled
-    assert settled > T
+    finished = spool.pins(tmp_path)[0].took.finished
+    assert finished > T
     lookout(tmp_path).look(20.0)
-    assert spool.pins(tmp_path)[0].took.settled == settled
+    assert spool.pins(tmp_path)[0].took.finished == finished
 
 
-def test_the_wait_goes_on_though_a_reflink_has_taken_the_place_of_a_link(tmp_path: Path) -> None:
+def test_the_wait_goes_on_though_a_reflink_has_taken_the_location_of_a_link(tmp_path: Path) -> None:
     lay(tmp_path, ONE)
     its = lookout(tmp_path)
     its.look(0.0)

@@ -1,4 +1,4 @@
-"""How a save that lies in the wrong place goes home."""
+"""How a save that lies in the wrong location goes home."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from tests.test_worker_send import on_the_way
 
 
 @pytest.mark.parametrize("is_held", [True, False])
-def test_a_save_that_lies_in_a_place_taken_before_it_moves_and_its_bytes_with_it(tmp_path: Path, *, is_held: bool) -> None:
+def test_a_save_that_lies_in_a_location_taken_before_it_moves_and_its_bytes_with_it(tmp_path: Path, *, is_held: bool) -> None:
     store = MemoryStore()
     held, seen, road = on_the_way(tmp_path, store)
     planned = draft(told(seen, "n0"), take(held))
     send(planned, held, road)
-    early = replace(planned, node="m", files=(), started=0, ended=1, place="checkpoint-4", ranks=(7,))
+    early = replace(planned, node="m", files=(), started=0, ended=1, location="checkpoint-4", ranks=(7,))
     store.write(record_name(early, encode(early)), [encode(early)])
 
-    place = tidy("n0", "checkpoint-4", held if is_held else Hold("checkpoint-4", "trainer", {}), road, {})
+    location = tidy("n0", "checkpoint-4", held if is_held else Hold("checkpoint-4", "trainer", {}), road, {})
 
-    assert place.startswith("checkpoint-4~")
-    assert kept(store)[place] == {"n0": ONE}
-    assert [k.manifest.place for k in manifests(store) if k.manifest.node == "n0"] == [place]
+    assert location.startswith("checkpoint-4~")
+    assert kept(store)[location] == {"n0": ONE}
+    assert [k.manifest.location for k in manifests(store) if k.manifest.node == "n0"] == [location]
 
 
 class Keeping(MemoryStore):
@@ -46,9 +46,9 @@ class Keeping(MemoryStore):
 
 
 def moves_away(store: MemoryStore, node: str) -> None:
-    """What is left in a place when a node has taken back all that it said there."""
+    """What is left in a location when a node has taken back all that it said there."""
     (mine,) = (k for k in manifests(store) if k.manifest.node == node)
-    gone = replace(mine.manifest, place="checkpoint-4~else", supersedes=(mine.name,), save="else")
+    gone = replace(mine.manifest, location="checkpoint-4~else", supersedes=(mine.name,), save="else")
     store.write(record_name(gone, encode(gone)), [encode(gone)])
 
 

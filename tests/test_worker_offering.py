@@ -30,12 +30,12 @@ def told(store: MemoryStore) -> list[tuple[str, str]]:
     return [(k.manifest.save, k.manifest.trainer) for k in manifests(store)]
 
 
-def test_a_push_s_manifest_says_who_wrote_the_save_and_when_it_was_settled_and_sent(tmp_path: Path) -> None:
+def test_a_push_s_manifest_says_who_wrote_the_save_and_when_it_was_finished_and_sent(tmp_path: Path) -> None:
     store = MemoryStore()
     push_now(lay(tmp_path, FINISHED), store, "n0")
     [manifest] = (k.manifest for k in manifests(store))
     assert manifest.trainer == "trainer"
-    assert 0 < manifest.times["settled"] <= manifest.times["sending"]
+    assert 0 < manifest.times["finished"] <= manifest.times["sending"]
     assert not (tmp_path / "_ckptsync").exists(), "a push makes no spool"
 
 
@@ -118,7 +118,7 @@ def test_where_a_spool_is_a_daemon_can_say_again_what_a_push_said(tmp_path: Path
         push_now(lay(tmp_path, FINISHED), store, "n0", "run")
     [manifest] = (k.manifest for k in manifests(store))
     took = kept_of(tmp_path, "checkpoint-4")[0].took
-    assert {"settled": took.settled, "sending": took.sending} == manifest.times
+    assert {"finished": took.finished, "sending": took.sending} == manifest.times
 
 
 @pytest.mark.parametrize(

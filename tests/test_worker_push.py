@@ -45,16 +45,16 @@ def manifests(store: Store) -> list[Known]:
 
 
 def kept(store: Store) -> dict[str, dict[str, dict[str, bytes]]]:
-    """Place → node → path → bytes, as the manifests say.  Fails if a bound file is not there, or has other bytes."""
+    """Location → node → path → bytes, as the manifests say.  Fails if a bound file is not there, or has other bytes."""
     told: dict[str, dict[str, dict[str, bytes]]] = {}
-    for place in {k.manifest.place for k in manifests(store)}:
-        assert save_of(place, manifests(store)) == ""
-        for path, every in locate(k.manifest for k in manifests(store) if k.manifest.place == place).items():
+    for location in {k.manifest.location for k in manifests(store)}:
+        assert save_of(location, manifests(store)) == ""
+        for path, every in locate(k.manifest for k in manifests(store) if k.manifest.location == location).items():
             for at in every:
                 data = read_all(store, at.name)
                 assert digest(data) == at.entry.digest, at.name
                 for node in at.nodes:
-                    told.setdefault(place, {}).setdefault(node, {})[path] = data
+                    told.setdefault(location, {}).setdefault(node, {})[path] = data
     return told
 
 
@@ -72,7 +72,7 @@ def other(files: dict[str, bytes]) -> dict[str, bytes]:
 def test_a_checkpoint_lies_in_the_store_under_its_own_names(tmp_path: Path) -> None:
     store = create_store(str(tmp_path / "store"))
     (result,) = push_now(lay(tmp_path / "run", ONE), store, "n0")
-    assert (result.phase, result.place, result.files) == ("sent", "checkpoint-4", 5)
+    assert (result.phase, result.location, result.files) == ("sent", "checkpoint-4", 5)
     assert (tmp_path / "store/run/checkpoint-4/m/__0_0.distcp").read_bytes() == b"shard 0"
     assert kept(store) == {"checkpoint-4": {"n0": ONE}}
     assert push_now(tmp_path / "run", store, "n0")[0].files == 0
@@ -98,7 +98,7 @@ def test_real_shards_of_two_nodes_become_one_save(tmp_path: Path) -> None:
     assert demanded <= told["n0"].keys() | told["n1"].keys()
 
 
-def test_killed_at_any_moment_it_is_finished_by_the_next_and_opens_no_second_place(tmp_path: Path) -> None:
+def test_killed_at_any_moment_it_is_finished_by_the_next_and_opens_no_second_location(tmp_path: Path) -> None:
     source = lay(tmp_path / "run", ONE)
     for lives in itertools.count():
         store = MemoryStore()
@@ -131,12 +131,12 @@ def test_the_second_node_killed_at_any_moment_leaves_the_first_whole(tmp_path: P
         assert lives > 3 * len(TWO)
 
 
-def test_a_save_written_over_another_goes_to_another_place(tmp_path: Path) -> None:
+def test_a_save_written_over_another_goes_to_another_location(tmp_path: Path) -> None:
     store = MemoryStore()
     push_now(lay(tmp_path / "run", ONE), store, "n0")
     (result,) = push_now(lay(tmp_path / "run", other(ONE), 5000.0), store, "n0")
-    assert result.place.startswith("checkpoint-4~")
-    assert kept(store) == {"checkpoint-4": {"n0": ONE}, result.place: {"n0": other(ONE)}}
+    assert result.location.startswith("checkpoint-4~")
+    assert kept(store) == {"checkpoint-4": {"n0": ONE}, result.location: {"n0": other(ONE)}}
 
 
 @pytest.mark.parametrize("order", sorted(set(itertools.permutations(["A0", "A1", "B0", "B1"]))), ids="-".join)
@@ -197,7 +197,7 @@ def test_another_node_that_comes_in_between_at_any_moment_mixes_nothing(
             push_now(source, Interrupted(store, n, lambda s=store: or_waits(another, s, node)), "m")  # type: ignore[misc]
             push_now(another, store, node)
         told = kept(store).values()
-        assert sorted((n, f == (ONE if n == "m" else files)) for place in told for n, f in place.items()) == sorted(
+        assert sorted((n, f == (ONE if n == "m" else files)) for location in told for n, f in location.items()) == sorted(
             [("m", True), (node, True)]
         ), nth
         assert len(told) == (1 if at < 1 else 2), nth
@@ -297,7 +297,7 @@ def test_a_file_of_lightning_s_and_a_final_model_are_pushed_without_what_lies_be
     for path in (vector("hf-sharded").sources[0]).iterdir():
         shutil.copyfile(path, out / path.name)
     (out / "train.log").write_text("on and on")
-    assert {p.place for p in push_now(out, store, "n0")} == {"final", "version_0.epoch-0-step-5.ckpt"}
+    assert {p.location for p in push_now(out, store, "n0")} == {"final", "version_0.epoch-0-step-5.ckpt"}
     assert kept(store)["version_0.epoch-0-step-5.ckpt"]["n0"].keys() == {"epoch=0-step=5.ckpt"}
     assert kept(store)["final"]["n0"].keys() == {p.name for p in vector("hf-sharded").sources[0].iterdir()}
 

@@ -24,7 +24,7 @@ from tests.test_worker_sources import in_a_bucket, in_memory, on_disk
 
 SAME = {node: {f"s{node}": node.encode(), "x": b"one"} for node in "abc"}
 OTHER = {node: {f"s{node}": node.encode(), "x": b"B?" if node == "c" else f"{node.upper()}?".encode()} for node in "abc"}
-PLACE = "checkpoint-4"
+LOCATION = "checkpoint-4"
 
 
 def sources(root: Path, nodes: dict[str, dict[str, bytes]]) -> dict[str, Path]:
@@ -58,7 +58,7 @@ def test_what_was_acknowledged_is_there_in_whatever_order_they_come(tmp_path: Pa
         kept(store)  # whoever ended, ended with his bytes where his manifest says
         for node, source in sources(tmp_path, nodes).items():
             push_now(source, store, node)
-        assert kept(store) == {PLACE: nodes}, seed
+        assert kept(store) == {LOCATION: nodes}, seed
     assert done > 10
 
 
@@ -69,7 +69,7 @@ def test_where_names_cannot_be_claimed_it_is_right_after_one_more_look(tmp_path:
         race(seed, store, tmp_path, nodes)
         for node, source in (*sources(tmp_path, nodes).items(), *sources(tmp_path, nodes).items()):
             push_now(source, store, node)
-        assert kept(store) == {PLACE: nodes}, seed
+        assert kept(store) == {LOCATION: nodes}, seed
 
 
 class Arriving(MemoryStore):
@@ -100,7 +100,7 @@ def test_the_same_bytes_are_sent_once_by_those_who_come_one_after_the_other(tmp_
     store = Arriving()
     for node, source in sources(tmp_path, SAME).items():
         push_now(source, store, node)
-    assert store.came[f"run/{PLACE}/x"] == len(b"one")
+    assert store.came[f"run/{LOCATION}/x"] == len(b"one")
     assert not [name for name in store.came if "/files/" in name]
 
 
@@ -116,7 +116,7 @@ def test_other_bytes_end_with_their_owner_whoever_comes_first(tmp_path: Path, or
     store, its = MemoryStore(), sources(tmp_path, OTHER)
     for node in (*order, *order):
         push_now(its[node], store, node)
-    assert kept(store) == {PLACE: OTHER}
+    assert kept(store) == {LOCATION: OTHER}
     assert {k.manifest.n for k in manifests(store)} == {0}
 
 
@@ -125,7 +125,7 @@ def test_who_binds_a_name_while_it_is_taken_over_has_his_copy_made_by_who_takes_
         store, its = MemoryStore(), sources(tmp_path / str(nth), OTHER)
         push_now(its["b"], store, "b")
         push_now(its["a"], Interrupted(store, nth, lambda s=store, i=its: push_now(i["c"], s, "c")), "a")  # type: ignore[misc]
-        assert kept(store)[PLACE]["a"] == OTHER["a"]  # nobody needs to look again: the others may be gone
+        assert kept(store)[LOCATION]["a"] == OTHER["a"]  # nobody needs to look again: the others may be gone
 
 
 def test_a_name_that_is_being_taken_over_is_left_alone_and_ours_lies_beside(tmp_path: Path) -> None:
@@ -133,14 +133,14 @@ def test_a_name_that_is_being_taken_over_is_left_alone_and_ours_lies_beside(tmp_
 
     def meddle() -> None:
         push_now(its["c"], store, "c")
-        store.write(f"run/.ckptsync/{PLACE}/sending/a", [b"sending"])
-        store.write(f"run/{PLACE}/x", [OTHER["a"]["x"]])
+        store.write(f"run/.ckptsync/{LOCATION}/sending/a", [b"sending"])
+        store.write(f"run/{LOCATION}/x", [OTHER["a"]["x"]])
 
     push_now(its["b"], Interrupted(store, 4, meddle), "b", "run", threads=1)
-    assert read_all(store, f"run/{PLACE}/x") == OTHER["a"]["x"]
-    assert read_all(store, f"run/.ckptsync/{PLACE}/files/b/x") == OTHER["b"]["x"]
+    assert read_all(store, f"run/{LOCATION}/x") == OTHER["a"]["x"]
+    assert read_all(store, f"run/.ckptsync/{LOCATION}/files/b/x") == OTHER["b"]["x"]
     push_now(its["a"], store, "a")
-    assert kept(store) == {PLACE: OTHER}
+    assert kept(store) == {LOCATION: OTHER}
 
 
 def until_done(source: Path, store: Store, node: str) -> None:
@@ -166,7 +166,7 @@ def test_threads_that_race_for_real_end_where_they_belong(tmp_path: Path, made: 
     with ThreadPoolExecutor(len(its)) as pool:
         for future in [pool.submit(until_done, source, store, node) for node, source in its.items()]:
             future.result()
-    assert kept(store) == {PLACE: OTHER}
+    assert kept(store) == {LOCATION: OTHER}
 
 
 def test_one_that_is_killed_among_others_is_finished_by_its_next_life(tmp_path: Path) -> None:
@@ -183,4 +183,4 @@ def test_one_that_is_killed_among_others_is_finished_by_its_next_life(tmp_path: 
             store.write("run/.ckptsync/clock", [b""])
         for node, source in (*its.items(), *its.items()):
             until_done(source, store, node)
-        assert kept(store) == {PLACE: OTHER}, seed
+        assert kept(store) == {LOCATION: OTHER}, seed

@@ -18,7 +18,7 @@ from ckptsync.spool.pins import Pin, drop, pins
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
-from ckptsync.verify.place import verify_place
+from ckptsync.verify.location import verify_location
 from ckptsync.verify.reporting import write_report
 from ckptsync.worker.budget import SpoolRule
 from ckptsync.worker.looking import Seat, look
@@ -43,20 +43,20 @@ def pin(out: Path, checkpoint: str, k: int, took: Took) -> Pin:
 def test_it_is_kept_by_checkpoint_until_that_has_gone(tmp_path: Path) -> None:
     assert kept_of(tmp_path, "c-1") == ()
     for k in range(2):
-        remember(tmp_path, pin(tmp_path, "c-1", k, Took(settled=k + 1)))
-    remember(tmp_path, pin(tmp_path, "c-1.0", 0, Took(settled=9)))
+        remember(tmp_path, pin(tmp_path, "c-1", k, Took(finished=k + 1)))
+    remember(tmp_path, pin(tmp_path, "c-1.0", 0, Took(finished=9)))
     remember(tmp_path, pin(tmp_path, "c-2", 0, Took()))
-    assert [kept.took.settled for kept in kept_of(tmp_path, "c-1")] == [2, 1]
+    assert [kept.took.finished for kept in kept_of(tmp_path, "c-1")] == [2, 1]
     assert kept_of(tmp_path, "c-2") == ()
     forget(tmp_path, {"c-1.0"})
     assert kept_of(tmp_path, "c-1") == ()
-    assert [kept.took.settled for kept in kept_of(tmp_path, "c-1.0")] == [9]
+    assert [kept.took.finished for kept in kept_of(tmp_path, "c-1.0")] == [9]
 
 
 def test_what_was_said_of_one_save_is_not_lost_to_a_later_pin_of_the_same_number(tmp_path: Path) -> None:
-    for settled in (1, 2, 2):
-        remember(tmp_path, pin(tmp_path, "c-1", 0, Took(settled=settled)))
-    assert [kept.took.settled for kept in kept_of(tmp_path, "c-1")] == [2, 1]
+    for finished in (1, 2, 2):
+        remember(tmp_path, pin(tmp_path, "c-1", 0, Took(finished=finished)))
+    assert [kept.took.finished for kept in kept_of(tmp_path, "c-1")] == [2, 1]
 
 
 def only(store: Store) -> tuple[str, Manifest]:
@@ -255,7 +255,7 @@ def test_a_full_spool_lets_go_of_them_before_any_save(tmp_path: Path) -> None:
     look(RunDir("run", tmp_path), seat)
     assert size(tmp_path) == 0
     assert not give_way(tmp_path)
-    assert [kept for kept in kept_of(tmp_path, "checkpoint-4") if kept.took.settled], "what was said takes no room"
+    assert [kept for kept in kept_of(tmp_path, "checkpoint-4") if kept.took.finished], "what was said takes no room"
 
 
 def sharded(out: Path, source: Path) -> Path:
@@ -264,13 +264,13 @@ def sharded(out: Path, source: Path) -> Path:
 
 
 def report(store: Store) -> list[tuple[str, str]]:
-    (seen,) = fresh(store).places
-    found = verify_place(store, seen, "digest")
+    (seen,) = fresh(store).locations
+    found = verify_location(store, seen, "digest")
     write_report(store, found)
     return [(f.kind, f.name) for f in found.findings if found.verdict == "damaged"]
 
 
-def test_a_real_sharded_place_is_whole_again_though_only_the_spool_has_what_was_lost(tmp_path: Path) -> None:
+def test_a_real_sharded_location_is_whole_again_though_only_the_spool_has_what_was_lost(tmp_path: Path) -> None:
     store = create_store(str(tmp_path / "store"))
     outs = [tmp_path / f"n{n}" for n in range(2)]
     added = [sharded(out, source) for out, source in zip(outs, vector("hf-fsdp2-2node").sources, strict=True)]
@@ -278,7 +278,7 @@ def test_a_real_sharded_place_is_whole_again_though_only_the_spool_has_what_was_
     workers = [worker(out, store, out.name, keep=0) for out in outs]
     for w in workers:
         settle(w)
-    assert [m.place for m in consolidate_due(store, HeadOptions()).made] == ["checkpoint-4"]
+    assert [m.location for m in consolidate_due(store, HeadOptions()).made] == ["checkpoint-4"]
     assert report(store) == []
     for w, out in zip(workers, outs, strict=True):
         w.tick(1000.0)
@@ -288,4 +288,4 @@ def test_a_real_sharded_place_is_whole_again_though_only_the_spool_has_what_was_
     assert report(store) == [("digest", "checkpoint-4/config.json")]
     assert [r.reason for w in workers for r in w.tick(1001.0).repairs] == [""]
     assert report(store) == []
-    assert fresh(store).places[0].word == "VERIFIED"
+    assert fresh(store).locations[0].status == "VERIFIED"

@@ -1,4 +1,4 @@
-"""Real trainers' saves, judged after every single call: never settled before the last one, and settled after it."""
+"""Real trainers' saves, judged after every single call: never finished before the last one, and finished after it."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def seen(out: Path, *, fresh: bool = False) -> Iterator[Evidence]:
         yield gather(held, spot, later=False, mates=False, fresh=fresh)
 
 
-def is_settled(evidence: Evidence, after: float) -> bool:
+def is_finished(evidence: Evidence, after: float) -> bool:
     """If nothing changes for so long."""
-    return judge(evidence, Sighting(evidence.files, 0.0), after, RULE).settled
+    return judge(evidence, Sighting(evidence.files, 0.0), after, RULE).finished
 
 
 def rests(evidence: Evidence) -> bool:
@@ -42,11 +42,11 @@ def played(out: Path, script: Script, stage: Stage | None = None) -> list[tuple[
 
 
 @pytest.mark.parametrize("name", [*trainers(), *others()])
-def test_a_save_is_settled_after_its_last_call_and_never_before(tmp_path: Path, name: str) -> None:
+def test_a_save_is_finished_after_its_last_call_and_never_before(tmp_path: Path, name: str) -> None:
     *before, (_, last) = played(tmp_path, (trainers() | others())[name])
-    early = [done for done, one in before if is_settled(one, RULE.quiet)]
+    early = [done for done, one in before if is_finished(one, RULE.quiet)]
     assert early == [] or early == [before[-1][0]] == ["rng_state_1.pth half"], early
-    assert is_settled(last, RULE.quiet)
+    assert is_finished(last, RULE.quiet)
     assert rests(last)
 
 
@@ -57,13 +57,13 @@ def test_what_rotation_could_take_before_the_last_call_is_never_thought_whole(tm
 
 
 @pytest.mark.parametrize("name", [*trainers(), *others()])
-def test_a_save_over_an_old_one_is_not_settled_by_what_the_old_one_left(tmp_path: Path, name: str) -> None:
+def test_a_save_over_an_old_one_is_not_finished_by_what_the_old_one_left(tmp_path: Path, name: str) -> None:
     script, stage = (trainers() | others())[name], Stage(tmp_path)
     played(tmp_path, script, stage)
     stage.now += 1000 * S
     *before, (_, last) = played(tmp_path, script, stage)
-    assert [done for done, one in before if is_settled(one, RULE.quiet) or rests(one)] == []
-    assert is_settled(last, RULE.quiet)
+    assert [done for done, one in before if is_finished(one, RULE.quiet) or rests(one)] == []
+    assert is_finished(last, RULE.quiet)
 
 
 @pytest.mark.parametrize("hours", [1, -1])
@@ -77,24 +77,24 @@ def test_a_clock_that_jumps_during_a_save_that_we_saw_begin_changes_nothing(tmp_
         for n, _ in enumerate(stage.play(script)):
             stage.now += hours * 3600 * S if n == jump else 0
             told += seen(stage.out, fresh=True)
-        assert [one for one in told[:-1] if is_settled(one, RULE.quiet) or rests(one)] == [], jump
-        assert is_settled(told[-1], RULE.quiet), jump
+        assert [one for one in told[:-1] if is_finished(one, RULE.quiet) or rests(one)] == [], jump
+        assert is_finished(told[-1], RULE.quiet), jump
         assert rests(told[-1]), jump
 
 
 @pytest.mark.parametrize("name", unproven())
 def test_where_nothing_tells_only_time_does(tmp_path: Path, name: str) -> None:
     told = played(tmp_path, unproven()[name])
-    assert [done for done, one in told if is_settled(one, 59.9)] == []
+    assert [done for done, one in told if is_finished(one, 59.9)] == []
     assert [done for done, one in told[:-1] if rests(one)] == []
-    assert is_settled(told[-1][1], RULE.unmarked)
+    assert is_finished(told[-1][1], RULE.unmarked)
 
 
 @pytest.mark.parametrize("name", unproven())
 def test_a_mate_or_a_later_checkpoint_tells_where_nothing_else_does(tmp_path: Path, name: str) -> None:
     *_, (_, last) = played(tmp_path, unproven()[name])
-    assert is_settled(replace(last, later=True), RULE.quiet)
-    assert is_settled(replace(last, mates=True), RULE.quiet)
+    assert is_finished(replace(last, later=True), RULE.quiet)
+    assert is_finished(replace(last, mates=True), RULE.quiet)
 
 
 def test_a_checkpoint_that_rotation_takes_file_by_file_is_never_thought_whole_by_who_meets_it_then(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_what_may_still_be_written_to_is_not_at_rest(evidence: Evidence) -> None
     assert rest(evidence, 9.0) == 0
 
 
-def test_what_is_settled_is_at_rest() -> None:
+def test_what_is_finished_is_at_rest() -> None:
     assert rest(trainer(SHARDS), 60.0) == mark(files(SHARDS))
     assert rest(trainer(SHARDS, hook="committed")) == mark(files(SHARDS))
 

@@ -83,7 +83,7 @@ def test_a_worker_notices_what_happens_to_a_manifest_that_it_has_read(tmp_path: 
 def witnessed(store: MemoryStore, name: str) -> None:
     """A report that names it, so that it is missed."""
     (known,) = (k.manifest for k in manifests(store) if k.name == name)
-    put(store, Report(known.run, known.checkpoint, known.place, 0, "digest", "ok", (name,), "", 0, ()))
+    put(store, Report(known.run, known.checkpoint, known.location, 0, "digest", "ok", (name,), "", 0, ()))
 
 
 def test_a_manifest_that_is_gone_is_written_again_byte_for_byte(tmp_path: Path) -> None:

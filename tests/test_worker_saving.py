@@ -37,7 +37,7 @@ def test_a_save_is_unknown_until_it_is_stored_and_then_it_is_known_without_readi
     assert save(seen(tmp_path), desk(store, memory)).phase == "sent"
     found = known_already(seen(tmp_path), desk(store, Memory()))
     assert found is not None
-    assert (found.phase, found.place) == ("stored", "checkpoint-4")
+    assert (found.phase, found.location) == ("stored", "checkpoint-4")
 
 
 def test_what_was_taken_is_taken_once_while_it_stays_the_same(tmp_path: Path) -> None:

@@ -79,8 +79,8 @@ def test_a_model_is_made_of_the_weights_of_two_nodes_alone(tmp_path: Path, name:
         assert [p.phase for p in (*worker.tick(0.0).progress, *worker.tick(1.0).progress)] == ["sent", "stored"]
     assert not list((tmp_path / "store" / "run" / "checkpoint-4").glob("rng_state_*"))
     assert consolidate_due(store, HeadOptions()).failed == ()
-    (place,) = fresh(store).places
-    assert place.word == "CONSOLIDATED"
-    assert {p for p in place.demands.resume if p.startswith("rng_state_")} == {
+    (location,) = fresh(store).locations
+    assert location.status == "CONSOLIDATED"
+    assert {p for p in location.demands.resume if p.startswith("rng_state_")} == {
         f"rng_state_{n}.pth" for n in range(4)
     }  # and that is told

@@ -40,25 +40,27 @@ def test_sending_twice_is_sending_once(tmp_path: Path) -> None:
     planned = draft(told(seen, "n0"), take(held))
     first, second = send(planned, held, road), send(planned, held, road)
     assert (first.files, first.size) == (len(ONE), sum(map(len, ONE.values())))
-    assert (second.place, second.files) == (first.place, 0)
+    assert (second.location, second.files) == (first.location, 0)
 
 
-def test_of_manifests_that_are_gone_only_those_of_its_own_place_are_taken_back(tmp_path: Path) -> None:
+def test_of_manifests_that_are_gone_only_those_of_its_own_location_are_taken_back(tmp_path: Path) -> None:
     store = MemoryStore()
     held, seen, road = on_the_way(tmp_path, store)
-    gone = [f"run/.ckptsync/{place}/manifest-n0-0-0123456789abcdef.json" for place in ("checkpoint-4", "checkpoint-4~aaaaaaaa")]
+    gone = [
+        f"run/.ckptsync/{location}/manifest-n0-0-0123456789abcdef.json" for location in ("checkpoint-4", "checkpoint-4~aaaaaaaa")
+    ]
     send(replace(draft(told(seen, "n0"), take(held)), supersedes=tuple(gone)), held, road)
     assert [k.manifest.supersedes for k in manifests(store)] == [(gone[0],)]
 
 
-def test_the_same_bytes_of_another_save_are_sent_to_its_own_place(tmp_path: Path) -> None:
+def test_the_same_bytes_of_another_save_are_sent_to_its_own_location(tmp_path: Path) -> None:
     store = MemoryStore()
-    places = []
+    locations = []
     for n, save in enumerate(("a" * 16, "a" * 16, "b" * 16)):
         held, seen, road = on_the_way(tmp_path, store, 100.0 * n)
         planned = replace(draft(told(seen, "n0"), take(held)), save=save)
-        places.append((sent := send(planned, held, road)).place)
-    assert places == ["checkpoint-4", "checkpoint-4", "checkpoint-4~bbbbbbbb"]
+        locations.append((sent := send(planned, held, road)).location)
+    assert locations == ["checkpoint-4", "checkpoint-4", "checkpoint-4~bbbbbbbb"]
     assert sent.files == len(ONE)
 
 

@@ -56,7 +56,7 @@ def worker(
 
 
 @pytest.mark.parametrize(("order", "first"), [("oldest", [1, 2, 3]), ("newest", [3, 2, 1])])
-def test_settled_saves_go_in_the_operators_order(tmp_path: Path, order: Order, first: list[int]) -> None:
+def test_finished_saves_go_in_the_operators_order(tmp_path: Path, order: Order, first: list[int]) -> None:
     store = Recording()
     for n in (1, 2, 3):
         step(tmp_path, n)
@@ -64,7 +64,7 @@ def test_settled_saves_go_in_the_operators_order(tmp_path: Path, order: Order, f
     assert store.created == [f"checkpoint-{n}" for n in first]
 
 
-def test_a_newer_save_that_was_settled_meanwhile_goes_before_the_rest(tmp_path: Path) -> None:
+def test_a_newer_save_that_was_finished_meanwhile_goes_before_the_rest(tmp_path: Path) -> None:
     def meanwhile() -> None:
         step(tmp_path, 9)
         w.look(20.0)
@@ -116,7 +116,7 @@ def test_a_manifest_says_who_wrote_it_and_when_and_is_written_again_byte_for_byt
     assert progress(worker(tmp_path, store).tick(0.0))["checkpoint-4.0"].phase == "sent"
     ((name, manifest),) = ((k.name, k.manifest) for k in manifests(store))
     assert (manifest.save, manifest.trainer) == ("5a5e", "transformers 5.2.0")
-    assert 0 < manifest.times["settled"] <= manifest.times["sending"]
+    assert 0 < manifest.times["finished"] <= manifest.times["sending"]
     store.write(name, [b"damaged"])
     worker(tmp_path, store).tick(5000.0)
     assert [k.name for k in manifests(store)] == [name]
@@ -127,7 +127,7 @@ def test_without_a_hook_a_manifest_says_what_is_known(tmp_path: Path) -> None:
     lay(tmp_path, ONE)
     settle(worker(tmp_path, store))
     (found,) = (k.manifest for k in manifests(store))
-    assert (found.save, found.trainer, sorted(found.times)) == ("", "trainer", ["sending", "settled"])
+    assert (found.save, found.trainer, sorted(found.times)) == ("", "trainer", ["sending", "finished"])
 
 
 def test_what_the_hook_added_is_sent_beside_the_trainers_own_files_and_does_not_stretch_their_span(tmp_path: Path) -> None:

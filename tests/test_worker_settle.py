@@ -25,13 +25,13 @@ def trainer(told: dict[str, float], **more: object) -> Evidence:
 
 
 def wait(evidence: Evidence) -> float | None:
-    """Seconds from the first sight until it is settled; ``None``: never."""
+    """Seconds from the first sight until it is finished; ``None``: never."""
     seen = Sighting(evidence.files, 1000.0)
     for after in (0.0, 10.0, 60.0, 600.0):
-        if judge(evidence, seen, 1000.0 + after, RULE).settled:
+        if judge(evidence, seen, 1000.0 + after, RULE).finished:
             return after
         if after:
-            assert not judge(evidence, seen, 1000.0 + after - 0.1, RULE).settled
+            assert not judge(evidence, seen, 1000.0 + after - 0.1, RULE).finished
     return None
 
 
@@ -77,7 +77,7 @@ def test_a_node_of_shards_waits_longer_unless_something_else_tells() -> None:
 )
 def test_what_is_surely_unfinished_waits_for_ever_and_says_why(evidence: Evidence) -> None:
     verdict = judge(evidence, Sighting(evidence.files, 0.0), 1e9, RULE)
-    assert not verdict.settled
+    assert not verdict.finished
     assert verdict.left is None
     assert verdict.reason
 
@@ -106,7 +106,7 @@ def test_empty_shards_are_legal_and_unknown_writers_do_not_block() -> None:
     assert wait(trainer(DONE, writing=None)) == 10
 
 
-def test_what_rotation_took_is_settled_at_once_if_it_was_at_rest_before_and_else_never() -> None:
+def test_what_rotation_took_is_finished_at_once_if_it_was_at_rest_before_and_else_never() -> None:
     assert wait(trainer(DONE, gone=True, stable=True)) == 0
     assert wait(trainer(SHARDS, gone=True, stable=True)) == 0
     for more in ({}, {"later": True}, {"mates": True}, {"hook": "marked"}, {"hook": "training"}):
@@ -129,7 +129,7 @@ def test_only_what_is_gone_can_be_hopeless() -> None:
     assert not is_hopeless(replace(half, gone=True, stable=True))
 
 
-def test_what_the_hook_committed_is_settled_whatever_its_files_say() -> None:
+def test_what_the_hook_committed_is_finished_whatever_its_files_say() -> None:
     assert wait(trainer(DONE, hook="committed", gone=True)) == 0
     assert wait(trainer(DONE | {"model.safetensors": 9000.0}, hook="committed", unclosed=("log.json", "x.bin"))) == 0
     assert wait(trainer(DONE, hook="committed", writing=("model.safetensors",))) is None
@@ -141,8 +141,8 @@ def test_a_training_that_lives_is_waited_for_and_not_for_ever() -> None:
 
 def test_marks_of_every_rank_need_a_second_and_do_not_outweigh_a_doubt() -> None:
     found = trainer(SHARDS, hook="marked")
-    assert not judge(found, Sighting(found.files, 0.0), 0.9, RULE).settled
-    assert judge(found, Sighting(found.files, 0.0), 1.0, RULE).settled
+    assert not judge(found, Sighting(found.files, 0.0), 0.9, RULE).finished
+    assert judge(found, Sighting(found.files, 0.0), 1.0, RULE).finished
     assert wait(trainer(DONE, hook="marked", partial=files({".tmpAb3xYz": 102.0}))) == 600
 
 
@@ -193,7 +193,7 @@ def test_the_final_model_waits_for_the_training_to_leave_or_for_long() -> None:
     final = Evidence("final", None, files({"model-00001-of-00002.safetensors": 1.0, "model-00002-of-00002.safetensors": 1.0}))
     assert wait(final) == 60
     assert wait(replace(final, hook="training")) == 600
-    assert judge(replace(final, hook="marked"), Sighting(final.files, 0.0), 1.0, RULE).settled
+    assert judge(replace(final, hook="marked"), Sighting(final.files, 0.0), 1.0, RULE).finished
     assert (
         "model-00002-of-00002.safetensors is missing"
         in judge(replace(final, files=final.files[:1]), Sighting((), 0.0), 0.0, RULE).reason

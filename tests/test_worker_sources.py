@@ -53,14 +53,14 @@ def ends_early_and_is_filled_up_again(path: Path) -> None:
     os.utime(path, ns=times)
 
 
-def is_written_in_place(path: Path) -> None:
+def is_written_in_location(path: Path) -> None:
     with path.open("r+b") as f:
         f.write(b"changed")
 
 
-def is_written_in_place_and_its_time_set_back(path: Path) -> None:
+def is_written_in_location_and_its_time_set_back(path: Path) -> None:
     times = (path.stat().st_atime_ns, path.stat().st_mtime_ns)
-    is_written_in_place(path)
+    is_written_in_location(path)
     os.utime(path, ns=times)
 
 
@@ -81,8 +81,8 @@ CHANGES = (
     grows,
     shrinks,
     ends_early_and_is_filled_up_again,
-    is_written_in_place,
-    is_written_in_place_and_its_time_set_back,
+    is_written_in_location,
+    is_written_in_location_and_its_time_set_back,
     is_renamed_over,
     vanishes,
     vanishes_with_its_directory,

@@ -59,7 +59,7 @@ def truncated(path: Path) -> None:
     path.write_bytes(b"")
 
 
-def written_in_place(path: Path) -> None:
+def written_in_location(path: Path) -> None:
     with path.open("r+b") as f:
         f.write(b"X")
 
@@ -69,7 +69,7 @@ def replaced(path: Path) -> None:
     path.with_name("new").rename(path)
 
 
-@pytest.mark.parametrize("change", [truncated, written_in_place, replaced, Path.unlink])
+@pytest.mark.parametrize("change", [truncated, written_in_location, replaced, Path.unlink])
 def test_any_change_during_a_take_discards_it(out: Path, change: Callable[[Path], None]) -> None:
     victim = out / "checkpoint-4" / "config.json"  # among the first to be read, so it changes after its turn
     seen = held(out)
@@ -98,7 +98,7 @@ def test_a_change_whose_time_was_set_back_is_seen_and_a_pin_or_rotation_is_none(
     os.link(path, out / "pin")
     unchanged(seen)
     (out / "pin").unlink()
-    written_in_place(path)
+    written_in_location(path)
     os.utime(path, ns=times)
     with pytest.raises(Changed, match="latest: changed"):
         unchanged(seen)

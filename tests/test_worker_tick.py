@@ -13,8 +13,8 @@ import pytest
 from ckptsync.digest import digest
 from ckptsync.errors import ConfigError, StoreError
 from ckptsync.records.coding import Record, encode, record_name
+from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.report import Finding, Report
-from ckptsync.records.seal import Seal
 from ckptsync.records.tombstone import Tombstone
 from ckptsync.spool import pins
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store, read_all
@@ -35,7 +35,7 @@ def worker(out: Path, store: Store, node: str = "n0", *, keep: int = 2, threads:
 
 
 def settle(w: Worker, start: float = 0.0) -> WorkerResult:
-    """Ticks until everything that can be settled is, the last one after all waiting."""
+    """Ticks until everything that can be finished is, the last one after all waiting."""
     for after in (0.0, 10.0, 60.0, 600.0):
         result = w.tick(start + after)
     return result
@@ -64,7 +64,7 @@ def test_a_checkpoint_is_sent_when_it_is_quiet_and_then_left_alone(tmp_path: Pat
     first = progress(w.tick(100.0))["checkpoint-4.0"]
     assert (first.phase, first.detail) == (
         "waiting",
-        "trainer_state.json is the newest of its files; settled if nothing changes for 10 s",
+        "trainer_state.json is the newest of its files; finished if nothing changes for 10 s",
     )
     assert w.tick(109.9).queue == ("run/checkpoint-4",)
     result = w.tick(110.0)
@@ -85,7 +85,7 @@ def test_two_nodes_with_real_shards_make_one_save_in_a_real_store(tmp_path: Path
     assert (tmp_path / "store/run/checkpoint-4/global_step4/zero_pp_rank_3_mp_rank_00_optim_states.pt").is_file()
 
 
-def test_rotation_before_it_is_settled_takes_nothing(tmp_path: Path) -> None:
+def test_rotation_before_it_is_finished_takes_nothing(tmp_path: Path) -> None:
     store = MemoryStore()
     source = lay(tmp_path, ONE)
     assert progress(worker(tmp_path, store).tick(0.0))["checkpoint-4.0"].phase == "waiting"
@@ -143,7 +143,7 @@ def test_a_node_of_shards_follows_a_mate_of_the_same_save_at_once(tmp_path: Path
     assert kept(store) == {"checkpoint-4": {"a": ONE, "b": shards}}
 
 
-def test_written_over_in_place_while_it_is_sent_it_is_sent_again_whole(tmp_path: Path) -> None:
+def test_written_over_in_location_while_it_is_sent_it_is_sent_again_whole(tmp_path: Path) -> None:
     store = Meddling(lambda: lay(tmp_path, other(ONE), 5000.0))
     lay(tmp_path, ONE)
     w = worker(tmp_path, store)
@@ -152,7 +152,7 @@ def test_written_over_in_place_while_it_is_sent_it_is_sent_again_whole(tmp_path:
     assert kept(store) == {"checkpoint-4": {"n0": other(ONE)}}
 
 
-def test_writing_over_in_place_restarts_the_wait(tmp_path: Path) -> None:
+def test_writing_over_in_location_restarts_the_wait(tmp_path: Path) -> None:
     store = MemoryStore()
     lay(tmp_path, ONE)
     w = worker(tmp_path, store)
@@ -173,9 +173,9 @@ def test_a_second_save_under_the_name_goes_elsewhere_and_the_first_is_untouched(
         shutil.rmtree(source)
     lay(tmp_path, other(ONE), 5000.0)
     settle(w, 1000.0)
-    places = kept(store)
-    assert places.pop("checkpoint-4") == {"n0": ONE}
-    assert list(places.values()) == [{"n0": other(ONE)}]
+    locations = kept(store)
+    assert locations.pop("checkpoint-4") == {"n0": ONE}
+    assert list(locations.values()) == [{"n0": other(ONE)}]
     assert pinned(tmp_path) == (["checkpoint-4.0", "checkpoint-4.1"] if is_removed else ["checkpoint-4.0"])
 
 
@@ -301,10 +301,10 @@ def test_a_copy_beside_the_checkpoint_is_repaired_too(tmp_path: Path) -> None:
     assert kept(store) == {"checkpoint-4": {"a": ONE, "b": TWO}}
 
 
-def verify(store: Store, place: str = "checkpoint-4") -> None:
-    names = tuple(k.name for k in manifests(store) if k.manifest.place == place)
-    seal = put(store, Seal("run", place, place, 0, names, {}, (), ()))
-    put(store, Report("run", place, place, 0, "digest", "ok", names, seal, 1, ()))
+def verify(store: Store, location: str = "checkpoint-4") -> None:
+    names = tuple(k.name for k in manifests(store) if k.manifest.location == location)
+    model_record = put(store, ModelRecord("run", location, location, 0, names, {}, (), ()))
+    put(store, Report("run", location, location, 0, "digest", "ok", names, model_record, 1, ()))
 
 
 @pytest.mark.parametrize(("keep", "left"), [(1, ["checkpoint-4.0"]), (0, [])])

@@ -91,7 +91,7 @@ def test_what_comes_with_a_mount_or_in_a_directory_that_was_away_was_not_seen_to
     for away in (tmp_path / "empty", tmp_path / "away"):
         its = lookout(out)
         its.look(0.0)
-        if away.name == "empty":  # as the place of a mount is before it
+        if away.name == "empty":  # as the location of a mount is before it
             lay_torn(tmp_path / "disk")
             out.rename(away)
             (tmp_path / "disk").rename(out)

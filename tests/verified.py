@@ -12,17 +12,17 @@ from ckptsync.merge.plan import Options
 from ckptsync.model import Files
 from ckptsync.records.coding import Record, encode, record_name
 from ckptsync.records.manifest import FileEntry, Manifest
+from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.names import consolidated_prefix, file_name
 from ckptsync.records.report import Level, Report
-from ckptsync.records.seal import Seal
 from ckptsync.records.state import Snapshot
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.verify.place import verify_place
+from ckptsync.verify.location import verify_location
 from tests.consolidated import consolidate
 from tests.plain_files import MemoryFiles, safetensors_file
 
-RUN, PLACE = "run", "checkpoint-4"
+RUN, LOCATION = "run", "checkpoint-4"
 TENSORS = {
     "a": ("F32", (100, 100), bytes(range(200)) * 200),
     "b": ("BF16", (20_000,), bytes(range(1, 201)) * 200),
@@ -45,39 +45,39 @@ def entry(path: str, data: bytes) -> FileEntry:
 def manifest(files: Mapping[str, bytes], node: str = "n0", **more: object) -> Manifest:
     tree = MemoryFiles(files)
     entries = tuple(entry(path, data) for path, data in sorted(files.items()))
-    plain = Manifest(RUN, PLACE, PLACE, node, 0, entries, rank_names.ranks(files), 1000, 1000, table.demands(tree))
+    plain = Manifest(RUN, LOCATION, LOCATION, node, 0, entries, rank_names.ranks(files), 1000, 1000, table.demands(tree))
     return replace(plain, **more)  # type: ignore[arg-type]
 
 
 def arrive(store: Store, files: Mapping[str, bytes], node: str = "n0", **more: object) -> str:
     """What a worker does: files, then their manifest; the record's name."""
     for path, data in files.items():
-        store.write(file_name(RUN, PLACE, path), [data])
+        store.write(file_name(RUN, LOCATION, path), [data])
     return put(store, manifest(files, node, **more))
 
 
-def seal(store: Store, files: Files, manifests: Iterable[str]) -> str:
-    """What a head does: the consolidated model, then its seal."""
-    prefix = consolidated_prefix(RUN, PLACE)
+def model_record(store: Store, files: Files, manifests: Iterable[str]) -> str:
+    """What a head does: the consolidated model, then its model record."""
+    prefix = consolidated_prefix(RUN, LOCATION)
     merged = consolidate(files, lambda name, chunks: store.write(prefix + name, chunks), Options())
-    return put(store, Seal(RUN, PLACE, PLACE, 0, tuple(manifests), {}, merged.files, merged.tensors))
+    return put(store, ModelRecord(RUN, LOCATION, LOCATION, 0, tuple(manifests), {}, merged.files, merged.tensors))
 
 
 def whole_store() -> MemoryStore:
     """One node's whole model, consolidated."""
     store = MemoryStore()
-    seal(store, MemoryFiles(WHOLE), [arrive(store, WHOLE)])
+    model_record(store, MemoryFiles(WHOLE), [arrive(store, WHOLE)])
     return store
 
 
-def place(store: Store) -> Snapshot:
-    (found,) = fresh(store).places
+def location(store: Store) -> Snapshot:
+    (found,) = fresh(store).locations
     return found
 
 
 def verified(store: Store, level: Level = "digest") -> Report:
     found = fresh(store)
-    return verify_place(store, found.places[0], level, found.faults)
+    return verify_location(store, found.locations[0], level, found.faults)
 
 
 def flip(store: Store, name: str, at: int, bit: int = 0) -> None:

@@ -1,4 +1,4 @@
-"""What a store holds now, of a run or of one place, with every record and the size and time of every file: nothing is remembered, so it may be acted on."""
+"""What a store holds now, of a run or of one location, with every record and the size and time of every file: nothing is remembered, so it may be acted on."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from types import MappingProxyType
 from ckptsync.catalogue.summary import Fault
 from ckptsync.errors import Corrupt, NotFound, Unsupported
 from ckptsync.records.coding import LIMITS, Record, decode_any, is_made_anew
+from ckptsync.records.locations import record_names, snapshots
 from ckptsync.records.names import OURS, RecordName, consolidated_prefix, records_prefix
-from ckptsync.records.places import record_names, snapshots
 from ckptsync.records.state import Snapshot
 from ckptsync.records.vanished import vanished
 from ckptsync.stores.contract import Entry, Store
@@ -18,29 +18,29 @@ from ckptsync.stores.contract import Entry, Store
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
-    """``places``: by run and step, also those with records that cannot be read.  ``mtimes``: store name → seconds on the store's clock."""
+    """``locations``: by run and step, also those with records that cannot be read.  ``mtimes``: store name → seconds on the store's clock."""
 
-    places: tuple[Snapshot, ...]
+    locations: tuple[Snapshot, ...]
     faults: tuple[Fault, ...]
     mtimes: Mapping[str, float]
 
     @property
     def readable(self) -> tuple[Snapshot, ...]:
-        """Those of which something may be said: a manifest or a tombstone that cannot be read hides its place."""
+        """Those of which something may be said: a manifest or a tombstone that cannot be read hides its location."""
         hidden = hidden_by(self.faults)
-        return tuple(s for s in self.places if (s.run, s.place) not in hidden)
+        return tuple(s for s in self.locations if (s.run, s.location) not in hidden)
 
-    def of(self, run: str, place: str) -> Snapshot | None:
-        """One place; ``None`` where no manifest counts."""
-        return next((s for s in self.places if (s.run, s.place) == (run, place)), None)
+    def of(self, run: str, location: str) -> Snapshot | None:
+        """One location; ``None`` where no manifest counts."""
+        return next((s for s in self.locations if (s.run, s.location) == (run, location)), None)
 
-    def faults_of(self, run: str, place: str) -> tuple[Fault, ...]:
-        """Those in the records of one place."""
-        return tuple(f for f in self.faults if (f.run, f.place) == (run, place))
+    def faults_of(self, run: str, location: str) -> tuple[Fault, ...]:
+        """Those in the records of one location."""
+        return tuple(f for f in self.faults if (f.run, f.location) == (run, location))
 
-    def newer(self, run: str, place: str) -> Unsupported | None:
-        """The first record of a place that was written by a newer program: nothing can be said about it here."""
-        return next((f.error for f in self.faults_of(run, place) if isinstance(f.error, Unsupported)), None)
+    def newer(self, run: str, location: str) -> Unsupported | None:
+        """The first record of a location that was written by a newer program: nothing can be said about it here."""
+        return next((f.error for f in self.faults_of(run, location) if isinstance(f.error, Unsupported)), None)
 
 
 def fresh(store: Store, run: str = "") -> Fresh:
@@ -49,15 +49,15 @@ def fresh(store: Store, run: str = "") -> Fresh:
 
 
 def fresh_checkpoints(store: Store, run: str, checkpoints: Iterable[str]) -> Fresh:
-    """Some checkpoints of a run in all their places, however many others it has: which manifests are one save, those of one name decide together."""
+    """Some checkpoints of a run in all their locations, however many others it has: which manifests are one save, those of one name decide together."""
     return _found(store, (entry for name in sorted(set(checkpoints)) for entry in _entries(store, run, name)))
 
 
-def fresh_place(store: Store, run: str, place: str) -> Fresh:
-    """One place, and of others nothing."""
-    found = fresh_checkpoints(store, run, [place.partition("~")[0]])
-    here = found.of(run, place)
-    return replace(found, places=(here,) if here else (), faults=found.faults_of(run, place))
+def fresh_location(store: Store, run: str, location: str) -> Fresh:
+    """One location, and of others nothing."""
+    found = fresh_checkpoints(store, run, [location.partition("~")[0]])
+    here = found.of(run, location)
+    return replace(found, locations=(here,) if here else (), faults=found.faults_of(run, location))
 
 
 def _found(store: Store, listed: Iterable[Entry]) -> Fresh:
@@ -70,9 +70,9 @@ def _found(store: Store, listed: Iterable[Entry]) -> Fresh:
 
 def _entries(store: Store, run: str, checkpoint: str) -> Iterator[Entry]:
     """Records first: the files that one names were there before it, and so are listed."""
-    for place in store.dirs(f"{run}/{OURS}/", checkpoint):
-        if place.partition("~")[0] == checkpoint:
-            for prefix in (records_prefix(run, place), f"{run}/{place}/", consolidated_prefix(run, place)):
+    for location in store.dirs(f"{run}/{OURS}/", checkpoint):
+        if location.partition("~")[0] == checkpoint:
+            for prefix in (records_prefix(run, location), f"{run}/{location}/", consolidated_prefix(run, location)):
                 yield from store.names(prefix)
 
 
@@ -115,5 +115,5 @@ def read_record(store: Store, parsed: RecordName, size: int | None = None) -> Re
 
 
 def hidden_by(faults: Iterable[Fault]) -> Collection[tuple[str, str]]:
-    """Run and place of those of which nothing is said.  Without a damaged seal or report a place is only not sealed, or not verified."""
-    return {(f.run, f.place) for f in faults if not is_made_anew(f.record, f.error)}
+    """Run and location of those of which nothing is said.  Without a damaged model record or report a location is only not consolidated, or not verified."""
+    return {(f.run, f.location) for f in faults if not is_made_anew(f.record, f.error)}

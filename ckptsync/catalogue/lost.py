@@ -49,12 +49,12 @@ def _gone(seen: Snapshot) -> Iterator[Gap]:
 def explained(summaries: Sequence[Summary]) -> tuple[Summary, ...]:
     """The same, with ``lost`` and ``awaited`` of those that are ARRIVING."""
     runs: dict[str, list[Summary]] = {}
-    if any(s.word == "ARRIVING" for s in summaries):
+    if any(s.status == "ARRIVING" for s in summaries):
         for s in summaries:
             runs.setdefault(s.run, []).append(s)
     for its in runs.values():
         its.sort(key=lambda s: s.arrived)
-    return tuple(_explained(s, _nearest(runs[s.run], s)) if s.word == "ARRIVING" else s for s in summaries)
+    return tuple(_explained(s, _nearest(runs[s.run], s)) if s.status == "ARRIVING" else s for s in summaries)
 
 
 def _nearest(run: Sequence[Summary], seen: Summary) -> Iterator[Summary]:
@@ -67,7 +67,7 @@ def _nearest(run: Sequence[Summary], seen: Summary) -> Iterator[Summary]:
 @dataclass(frozen=True, slots=True)
 class _Owner:
     node: str
-    place: str
+    location: str
 
 
 def _explained(seen: Summary, nearest: Iterator[Summary]) -> Summary:
@@ -81,7 +81,7 @@ def _explained(seen: Summary, nearest: Iterator[Summary]) -> Summary:
     lines = [_line(owner, its) for owner, its in known.items()]
     lines += [f"{g.node}: has sent {_files([g])}, not in the store now" for g in seen.gaps if g.node]
     others = [] if known.keys() - {None} else _others(seen, first)
-    lines += [f"{o.node}: has sent nothing of it; it had a part of {o.place}" for o in others]
+    lines += [f"{o.node}: has sent nothing of it; it had a part of {o.location}" for o in others]
     awaited = {o.node for o in (*known, *others) if o} | {g.node for g in seen.gaps if g.node}
     more = (f"and {len(lines) - LINES} more",) if len(lines) > LINES else ()
     return replace(seen, lost=(*lines[:LINES], *more), awaited=tuple(sorted(awaited)))
@@ -95,20 +95,20 @@ def _owners(wanted: set[int], near: Iterable[Summary]) -> Mapping[int, _Owner]:
             break
         for node, ranks in other.ranks:
             for number in wanted & numbers(ranks):
-                found.setdefault(number, _Owner(node, other.place))
+                found.setdefault(number, _Owner(node, other.location))
     return found
 
 
 def _others(seen: Summary, near: Summary | None) -> list[_Owner]:
     """Where no missing rank is known: who took part in the nearest other checkpoint, and not in this."""
     there = {*seen.nodes, *(node for s in seen.siblings for node in s.nodes)}
-    return [_Owner(node, near.place) for node, _ in near.ranks if node not in there] if near else []
+    return [_Owner(node, near.location) for node, _ in near.ranks if node not in there] if near else []
 
 
 def _line(owner: _Owner | None, its: Sequence[Gap]) -> str:
     ranks = {g.rank for g in its if g.rank >= 0}
     whose = f"{_plural('rank', len(ranks))} {ranges(ranks)}" if ranks else ""
-    who = f"{owner.node}, which had {whose} in {owner.place}" if owner else whose
+    who = f"{owner.node}, which had {whose} in {owner.location}" if owner else whose
     what = f"{_files(its)}, which no node has sent" if any(g.files for g in its) else "nothing of it has come"
     return f"{who}: {what}" if who else what
 

@@ -1,6 +1,6 @@
-"""What a store holds, place by place, in short: names are listed each time, and read is only what has changed.
+"""What a store holds, location by location, in short: names are listed each time, and read is only what has changed.
 
-Every time: the names of all records, and those of the files of places that wait for some.  That files which were there once still are is for the verifier to
+Every time: the names of all records, and those of the files of locations that wait for some.  That files which were there once still are is for the verifier to
 prove, who looks at them (`fresh`); so nothing that deletes or overwrites may rest on what is said here.
 """
 
@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 from ckptsync.catalogue.lost import explained
 from ckptsync.catalogue.summary import Catalogue
-from ckptsync.catalogue.units import Found, Name, Unit, grouped, is_settled, key, renewed
+from ckptsync.catalogue.units import Found, Name, Unit, grouped, is_finished, key, renewed
 from ckptsync.collector import paused
+from ckptsync.records.locations import reading_order
 from ckptsync.records.names import OURS
-from ckptsync.records.places import reading_order
 from ckptsync.stores.contract import Entry, Store
 from ckptsync.stores.slices import cuts_of, joined, pieces
 
@@ -104,7 +104,7 @@ def _compared(listed: Iterable[tuple[str, list[Entry]]], cache: Cache) -> tuple[
 
 def _same(old: Unit | None, entries: Sequence[Entry]) -> Found | None:
     """What was read before, if that it is the same shows without another request."""
-    return Found(old) if old and is_settled(old) and old.key == key(entries) else None
+    return Found(old) if old and is_finished(old) and old.key == key(entries) else None
 
 
 def _renewed(store: Store, units: Mapping[Name, list[Entry]], cache: Cache, pool: Executor) -> Iterator[tuple[Name, Found]]:
@@ -122,4 +122,4 @@ def _catalogue(found: Iterable[Found], newest: float) -> Catalogue:
     summaries = [summary for f in units for summary in f.unit.summaries]
     faults = sorted((fault for f in units for fault in f.faults), key=lambda fault: fault.name)
     clock = max((newest, *(f.unit.newest for f in units)))
-    return Catalogue(explained(sorted(summaries, key=lambda s: reading_order(s.run, s.place))), tuple(faults), clock)
+    return Catalogue(explained(sorted(summaries, key=lambda s: reading_order(s.run, s.location))), tuple(faults), clock)

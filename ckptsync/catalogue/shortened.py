@@ -11,8 +11,8 @@ from ckptsync.catalogue.summary import LINES, TOKENIZER, Proven, Summary
 from ckptsync.digest import digest
 from ckptsync.records.fate import fate
 from ckptsync.records.keep import kept
+from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.report import LEVELS, Level, Report
-from ckptsync.records.seal import Seal
 from ckptsync.records.state import Snapshot, standing
 
 _STEP = re.compile(r"(?<![0-9])([0-9]{1,18})\Z")
@@ -22,7 +22,7 @@ _NO_DAMAGE = ("note", "nonfinite")
 
 def summary(seen: Snapshot, mtimes: Mapping[str, float]) -> Summary:
     """``mtimes``: of its records, and of its files as far as they are known, in seconds on the store's clock."""
-    facets = seen.facets
+    conditions = seen.conditions
     there = seen.present().values()
     times = [mtimes.get(k.name, 0.0) for k in seen.manifests]
     stones = seen.records.tombstones
@@ -30,29 +30,29 @@ def summary(seen: Snapshot, mtimes: Mapping[str, float]) -> Summary:
     return Summary(
         run=seen.run,
         checkpoint=seen.checkpoint,
-        place=seen.place,
+        location=seen.location,
         step=step(seen.checkpoint),
-        word=seen.word,
-        evidence=cut(damage(seen, mtimes) if seen.word == "DAMAGED" else seen.evidence),
-        lacks=cut(facets.resume.evidence),
+        status=seen.status,
+        evidence=cut(damage(seen, mtimes) if seen.status == "DAMAGED" else seen.evidence),
+        lacks=cut(conditions.resume.evidence),
         nodes=tuple(sorted({k.manifest.node for k in seen.manifests})),
         manifests=tuple(k.name for k in seen.manifests),
-        seal=seen.seal_name,
-        seals=len(seen.records.seals),
+        model_record=seen.model_record_name,
+        model_records=len(seen.records.model_records),
         reports=len(seen.records.reports),
         tombstones=len(seen.records.tombstones),
         files=len(seen.files),
         size=sum(size for _, size in there),
-        model_files=len(seen.seal.files) if seen.seal else 0,
-        model_size=sum(f.size for f in seen.seal.files) if seen.seal else 0,
+        model_files=len(seen.model_record.files) if seen.model_record else 0,
+        model_size=sum(f.size for f in seen.model_record.files) if seen.model_record else 0,
         ended=max(k.manifest.ended - k.manifest.clock_offset for k in seen.manifests) / 1e9,
         first=min(times),
         arrived=max(times),
-        model=facets.model.holds,
-        resume=facets.resume.holds,
-        sealed=facets.sealed.holds,
+        model=conditions.model.holds,
+        resume=conditions.resume.holds,
+        consolidated=conditions.consolidated.holds,
         proof=proven(seen, mtimes),
-        retired=facets.retired,
+        retired=conditions.retired,
         state=state(seen),
         let_go=fate_.shards,
         kept=kept(seen.records.keeps),
@@ -60,11 +60,12 @@ def summary(seen: Snapshot, mtimes: Mapping[str, float]) -> Summary:
         back=max((mtimes.get(name, 0.0) for name, t in stones.items() if t.stage == "back"), default=0.0),
         begun=fate_.is_begun,
         done=fate_.is_done,
-        late=bool(seen.seal) and not {k.name for k in seen.manifests}.issubset(seen.seal.manifests if seen.seal else ()),
-        to_open=to_open(seen.seal) if seen.seal else (),
+        late=bool(seen.model_record)
+        and not {k.name for k in seen.manifests}.issubset(seen.model_record.manifests if seen.model_record else ()),
+        to_open=to_open(seen.model_record) if seen.model_record else (),
         ranks=_ranks(seen),
-        gaps=gaps(seen) if seen.word == "ARRIVING" else (),
-        left_out=cut(seen.seal.left_out) if seen.seal else (),
+        gaps=gaps(seen) if seen.status == "ARRIVING" else (),
+        left_out=cut(seen.model_record.left_out) if seen.model_record else (),
         siblings=tuple(replace(s, against=cut(s.against)) for s in seen.siblings),
     )
 
@@ -76,9 +77,9 @@ def _ranks(seen: Snapshot) -> tuple[tuple[str, str], ...]:
     return tuple((node, ranges(ranks)) for node, ranks in sorted(found.items()) if ranks)
 
 
-def to_open(seal: Seal) -> tuple[str, ...]:
+def to_open(model_record: ModelRecord) -> tuple[str, ...]:
     """Return what a model lacks to be opened: its configuration, its tokenizer (or another processor of its input)."""
-    names = {f.path for f in seal.files}
+    names = {f.path for f in model_record.files}
     is_adapter = any(name.startswith("adapter_model") for name in names)
     config = "adapter_config.json" if is_adapter else "config.json"
     has_tokenizer = any(name.startswith(_TOKENIZERS) for name in names)
@@ -98,7 +99,7 @@ def cut(lines: Sequence[str]) -> tuple[str, ...]:
 
 def damage(seen: Snapshot, mtimes: Mapping[str, float]) -> tuple[str, ...]:
     """Return what the reports that nobody has answered found; of a file that was written since, that it has to be verified."""
-    said = max((mtimes.get(name, 0.0) for name in seen.facets.proof.damage), default=0.0)
+    said = max((mtimes.get(name, 0.0) for name in seen.conditions.proof.damage), default=0.0)
     wrong = [f for f in standing(seen) if f.kind not in _NO_DAMAGE]
     again = {f.name for f in wrong if mtimes.get(f"{seen.run}/{f.name}", 0.0) > said}
     wrong.sort(key=lambda f: f.name in again)
@@ -111,7 +112,7 @@ def damage(seen: Snapshot, mtimes: Mapping[str, float]) -> tuple[str, ...]:
 
 def proven(seen: Snapshot, mtimes: Mapping[str, float]) -> Proven:
     """What its reports prove, and when the store took them."""
-    proof = seen.facets.proof
+    proof = seen.conditions.proof
     complained = {f"{seen.run}/{f.name}" for r in _unanswered(seen) for f in r.findings if f.kind not in _NO_DAMAGE}
     return Proven(
         report=proof.report,
@@ -130,18 +131,18 @@ def proven(seen: Snapshot, mtimes: Mapping[str, float]) -> Proven:
 def state(seen: Snapshot) -> str:
     """A digest of the names of all records that say something about it."""
     records = seen.records
-    names = (*(k.name for k in seen.manifests), *records.seals, *records.reports, *records.tombstones, *records.keeps)
+    names = (*(k.name for k in seen.manifests), *records.model_records, *records.reports, *records.tombstones, *records.keeps)
     return digest("\n".join(sorted(names)).encode())[:16]
 
 
 def _unanswered(seen: Snapshot) -> Iterable[Report]:
-    return [seen.records.reports[name] for name in seen.facets.proof.damage]
+    return [seen.records.reports[name] for name in seen.conditions.proof.damage]
 
 
 def _passed(seen: Snapshot, mtimes: Mapping[str, float]) -> tuple[tuple[Level, float], ...]:
-    names = set() if seen.facets.shards else {k.name for k in seen.manifests}
+    names = set() if seen.conditions.shards else {k.name for k in seen.manifests}
     last: dict[Level, float] = {}
     for name, report in seen.records.reports.items():
-        if report.verdict == "ok" and names.issubset(report.manifests) and report.seal == seen.seal_name:
+        if report.verdict == "ok" and names.issubset(report.manifests) and report.model_record == seen.model_record_name:
             last[report.level] = max(last.get(report.level, 0.0), mtimes.get(name, 0.0))
     return tuple((level, last[level]) for level in LEVELS if level in last)

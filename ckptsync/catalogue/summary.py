@@ -1,4 +1,4 @@
-"""What a catalogue keeps of each place: no manifest, no listing, a few lines at most, so that ten thousand of them are small."""
+"""What a catalogue keeps of each location: no manifest, no listing, a few lines at most, so that ten thousand of them are small."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ckptsync.errors import CkptsyncError, Corrupt
 from ckptsync.records.names import RecordName
 from ckptsync.records.report import Finding, Level, Verdict
 from ckptsync.records.saves import Sibling
-from ckptsync.records.state import Word
+from ckptsync.records.state import Status
 from ckptsync.records.vanished import Vanished
 
 TOKENIZER = "tokenizer"
@@ -21,7 +21,7 @@ class Proven:
     """The last report that counts (see `records.state.proof`).  Times: seconds on the store's clock.
 
     ``when``: the mtime of that report's record.  ``holds``: a report at level digest or above found no damage in these very manifests and this
-    very seal.  ``passed``: each level at which a report said so, and when the last one did.  ``damage``: names of the DAMAGED reports that nobody
+    very model record.  ``passed``: each level at which a report said so, and when the last one did.  ``damage``: names of the DAMAGED reports that nobody
     has answered; then ``asked`` is the level that an answer must have, ``said`` the mtime of the newest of them, and ``changed`` that of the
     newest file that they complain of, as it lies in the store now (0 if none is there).
     """
@@ -40,7 +40,7 @@ class Proven:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Files of an ARRIVING place that are not there: how many, and the first of them (empty where only a rank is known to be missing).
+    """Files of an ARRIVING location that are not there: how many, and the first of them (empty where only a rank is known to be missing).
 
     ``rank``: whose they are by their names, -1 where those do not say.  ``node``: who has said that it sent them, else empty.
     """
@@ -53,38 +53,38 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One place, as `records.state.Snapshot` has it, in short.
+    """One location, as `records.state.Snapshot` has it, in short.
 
-    ``step``: the number that its checkpoint's name ends in.  ``evidence``: why it is no better than its ``word``; ``lacks``: what resuming a
+    ``step``: the number that its checkpoint's name ends in.  ``evidence``: why it is no better than its ``status``; ``lacks``: what resuming a
     training needs and is not there; both at most `LINES` lines and one that counts the others.  ``nodes``: whose manifests count; ``manifests``:
-    their names.  ``seal``: the name of the one that counts.  ``seals``, ``reports``, ``tombstones``: how many records there are.
+    their names.  ``model_record``: the name of the one that counts.  ``model_records``, ``reports``, ``tombstones``: how many records there are.
 
-    ``files`` and ``size`` (bytes): the checkpoint's own, each once; of a place that is not settled, those that are there.  ``model_files``,
-    ``model_size``: the consolidated model's, as sealed.  ``ended``: seconds on the store's clock, the newest file's mtime, corrected by what its
+    ``files`` and ``size`` (bytes): the checkpoint's own, each once; of a location that is not finished, those that are there.  ``model_files``,
+    ``model_size``: the consolidated model's, as consolidated.  ``ended``: seconds on the store's clock, the newest file's mtime, corrected by what its
     node measured; ``arrived``: the mtime of the newest manifest that counts, ``first`` of the oldest.
 
     ``retired``: a tombstone's reason, else empty; ``let_go``: the same where only the trainer's own files go.  ``said``: the mtime of the newest
     tombstone in force, ``back`` of the newest that took one back; ``begun``: files may be gone already, ``done``: no shard is left.  ``kept``: why a
     person keeps it, else empty.
-    ``ranks``: node → those whose files it had, as ``0-3,7``; ``gaps``: what is missing of an ARRIVING place; ``lost``: the same as lines for people,
+    ``ranks``: node → those whose files it had, as ``0-3,7``; ``gaps``: what is missing of an ARRIVING location; ``lost``: the same as lines for people,
     with the nodes that should have it, as far as the run's other checkpoints tell; ``awaited``: those nodes.
-    ``state``: changes with any record that is written or taken away; equal states fail equally.  ``late``: manifests count that the seal does not
-    name; ``to_open``: what the sealed model lacks to be opened, ``config.json`` (or ``adapter_config.json``) and ``tokenizer``;
+    ``state``: changes with any record that is written or taken away; equal states fail equally.  ``late``: manifests count that the model record does not
+    name; ``to_open``: what the consolidated model lacks to be opened, ``config.json`` (or ``adapter_config.json``) and ``tokenizer``;
     ``left_out``: code of the checkpoint that it does not have.
-    ``siblings``: other places with parts of this save, or of what may be this save.
+    ``siblings``: other locations with parts of this save, or of what may be this save.
     """
 
     run: str
     checkpoint: str
-    place: str
+    location: str
     step: int | None
-    word: Word
+    status: Status
     evidence: tuple[str, ...]
     lacks: tuple[str, ...]
     nodes: tuple[str, ...]
     manifests: tuple[str, ...]
-    seal: str
-    seals: int
+    model_record: str
+    model_records: int
     reports: int
     tombstones: int
     files: int
@@ -96,7 +96,7 @@ class Summary:
     arrived: float
     model: bool
     resume: bool
-    sealed: bool
+    consolidated: bool
     proof: Proven
     retired: str = ""
     lost: tuple[str, ...] = ()
@@ -137,7 +137,7 @@ class Summary:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A record that cannot be read.  A damaged seal or report hides nothing: its place is then only not sealed, or not verified."""
+    """A record that cannot be read.  A damaged model record or report hides nothing: its location is then only not consolidated, or not verified."""
 
     name: str
     record: RecordName
@@ -145,13 +145,13 @@ class Fault:
 
     @property
     def run(self) -> str:
-        """Of the place that it is about."""
+        """Of the location that it is about."""
         return self.record.run
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """As its name says."""
-        return self.record.place
+        return self.record.location
 
     @property
     def finding(self) -> Finding:

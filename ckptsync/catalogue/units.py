@@ -1,8 +1,8 @@
-"""Checkpoint by checkpoint: what decides together is read together, and judged by its records and, unless it is settled, by the files that are there.  Pure.
+"""Checkpoint by checkpoint: what decides together is read together, and judged by its records and, unless it is finished, by the files that are there.  Pure.
 
 Files that were there as named are not listed again while no record changes: that they stay is the verifier's to prove.
 
-Manifests of one checkpoint's name decide together over all of its places (`records.saves`), and places of one checkpoint begin with its name.
+Manifests of one checkpoint's name decide together over all of its locations (`records.saves`), and locations of one checkpoint begin with its name.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from ckptsync.catalogue.shortened import summary
 from ckptsync.catalogue.summary import Fault, Summary
 from ckptsync.digest import digest
 from ckptsync.records.coding import Record
+from ckptsync.records.locations import record_names, snapshots
 from ckptsync.records.names import OURS, consolidated_prefix
-from ckptsync.records.places import record_names, snapshots
-from ckptsync.records.state import Snapshot, Word
+from ckptsync.records.state import Snapshot, Status
 from ckptsync.stores.contract import Entry, Store
 
 Name = tuple[str, str]
-"""A run, and what the names of all places of a checkpoint begin with."""
-SETTLED: frozenset[Word] = frozenset({"VERIFIED", "RETIRED", "AMBIGUOUS"})
-"""Words of places whose files need not be listed: that they are there is the verifier's to prove, or does not matter."""
+"""A run, and what the names of all locations of a checkpoint begin with."""
+SETTLED: frozenset[Status] = frozenset({"VERIFIED", "RETIRED", "CONFLICT"})
+"""Words of locations whose files need not be listed: that they are there is the verifier's to prove, or does not matter."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What was found of a checkpoint's places.
+    """What was found of a checkpoint's locations.
 
-    ``key`` is of its records' listing, ``data`` of that of the files below ``open``: those of places that wait for some, as they came or when they are
+    ``key`` is of its records' listing, ``data`` of that of the files below ``open``: those of locations that wait for some, as they came or when they are
     mended.  ``newest``: the newest mtime of files when they were listed.
     """
 
@@ -50,9 +50,9 @@ class Found:
     is_passing: bool = False
 
 
-def name_of(run: str, place: str) -> Name:
-    """The unit that a place belongs to."""
-    return run, place.partition("~")[0]
+def name_of(run: str, location: str) -> Name:
+    """The unit that a location belongs to."""
+    return run, location.partition("~")[0]
 
 
 def grouped(run: str, entries: Iterable[Entry]) -> dict[Name, list[Entry]]:
@@ -60,9 +60,9 @@ def grouped(run: str, entries: Iterable[Entry]) -> dict[Name, list[Entry]]:
     found: dict[Name, list[Entry]] = {}
     start = len(f"{run}/{OURS}/")
     for entry in entries:
-        place, _, rest = entry.name[start:].partition("/")
+        location, _, rest = entry.name[start:].partition("/")
         if rest and not rest.startswith("sending/"):
-            found.setdefault(name_of(run, place), []).append(entry)
+            found.setdefault(name_of(run, location), []).append(entry)
     return found
 
 
@@ -71,7 +71,7 @@ def key(entries: Iterable[Entry]) -> str:
     return digest("".join(sorted([f"{e.name}\n{e.size} {e.mtime}\n" for e in entries])).encode())
 
 
-def is_settled(unit: Unit) -> bool:
+def is_finished(unit: Unit) -> bool:
     """Whether its records' listing tells whether anything has changed."""
     return not unit.open
 
@@ -79,7 +79,7 @@ def is_settled(unit: Unit) -> bool:
 def renewed(store: Store, entries: list[Entry], old: Unit | None) -> Found:
     """A unit as it is now; ``old`` itself where nothing has changed.  ``entries``: its own of `grouped`.  Raises StoreError."""
     now = key(entries)
-    if old is not None and old.key == now and (is_settled(old) or key(_data(store, old.open)) == old.data):
+    if old is not None and old.key == now and (is_finished(old) or key(_data(store, old.open)) == old.data):
         return Found(old)
     names = record_names(entry.name for entry in entries)
     records, faults = read_checkpoints(store, {e.name: e.size for e in entries})
@@ -89,7 +89,7 @@ def renewed(store: Store, entries: list[Entry], old: Unit | None) -> Found:
     sizes.update((e.name, e.size) for e in (*entries, *data))
     seen = snapshots(records, sizes, hidden)
     mtimes = {e.name: e.mtime for e in (*entries, *data)}
-    open_ = tuple(prefix for s in seen if s.word not in SETTLED and waits(s) for prefix in _prefixes(s))
+    open_ = tuple(prefix for s in seen if s.status not in SETTLED and waits(s) for prefix in _prefixes(s))
     awaited = key(e for e in data if e.name.startswith(open_))
     unit = Unit(now, tuple(summary(s, mtimes) for s in seen), open_, awaited, max((e.mtime for e in data), default=0.0))
     return Found(unit, faults, bool(faults) or len(records) < len(names))
@@ -97,35 +97,35 @@ def renewed(store: Store, entries: list[Entry], old: Unit | None) -> Found:
 
 def waits(seen: Snapshot) -> bool:
     """Whether a file may come, or be mended, without a record of it."""
-    return seen.word == "DAMAGED" or any(seen.sizes.get(name) != size for name, size in named(seen))
+    return seen.status == "DAMAGED" or any(seen.sizes.get(name) != size for name, size in named(seen))
 
 
 def _trusted(records: Mapping[str, Record], hidden: Collection[tuple[str, str]]) -> tuple[dict[str, int], tuple[str, ...]]:
-    """Name → size of the files of settled places, taken at their records' word; and the prefixes of the others, whose files have to be listed."""
+    """Name → size of the files of finished locations, taken at their records' word; and the prefixes of the others, whose files have to be listed."""
     bare = snapshots(records, {}, hidden)
-    sizes = {name: size for seen in bare if _may_be_settled(seen) for name, size in named(seen)}
-    settled = {s.place: s for s in (snapshots(records, sizes, hidden) if sizes else bare) if s.word in SETTLED}
-    kept = {name: size for seen in settled.values() for name, size in named(seen)}
-    return kept, tuple(prefix for seen in bare if seen.place not in settled for prefix in _prefixes(seen))
+    sizes = {name: size for seen in bare if _may_be_finished(seen) for name, size in named(seen)}
+    finished = {s.location: s for s in (snapshots(records, sizes, hidden) if sizes else bare) if s.status in SETTLED}
+    kept = {name: size for seen in finished.values() for name, size in named(seen)}
+    return kept, tuple(prefix for seen in bare if seen.location not in finished for prefix in _prefixes(seen))
 
 
-def _may_be_settled(seen: Snapshot) -> bool:
-    return seen.facets.proof.holds or bool(seen.facets.retired or seen.facets.ambiguous)
+def _may_be_finished(seen: Snapshot) -> bool:
+    return seen.conditions.proof.holds or bool(seen.conditions.retired or seen.conditions.ambiguous)
 
 
 def named(seen: Snapshot) -> Iterator[tuple[str, int]]:
     """Store name and bytes of every file that its records say is there."""
-    if not seen.facets.shards:
+    if not seen.conditions.shards:
         yield from ((at.name, at.entry.size) for where in seen.files.values() for at in where)
-    if seen.seal:
-        prefix = consolidated_prefix(seen.run, seen.place)
-        yield from ((prefix + file.path, file.size) for file in seen.seal.files)
+    if seen.model_record:
+        prefix = consolidated_prefix(seen.run, seen.location)
+        yield from ((prefix + file.path, file.size) for file in seen.model_record.files)
 
 
 def _prefixes(seen: Snapshot) -> Iterator[str]:
-    yield f"{seen.run}/{seen.place}/"
-    if seen.seal:
-        yield consolidated_prefix(seen.run, seen.place)
+    yield f"{seen.run}/{seen.location}/"
+    if seen.model_record:
+        yield consolidated_prefix(seen.run, seen.location)
 
 
 def _data(store: Store, prefixes: Iterable[str]) -> Iterator[Entry]:

@@ -146,7 +146,7 @@ def _verify(commands: Any) -> None:
 
 def _inspect(commands: Any) -> None:
     command = _command(commands, "inspect", "which layouts a checkpoint has, whether it is complete, its tensors")
-    command.add_argument("targets", metavar="PATH_OR_URL", nargs="+", help="a checkpoint, or a place in a store")
+    command.add_argument("targets", metavar="PATH_OR_URL", nargs="+", help="a checkpoint, or a location in a store")
     command.add_argument("--tensors", action="store_true", help="every tensor, not the first few")
 
 

@@ -25,13 +25,15 @@ def add(commands: Any, command: Command, store: Callable[[argparse.ArgumentParse
     """All of them."""
     _gc(command(commands, "gc", "let go of checkpoints that no rule keeps", _OF_GC), store)
     _keep(command(commands, "keep", "keep a checkpoint by hand, whatever the rules say"))
-    _join(command(commands, "join", "say that two places of a checkpoint are one save, and bring their files together", _OF_JOIN))
+    _join(
+        command(commands, "join", "say that two locations of a checkpoint are one save, and bring their files together", _OF_JOIN)
+    )
     _repair(command(commands, "repair", "say what can be done about damage, and do it", _OF_REPAIR))
 
 
 _OF_GC = """What is to go is marked first, and removed by a later run when the grace is over; the last verified checkpoint of a run
 never goes.  Rules are the configuration's, or those given here, which then are all there are."""
-_OF_JOIN = """`ckptsync ls` shows which places may be parts of one save, and why nothing joins them by itself.  Places with files of one
+_OF_JOIN = """`ckptsync ls` shows which locations may be parts of one save, and why nothing joins them by itself.  Locations with files of one
 rank are refused.  Files are copied within the store, so that one directory holds the whole checkpoint; killed, and called again, it goes on."""
 _OF_REPAIR = """Consolidated files are made again from shards; shards are sent again by the nodes that still hold them.
 Exit code 10: something cannot be repaired; 3: nodes were asked and have not answered yet."""

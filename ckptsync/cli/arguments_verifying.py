@@ -13,7 +13,7 @@ _OF_LEVELS = (
 
 def add(command: argparse.ArgumentParser) -> None:
     """All of them."""
-    command.add_argument("targets", metavar="PATH_OR_URL", nargs="+", help="a store, a run or a place in one, or a directory")
+    command.add_argument("targets", metavar="PATH_OR_URL", nargs="+", help="a store, a run or a location in one, or a directory")
     command.add_argument("--level", choices=LEVELS, help=_OF_LEVELS)
     command.add_argument(
         "--sample",

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from ckptsync.catalogue.fresh import Fresh, fresh
 from ckptsync.catalogue.shortened import summary
-from ckptsync.cli import demo_processes, places
+from ckptsync.cli import demo_processes, locations
 from ckptsync.cli.demo_processes import Child
 from ckptsync.cli.demo_training import BASE, DATA, flip, play, script
 from ckptsync.cli.demo_view import View
@@ -119,8 +119,8 @@ class Story:
         self.view.say("the node that still had the bytes has sent them again; everything is verified once more")
 
     def _is_verified(self, catalogue: Fresh, run: str) -> bool:
-        found = [s for s in catalogue.places if (s.run, s.place) == (run, CHECKPOINT)]
-        return bool(found) and found[0].word == "VERIFIED" and [k.manifest.node for k in found[0].manifests] == list(NODES)
+        found = [s for s in catalogue.locations if (s.run, s.location) == (run, CHECKPOINT)]
+        return bool(found) and found[0].status == "VERIFIED" and [k.manifest.node for k in found[0].manifests] == list(NODES)
 
     def _is_repaired(self, catalogue: Fresh, path: str, damaged: Report) -> bool:
         after = [r for r in self._snapshot(catalogue, "fsdp2").records.reports.values() if r.n > damaged.n and r.verdict == "ok"]
@@ -166,14 +166,14 @@ class Story:
         return Path(self.store.url) / consolidated_prefix(run, CHECKPOINT).rstrip("/")
 
     def _snapshot(self, catalogue: Fresh, run: str) -> Snapshot:
-        found = [s for s in catalogue.places if (s.run, s.place) == (run, CHECKPOINT)]
+        found = [s for s in catalogue.locations if (s.run, s.location) == (run, CHECKPOINT)]
         if not found:
             raise CkptsyncError(f"{run}/{CHECKPOINT}: no longer in the store", hint=self._logs())
         return found[0]
 
     def _look(self) -> Fresh:
         catalogue = fresh(self.store)
-        self.view.table(places.rows(self.store, [summary(s, catalogue.mtimes) for s in catalogue.places]))
+        self.view.table(locations.rows(self.store, [summary(s, catalogue.mtimes) for s in catalogue.locations]))
         return catalogue
 
     def _see(self, what: str, seen: Callable[[Fresh], T | None]) -> T:
@@ -207,7 +207,7 @@ def damage(snapshot: Snapshot, known: set[str], path: str) -> tuple[Report, Find
     reports = sorted((r for name, r in snapshot.records.reports.items() if name not in known), key=lambda r: r.n)
     for report in reports:
         for finding in report.findings:
-            if report.verdict == "damaged" and finding.name == f"{snapshot.place}/{path}":
+            if report.verdict == "damaged" and finding.name == f"{snapshot.location}/{path}":
                 return report, finding
     return None
 

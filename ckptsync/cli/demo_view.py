@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from ckptsync.cli import output
-from ckptsync.cli.places import HEADING
+from ckptsync.cli.locations import HEADING
 
 Row = Sequence[str]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ckptsync.cli import output
 from ckptsync.cli.arguments_keeping import RULES
-from ckptsync.cli.places import asked_store, checked_name, configuration
+from ckptsync.cli.locations import asked_store, checked_name, configuration
 from ckptsync.config.readers import duration
 from ckptsync.config.readers_head import RULES as READ
 from ckptsync.errors import ConfigError
@@ -102,21 +102,21 @@ def lines(found: Swept, *, is_dry: bool) -> Iterator[str]:
 
 
 def row(one: Planned) -> list[str]:
-    """One place."""
+    """One location."""
     seen = one.seen
     size = show_size(seen.size + seen.model_size)
     left = f" (in {show_duration(round(one.step.left))})" if one.step.deed == "wait" and one.step.left else ""
-    return [seen.run, seen.place, seen.word, size, f"{one.decision.verdict}{left}", one.decision.reason]
+    return [seen.run, seen.location, seen.status, size, f"{one.decision.verdict}{left}", one.decision.reason]
 
 
 def _would(one: Planned) -> str:
     verb = {"mark": "mark", "remove": "remove", "take-back": "take back"}[one.step.deed]
-    return output.clean(f"would {verb} {one.step.run}/{one.step.place}{_scope(one.step.scope)}: {show_size(one.size)}")
+    return output.clean(f"would {verb} {one.step.run}/{one.step.location}{_scope(one.step.scope)}: {show_size(one.size)}")
 
 
 def _did(deed: Deed) -> str:
     size = f", {show_size(deed.size)}" if deed.outcome in ("marked", "removed") else ""
-    return output.clean(f"{deed.outcome}: {deed.run}/{deed.place}{_scope(deed.scope)}{size} ({deed.reason})")
+    return output.clean(f"{deed.outcome}: {deed.run}/{deed.location}{_scope(deed.scope)}{size} ({deed.reason})")
 
 
 def _scope(scope: str) -> str:
@@ -124,7 +124,7 @@ def _scope(scope: str) -> str:
 
 
 def _at(failed: Failed) -> str:
-    return f"{failed.run}/{failed.place}".rstrip("/")
+    return f"{failed.run}/{failed.location}".rstrip("/")
 
 
 def summary(found: Swept, *, is_dry: bool) -> str:
@@ -143,11 +143,11 @@ def summary(found: Swept, *, is_dry: bool) -> str:
 
 def described(found: Swept, *, is_dry: bool) -> dict[str, Any]:
     """For ``--json``."""
-    places = [
+    locations = [
         {
             "run": p.seen.run,
-            "place": p.seen.place,
-            "word": p.seen.word,
+            "location": p.seen.location,
+            "status": p.seen.status,
             "bytes": p.seen.size + p.seen.model_size,
             "decision": p.decision.verdict,
             "reason": p.decision.reason,
@@ -158,5 +158,5 @@ def described(found: Swept, *, is_dry: bool) -> dict[str, Any]:
         }
         for p in found.planned
     ]
-    failed = [{"run": f.run, "place": f.place, "error": str(f.error), "hint": f.error.hint} for f in found.failed]
-    return {"dry_run": is_dry, "places": places, "done": list(found.done), "failed": failed}
+    failed = [{"run": f.run, "location": f.location, "error": str(f.error), "hint": f.error.hint} for f in found.failed]
+    return {"dry_run": is_dry, "locations": locations, "done": list(found.done), "failed": failed}

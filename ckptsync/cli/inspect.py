@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ckptsync.cli import output
-from ckptsync.cli.places import reached
+from ckptsync.cli.locations import reached
 from ckptsync.config.units import show_size
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import rank_names, table
@@ -28,28 +28,28 @@ FIRST = 8  # tensors shown without --tensors
 
 def run(args: argparse.Namespace) -> int:
     """Look at the directories as one checkpoint."""
-    access, places = reached(args), [located(target) for target in args.targets]
-    found = [trees.tree(place, access) for place in places]
+    access, locations = reached(args), [located(target) for target in args.targets]
+    found = [trees.tree(location, access) for location in locations]
     overlay = Overlay(found)
     conflicts = overlay.conflicts()
     if conflicts:
         raise Corrupt(
             f"{conflicts[0]}: has another size in each directory", hint="they hold different saves: give only those of one save"
         )
-    result = inspected(trees.near(overlay, places), found)
+    result = inspected(trees.near(overlay, locations), found)
     output.print_json({"targets": args.targets, **result}) if args.json else _show(result, None if args.tensors else FIRST)
     return int(result["exit_code"])
 
 
-def inspected(files: Files, places: Sequence[Tree] = ()) -> dict[str, Any]:
+def inspected(files: Files, locations: Sequence[Tree] = ()) -> dict[str, Any]:
     """Everything that is known of a checkpoint; raises Unsupported, or Incomplete, where nothing is.
 
-    ``places``: the directories that it lies in, whose files' times say whether they are of one save.
+    ``locations``: the directories that it lies in, whose files' times say whether they are of one save.
     """
     found = table.sources(files)
     if not found:
         raise table.no_weights(files)
-    sources = [_source(files, source, places) for source in found]
+    sources = [_source(files, source, locations) for source in found]
     demands, trouble = _demands(files)
     preferred, rivalry = _preferred(files)
     codes = [source["exit_code"] for source in sources] + [trouble.exit_code if trouble else 0]
@@ -93,13 +93,13 @@ def _demands(files: Files) -> tuple[Demands, CkptsyncError | None]:
         return Demands(), e
 
 
-def _source(files: Files, source: Source, places: Sequence[Tree]) -> dict[str, Any]:
+def _source(files: Files, source: Source, locations: Sequence[Tree]) -> dict[str, Any]:
     """One source: its tensors, and whether a merge of it could be done (which plans it to the last byte)."""
     state, detail, code, tensors, writes = "complete", "", 0, tuple[Tensor, ...](), ""
     try:
         tensors = table.tensors(files, source)
         job = prepare(files, Options("keep", source=str(source)))
-        check_saves(places, job)
+        check_saves(locations, job)
         writes = "adapter" if job.is_adapter else "model"
     except (Incomplete, Corrupt, Unsupported) as e:
         state, detail, code = type(e).__name__.lower(), str(e), e.exit_code

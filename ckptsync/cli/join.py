@@ -1,4 +1,4 @@
-"""``ckptsync join``: a person's word that two places of a checkpoint are one save."""
+"""``ckptsync join``: a person's word that two locations of a checkpoint are one save."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 
 from ckptsync.cli import output
 from ckptsync.cli.keep import named
-from ckptsync.cli.places import asked_store
+from ckptsync.cli.locations import asked_store
 from ckptsync.errors import ConfigError
 from ckptsync.worker.joining import join
 
@@ -19,9 +19,9 @@ def run(args: argparse.Namespace) -> int:
     done = join(asked_store(args), where, first, second)
     if args.json:
         changed = done.is_new or bool(done.moved)
-        output.print_json({"run": where, "place": done.place, "moved": done.moved, "changed": changed})
+        output.print_json({"run": where, "location": done.location, "moved": done.moved, "changed": changed})
         return 0
     how = "joined" if done.is_new else "was one save already"
-    moved = "".join(f"; the part of {node} was copied from {place}" for node, place in sorted(done.moved.items()))
-    print(output.clean(f"{where}/{done.place}: {how}{moved}"))
+    moved = "".join(f"; the part of {node} was copied from {location}" for node, location in sorted(done.moved.items()))
+    print(output.clean(f"{where}/{done.location}: {how}{moved}"))
     return 0

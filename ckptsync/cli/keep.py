@@ -5,19 +5,19 @@ from __future__ import annotations
 import argparse
 
 from ckptsync.cli import output
-from ckptsync.cli.places import asked_store, checked_name
+from ckptsync.cli.locations import asked_store, checked_name
 from ckptsync.errors import ConfigError
 from ckptsync.head.keeping import keep, release
 
 
 def run(args: argparse.Namespace) -> int:
     """Say it, and what was so before."""
-    where, place = named(args.what)
+    where, location = named(args.what)
     store = asked_store(args)
     reason = args.reason.encode("utf-8", "surrogateescape").decode("utf-8", "replace")  # bytes that are no text cannot be recorded
-    changed = release(store, where, place) if args.release else keep(store, where, place, reason)
+    changed = release(store, where, location) if args.release else keep(store, where, location, reason)
     if args.json:
-        output.print_json({"run": where, "place": place, "kept": not args.release, "changed": changed})
+        output.print_json({"run": where, "location": location, "kept": not args.release, "changed": changed})
         return 0
     words = {
         (False, True): "kept from now on",
@@ -25,13 +25,13 @@ def run(args: argparse.Namespace) -> int:
         (True, True): "released: the rules decide",
         (True, False): "was not kept",
     }
-    print(output.clean(f"{where}/{place}: {words[args.release, changed]}"))
+    print(output.clean(f"{where}/{location}: {words[args.release, changed]}"))
     return 0
 
 
 def named(what: str) -> tuple[str, str]:
-    """Run and place; raises ConfigError."""
-    run_, _, place = what.strip("/").rpartition("/")
-    if not run_ or not place:
+    """Run and location; raises ConfigError."""
+    run_, _, location = what.strip("/").rpartition("/")
+    if not run_ or not location:
         raise ConfigError(f"{what}: RUN/CHECKPOINT wanted", hint="`ckptsync ls` shows what is there")
-    return checked_name(run_, "run"), checked_name(place, "checkpoint")
+    return checked_name(run_, "run"), checked_name(location, "checkpoint")

@@ -7,7 +7,7 @@ import argparse
 from ckptsync.catalogue import kept
 from ckptsync.catalogue.reading import read
 from ckptsync.cli import output
-from ckptsync.cli.places import HEADING, asked_store, described, exit_code, fault_lines, rows
+from ckptsync.cli.locations import HEADING, asked_store, described, exit_code, fault_lines, rows
 
 
 def run(args: argparse.Namespace) -> int:
@@ -20,7 +20,7 @@ def run(args: argparse.Namespace) -> int:
         kept.save(store.url, cache)  # also what was read before an error: the next time goes on there
     faults = fault_lines(found)
     if args.json:
-        output.print_json({"store": store.url, "places": described(store, found.summaries), "unreadable": faults})
+        output.print_json({"store": store.url, "locations": described(store, found.summaries), "unreadable": faults})
         return exit_code(found)
     if found.summaries:
         output.print_table(HEADING, rows(store, found.summaries))

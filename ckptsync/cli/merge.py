@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ckptsync.cli import output
-from ckptsync.cli.places import reached
+from ckptsync.cli.locations import reached
 from ckptsync.cli.progress import Progress, shown, silent
 from ckptsync.collector import paused
 from ckptsync.config.units import parse_size, show_size
@@ -101,7 +101,7 @@ def planned(prepared: Prepared) -> dict[str, Any]:
     """What ``--dry-run`` says."""
     job = prepared.job
     files = [{"path": plan.name, "size": plan.size} for plan in job.plans] + [
-        {"path": name, "size": len(job.held[name]) if name in job.held else place.sizes()[name]} for name, place in job.beside
+        {"path": name, "size": len(job.held[name]) if name in job.held else location.sizes()[name]} for name, location in job.beside
     ]
     dtypes = Counter(tensor.dtype for plan in job.plans for tensor in plan.tensors)
     return _result(prepared, files, dtypes, job.notes) | {"dry_run": True}

@@ -18,7 +18,7 @@ CODES = {
     "CONSOLIDATED": "34",
     "VERIFIED": "32",
     "DAMAGED": "1;31",
-    "AMBIGUOUS": "35",
+    "CONFLICT": "35",
     "RETIRED": "2",
     "CRITICAL": "1;31",
     "WARNING": "33",

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptsync.cli import output
-from ckptsync.cli.places import asked_store, reached
+from ckptsync.cli.locations import asked_store, reached
 from ckptsync.cli.progress import shown, silent
 from ckptsync.config.units import show_size
 from ckptsync.errors import ConfigError, Corrupt
@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     check_outside(store, destination)
     found = find(store, Request(what, "any" if args.unverified else "verified", args.node or "", args.consolidated))
     download = _model_download(destination, found.plan) if args.consolidated else Download(destination, found.plan)
-    name = f"{found.run}/{found.place}"
+    name = f"{found.run}/{found.location}"
     if args.dry_run:
         done = download.preview()
     else:
@@ -53,8 +53,8 @@ def _described(found: Found, done: Result, notes: list[str], args: argparse.Name
     codes = [e.exit_code for e in done.failed.values()]
     return {
         "run": found.run,
-        "place": found.place,
-        "word": found.status,
+        "location": found.location,
+        "status": found.status,
         "part": "model" if args.consolidated else args.node or "whole",
         "directory": str(done.directory),
         "files": done.files,
@@ -70,10 +70,10 @@ def _described(found: Found, done: Result, notes: list[str], args: argparse.Name
 
 def _store(args: argparse.Namespace) -> tuple[Store, str]:
     """Return the store, and the run (and checkpoint) in it: a URL or a path names both."""
-    is_place = "://" in args.what or args.what.startswith(("/", "./", "../"))
-    if is_place and (args.url or args.config):
+    is_location = "://" in args.what or args.what.startswith(("/", "./", "../"))
+    if is_location and (args.url or args.config):
         raise ConfigError(f"{args.what}: names a store, and another store is given", hint="give one of them")
-    if is_place:
+    if is_location:
         return split_url(args.what, reached(args))
     return asked_store(args), args.what
 
@@ -81,11 +81,13 @@ def _store(args: argparse.Namespace) -> tuple[Store, str]:
 def _remarks(store: Store, found: Found, download: Download, done: Result) -> list[str]:
     notes = []
     if done.failed:
-        if reason := why_retired(store, found.run, found.place):
-            notes.append(f"retention is deleting {found.run}/{found.place}: {reason}")
+        if reason := why_retired(store, found.run, found.location):
+            notes.append(f"retention is deleting {found.run}/{found.location}: {reason}")
         else:
-            place = f"{store.url.rstrip('/')}/{found.run}/{found.place}"
-            first = "" if found.status == "DAMAGED" else f"`{shlex.join(['ckptsync', 'verify', place])}` records the damage; then "
+            location = f"{store.url.rstrip('/')}/{found.run}/{found.location}"
+            first = (
+                "" if found.status == "DAMAGED" else f"`{shlex.join(['ckptsync', 'verify', location])}` records the damage; then "
+            )
             notes.append(f"{first}a node that still has the bytes uploads them again; `ckptsync repair` says which")
         notes.append("the files that could be downloaded are kept; the same command continues with them")
     notes += [
@@ -95,7 +97,7 @@ def _remarks(store: Store, found: Found, download: Download, done: Result) -> li
 
 
 def _show(result: dict[str, Any]) -> None:
-    name = output.clean(f"{result['run']}/{result['place']}")
+    name = output.clean(f"{result['run']}/{result['location']}")
     part = {"whole": "", "model": ", its consolidated model"}.get(result["part"], f", what {result['part']} needs")
     print(f"{name} ({result['word']}){output.clean(part)}: {result['files']} files, {show_size(result['bytes'])}")
     if result["there"]["files"]:

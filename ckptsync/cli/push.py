@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptsync.cli import output
-from ckptsync.cli.places import configuration, options_for, reached
+from ckptsync.cli.locations import configuration, options_for, reached
 from ckptsync.cli.progress import Progress, shown, silent
 from ckptsync.config.runs import existing_directories
 from ckptsync.config.units import show_size
@@ -129,8 +129,8 @@ def counting(progress: Progress, total: int) -> Callable[[int], None]:
 
 def notes(url: str) -> list[str]:
     """What is to be known of stores of this kind."""
-    place = located(url)
-    return [NOTE] if isinstance(place, Remote) and place.scheme not in CONTINUED else []
+    location = located(url)
+    return [NOTE] if isinstance(location, Remote) and location.scheme not in CONTINUED else []
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -148,7 +148,7 @@ def _say(args: argparse.Namespace, url: str, found: list[dict[str, Any]], left_o
         output.print_json(told)
         return
     for one in found:
-        where = f" as {one['place']}" if one["place"] not in ("", one["checkpoint"]) else ""
+        where = f" as {one['location']}" if one["location"] not in ("", one["checkpoint"]) else ""
         amount = f"{one['files']} files, {show_size(one['size'])}" if one["files"] else "all of it was there already"
         print(output.clean(f"{one['run']}/{one['checkpoint']}: {one['phase']}{where}, {amount}"))
         for note in one["notes"]:

@@ -11,7 +11,7 @@ from ckptsync.catalogue.fresh import Fresh, fresh
 from ckptsync.catalogue.reading import read
 from ckptsync.catalogue.summary import Catalogue
 from ckptsync.cli import output
-from ckptsync.cli.places import asked_store, configuration
+from ckptsync.cli.locations import asked_store, configuration
 from ckptsync.config.units import show_size
 from ckptsync.daemon.identity import machine
 from ckptsync.errors import CkptsyncError, ConfigError
@@ -66,11 +66,11 @@ class Done:
 
 def run(args: argparse.Namespace) -> int:
     """Plan, show, do; with --wait until nothing is left that somebody may still do."""
-    store, run_, place = _asked(args)
+    store, run_, location = _asked(args)
     options = _options(args)
-    found = _plans(store, run_, place)
-    if place and (not found or (not args.dry_run and _is_sent_again(store, found[0]))):
-        found = _read(store, run_, place, args)
+    found = _plans(store, run_, location)
+    if location and (not found or (not args.dry_run and _is_sent_again(store, found[0]))):
+        found = _read(store, run_, location, args)
     elif not args.json:
         _show(found)
     if args.dry_run:
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _asked(args: argparse.Namespace) -> tuple[Store, str, str]:
-    """The store, a run and a place, as far as they are named; raises ConfigError."""
+    """The store, a run and a location, as far as they are named; raises ConfigError."""
     words = [*args.what]
     has_url = bool(words) and not args.config and ("://" in words[0] or len(words) > 1 or words[0].startswith(("/", ".")))
     args.url = words.pop(0) if has_url else None
@@ -95,8 +95,8 @@ def _asked(args: argparse.Namespace) -> tuple[Store, str, str]:
     runs = {s.run for s in found.summaries} | {f.run for f in found.faults}
     if not what or what in runs:
         return store, what, ""
-    run_, _, place = what.rpartition("/")
-    return store, run_, place
+    run_, _, location = what.rpartition("/")
+    return store, run_, location
 
 
 def _options(args: argparse.Namespace) -> HeadOptions:
@@ -107,29 +107,29 @@ def _options(args: argparse.Namespace) -> HeadOptions:
     return HeadOptions(Options(head.dtype, head.max_shard_size, allow_code=head.allow_code), head.config_from)
 
 
-def _plans(store: Store, run_: str, place: str) -> list[Plan]:
+def _plans(store: Store, run_: str, location: str) -> list[Plan]:
     words = node_words(store)
     found = fresh(store, run_)
-    named = {(s.run, s.place) for s in found.places} | {(f.run, f.place) for f in found.faults}
-    if place and (run_, place) not in named:
-        raise ConfigError(f"{run_}/{place}: no node has told this store of it", hint="`ckptsync ls` shows what is there")
-    plans = [planned(found, *one, words) for one in sorted(named) if place in ("", one[1])]
+    named = {(s.run, s.location) for s in found.locations} | {(f.run, f.location) for f in found.faults}
+    if location and (run_, location) not in named:
+        raise ConfigError(f"{run_}/{location}: no node has told this store of it", hint="`ckptsync ls` shows what is there")
+    plans = [planned(found, *one, words) for one in sorted(named) if location in ("", one[1])]
     return [p for p in plans if p.parts]
 
 
-def _read(store: Store, run_: str, place: str, args: argparse.Namespace) -> list[Plan]:
-    """Read every byte of a place against which nothing is said, or of which all that was asked for has come; the plan for what that finds."""
+def _read(store: Store, run_: str, location: str, args: argparse.Namespace) -> list[Plan]:
+    """Read every byte of a location against which nothing is said, or of which all that was asked for has come; the plan for what that finds."""
     found = []
-    level = _level(fresh(store, run_).of(run_, place))
-    for one in verify(InStore(store, run_, place), Asked(level, time.time())):
+    level = _level(fresh(store, run_).of(run_, location))
+    for one in verify(InStore(store, run_, location), Asked(level, time.time())):
         if not args.json:
-            print(output.clean(f"{run_}/{place}: {_outcome(one.report)}"), flush=True)
+            print(output.clean(f"{run_}/{location}: {_outcome(one.report)}"), flush=True)
         if one.news and not args.dry_run:
             write_report(store, one.news)
         seen = fresh(store, run_)
         if one.news and args.dry_run:
-            seen = replace(seen, places=tuple(_reported(s, one.news) if s.place == place else s for s in seen.places))
-        now = planned(seen, run_, place, node_words(store))
+            seen = replace(seen, locations=tuple(_reported(s, one.news) if s.location == location else s for s in seen.locations))
+        now = planned(seen, run_, location, node_words(store))
         found += [now] if now.parts else []
     if found and not args.json:
         _show(found)
@@ -137,11 +137,11 @@ def _read(store: Store, run_: str, place: str, args: argparse.Namespace) -> list
 
 
 def _reported(seen: Snapshot, news: Report) -> Snapshot:
-    """The place as it would be if the report were written."""
+    """The location as it would be if the report were written."""
     last = max((report.n for report in seen.records.reports.values()), default=0)
     reports = {**seen.records.reports, "dry run": replace(news, n=last + 1)}
-    found = proof(reports, {k.name for k in seen.manifests}, seen.seal_name)
-    return replace(seen, records=replace(seen.records, reports=reports), facets=replace(seen.facets, proof=found))
+    found = proof(reports, {k.name for k in seen.manifests}, seen.model_record_name)
+    return replace(seen, records=replace(seen.records, reports=reports), conditions=replace(seen.conditions, proof=found))
 
 
 def _outcome(report: Report) -> str:
@@ -159,16 +159,16 @@ def node_words(store: Store) -> dict[str, NodeWord]:
     return {n.node: NodeWord(n.state == "alive", n.lacks) for n in known if "worker" in n.roles}
 
 
-def planned(found: Fresh, run_: str, place: str, words: Mapping[str, NodeWord]) -> Plan:
-    """Of one place; a file that is not there is damage also before a report says so."""
-    seen = next((s for s in found.readable if (s.run, s.place) == (run_, place)), None)
-    its = Fresh(tuple(s for s in found.places if s.run == run_), tuple(f for f in found.faults if f.run == run_), found.mtimes)
-    return plan(run_, place, seen, findings(seen) if seen else (), ground(its, place, words))
+def planned(found: Fresh, run_: str, location: str, words: Mapping[str, NodeWord]) -> Plan:
+    """Of one location; a file that is not there is damage also before a report says so."""
+    seen = next((s for s in found.readable if (s.run, s.location) == (run_, location)), None)
+    its = Fresh(tuple(s for s in found.locations if s.run == run_), tuple(f for f in found.faults if f.run == run_), found.mtimes)
+    return plan(run_, location, seen, findings(seen) if seen else (), ground(its, location, words))
 
 
 def findings(seen: Snapshot) -> tuple[Finding, ...]:
     """What stands against it by reports, and what is seen to be missing."""
-    if seen.facets.retired or seen.facets.ambiguous:
+    if seen.conditions.retired or seen.conditions.ambiguous:
         return ()
     said = standing(seen)
     names = {f.name for f in said}
@@ -190,7 +190,7 @@ def _mend(store: Store, plan_: Plan, options: HeadOptions, tried: frozenset[str]
         if plan_.exit_code or not _doable(plan_):
             return Done(plan_, written)
         _verified(store, plan_, _level(seen))
-        left = planned(fresh(store, plan_.run), plan_.run, plan_.place, node_words(store))
+        left = planned(fresh(store, plan_.run), plan_.run, plan_.location, node_words(store))
     except CkptsyncError as e:
         return Done(plan_, (), e)
     tried |= _doable(plan_)
@@ -210,7 +210,7 @@ def _followed(store: Store, before: Done, options: HeadOptions) -> Done:
     if not before.waits:
         return before
     found = fresh(store, before.plan.run)
-    now = planned(found, before.plan.run, before.plan.place, node_words(store))
+    now = planned(found, before.plan.run, before.plan.location, node_words(store))
     seen = _of(found, now)
     if seen is not None and _is_answered(seen, found, now):
         try:
@@ -218,7 +218,7 @@ def _followed(store: Store, before: Done, options: HeadOptions) -> Done:
         except CkptsyncError as e:
             return Done(now, before.written, e)
         found = fresh(store, now.run)
-        now = planned(found, now.run, now.place, node_words(store))
+        now = planned(found, now.run, now.location, node_words(store))
     done = _mend(store, now, options) if _doable(now) else Done(now)
     return Done(now, (*before.written, *done.written), done.error, done.left)
 
@@ -226,7 +226,7 @@ def _followed(store: Store, before: Done, options: HeadOptions) -> Done:
 def _is_answered(seen: Snapshot, found: Fresh, plan_: Plan) -> bool:
     """Whether all that was asked of nodes is newer than the report that asked."""
     asked = [f"{seen.run}/{p.name}" for p in plan_.parts if p.how in ("ask", "away")]
-    last = max((found.mtimes.get(name, 0.0) for name in seen.facets.proof.damage), default=0.0)
+    last = max((found.mtimes.get(name, 0.0) for name in seen.conditions.proof.damage), default=0.0)
     return bool(asked) and all(found.mtimes.get(name, 0.0) >= last and name in seen.sizes for name in asked)
 
 
@@ -237,20 +237,20 @@ def _is_sent_again(store: Store, plan_: Plan) -> bool:
 
 
 def _verified(store: Store, plan_: Plan, level: Level) -> None:
-    """Read the place, and record what is new."""
-    for one in verify(InStore(store, plan_.run, plan_.place), Asked(level, time.time())):
+    """Read the location, and record what is new."""
+    for one in verify(InStore(store, plan_.run, plan_.location), Asked(level, time.time())):
         if one.news:
             write_report(store, one.news)
 
 
 def _level(seen: Snapshot | None) -> Level:
     """What answers all that stands."""
-    said = [seen.records.reports[name].level for name in seen.facets.proof.damage] if seen else []
+    said = [seen.records.reports[name].level for name in seen.conditions.proof.damage] if seen else []
     return max([*said, "digest"], key=LEVELS.index)
 
 
 def _of(found: Fresh, plan_: Plan) -> Snapshot | None:
-    return next((s for s in found.readable if (s.run, s.place) == (plan_.run, plan_.place)), None)
+    return next((s for s in found.readable if (s.run, s.location) == (plan_.run, plan_.location)), None)
 
 
 def _show(found: list[Plan]) -> None:
@@ -262,8 +262,8 @@ def _show(found: list[Plan]) -> None:
 
 
 def lines(one: Plan) -> Iterator[str]:
-    """A place: each damaged file, what is done about it, and what is lost."""
-    yield f"{one.run}/{one.place}"
+    """A location: each damaged file, what is done about it, and what is lost."""
+    yield f"{one.run}/{one.location}"
     for part in one.parts:
         yield f"  {LETTERS[part.how]}: {part.name}: {part.words}"
         yield from ([f"      {part.damage}"] if part.damage else [])
@@ -273,11 +273,11 @@ def lines(one: Plan) -> Iterator[str]:
 def _end(args: argparse.Namespace, done: list[Done]) -> int:
     code = max((d.exit_code for d in done), default=0)
     if args.json:
-        places = [{**asdict(d.plan), "written": d.written, "error": str(d.error) if d.error else None} for d in done]
-        output.print_json({"dry_run": args.dry_run, "places": places, "exit_code": code})
+        locations = [{**asdict(d.plan), "written": d.written, "error": str(d.error) if d.error else None} for d in done]
+        output.print_json({"dry_run": args.dry_run, "locations": locations, "exit_code": code})
         return code
     for d in done:
-        at = f"{d.plan.run}/{d.plan.place}"
+        at = f"{d.plan.run}/{d.plan.location}"
         for name in d.written:
             print(output.clean(f"written: {at}: {name}"))
         if d.error:

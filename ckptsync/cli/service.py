@@ -14,7 +14,7 @@ from importlib import resources
 from pathlib import Path
 
 from ckptsync.cli import output, units
-from ckptsync.cli.places import read_configuration
+from ckptsync.cli.locations import read_configuration
 from ckptsync.config.runs import existing_directories
 from ckptsync.config.values import Config
 from ckptsync.errors import ConfigError, StoreError

@@ -12,7 +12,7 @@ from typing import Any
 from ckptsync.catalogue import kept
 from ckptsync.catalogue.reading import read
 from ckptsync.catalogue.summary import Catalogue
-from ckptsync.cli import output, places
+from ckptsync.cli import locations, output
 from ckptsync.cli.status_view import WIDE, alarm_lines, lines
 from ckptsync.daemon.overseeing import Overseer, patience
 from ckptsync.fleet.alarms import Patience
@@ -27,8 +27,8 @@ DAMAGED = 10
 
 def run(args: argparse.Namespace) -> int:
     """Once, or again and again until it is interrupted."""
-    store = places.asked_store(args)
-    config = places.configuration(args)
+    store = locations.asked_store(args)
+    config = locations.configuration(args)
     overseer = Overseer(store, _catalogues(store), patience(config) if config else Patience())
     if args.watch and not args.json and sys.stdout.isatty():
         from ckptsync.cli.status_live import show
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         seen = overseer.look()
         _print(store, seen, args)
         if not args.watch:
-            return checked(seen) if args.check else places.exit_code(seen.catalogue)
+            return checked(seen) if args.check else locations.exit_code(seen.catalogue)
         time.sleep(EVERY)
 
 
@@ -60,8 +60,8 @@ def checked(seen: Overview) -> int:
 
 
 def described(store: Store, seen: Overview) -> dict[str, Any]:
-    """The whole document: the overview's, and each place as `ckptsync ls` has it."""
-    return {**document(seen), "places": places.described(store, seen.catalogue.summaries)}
+    """The whole document: the overview's, and each location as `ckptsync ls` has it."""
+    return {**document(seen), "locations": locations.described(store, seen.catalogue.summaries)}
 
 
 def width() -> int:

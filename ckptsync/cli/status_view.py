@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 
 from ckptsync.cli import output
-from ckptsync.cli.places import sibling_line
+from ckptsync.cli.locations import sibling_line
 from ckptsync.fleet.alarms import Alarm, Room
 from ckptsync.fleet.heartbeat import Disk, Job
 from ckptsync.fleet.nodes import STATES, Node
@@ -16,7 +16,7 @@ from ckptsync.fleet.runs import Arriving, Point, Run
 from ckptsync.units import show_duration, show_size
 
 NODES = ("NODE", "ROLES", "STATE", "BEAT", "QUEUE", "OLDEST", "RATE")
-RUNS = ("RUN", "PLACES", "SIZE", "NEWEST", "STATE", "AGO", "LAST GOOD")
+RUNS = ("RUN", "LOCATIONS", "SIZE", "NEWEST", "STATE", "AGO", "LAST GOOD")
 MOST = 20  # alarms, nodes and runs that are shown
 LEAST = 12  # columns of a name, however narrow the terminal
 WIDEST = 40  # characters of any other column
@@ -63,9 +63,9 @@ def _heading(seen: Overview, width: int) -> Iterator[str]:
 
 def _counts(seen: Overview) -> str:
     states = _numbers({state: sum(n.state == state for n in seen.nodes) for state in STATES})
-    places = _numbers(seen.checkpoints)
+    locations = _numbers(seen.checkpoints)
     sizes = f"{show_size(seen.size)} + models {show_size(seen.model_size)}"
-    parts = [f"nodes: {states or 'none'}", f"runs: {len(seen.runs)}", f"places: {places or 'none'}", sizes]
+    parts = [f"nodes: {states or 'none'}", f"runs: {len(seen.runs)}", f"locations: {locations or 'none'}", sizes]
     return "; ".join([*parts, *([f"{len(seen.alarms)} alarm{'s' if len(seen.alarms) > 1 else ''}"] if seen.alarms else [])])
 
 
@@ -127,7 +127,7 @@ def _run(run: Run, now: float) -> Sequence[str]:
         str(sum(run.checkpoints.values())),
         show_size(run.size),
         _short(newest),
-        newest.word if newest else "-",
+        newest.status if newest else "-",
         _ago(now, newest.ended) if newest else "-",
         _short(run.verified),
     ]
@@ -137,8 +137,8 @@ def _about_run(run: Run, now: float, url: str) -> list[str]:
     first = run.unverified
     others = {word: n for word, n in run.checkpoints.items() if word != "VERIFIED"}
     return [
-        *([f"places {_numbers(run.checkpoints)}"] if others and sum(run.checkpoints.values()) > 1 else []),
-        *([f"oldest unverified {first.place}, {first.word} for {_ago(now, first.arrived)}"] if first else []),
+        *([f"locations {_numbers(run.checkpoints)}"] if others and sum(run.checkpoints.values()) > 1 else []),
+        *([f"oldest unverified {first.location}, {first.status} for {_ago(now, first.arrived)}"] if first else []),
         *(line for a in run.arriving[-3:] for line in _about_arriving(run.run, a, now, url)),
         *([f"no configuration, so that nothing opens the models of {_first(run.unopenable)}"] if run.unopenable else []),
         *([f"one every {_shortly(run.every)}{f', its training {run.training}' if run.training else ''}"] if run.every else []),
@@ -146,8 +146,8 @@ def _about_run(run: Run, now: float, url: str) -> list[str]:
 
 
 def _about_arriving(run: str, its: Arriving, now: float, url: str) -> list[str]:
-    beside = [sibling_line(url, run, its.place, s) for s in its.siblings]
-    return [f"arriving {its.place} for {_ago(now, its.since)}: {_first(its.lost)}", *beside]
+    beside = [sibling_line(url, run, its.location, s) for s in its.siblings]
+    return [f"arriving {its.location} for {_ago(now, its.since)}: {_first(its.lost)}", *beside]
 
 
 def _trouble(node: Node) -> tuple[bool, bool, bool, str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptsync.cli import output
-from ckptsync.cli.places import reached
+from ckptsync.cli.locations import reached
 from ckptsync.config.units import show_size
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError
 from ckptsync.records.report import Finding, Level, Reading, Report
@@ -38,7 +38,7 @@ Stopped = list[tuple[str, CkptsyncError]]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Verify each target; print a line for each place as it is done, then its findings; at last what to do about damage."""
+    """Verify each target; print a line for each location as it is done, then its findings; at last what to do about damage."""
     reports: list[Report] = []
     stopped: Stopped = []
     unwritten: dict[str, StoreError] = {}
@@ -90,7 +90,7 @@ def _tell_store(store: Store, news: Report, unwritten: dict[str, StoreError]) ->
 def _advise(where: InStore | Plain, report: Report) -> None:
     """Print the next command for damage in a store."""
     if isinstance(where, InStore) and report.verdict == "damaged":
-        command = shlex.join(["ckptsync", "repair", where.store.url, f"{report.run}/{report.place}"])
+        command = shlex.join(["ckptsync", "repair", where.store.url, f"{report.run}/{report.location}"])
         print(
             output.clean(f"  hint: `{command}` says what can be done; a worker that still has the files uploads them again"),
             flush=True,
@@ -166,7 +166,7 @@ def _baseline(path: Path) -> tuple[Expected, ...]:
 
 def _record(where: InStore | Plain, path: Path) -> None:
     assert isinstance(where, Plain)
-    data = baseline.encode(record(trees.tree(where.place, where.access)))
+    data = baseline.encode(record(trees.tree(where.location, where.access)))
     try:
         with path.open("xb") as file:
             file.write(data)
@@ -190,14 +190,14 @@ def _described(error: CkptsyncError) -> dict[str, Any]:
 
 def described(report: Report) -> dict[str, Any]:
     """One report, for ``--json``."""
-    kept = ("run", "checkpoint", "place", "level", "verdict", "read")
+    kept = ("run", "checkpoint", "location", "level", "verdict", "read")
     more = {"readings": [asdict(r) for r in report.readings], "findings": [asdict(f) for f in report.findings]}
     return {key: getattr(report, key) for key in kept} | more
 
 
 def lines(report: Report) -> Iterator[str]:
     """The verdict with the level that was reached and the bytes that were read, then what was found, then what each level looked at."""
-    name = f"{report.run}/{report.place}" if report.run else report.place
+    name = f"{report.run}/{report.location}" if report.run else report.location
     words = {"ok": "ok", "damaged": "DAMAGED", "arriving": "ARRIVING" if report.run else "incomplete"}
     yield output.clean(f"{name}: {words[report.verdict]} (level {report.level}, {show_size(report.read)} read)")
     for finding in report.findings:

@@ -1,4 +1,4 @@
-"""A store that is not there yet: what is told of it is its place, and whoever asks more hears that it is being waited for.
+"""A store that is not there yet: what is told of it is its location, and whoever asks more hears that it is being waited for.
 
 So pinning begins with the process, however long a mount or a network takes.
 """

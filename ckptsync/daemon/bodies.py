@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ckptsync.stores.contract import Store
 
 At = Callable[[int, int], None]
-BUDGET = 600.0  # seconds after which retention begins with no other place: it is killed after 900, and what it has done counts
+BUDGET = 600.0  # seconds after which retention begins with no other location: it is killed after 900, and what it has done counts
 LEAST_MEMORY = 16 << 20  # bytes: two parts of an upload
 WINDOW = 6 << 20
 """Bytes that a merge has in flight for each of its threads: of several at work beside the daemon, each is to be small."""
@@ -57,7 +57,7 @@ def _consolidate(store: Store, order: Order, config: Config, at: At) -> Done:
     head = config.head
     merge = Options(head.dtype, head.max_shard_size, allow_code=head.allow_code)
     options = HeadOptions(merge, head.config_from, engine)
-    made = one(store, order.run, order.place, options, progress=at, work=Work(config.head.threads, window=WINDOW))
+    made = one(store, order.run, order.location, options, progress=at, work=Work(config.head.threads, window=WINDOW))
     return Done(tuple(map(told_head.made, made)), changed=bool(made))
 
 
@@ -70,7 +70,7 @@ def _cluster(config: Config) -> Clustered:
 
 
 def _verify(store: Store, order: Order, config: Config, at: At) -> Done:
-    from ckptsync.verify.place import verify_and_report  # noqa: PLC0415
+    from ckptsync.verify.location import verify_and_report  # noqa: PLC0415
 
     read = 0
 
@@ -79,7 +79,7 @@ def _verify(store: Store, order: Order, config: Config, at: At) -> Done:
         read += size or 1  # of a process of its own, which has its own limits, a sign of life
         at(read, order.size)
 
-    result = verify_and_report(store, order.run, order.place, order.level or config.verify.level, order.now, told=told)
+    result = verify_and_report(store, order.run, order.location, order.level or config.verify.level, order.now, told=told)
     return Done(tuple(told_head.verifier(result)), told_head.verifier_errors(result), changed=bool(result.report))
 
 

@@ -18,11 +18,11 @@ def disks(held: Iterable[tuple[str, int]], budget: int) -> tuple[Disk, ...]:
 
 def room(url: str) -> Room | None:
     """Of a store; ``None`` where it is no path of this machine, or does not answer."""
-    place = located(url)
-    if isinstance(place, Remote):
+    location = located(url)
+    if isinstance(location, Remote):
         return None
     try:
-        there = os.statvfs(place)
+        there = os.statvfs(location)
     except OSError:
         return None  # whoever reads the store next says what is wrong with it
     return Room(there.f_bavail * there.f_frsize, there.f_blocks * there.f_frsize)

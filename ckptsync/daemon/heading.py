@@ -74,7 +74,7 @@ class Heading:
 
     def _tasks(self, catalogue: Catalogue) -> Iterable[Task]:
         for found in errands(catalogue.summaries, self._configured):
-            yield Task(Order("consolidate", found.run, found.place, found.size), found.key, found.lasts)
+            yield Task(Order("consolidate", found.run, found.location, found.size), found.key, found.lasts)
 
     def _configured(self, run: str) -> str:
         given = self._config.head.config_from
@@ -83,7 +83,7 @@ class Heading:
 
 
 class Proving:
-    """The verifier role: what is due is verified, one place at a time, repairs and new ones before old ones."""
+    """The verifier role: what is due is verified, one location at a time, repairs and new ones before old ones."""
 
     def __init__(self, config: Config, store: Store, catalogues: Catalogues, children: Children) -> None:
         self._store, self._catalogues = store, catalogues
@@ -103,8 +103,8 @@ class Proving:
 
     def _tasks(self, catalogue: Catalogue, now: float) -> Iterator[Task]:
         for one in waiting(self._store, catalogue, self._schedule, now):
-            seen = one.place
-            order = Order("verify", seen.run, seen.place, seen.size + seen.model_size, one.level, now)
+            seen = one.location
+            order = Order("verify", seen.run, seen.location, seen.size + seen.model_size, one.level, now)
             yield Task(order, f"{one.level} {seen.state}")
 
 

@@ -19,11 +19,11 @@ Kind = Literal["consolidate", "verify", "retain"]
 
 
 class Order(msgspec.Struct, frozen=True):
-    """``kind`` of work on a ``run``'s ``place``, or on all of them, of ``size`` bytes; ``level`` of a verification; ``now``: seconds on this machine's clock."""
+    """``kind`` of work on a ``run``'s ``location``, or on all of them, of ``size`` bytes; ``level`` of a verification; ``now``: seconds on this machine's clock."""
 
     kind: Kind
     run: str = ""
-    place: str = ""
+    location: str = ""
     size: int = 0
     level: Level | None = None
     now: float = 0.0
@@ -31,7 +31,7 @@ class Order(msgspec.Struct, frozen=True):
     @property
     def subject(self) -> str:
         """As people are told."""
-        return f"{self.run}/{self.place}" if self.place else self.run or "every run"
+        return f"{self.run}/{self.location}" if self.location else self.run or "every run"
 
 
 class Brief(msgspec.Struct, frozen=True):

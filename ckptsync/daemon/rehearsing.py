@@ -15,10 +15,10 @@ from ckptsync.stores.urls import located
 def rehearsed(config: Config) -> Config:
     """``config`` itself; raises ConfigError or Unsupported.  The store is not asked: one that is away comes back."""
     url = config.store.url
-    place, options = located(url), options_for(url, config.store.options)
-    if not isinstance(place, Path) or place.is_dir():
+    location, options = located(url), options_for(url, config.store.options)
+    if not isinstance(location, Path) or location.is_dir():
         bare(url, options, limits(config.limits))
-    elif place.exists():
+    elif location.exists():
         raise ConfigError(f"{url}: a file, a store's directory wanted", hint="is the path right?")
     found = output_directories(config.worker.runs, url) if "worker" in config.roles else None
     if found and found.problems and not found.runs:

@@ -92,9 +92,9 @@ def _has_worked(config: Config) -> bool:
 
 
 def _written(url: str) -> str:
-    """The place, however its URL is spelt."""
-    place = located(url)
-    return f"{place.url if isinstance(place, Remote) else place}\n"
+    """The location, however its URL is spelt."""
+    location = located(url)
+    return f"{location.url if isinstance(location, Remote) else location}\n"
 
 
 def _where(url: str) -> str:

@@ -41,5 +41,5 @@ def _progress(p: Progress) -> Line:
     detail = "" if p.phase in ("waiting", "failed", "sent") else p.detail  # waiting counts seconds; a failure has its own line
     notes = "; ".join(p.notes)
     counts = {"files": p.files, "bytes": p.size} if p.phase == "sent" else {}
-    text = pairs(phase=p.phase, run=p.run, checkpoint=p.checkpoint, place=p.place, **counts, detail=detail, notes=notes)
+    text = pairs(phase=p.phase, run=p.run, checkpoint=p.checkpoint, location=p.location, **counts, detail=detail, notes=notes)
     return Line(f"checkpoint {p.run}/{p.checkpoint} {p.k}", text, is_error=p.phase in ("missed", "lost"))

@@ -58,7 +58,7 @@ class Watching:
         self._unmatched: tuple[str, ...] = ()
         self._unsafe: tuple[str, ...] = ()
         self._posts = Posts()
-        self._places: tuple[str, ...] = ()
+        self._locations: tuple[str, ...] = ()
         self._glimpse: object = None
         self._next = self._moved = self._renewed = 0.0
         self._outcome = self._sent = Outcome()
@@ -94,7 +94,7 @@ class Watching:
     def look(self) -> Outcome:
         """One tick: a glance, and a look where it says so, or nobody has looked for long."""
         now, every = time.monotonic(), self._config.worker.scan_every
-        has_come = glance(self._places) != self._glimpse
+        has_come = glance(self._locations) != self._glimpse
         has_moved = self._posts.stir(now) or has_come
         if not has_moved and now < self._next:
             return self._outcome
@@ -230,8 +230,8 @@ class Watching:
 
     def _renew(self) -> None:
         """Take in directories that have appeared; one that cannot be had holds up no other."""
-        self._places, self._renewed = places(self._config.worker.runs), time.monotonic()
-        self._glimpse = glance(self._places)  # before it is looked which are there
+        self._locations, self._renewed = places(self._config.worker.runs), time.monotonic()
+        self._glimpse = glance(self._locations)  # before it is looked which are there
         found = self._found()
         workers: dict[RunDir, Worker] = {}
         problems = [*found.problems, *found.unsafe]

@@ -39,7 +39,7 @@ CODES: dict[str, Kind] = {
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """``code`` and ``subject`` (a place, a run, a node, a path) name it.  ``since``: ``None`` where nobody can tell.
+    """``code`` and ``subject`` (a location, a run, a node, a path) name it.  ``since``: ``None`` where nobody can tell.
 
     Its texts are of names and errors in the store, and go to terminals, chats, mails and logs: they are clean, and not long, from the start.
     """

@@ -35,7 +35,7 @@ class Disk:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Long work of a head, in a process of its own: ``kind`` (consolidate, verify, ...) is done to ``subject`` (a run's place).
+    """Long work of a head, in a process of its own: ``kind`` (consolidate, verify, ...) is done to ``subject`` (a run's location).
 
     ``done`` of ``total`` bytes, 0 where that is not known; ``seconds`` since it began.
     """

@@ -41,7 +41,7 @@ def _unreadable(scene: Scene) -> Iterator[Alarm]:
 def _lost(scene: Scene) -> Iterator[Alarm]:
     for node in scene.nodes:
         if node.state == "silent" and scene.patience.node < node.age < scene.patience.over:
-            waiting = [f"{r.run}/{p.place}" for r in scene.runs for p in r.arriving if node.node in p.awaited]
+            waiting = [f"{r.run}/{p.location}" for r in scene.runs for p in r.arriving if node.node in p.awaited]
             work = tuple(dict.fromkeys((*node.queue, *waiting)))
             had = f", and it has {first(work)}" if work else ""
             text = f"{node.name}: no sign of life for {show_duration(node.age)}{had}"

@@ -9,13 +9,13 @@ from typing import Any
 
 from ckptsync.catalogue.summary import Catalogue
 from ckptsync.fleet.alarms import SEVERITIES, Alarm, Patience, Room
+from ckptsync.fleet.location_alarms import lacking, of_locations
 from ckptsync.fleet.node_alarms import of_nodes
 from ckptsync.fleet.nodes import Node, nodes
-from ckptsync.fleet.place_alarms import lacking, of_places
 from ckptsync.fleet.runs import Run, runs
 from ckptsync.fleet.scene import Scene
 from ckptsync.fleet.told import Told
-from ckptsync.records.state import WORDS
+from ckptsync.records.state import STATUSES
 
 FORMAT = 1
 
@@ -33,7 +33,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Overview:
-    """``at``: when what it says was read.  ``checkpoints``: word → places, of all runs."""
+    """``at``: when what it says was read.  ``checkpoints``: word → locations, of all runs."""
 
     store: str
     at: float
@@ -51,14 +51,14 @@ def overview(seen: Seen, patience: Patience) -> Overview:
     """The same for the same arguments."""
     found = nodes(seen.told, seen.now)
     made = runs(seen.catalogue.summaries, found)
-    words = Counter(s.word for s in seen.catalogue.summaries)
+    statuses = Counter(s.status for s in seen.catalogue.summaries)
     return Overview(
         store=seen.store,
         at=seen.now,
         alarms=_alarms(Scene(seen.catalogue, found, made, seen.room, seen.now, patience)),
         nodes=found,
         runs=made,
-        checkpoints={word: words[word] for word in WORDS if words[word]},
+        checkpoints={status: statuses[status] for status in STATUSES if statuses[status]},
         size=sum(run.size for run in made),
         model_size=sum(run.model_size for run in made),
         room=seen.room,
@@ -68,12 +68,12 @@ def overview(seen: Seen, patience: Patience) -> Overview:
 
 def _alarms(scene: Scene) -> tuple[Alarm, ...]:
     """The critical ones first, then the oldest."""
-    found = (*of_places(scene), *of_nodes(scene))
+    found = (*of_locations(scene), *of_nodes(scene))
     return tuple(sorted(found, key=lambda a: (SEVERITIES.index(a.severity), a.since or scene.now, a.key)))
 
 
 def document(seen: Overview) -> dict[str, Any]:
-    """Of plain values, as docs/monitoring.md has it.  The places are `ckptsync ls`'s, and no part of it."""
+    """Of plain values, as docs/monitoring.md has it.  The locations are `ckptsync ls`'s, and no part of it."""
     return {
         "format": FORMAT,
         "store": seen.store,
@@ -101,7 +101,7 @@ def _repairs(catalogue: Catalogue, nodes: Sequence[Node]) -> list[dict[str, Any]
     return [
         {
             "run": s.run,
-            "place": s.place,
+            "location": s.location,
             "reports": len(s.proof.damage),
             "said": s.proof.said,
             "changed": s.proof.changed or None,
@@ -110,7 +110,7 @@ def _repairs(catalogue: Catalogue, nodes: Sequence[Node]) -> list[dict[str, Any]
             "lacking": list(lacking(s, nodes)),
         }
         for s in catalogue.summaries
-        if s.word == "DAMAGED"
+        if s.status == "DAMAGED"
     ]
 
 
@@ -119,18 +119,18 @@ def _retired(catalogue: Catalogue) -> list[dict[str, Any]]:
     return [
         {
             "run": s.run,
-            "place": s.place,
-            "scope": "place" if s.retired else "shards",
+            "location": s.location,
+            "scope": "location" if s.retired else "shards",
             "reason": s.retired or s.let_go,
             "since": s.said or None,
             "begun": s.begun,
             "size": s.size + (s.model_size if s.retired else 0),
         }
         for s in catalogue.summaries
-        if s.word == "RETIRED" or (s.let_go and not s.done)
+        if s.status == "RETIRED" or (s.let_go and not s.done)
     ]
 
 
 def _kept(catalogue: Catalogue) -> list[dict[str, Any]]:
     """What a person keeps, whatever the rules say."""
-    return [{"run": s.run, "place": s.place, "reason": s.kept} for s in catalogue.summaries if s.kept]
+    return [{"run": s.run, "location": s.location, "reason": s.kept} for s in catalogue.summaries if s.kept]

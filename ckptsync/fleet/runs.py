@@ -10,7 +10,7 @@ from itertools import pairwise
 from ckptsync.catalogue.summary import Summary
 from ckptsync.fleet.nodes import Node
 from ckptsync.records.saves import Sibling
-from ckptsync.records.state import WORDS, Word
+from ckptsync.records.state import STATUSES, Status
 
 FINAL = "final"  # what the trainer leaves in a run's root when it has ended
 RECENT = 8  # checkpoints whose times say how often they come
@@ -19,24 +19,24 @@ LEAST = 3  # of them, before anything is said
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A place.  ``ended``: when its newest file was written, ``arrived``: when the store had its newest manifest."""
+    """A location.  ``ended``: when its newest file was written, ``arrived``: when the store had its newest manifest."""
 
     checkpoint: str
-    place: str
+    location: str
     step: int | None
-    word: Word
+    status: Status
     ended: float
     arrived: float
 
 
 @dataclass(frozen=True, slots=True)
 class Arriving:
-    """A place that is not whole.  ``lost``: what is missing and who should have it, as far as is known; ``awaited``: those nodes.
+    """A location that is not whole.  ``lost``: what is missing and who should have it, as far as is known; ``awaited``: those nodes.
 
-    ``siblings``: other places with parts of it, or of what may be it.
+    ``siblings``: other locations with parts of it, or of what may be it.
     """
 
-    place: str
+    location: str
     since: float
     nodes: tuple[str, ...]
     lost: tuple[str, ...]
@@ -46,12 +46,12 @@ class Arriving:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """``checkpoints``: word → places.  ``size`` and ``model_size`` in bytes, of the checkpoints' own files and of the consolidated models.
+    """``checkpoints``: word → locations.  ``size`` and ``model_size`` in bytes, of the checkpoints' own files and of the consolidated models.
 
     ``newest``, ``verified`` (the newest that is) and ``unverified`` (of those that have not been verified, the one that has waited longest) leave out what
     is retired or ambiguous.  ``every``: seconds from one checkpoint to the next, ``None`` while too few are known.  ``proven``: when the verified
-    place was read whole whose last time is the longest ago.  ``nodes``: where its newest checkpoint comes from.
-    ``training``: runs, ended, gone, or empty where no hook has told.  ``unopenable``: places whose models lack their configuration.
+    location was read whole whose last time is the longest ago.  ``nodes``: where its newest checkpoint comes from.
+    ``training``: runs, ended, gone, or empty where no hook has told.  ``unopenable``: locations whose models lack their configuration.
     """
 
     run: str
@@ -79,26 +79,28 @@ def runs(summaries: Iterable[Summary], nodes: Iterable[Node]) -> tuple[Run, ...]
 
 
 def run(name: str, found: Sequence[Summary], training: str = "") -> Run:
-    """One run, of its places."""
-    words = Counter(s.word for s in found)
-    live = sorted((s for s in found if s.word not in ("RETIRED", "AMBIGUOUS")), key=lambda s: (s.ended, s.place))
-    verified = [s for s in live if s.word == "VERIFIED"]
-    waiting = [s for s in live if s.word in ("COMPLETE", "CONSOLIDATED", "DAMAGED") and not s.proof.holds]
+    """One run, of its locations."""
+    statuses = Counter(s.status for s in found)
+    live = sorted((s for s in found if s.status not in ("RETIRED", "CONFLICT")), key=lambda s: (s.ended, s.location))
+    verified = [s for s in live if s.status == "VERIFIED"]
+    waiting = [s for s in live if s.status in ("COMPLETE", "CONSOLIDATED", "DAMAGED") and not s.proof.holds]
     return Run(
         run=name,
-        checkpoints={word: words[word] for word in WORDS if words[word]},
+        checkpoints={status: statuses[status] for status in STATUSES if statuses[status]},
         size=sum(s.size for s in found),
         model_size=sum(s.model_size for s in found),
         newest=_point(live[-1:]),
         verified=_point(verified[-1:]),
-        unverified=_point(sorted(waiting, key=lambda s: (s.arrived, s.place))[:1]),
+        unverified=_point(sorted(waiting, key=lambda s: (s.arrived, s.location))[:1]),
         every=every([s.ended for s in found]),
         proven=min((s.proof.when for s in verified), default=None),
         arriving=tuple(
-            Arriving(s.place, s.arrived, s.nodes, s.lost or s.evidence, s.awaited, s.siblings) for s in live if s.word == "ARRIVING"
+            Arriving(s.location, s.arrived, s.nodes, s.lost or s.evidence, s.awaited, s.siblings)
+            for s in live
+            if s.status == "ARRIVING"
         ),
         nodes=live[-1].nodes if live else (),
-        unopenable=tuple(s.place for s in live if s.sealed and s.unopenable),
+        unopenable=tuple(s.location for s in live if s.consolidated and s.unopenable),
         training="ended" if live and live[-1].checkpoint == FINAL else training,
     )
 
@@ -111,7 +113,7 @@ def every(ended: Iterable[float]) -> float | None:
 
 
 def _point(found: Sequence[Summary]) -> Point | None:
-    return next((Point(s.checkpoint, s.place, s.step, s.word, s.ended, s.arrived) for s in found), None)
+    return next((Point(s.checkpoint, s.location, s.step, s.status, s.ended, s.arrived) for s in found), None)
 
 
 def _trainings(nodes: Iterable[Node]) -> dict[str, str]:

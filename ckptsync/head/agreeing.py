@@ -8,7 +8,7 @@ A head puts its own bytes there, and never takes up others that it finds: what l
 no agreement that would replace a file of the checkpoint, or bring code that it would not bring itself.
 
 One that cannot be followed (its manifests no longer count, its files are not there, an older program made it) is followed by the next number.  A
-head that is overtaken so does not seal.
+head that is overtaken so writes no model record.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from ckptsync.merge import output
 from ckptsync.merge.plan import FORMAT, Options, check_dtype
 from ckptsync.merge.prepare import MAX_BESIDE, Job, prepare
 from ckptsync.model import Files
+from ckptsync.records.model_record import ModelFile
 from ckptsync.records.names import NUMBER, consolidated_prefix, parse_record_name, records_prefix
-from ckptsync.records.seal import SealedFile
 from ckptsync.records.state import Snapshot
 from ckptsync.records.state import snapshot as described
 from ckptsync.stores.contract import Store, read_all
@@ -41,14 +41,14 @@ _NAME = re.compile(rf"agreement-({NUMBER})\.json")
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """A further place for configuration and tokenizer; ``name`` stands in the seal, so it is the same for every head."""
+    """A further location for configuration and tokenizer; ``name`` stands in the model record, so it is the same for every head."""
 
     name: str
     files: Files
 
 
 def code_from(origins: Sequence[Origin]) -> Files | None:
-    """Return the place from which code may come: the directory that the operator named, and nothing that a node has sent."""
+    """Return the location from which code may come: the directory that the operator named, and nothing that a node has sent."""
     return next((origin.files for origin in origins if origin.name == CONFIG_FROM), None)
 
 
@@ -57,18 +57,18 @@ class Agreement:
     """``manifests``: names of those that the model is made of.  ``given``: files from elsewhere, which lie beside the model already.
 
     ``config``: whose they are.  ``code``: files beside the model that have code of ``config_from`` in them: who follows makes them of its own.
-    ``left_out``, ``source`` and ``options``: as a seal's.  ``merge``: the number of the merge's output format.
+    ``left_out``, ``source`` and ``options``: as a model record's.  ``merge``: the number of the merge's output format.
     """
 
     run: str
-    place: str
+    location: str
     n: Count
     manifests: tuple[str, ...]
     dtype: str
     max_shard_size: Count
     source: str
-    given: tuple[SealedFile, ...] = ()
-    code: tuple[SealedFile, ...] = ()
+    given: tuple[ModelFile, ...] = ()
+    code: tuple[ModelFile, ...] = ()
     left_out: tuple[str, ...] = ()
     allow_code: bool = False
     config: str = ""
@@ -78,7 +78,7 @@ class Agreement:
     @property
     def name(self) -> str:
         """Of its record.  It has no digest in it: one number can be agreed on once."""
-        return f"{records_prefix(self.run, self.place)}agreement-{self.n}.json"
+        return f"{records_prefix(self.run, self.location)}agreement-{self.n}.json"
 
     @property
     def options(self) -> Options:
@@ -112,7 +112,7 @@ class Held:
 def agree(
     store: Store, snapshot: Snapshot, options: Options, origins: Sequence[Origin], files: Callable[[Snapshot], Files]
 ) -> tuple[Agreement, Job]:
-    """Return what holds for what is to be made of a place, and its job: what another head has agreed on if this one can follow it, else its own.
+    """Return what holds for what is to be made of a location, and its job: what another head has agreed on if this one can follow it, else its own.
 
     ``files``: the checkpoint's own.  Raises Unsupported if a newer program has agreed on something; Incomplete if another head was first by a
     moment with what this one cannot follow, or has put other bytes in the way of this one's; and what `prepare` raises.
@@ -126,7 +126,7 @@ def agree(
     code = {name: job.content(name) for name, _ in job.beside if name in job.code}
     own = Agreement(
         snapshot.run,
-        snapshot.place,
+        snapshot.location,
         max(next_n(snapshot), 0 if last is None else last + 1),
         tuple(k.name for k in snapshot.manifests),
         options.dtype,
@@ -138,7 +138,7 @@ def agree(
         allow_code=options.allow_code,
         config=" ".join(f"{name}={origin.name}" for name, origin in from_elsewhere),
     )
-    prefix = consolidated_prefix(own.run, own.place)
+    prefix = consolidated_prefix(own.run, own.location)
     in_the_way = [name for name in given if not placed(store, prefix + name, given[name])]
     with contextlib.suppress(Exists):  # another head's, or this one's own of a moment ago
         store.create(own.name, [own.encoded()])
@@ -168,7 +168,7 @@ def _followed(
     origins: Sequence[Origin],
     files: Callable[[Snapshot], Files],
 ) -> tuple[Agreement, Job] | None:
-    """An agreement and its job, if it is one for this place as it is now, its files are there, and it brings nothing that this head refuses."""
+    """An agreement and its job, if it is one for this location as it is now, its files are there, and it brings nothing that this head refuses."""
     agreement = _read(store, snapshot, n) if n is not None and n >= next_n(snapshot) else None
     if agreement is None:
         return None
@@ -190,7 +190,7 @@ def _followed(
             return None
     held = Held(given | code)
     job = prepare(own, agreement.options, [held], code_from=held)
-    if not given.keys() <= {name for name, place in job.beside if place is held}:
+    if not given.keys() <= {name for name, location in job.beside if location is held}:
         return None  # the checkpoint has such a file itself, or it stands beside models of another kind
     return agreement, replace(job, held={**job.held, **held.files})
 
@@ -202,7 +202,7 @@ def _given(store: Store, agreement: Agreement) -> dict[str, bytes] | None:
         if not output.is_beside(file.path) or file.path in found:
             return None
         try:
-            data = read_all(store, consolidated_prefix(agreement.run, agreement.place) + file.path, MAX_BESIDE)
+            data = read_all(store, consolidated_prefix(agreement.run, agreement.location) + file.path, MAX_BESIDE)
             if digest(data) != file.digest or (not agreement.allow_code and output.has_code(file.path, data)):
                 return None
         except (NotFound, Corrupt):
@@ -211,55 +211,61 @@ def _given(store: Store, agreement: Agreement) -> dict[str, bytes] | None:
     return found
 
 
-def _described(files: Mapping[str, bytes]) -> tuple[SealedFile, ...]:
-    return tuple(SealedFile(name, len(data), digest(data)) for name, data in files.items())
+def _described(files: Mapping[str, bytes]) -> tuple[ModelFile, ...]:
+    return tuple(ModelFile(name, len(data), digest(data)) for name, data in files.items())
 
 
 def seen_by(agreement: Agreement, snapshot: Snapshot) -> Snapshot:
-    """The place as it is without manifests that came later; raises Incomplete."""
+    """The location as it is without manifests that came later; raises Incomplete."""
     if len(agreement.manifests) == len(snapshot.manifests):
         return snapshot
     known = [k for k in snapshot.manifests if k.name in agreement.manifests]
-    seen = described(snapshot.place, snapshot.records, known, snapshot.sizes)
-    if seen is None or not seen.facets.model.holds:
+    seen = described(snapshot.location, snapshot.records, known, snapshot.sizes)
+    if seen is None or not seen.conditions.model.holds:
         raise Incomplete(f"{agreement.name}: its manifests do not make a whole model any more")
     return seen
 
 
 def check_holds(store: Store, agreement: Agreement, snapshot: Snapshot) -> None:
-    """Raise Incomplete if another has taken its place, as it may where a name cannot be created exclusively, or after a long sleep."""
+    """Raise Incomplete if another has taken its location, as it may where a name cannot be created exclusively, or after a long sleep."""
     if _last(store, snapshot) != agreement.n or read_all(store, agreement.name, _DECODER.limit) != agreement.encoded():
-        raise Incomplete(f"{agreement.name}: overtaken by another head", hint="nothing was sealed; the next look follows it")
+        raise Incomplete(f"{agreement.name}: overtaken by another head", hint="nothing was consolidated; the next look follows it")
 
 
 def make_way(store: Store, snapshot: Snapshot, agreed: Agreement, name: str) -> None:
     """Remove what lies under a name of the model: bytes that nothing binds, of an agreement that nobody follows any more, or of nobody.
 
-    Raises Incomplete if a seal has come meanwhile: it may bind what is there.  One that is damaged binds nothing: it is written again.
+    Raises Incomplete if a model record has come meanwhile: it may bind what is there.  One that is damaged binds nothing: it is written again.
     """
     check_holds(store, agreed, snapshot)
-    listed = (entry.name for entry in store.names(records_prefix(snapshot.run, snapshot.place)))
-    new = {str(p): p for p in map(parse_record_name, listed) if p and p.kind == "seal" and str(p) not in snapshot.records.seals}
+    listed = (entry.name for entry in store.names(records_prefix(snapshot.run, snapshot.location)))
+    new = {
+        str(p): p
+        for p in map(parse_record_name, listed)
+        if p and p.kind == "model" and str(p) not in snapshot.records.model_records
+    }
     _, faults = read_records(store, new)
     if new.keys() - {fault.name for fault in faults if isinstance(fault.error, Corrupt)}:
-        raise Incomplete(f"{snapshot.run}/{snapshot.place}: sealed by another head meanwhile", hint="the next look sees it")
+        raise Incomplete(
+            f"{snapshot.run}/{snapshot.location}: consolidated by another head meanwhile", hint="the next look sees it"
+        )
     store.delete(name)
 
 
 def next_n(snapshot: Snapshot) -> int:
-    """The number of the next seal."""
-    return max((seal.n for seal in snapshot.records.seals.values()), default=-1) + 1
+    """The number of the next model record."""
+    return max((model_record.n for model_record in snapshot.records.model_records.values()), default=-1) + 1
 
 
 def _last(store: Store, snapshot: Snapshot) -> int | None:
-    prefix = records_prefix(snapshot.run, snapshot.place)
+    prefix = records_prefix(snapshot.run, snapshot.location)
     names = (entry.name.removeprefix(prefix) for entry in store.names(prefix))
     return max((int(m[1]) for m in map(_NAME.fullmatch, names) if m), default=None)
 
 
 def _read(store: Store, snapshot: Snapshot, n: int) -> Agreement | None:
-    """``None`` of one that cannot be read: the next number takes its place."""
-    name = f"{records_prefix(snapshot.run, snapshot.place)}agreement-{n}.json"
+    """``None`` of one that cannot be read: the next number takes its location."""
+    name = f"{records_prefix(snapshot.run, snapshot.location)}agreement-{n}.json"
     try:
         data = read_all(store, name, _DECODER.limit)
         agreement = _DECODER.decode(data, name)

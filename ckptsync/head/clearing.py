@@ -1,9 +1,9 @@
-"""Removing a place, in such an order that a head which dies at any moment leaves either a place that is given up, and that the next one finishes, or nothing.
+"""Removing a location, in such an order that a head which dies at any moment leaves either a location that is given up, and that the next one finishes, or nothing.
 
 What opens a checkpoint goes first, so that nobody takes half of one for a whole; then the other files; when a listing shows none any more, the records
 that speak of them; the manifests last of all.  The tombstones stay: by them a node knows its own save again.
 
-Only names that lie in the place are removed, and nothing of a place in which, or around which, another run lies.
+Only names that lie in the location are removed, and nothing of a location in which, or around which, another run lies.
 """
 
 from __future__ import annotations
@@ -29,46 +29,46 @@ Sure = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """What was removed: files of the place, without records, and their bytes."""
+    """What was removed: files of the location, without records, and their bytes."""
 
     files: int
     size: int
 
 
-def check_alone(store: Store, run: str, place: str) -> None:
-    """Raises ConfigError where the names of a place may be another run's: names come from whoever can write to the store."""
+def check_alone(store: Store, run: str, location: str) -> None:
+    """Raises ConfigError where the names of a location may be another run's: names come from whoever can write to the store."""
     parts = checked_path(run).split("/")
-    if place in (CONSOLIDATED, OURS) or {CONSOLIDATED, OURS} & set(parts):
-        raise ConfigError(f"{run}/{place}: has a name that the store itself uses", hint=_HINT)
-    inside = [f"{run}/{CONSOLIDATED}/{OURS}/", *(f"{p}{OURS}/" for p in _own(run, place))]
+    if location in (CONSOLIDATED, OURS) or {CONSOLIDATED, OURS} & set(parts):
+        raise ConfigError(f"{run}/{location}: has a name that the store itself uses", hint=_HINT)
+    inside = [f"{run}/{CONSOLIDATED}/{OURS}/", *(f"{p}{OURS}/" for p in _own(run, location))]
     around = [records_prefix("/".join(parts[:i]), parts[i]) for i in range(1, len(parts))]
     for prefix in (*inside, *around):
         if other := next(iter(store.names(prefix)), None):
-            raise ConfigError(f"{run}/{place}: {other.name} is of another run, whose files would go with it", hint=_HINT)
+            raise ConfigError(f"{run}/{location}: {other.name} is of another run, whose files would go with it", hint=_HINT)
 
 
-_HINT = "give runs names that do not lie in each other; this place is left alone"
+_HINT = "give runs names that do not lie in each other; this location is left alone"
 
 
-def shards(store: Store, run: str, place: str) -> Iterator[Entry]:
+def shards(store: Store, run: str, location: str) -> Iterator[Entry]:
     """The trainer's own files, copies beside them too, and whatever else was written under their names.  Raises ConfigError if there is a run among them."""
-    yield from _listed(store, (f"{run}/{place}/", f"{records_prefix(run, place)}files/"))
+    yield from _listed(store, (f"{run}/{location}/", f"{records_prefix(run, location)}files/"))
 
 
-def files(store: Store, run: str, place: str, scope: Scope) -> list[Entry]:
+def files(store: Store, run: str, location: str, scope: Scope) -> list[Entry]:
     """All that has to go, in the order in which it goes.  Raises ConfigError."""
-    found = [*shards(store, run, place)]
-    if scope == "place":
-        found += _listed(store, (consolidated_prefix(run, place),))
+    found = [*shards(store, run, location)]
+    if scope == "location":
+        found += _listed(store, (consolidated_prefix(run, location),))
     return sorted(found, key=lambda e: (not _opens(e.name), e.name))
 
 
-def clear(store: Store, run: str, place: str, scope: Scope, told: Told, *, sure: Sure) -> Cleared:
+def clear(store: Store, run: str, location: str, scope: Scope, told: Told, *, sure: Sure) -> Cleared:
     """Remove the files; raises StoreError, ConfigError where it may not, and what ``sure`` raises.  Calling it again goes on."""
-    check_alone(store, run, place)
+    check_alone(store, run, location)
     count = size = 0
     for i in range(_LAST_TO_SEE):
-        left = files(store, run, place, scope)
+        left = files(store, run, location, scope)
         if not i:
             sure()
         if not left:
@@ -86,22 +86,22 @@ def tidy(store: Store, gone: Iterable[str]) -> None:
         store.delete(name)
 
 
-def forget(store: Store, run: str, place: str, manifests: Mapping[str, Manifest]) -> bool:
+def forget(store: Store, run: str, location: str, manifests: Mapping[str, Manifest]) -> bool:
     """Remove its records but for the tombstones; whether that was done: not while there are files.
 
-    ``manifests``: all of its checkpoint's name, in every place.  Those that these have taken back would count again without them, so they go before.
+    ``manifests``: all of its checkpoint's name, in every location.  Those that these have taken back would count again without them, so they go before.
     """
-    if files(store, run, place, "place"):
+    if files(store, run, location, "location"):
         return False
-    here = {name for name, m in manifests.items() if m.place == place}
+    here = {name for name, m in manifests.items() if m.location == location}
     for name in _taken_back(here, manifests):
         store.delete(name)
-    prefix = records_prefix(run, place)
+    prefix = records_prefix(run, location)
     last: list[str] = []
     for entry in [*store.names(prefix)]:
         parsed = parse_record_name(entry.name)
         if parsed is None and entry.name.startswith(f"{prefix}sending/"):
-            continue  # of the checkpoint's other places, too
+            continue  # of the checkpoint's other locations, too
         if parsed is not None and parsed.kind == "manifest":
             last.append(entry.name)
         elif parsed is None or parsed.kind != "tombstone":
@@ -112,7 +112,7 @@ def forget(store: Store, run: str, place: str, manifests: Mapping[str, Manifest]
 
 
 def _taken_back(here: Iterable[str], manifests: Mapping[str, Manifest]) -> list[str]:
-    """Names in other places, the earliest first."""
+    """Names in other locations, the earliest first."""
     found: dict[str, None] = {}
     to_do = list(here)
     while to_do:
@@ -120,11 +120,11 @@ def _taken_back(here: Iterable[str], manifests: Mapping[str, Manifest]) -> list[
         older = [n for n in m.supersedes if n in manifests and manifests[n].node == m.node and n not in found]
         found.update(dict.fromkeys(older))
         to_do += older
-    return [name for name in reversed(found) if manifests[name].place not in {manifests[h].place for h in here}]
+    return [name for name in reversed(found) if manifests[name].location not in {manifests[h].location for h in here}]
 
 
-def _own(run: str, place: str) -> tuple[str, ...]:
-    return f"{run}/{place}/", consolidated_prefix(run, place)
+def _own(run: str, location: str) -> tuple[str, ...]:
+    return f"{run}/{location}/", consolidated_prefix(run, location)
 
 
 def _listed(store: Store, prefixes: Iterable[str]) -> Iterator[Entry]:

@@ -30,7 +30,7 @@ class Clustered:
     limits: Limits = field(default_factory=Limits)
 
     def engine(self, seen: Snapshot, prefix: str, abouts: Mapping[str, About]) -> RayEngine:
-        """For the model of one place, which is written below ``prefix``; it raises InTheWay as `Writing.put` does."""
+        """For the model of one location, which is written below ``prefix``; it raises InTheWay as `Writing.put` does."""
         plain = replace(self, limits=replace(self.limits, pace=Limits().pace))  # a pace is one process's own
         there = seen.present()
         entries = {path: seen.files[path][0].entry for path in there}

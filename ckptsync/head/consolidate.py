@@ -1,4 +1,4 @@
-"""Every checkpoint that is complete becomes one model, sealed; what is damaged is made again."""
+"""Every checkpoint that is complete becomes one model, consolidated; what is damaged is made again."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ckptsync.merge.copying import Work
 from ckptsync.merge.output import is_beside
 from ckptsync.merge.plan import Options
 from ckptsync.model import Files
-from ckptsync.records.seal import is_same_model
+from ckptsync.records.model_record import is_same_model
 from ckptsync.records.state import Snapshot
 from ckptsync.stores import top
 from ckptsync.stores.contract import Store
@@ -34,20 +34,20 @@ class HeadOptions:
 
 
 def one(
-    store: Store, run: str, place: str, options: HeadOptions, *, progress: Progress | None = None, work: Work | None = None
+    store: Store, run: str, location: str, options: HeadOptions, *, progress: Progress | None = None, work: Work | None = None
 ) -> tuple[Made, ...]:
-    """Do what is due of a place as it is now; of all sealed places of a run, if ``place`` is empty, add what has come since.
+    """Do what is due of a location as it is now; of all consolidated locations of a run, if ``location`` is empty, add what has come since.
 
-    Raises what `sealing` raises; of several places the first error, after all were tried.
+    Raises what `sealing` raises; of several locations the first error, after all were tried.
     """
-    found = _around(store, run, place) if place else fresh(store, run)
+    found = _around(store, run, location) if location else fresh(store, run)
     configured = cache(top.named)
     making = Making(options.merge, progress, work, options.engine)
     made: list[Made] = []
     errors: list[CkptsyncError] = []
     for snapshot in found.readable:
         task = deciding.task(snapshot)
-        if snapshot.place != place and (place or task.deed != "complete"):
+        if snapshot.location != location and (location or task.deed != "complete"):
             continue
         try:
             done = _done(store, snapshot, task, partial(_origins, store, snapshot, options, found, configured), making)
@@ -60,17 +60,17 @@ def one(
     return tuple(made)
 
 
-def _around(store: Store, run: str, place: str) -> Fresh:
-    """Return what is known of a place, and of those that may have lent it a configuration."""
-    names = [place.partition("~")[0], FINAL]
+def _around(store: Store, run: str, location: str) -> Fresh:
+    """Return what is known of a location, and of those that may have lent it a configuration."""
+    names = [location.partition("~")[0], FINAL]
     found = fresh_checkpoints(store, run, names)
-    lent = {name.partition("~")[0] for s in found.readable if s.place == place for name in _lenders(s)}
+    lent = {name.partition("~")[0] for s in found.readable if s.location == location for name in _lenders(s)}
     return fresh_checkpoints(store, run, [*names, *lent]) if lent.difference(names) else found
 
 
 def _lenders(snapshot: Snapshot) -> set[str]:
-    """Return the places that its seal says that files came from."""
-    told = snapshot.seal.options.get("config", "") if snapshot.seal else ""
+    """Return the locations that its model record says that files came from."""
+    told = snapshot.model_record.options.get("config", "") if snapshot.model_record else ""
     return {origin for _, _, origin in (word.partition("=") for word in told.split())} - {FINAL, CONFIG_FROM}
 
 
@@ -87,10 +87,10 @@ def _origins(
 ) -> Sequence[Origin]:
     """Where files beside a model may come from, after the checkpoint itself: the final model, what the operator gave, another checkpoint."""
     finals = [
-        s for s in catalogue.readable if (s.run, s.checkpoint) == (snapshot.run, FINAL) and s.word not in ("AMBIGUOUS", "RETIRED")
+        s for s in catalogue.readable if (s.run, s.checkpoint) == (snapshot.run, FINAL) and s.status not in ("CONFLICT", "RETIRED")
     ]
-    newest = sorted(finals, key=lambda s: (max(k.manifest.ended for k in s.manifests), s.place))[-1:]
-    found = [Origin(FINAL, sealing.source_files(store, s)) for s in newest if s.place != snapshot.place]
+    newest = sorted(finals, key=lambda s: (max(k.manifest.ended for k in s.manifests), s.location))[-1:]
+    found = [Origin(FINAL, sealing.source_files(store, s)) for s in newest if s.location != snapshot.location]
     directory = options.config_from.get(snapshot.run) or options.config_from.get(ANY_RUN)
     given = [Origin(CONFIG_FROM, configured(directory))] if directory else []
     return [*found, *given, *_alike(store, snapshot, catalogue)]
@@ -98,11 +98,11 @@ def _origins(
 
 def _alike(store: Store, snapshot: Snapshot, catalogue: Fresh) -> list[Origin]:
     """The newest other checkpoint of the run that has a configuration, and whose model has the very same tensors."""
-    seal, lent = snapshot.seal, _lenders(snapshot)
-    if seal is None:
+    model_record, lent = snapshot.model_record, _lenders(snapshot)
+    if model_record is None:
         return []
-    others = (s for s in catalogue.readable if s.run == snapshot.run and s.checkpoint != FINAL and s.place != snapshot.place)
-    able = [s for s in others if s.word not in ("AMBIGUOUS", "RETIRED") and s.seal and any(map(is_beside, s.present()))]
-    able.sort(key=lambda s: (s.place in lent, max(k.manifest.ended for k in s.manifests), s.place))
-    found = next((s for s in reversed(able) if s.seal and is_same_model(seal, s.seal)), None)
-    return [Origin(found.place, sealing.source_files(store, found))] if found else []
+    others = (s for s in catalogue.readable if s.run == snapshot.run and s.checkpoint != FINAL and s.location != snapshot.location)
+    able = [s for s in others if s.status not in ("CONFLICT", "RETIRED") and s.model_record and any(map(is_beside, s.present()))]
+    able.sort(key=lambda s: (s.location in lent, max(k.manifest.ended for k in s.manifests), s.location))
+    found = next((s for s in reversed(able) if s.model_record and is_same_model(model_record, s.model_record)), None)
+    return [Origin(found.location, sealing.source_files(store, found))] if found else []

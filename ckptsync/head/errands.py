@@ -1,4 +1,4 @@
-"""What a head has to do, as its catalogue tells it: one errand for each place, or run, that something is to be done about.  Pure."""
+"""What a head has to do, as its catalogue tells it: one errand for each location, or run, that something is to be done about.  Pure."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ FINAL = "final"
 
 @dataclass(frozen=True, slots=True)
 class Errand:
-    """``place`` is empty where all sealed places of a run are meant; ``size``: bytes that are read.  Errands of equal ``key`` come to the same end.
+    """``location`` is empty where all consolidated locations of a run are meant; ``size``: bytes that are read.  Errands of equal ``key`` come to the same end.
 
     ``lasts``: what has been looked at once need not be looked at again while its key is the same.
     """
 
     run: str
-    place: str
+    location: str
     size: int
     key: str
     lasts: bool = False
 
 
-def errands(places: Iterable[Summary], configured: Callable[[str], str]) -> tuple[Errand, ...]:
+def errands(locations: Iterable[Summary], configured: Callable[[str], str]) -> tuple[Errand, ...]:
     """New models first, those of the newest checkpoints before others; then what is damaged of older ones; then what could be added.
 
     ``configured``: of a run, what changes when files that an operator gave for it do; empty where there are none.
     """
-    known = [s for s in places if s.word not in ("RETIRED", "AMBIGUOUS")]
-    new = sorted((s for s in known if not s.seal and s.model), key=lambda s: (-s.arrived, s.run, s.place))
-    bad = [s for s in known if s.seal and (s.proof.damage or not s.sealed)]
+    known = [s for s in locations if s.status not in ("RETIRED", "CONFLICT")]
+    new = sorted((s for s in known if not s.model_record and s.model), key=lambda s: (-s.arrived, s.run, s.location))
+    bad = [s for s in known if s.model_record and (s.proof.damage or not s.consolidated)]
     return (
-        *(Errand(s.run, s.place, s.size, s.state) for s in new),
-        *(Errand(s.run, s.place, s.size + s.model_size, f"{s.state} {s.sealed}", lasts=s.sealed) for s in bad),
+        *(Errand(s.run, s.location, s.size, s.state) for s in new),
+        *(Errand(s.run, s.location, s.size + s.model_size, f"{s.state} {s.consolidated}", lasts=s.consolidated) for s in bad),
         *_completions(known, configured),
     )
 
@@ -50,11 +50,11 @@ def _completions(known: Iterable[Summary], configured: Callable[[str], str]) -> 
     by_run: dict[str, list[Summary]] = {}
     for s in known:
         by_run.setdefault(s.run, []).append(s)
-    for run, places in by_run.items():
-        given = " ".join([*(s.state for s in places if s.checkpoint == FINAL), configured(run)]).strip()
-        fewest = min((len(s.to_open) for s in places if s.sealed), default=0)
-        able = " ".join(f"{s.place} {s.seal}" for s in places if s.sealed and len(s.to_open) == fewest)
-        lacking = [s for s in places if s.sealed and (s.late or (s.to_open and given) or len(s.to_open) > fewest)]
+    for run, locations in by_run.items():
+        given = " ".join([*(s.state for s in locations if s.checkpoint == FINAL), configured(run)]).strip()
+        fewest = min((len(s.to_open) for s in locations if s.consolidated), default=0)
+        able = " ".join(f"{s.location} {s.model_record}" for s in locations if s.consolidated and len(s.to_open) == fewest)
+        lacking = [s for s in locations if s.consolidated and (s.late or (s.to_open and given) or len(s.to_open) > fewest)]
         if lacking:
             states = "\n".join(sorted(s.state for s in lacking))
             yield Errand(run, "", 0, digest(f"{given}\n{able}\n{states}".encode()), lasts=True)

@@ -44,7 +44,7 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One place: what becomes of it, and what is due now; files and bytes of what would go."""
+    """One location: what becomes of it, and what is due now; files and bytes of what would go."""
 
     decision: Decision
     step: Step
@@ -55,10 +55,10 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Deed:
-    """What was done about a place; ``reason`` of it, or of its waiting."""
+    """What was done about a location; ``reason`` of it, or of its waiting."""
 
     run: str
-    place: str
+    location: str
     outcome: Outcome
     scope: str
     reason: str
@@ -68,16 +68,16 @@ class Deed:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A place, or a whole run (``place`` is empty), that it could not be done for."""
+    """A location, or a whole run (``location`` is empty), that it could not be done for."""
 
     run: str
-    place: str
+    location: str
     error: CkptsyncError
 
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """``planned``: what the tick began with, of all places; ``done``: what it did."""
+    """``planned``: what the tick began with, of all locations; ``done``: what it did."""
 
     planned: tuple[Planned, ...] = ()
     done: tuple[Deed, ...] = ()
@@ -90,11 +90,11 @@ def plan(store: Store, asked: Asked, now: float, memory: Memory | None = None) -
     catalogue = read(store, memory.cache, asked.run)
     planned: list[Planned] = []
     failed: list[Failed] = []
-    for run, places in _runs(catalogue, asked).items():
+    for run, locations in _runs(catalogue, asked).items():
         try:
             rules = asked.rules(run)
-            decisions = decide(places, rules, _evidence(store, places, catalogue, rules, memory), now)
-            planned += _planned(decisions, places, rules, asked.grace, now)
+            decisions = decide(locations, rules, _evidence(store, locations, catalogue, rules, memory), now)
+            planned += _planned(decisions, locations, rules, asked.grace, now)
         except CkptsyncError as e:  # noqa: PERF203 - a run costs round trips
             failed.append(Failed(run, "", e))
     return Swept(tuple(planned), (), tuple(failed))
@@ -108,9 +108,9 @@ def endless() -> bool:
 def tick(
     store: Store, asked: Asked, memory: Memory | None = None, told: Told = nobody, is_over: Callable[[], bool] = endless
 ) -> Swept:
-    """Do what is due.  One place's failure stops no other.  Raises StoreError as `plan` does.
+    """Do what is due.  One location's failure stops no other.  Raises StoreError as `plan` does.
 
-    ``told`` hears of the bytes of each file that is gone.  ``is_over`` is asked after each place: then the rest is left to the next tick.
+    ``told`` hears of the bytes of each file that is gone.  ``is_over`` is asked after each location: then the rest is left to the next tick.
     """
     memory = memory or Memory()
     now = tombs.store_now(store)
@@ -121,7 +121,7 @@ def tick(
         try:
             done += _done(store, one, memory, Road(memory.cache, told))
         except CkptsyncError as e:
-            failed.append(Failed(one.step.run, one.step.place, e))
+            failed.append(Failed(one.step.run, one.step.location, e))
         if (done or failed) and is_over():
             break
     return Swept(found.planned, tuple(done), tuple(failed))
@@ -136,16 +136,18 @@ def _runs(catalogue: Catalogue, asked: Asked) -> dict[str, list[Summary]]:
     return found
 
 
-def _evidence(store: Store, places: Sequence[Summary], catalogue: Catalogue, rules: Rules, memory: Memory) -> Evidence:
+def _evidence(store: Store, locations: Sequence[Summary], catalogue: Catalogue, rules: Rules, memory: Memory) -> Evidence:
     best = rules.keep_best
-    known = metrics.of_places(store, places, best.metric, memory.measured) if best else {}
-    return Evidence(known, doubtful(catalogue.faults, places[0].run))
+    known = metrics.of_locations(store, locations, best.metric, memory.measured) if best else {}
+    return Evidence(known, doubtful(catalogue.faults, locations[0].run))
 
 
-def _planned(decisions: Sequence[Decision], places: Sequence[Summary], rules: Rules, grace: float, now: float) -> Iterable[Planned]:
-    by_name = {s.place: s for s in places}
+def _planned(
+    decisions: Sequence[Decision], locations: Sequence[Summary], rules: Rules, grace: float, now: float
+) -> Iterable[Planned]:
+    by_name = {s.location: s for s in locations}
     for decision, step in zip(decisions, steps(decisions, by_name, grace, now), strict=True):
-        seen = by_name[decision.place]
+        seen = by_name[decision.location]
         yield Planned(decision, replace(step, is_last_too=rules.shards == 0), seen, *_going(seen, step))
 
 
@@ -168,14 +170,14 @@ def _done(store: Store, one: Planned, memory: Memory, road: Road) -> Iterable[De
 
 def _marked(store: Store, one: Planned, memory: Memory) -> Deed:
     step = one.step
-    check_alone(store, step.run, step.place)
+    check_alone(store, step.run, step.location)
     seen = one.seen
     manifests = {name: metrics.read_manifests(store, [name])[0] for name in seen.manifests}
-    measured = (metrics.of_place(store, seen, memory.measured) or {}) if step.scope == "shards" else {}
+    measured = (metrics.of_location(store, seen, memory.measured) or {}) if step.scope == "shards" else {}
     tombs.write(store, Grave(manifests, step.scope, step.reason, measured), "said")
-    return Deed(step.run, step.place, "marked", step.scope, step.reason, one.files, one.size)
+    return Deed(step.run, step.location, "marked", step.scope, step.reason, one.files, one.size)
 
 
 def _deed(step: Step, found: Removal) -> Deed:
     reason = found.reason or step.reason
-    return Deed(step.run, step.place, found.outcome, step.scope, reason, found.cleared.files, found.cleared.size)
+    return Deed(step.run, step.location, found.outcome, step.scope, reason, found.cleared.files, found.cleared.size)

@@ -1,6 +1,6 @@
 """What nothing in a store speaks of any more: files that no record names, copies that have served their time, drafts that killed writers left.
 
-A file is litter only where we wrote before, and can know: in the directories of places that records, or a node's word that it sends, name; where every
+A file is litter only where we wrote before, and can know: in the directories of locations that records, or a node's word that it sends, name; where every
 record can be read; when nobody has written it for `idle`, and nobody says that he sends.
 """
 
@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from ckptsync.catalogue.fresh import read_checkpoints
 from ckptsync.errors import ConfigError
 from ckptsync.head.clearing import check_alone
+from ckptsync.records.locations import record_names
+from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.names import OURS, consolidated_prefix, file_name, parse_record_name, records_prefix
-from ckptsync.records.places import record_names
 from ckptsync.records.saves import Known, known_of, live, locate, save_of
-from ckptsync.records.seal import Seal
 from ckptsync.stores import sweeping
 from ckptsync.stores.contract import Entry, Store
 
@@ -40,16 +40,18 @@ def found(store: Store, now: float, idle: float = IDLE, run: str = "") -> Iterat
     entries = list(store.names(f"{run}/" if run else ""))
     listed = record_names(e.name for e in entries)
     records, faults = read_checkpoints(store, {e.name: e.size for e in entries})
-    doubtful = {(f.run, f.place.partition("~")[0]) for f in faults}
-    seals = [r for r in records.values() if isinstance(r, Seal)]
-    for where, place in sorted(_places(entries)):
-        checkpoint = place.partition("~")[0]
-        if (where, checkpoint) in doubtful or _is_sent(entries, where, checkpoint, now) or not _is_alone(store, where, place):
+    doubtful = {(f.run, f.location.partition("~")[0]) for f in faults}
+    model_records = [r for r in records.values() if isinstance(r, ModelRecord)]
+    for where, location in sorted(_locations(entries)):
+        checkpoint = location.partition("~")[0]
+        if (where, checkpoint) in doubtful or _is_sent(entries, where, checkpoint, now) or not _is_alone(store, where, location):
             continue
         known = known_of({name: r for name, r in records.items() if (r.run, r.checkpoint) == (where, checkpoint)})
-        bound = {*_bound(place, known), *_sealed(s for s in seals if (s.run, s.place) == (where, place))}
-        said = frozenset(n for n, p in listed.items() if (p.run, p.place.partition("~")[0]) == (where, checkpoint))
-        looked_at = _prefixes(where, place, has_seal=any((s.run, s.place) == (where, place) for s in seals))
+        bound = {*_bound(location, known), *_consolidated(s for s in model_records if (s.run, s.location) == (where, location))}
+        said = frozenset(n for n, p in listed.items() if (p.run, p.location.partition("~")[0]) == (where, checkpoint))
+        looked_at = _prefixes(
+            where, location, has_model_record=any((s.run, s.location) == (where, location) for s in model_records)
+        )
         for entry in entries:
             is_here = any(entry.name.startswith(prefix) for prefix in looked_at)
             if is_here and entry.name not in bound and now - entry.mtime > idle:
@@ -77,19 +79,19 @@ def remove(store: Store, litter: Iterable[Litter], now: float, *, wait: Callable
 
 
 def _records(store: Store, run: str, checkpoint: str) -> frozenset[str]:
-    """Names of all of a checkpoint's, in whatever place of its name."""
-    places = [p for p in store.dirs(f"{run}/{OURS}/", checkpoint) if p.partition("~")[0] == checkpoint]
-    return frozenset(record_names(e.name for place in places for e in store.names(records_prefix(run, place))))
+    """Names of all of a checkpoint's, in whatever location of its name."""
+    locations = [p for p in store.dirs(f"{run}/{OURS}/", checkpoint) if p.partition("~")[0] == checkpoint]
+    return frozenset(record_names(e.name for location in locations for e in store.names(records_prefix(run, location))))
 
 
-def _places(entries: Iterable[Entry]) -> set[tuple[str, str]]:
+def _locations(entries: Iterable[Entry]) -> set[tuple[str, str]]:
     """Of which there is any record, or of which a node said once that it sends."""
     named: set[tuple[str, str]] = set()
     for entry in entries:
         parsed = parse_record_name(entry.name)
         run, _, rest = entry.name.partition(f"/{OURS}/")
         if parsed:
-            named.add((parsed.run, parsed.place))
+            named.add((parsed.run, parsed.location))
         elif rest.partition("/")[2].startswith(_SAYS):
             named.add((run, rest.partition("/")[0]))
     return named
@@ -100,31 +102,31 @@ def _is_sent(entries: Iterable[Entry], run: str, checkpoint: str, now: float) ->
     return any(e.name.startswith(prefix) and e.size and now - e.mtime < SENDING for e in entries)
 
 
-def _is_alone(store: Store, run: str, place: str) -> bool:
+def _is_alone(store: Store, run: str, location: str) -> bool:
     try:
-        check_alone(store, run, place)
+        check_alone(store, run, location)
     except ConfigError:  # another run lies in it: whose a file is cannot be told
         return False
     return True
 
 
-def _bound(place: str, known: Iterable[Known]) -> Iterator[str]:
-    """Where the files of a place lie; in doubt all names that they may have."""
+def _bound(location: str, known: Iterable[Known]) -> Iterator[str]:
+    """Where the files of a location lie; in doubt all names that they may have."""
     counting = live(known)
-    here = [k.manifest for k in counting if k.manifest.place == place]
+    here = [k.manifest for k in counting if k.manifest.location == location]
     located = [at.name for where in locate(here).values() for at in where]
     yield from located
-    if save_of(place, counting):
+    if save_of(location, counting):
         for m in here:
-            yield from (file_name(m.run, m.place, f.path) for f in m.files)
-            yield from (f"{records_prefix(m.run, m.place)}files/{m.node}/{f.path}" for f in m.files)
+            yield from (file_name(m.run, m.location, f.path) for f in m.files)
+            yield from (f"{records_prefix(m.run, m.location)}files/{m.node}/{f.path}" for f in m.files)
 
 
-def _sealed(seals: Iterable[Seal]) -> Iterator[str]:
-    return (consolidated_prefix(s.run, s.place) + f.path for s in seals for f in s.files)
+def _consolidated(model_records: Iterable[ModelRecord]) -> Iterator[str]:
+    return (consolidated_prefix(s.run, s.location) + f.path for s in model_records for f in s.files)
 
 
-def _prefixes(run: str, place: str, *, has_seal: bool) -> tuple[str, ...]:
-    """Before it is sealed, a consolidated model is on its way, whoever began it."""
-    own = (f"{run}/{place}/", f"{records_prefix(run, place)}files/")
-    return (*own, consolidated_prefix(run, place)) if has_seal else own
+def _prefixes(run: str, location: str, *, has_model_record: bool) -> tuple[str, ...]:
+    """Before it is consolidated, a consolidated model is on its way, whoever began it."""
+    own = (f"{run}/{location}/", f"{records_prefix(run, location)}files/")
+    return (*own, consolidated_prefix(run, location)) if has_model_record else own

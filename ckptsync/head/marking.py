@@ -23,13 +23,13 @@ Deed = Literal["nothing", "mark", "wait", "take-back", "remove"]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """``scope``: all of the place, or its shards.  ``left``: seconds of grace, where it waits.
+    """``scope``: all of the location, or its shards.  ``left``: seconds of grace, where it waits.
 
     ``is_last_too``: shards go even where a training can be resumed from no other.
     """
 
     run: str
-    place: str
+    location: str
     deed: Deed
     scope: Scope
     reason: str
@@ -37,20 +37,20 @@ class Step:
     is_last_too: bool = False
 
 
-def steps(decisions: Iterable[Decision], places: Mapping[str, Summary], grace: float, now: float) -> tuple[Step, ...]:
-    """One for each decision, in their order.  ``places``: by name; ``now`` and ``grace`` in seconds, on the store's clock."""
-    return tuple(_step(d, places[d.place], grace, now) for d in decisions)
+def steps(decisions: Iterable[Decision], locations: Mapping[str, Summary], grace: float, now: float) -> tuple[Step, ...]:
+    """One for each decision, in their order.  ``locations``: by name; ``now`` and ``grace`` in seconds, on the store's clock."""
+    return tuple(_step(d, locations[d.location], grace, now) for d in decisions)
 
 
 def _step(decision: Decision, seen: Summary, grace: float, now: float) -> Step:
-    # of a place that is marked as a whole nothing else can be said: its end is carried out, or taken back
+    # of a location that is marked as a whole nothing else can be said: its end is carried out, or taken back
     is_of_shards = not seen.retired and (decision.verdict == "drop-shards" or (decision.verdict == "keep" and bool(seen.let_go)))
-    scope: Scope = "shards" if is_of_shards else "place"
+    scope: Scope = "shards" if is_of_shards else "location"
 
     def step(deed: Deed, left: float = 0.0) -> Step:
-        return Step(seen.run, seen.place, deed, scope, decision.reason, left)
+        return Step(seen.run, seen.location, deed, scope, decision.reason, left)
 
-    is_said = bool(seen.retired if scope == "place" else seen.let_go)
+    is_said = bool(seen.retired if scope == "location" else seen.let_go)
     if seen.begun and is_said:
         return step("nothing" if scope == "shards" and seen.done else "remove")
     if decision.verdict == "keep" or (decision.verdict == "drop-shards" and seen.retired):
@@ -63,13 +63,13 @@ def _step(decision: Decision, seen: Summary, grace: float, now: float) -> Step:
 
 
 def may_go(seen: Summary, others: Iterable[Summary], scope: Scope) -> str:
-    """Why a marked place must not be removed now; empty if it may.  ``others``: all of its run as they are at this moment, itself among them.
+    """Why a marked location must not be removed now; empty if it may.  ``others``: all of its run as they are at this moment, itself among them.
 
     All that is marked counts as gone.  So two heads that mark each other's last one both find nothing left, and neither removes.
     """
     if scope == "shards":
         return "" if is_verified(seen) else "its model is not verified now"
-    left = [s for s in others if s.place != seen.place and not s.retired and is_verified(s)]
+    left = [s for s in others if s.location != seen.location and not s.retired and is_verified(s)]
     if not left:
         return "no other checkpoint of the run is verified and not marked"
     if is_resumable(seen) and not any(is_resumable(s) for s in left):

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from blake3 import blake3
 
-from ckptsync.catalogue.fresh import Fresh, fresh_place
+from ckptsync.catalogue.fresh import Fresh, fresh_location
 from ckptsync.errors import Corrupt, Incomplete
 from ckptsync.head import tombs
 from ckptsync.head.clearing import check_alone
@@ -25,18 +25,18 @@ from ckptsync.stores.contract import About, Store
 PIECE = 4 << 20
 
 
-def ground(found: Fresh, place: str, nodes: Mapping[str, NodeWord]) -> Ground:
-    """What is known beside a place, from all of its run."""
-    others = [s for s in found.readable if s.place != place and s.word == "VERIFIED" and not s.facets.shards]
+def ground(found: Fresh, location: str, nodes: Mapping[str, NodeWord]) -> Ground:
+    """What is known beside a location, from all of its run."""
+    others = [s for s in found.readable if s.location != location and s.status == "VERIFIED" and not s.conditions.shards]
     elsewhere = {at.entry.digest: at.name for s in others for where in s.files.values() for at in where}
-    own = {at.entry.digest: at.name for s in found.readable if s.place == place for at in _sound(s)}
-    faults = tuple(f for f in found.faults if f.place == place)
+    own = {at.entry.digest: at.name for s in found.readable if s.location == location for at in _sound(s)}
+    faults = tuple(f for f in found.faults if f.location == location)
     return Ground(nodes, elsewhere | own, faults)
 
 
 def _sound(seen: Snapshot) -> Iterator[Located]:
-    """Files of the place itself of which no report complains."""
-    bad = {f"{seen.run}/{f.name}" for name in seen.facets.proof.damage for f in seen.records.reports[name].findings}
+    """Files of the location itself of which no report complains."""
+    bad = {f"{seen.run}/{f.name}" for name in seen.conditions.proof.damage for f in seen.records.reports[name].findings}
     for where in seen.files.values():
         yield from (at for at in where if at.name not in bad and seen.sizes.get(at.name) == at.entry.size)
 
@@ -48,8 +48,8 @@ def mend(store: Store, plan: Plan, seen: Snapshot | None, options: HeadOptions) 
     if seen is not None:
         done += [_copy(store, seen, part) for part in plan.parts if part.how == "copy"]
     if any(part.how == "rebuild" and not _word(plan, part) for part in plan.parts):
-        prefix = consolidated_prefix(plan.run, plan.place).removeprefix(f"{plan.run}/")
-        made = one(store, plan.run, plan.place, options)
+        prefix = consolidated_prefix(plan.run, plan.location).removeprefix(f"{plan.run}/")
+        made = one(store, plan.run, plan.location, options)
         done += [f"{prefix}{name}" for each in made for name in each.files]
     return tuple(done)
 
@@ -62,17 +62,17 @@ def _word(plan: Plan, part: Part) -> RecordName | None:
 def _remove(store: Store, word: RecordName) -> Iterator[str]:
     """A record that is not what its name says says nothing: without it others can be said again.
 
-    While it is there nobody removes the place; so what it may have protected is protected by a new word before it goes.
+    While it is there nobody removes the location; so what it may have protected is protected by a new word before it goes.
     """
-    check_alone(store, word.run, word.place)
-    found = fresh_place(store, word.run, word.place)
-    seen = found.of(word.run, word.place)
+    check_alone(store, word.run, word.location)
+    found = fresh_location(store, word.run, word.location)
+    seen = found.of(word.run, word.location)
     if word.kind == "keep":
         yield from _kept(store, word, seen)
     if word.kind == "tombstone":
         if seen is None and any(fault.record.kind == "manifest" for fault in found.faults):
             raise Incomplete(
-                f"{word.run}/{word.place}: its manifest cannot be read", hint="its node has to write that again before"
+                f"{word.run}/{word.location}: its manifest cannot be read", hint="its node has to write that again before"
             )
         yield from _taken_back(store, seen)
     store.delete(str(word))
@@ -83,16 +83,16 @@ def _kept(store: Store, word: RecordName, seen: Snapshot | None) -> Iterator[str
     """Unless a later word says whether it is kept."""
     if seen is None or not any(k.n > word.n for k in seen.records.keeps.values()):
         reason = "its record was damaged: release it if it should go"
-        yield tombs.keep(store, Keep(word.run, word.place.partition("~")[0], word.place, 0, keeps=True, reason=reason))
+        yield tombs.keep(store, Keep(word.run, word.location.partition("~")[0], word.location, 0, keeps=True, reason=reason))
 
 
 def _taken_back(store: Store, seen: Snapshot | None) -> Iterator[str]:
-    """What is said yet of a place that counts, but for what a head has removed in part: that can only be finished."""
+    """What is said yet of a location that counts, but for what a head has removed in part: that can only be finished."""
     if seen is None:
         return
     manifests = {known.name: known.manifest for known in seen.manifests}
     force = [t for t in in_force(seen.records.tombstones).values() if not manifests.keys().isdisjoint(t.manifests)]
-    scopes: tuple[Scope, ...] = ("place", "shards")
+    scopes: tuple[Scope, ...] = ("location", "shards")
     for scope in scopes:
         stages = {t.stage for t in force if t.scope == scope}
         if stages and (stages == {"said"} or is_whole(seen, scope)):

@@ -26,7 +26,7 @@ Metrics = Mapping[str, float]
 
 @dataclass(slots=True)
 class Measured:
-    """By run, place and state; ``None`` where it could not be read.  Losing it costs reading again."""
+    """By run, location and state; ``None`` where it could not be read.  Losing it costs reading again."""
 
     known: dict[tuple[str, str, str], Metrics | None] = field(default_factory=dict)
 
@@ -51,19 +51,19 @@ def _last(entries: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     return dict(sorted(found.items())[:MOST])
 
 
-def of_places(store: Store, places: Iterable[Summary], metric: str, memory: Measured) -> dict[str, float | None]:
-    """Place → value; ``None`` where it could not be read, no entry where it was not measured.  Raises StoreError where the store does not answer."""
+def of_locations(store: Store, locations: Iterable[Summary], metric: str, memory: Measured) -> dict[str, float | None]:
+    """Location → value; ``None`` where it could not be read, no entry where it was not measured.  Raises StoreError where the store does not answer."""
     found: dict[str, float | None] = {}
-    for seen in places:
-        measured = of_place(store, seen, memory)
+    for seen in locations:
+        measured = of_location(store, seen, memory)
         if measured is None or metric in measured:
-            found[seen.place] = measured[metric] if measured else None
+            found[seen.location] = measured[metric] if measured else None
     return found
 
 
-def of_place(store: Store, seen: Summary, memory: Measured) -> Metrics | None:
-    """All that is known of one place, read once for each state that it is in.  Raises StoreError where the store does not answer."""
-    key = (seen.run, seen.place, seen.state)
+def of_location(store: Store, seen: Summary, memory: Measured) -> Metrics | None:
+    """All that is known of one location, read once for each state that it is in.  Raises StoreError where the store does not answer."""
+    key = (seen.run, seen.location, seen.state)
     if key not in memory.known:
         try:
             memory.known[key] = _buried(store, seen) if seen.let_go else _read(store, seen)
@@ -78,9 +78,9 @@ def _read(store: Store, seen: Summary) -> Metrics:
     entry = _entry(store, seen)
     if entry is None:
         return {}
-    data = read_all(store, file_name(seen.run, seen.place, STATE), LIMIT)
+    data = read_all(store, file_name(seen.run, seen.location, STATE), LIMIT)
     if digest(data) != entry.digest:
-        raise Corrupt(f"{seen.run}/{seen.place}/{STATE}: not the bytes that its node sent")
+        raise Corrupt(f"{seen.run}/{seen.location}/{STATE}: not the bytes that its node sent")
     return parsed(data, seen.step)
 
 
@@ -100,7 +100,9 @@ def read_manifests(store: Store, names: Iterable[str]) -> list[Manifest]:
 def _buried(store: Store, seen: Summary) -> Metrics:
     """Said by the tombstone of its shards."""
     names = [
-        p for e in store.names(records_prefix(seen.run, seen.place)) if (p := parse_record_name(e.name)) and p.kind == "tombstone"
+        p
+        for e in store.names(records_prefix(seen.run, seen.location))
+        if (p := parse_record_name(e.name)) and p.kind == "tombstone"
     ]
     stones = [r for p in names if isinstance(r := read_record(store, p), Tombstone)]
     return next((t.metrics for t in sorted(stones, key=lambda t: -t.n) if t.scope == "shards" and t.metrics), {})

@@ -1,4 +1,4 @@
-"""Files of a consolidated model as they get their names: never over other bytes, unless those are what a seal says that they should be."""
+"""Files of a consolidated model as they get their names: never over other bytes, unless those are what a model record says that they should be."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from blake3 import blake3
 from ckptsync.digest import digest
 from ckptsync.errors import Corrupt, Exists, NotFound
 from ckptsync.merge.consolidate import Chunk
-from ckptsync.records.seal import SealedFile
+from ckptsync.records.model_record import ModelFile
 from ckptsync.stores.contract import UNKNOWN, About, Store
 
 PIECE = 4 << 20
 
 
 class InTheWay(Exception):
-    """Other bytes lie under this name, which no seal binds."""
+    """Other bytes lie under this name, which no model record binds."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -40,7 +40,7 @@ class Writing:
                 return
             for _ in digested:
                 pass
-            if e.is_same is not None or not is_whole(self._store, full, SealedFile(name, digested.size, digested.digest)):
+            if e.is_same is not None or not is_whole(self._store, full, ModelFile(name, digested.size, digested.digest)):
                 raise InTheWay(full) from None
 
 
@@ -49,11 +49,11 @@ def placed(store: Store, name: str, data: bytes) -> bool:
     try:
         store.create(name, [data])
     except Exists as e:
-        return e.is_same if e.is_same is not None else is_whole(store, name, SealedFile(name, len(data), digest(data)))
+        return e.is_same if e.is_same is not None else is_whole(store, name, ModelFile(name, len(data), digest(data)))
     return True
 
 
-def is_whole(store: Store, name: str, file: SealedFile) -> bool:
+def is_whole(store: Store, name: str, file: ModelFile) -> bool:
     """Whether these very bytes lie there."""
     digester = blake3()
     try:
@@ -69,15 +69,15 @@ def is_whole(store: Store, name: str, file: SealedFile) -> bool:
     return digester.hexdigest() == file.digest
 
 
-def proven(chunks: Iterable[Chunk], file: SealedFile) -> Iterator[Chunk]:
-    """The chunks; raises Corrupt after the last one, so that nothing appears, if they are not the sealed bytes."""
+def proven(chunks: Iterable[Chunk], file: ModelFile) -> Iterator[Chunk]:
+    """The chunks; raises Corrupt after the last one, so that nothing appears, if they are not the consolidated bytes."""
     digester = blake3()
     for chunk in chunks:
         digester.update(chunk)
         yield chunk
     if digester.hexdigest() != file.digest:
         raise Corrupt(
-            f"{file.path}: made again, it is not what the seal says", hint="its configuration, or this program, has changed"
+            f"{file.path}: made again, it is not what the model record says", hint="its configuration, or this program, has changed"
         )
 
 

@@ -1,4 +1,4 @@
-"""One marked place, removed or taken back, beside other heads and people who keep it by hand at the same moment.
+"""One marked location, removed or taken back, beside other heads and people who keep it by hand at the same moment.
 
 Who removes first writes that it begins, then looks once more; who keeps, or takes back, writes that first, and looks then.  So at least one of the two
 sees the other.  Only the head that wrote it so a moment ago removes what is still whole; from anybody else it wants a new beginning, after `LEASE`.
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ckptsync.catalogue.fresh import fresh_place, read_records
+from ckptsync.catalogue.fresh import fresh_location, read_records
 from ckptsync.catalogue.reading import Cache, read
 from ckptsync.catalogue.shortened import summary
 from ckptsync.catalogue.summary import Catalogue, Summary
@@ -24,9 +24,9 @@ from ckptsync.head.marking import Step, may_go
 from ckptsync.head.retaining import doubtful, is_verified
 from ckptsync.head.tombs import Grave
 from ckptsync.records.fate import fate
+from ckptsync.records.locations import record_names
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.names import OURS, consolidated_prefix, sending_prefix
-from ckptsync.records.places import record_names
 from ckptsync.records.state import Snapshot
 from ckptsync.records.tombstone import Scope
 from ckptsync.stores.contract import Store
@@ -67,7 +67,7 @@ Outcome = Literal["removed", "taken back", "waits", "gone", "marked again"]
 
 @dataclass(frozen=True, slots=True)
 class Removal:
-    """What became of a place.  ``reason``: why it waits, or is kept after all."""
+    """What became of a location.  ``reason``: why it waits, or is kept after all."""
 
     outcome: Outcome
     reason: str = ""
@@ -76,7 +76,7 @@ class Removal:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """A run as it is now, in short, and of it one place, listed.  ``summary`` is of that place."""
+    """A run as it is now, in short, and of it one location, listed.  ``summary`` is of that location."""
 
     catalogue: Catalogue
     seen: Snapshot
@@ -103,7 +103,7 @@ class Look:
     def may_come_back(self) -> bool:
         """Whether no removal has taken a file: nothing is missing, or none ever began that could have."""
         stones = self.seen.records.tombstones.values()
-        taking = [t for t in stones if t.stage in ("begun", "done") and (t.scope == "place" or self.scope == "shards")]
+        taking = [t for t in stones if t.stage in ("begun", "done") and (t.scope == "location" or self.scope == "shards")]
         return self.is_whole or not taking
 
     @property
@@ -113,46 +113,46 @@ class Look:
 
     @property
     def others(self) -> list[Summary]:
-        """The other places of its run."""
-        return [s for s in self.catalogue.summaries if s.place != self.summary.place]
+        """The other locations of its run."""
+        return [s for s in self.catalogue.summaries if s.location != self.summary.location]
 
 
 def is_whole(seen: Snapshot, scope: Scope) -> bool:
-    """Whether every file that a manifest, or with the place the seal, names is listed with its size.
+    """Whether every file that a manifest, or with the location the model record, names is listed with its size.
 
-    Where the shards may be gone already, the seal is all that says what should be there: without it nobody can know.
+    Where the shards may be gone already, the model record is all that says what should be there: without it nobody can know.
     """
-    if scope == "place" and seen.facets.shards and seen.seal is None:
+    if scope == "location" and seen.conditions.shards and seen.model_record is None:
         return False
     return all(seen.sizes.get(name) == size for name, size in named(seen, scope).items())
 
 
 def named(seen: Snapshot, scope: Scope) -> dict[str, int]:
     """Store name → bytes of every file that goes, as far as records say."""
-    shards = () if scope == "place" and seen.facets.shards else seen.files.values()
+    shards = () if scope == "location" and seen.conditions.shards else seen.files.values()
     found = {at.name: at.entry.size for where in shards for at in where}
-    if scope == "place" and seen.seal:
-        found |= {consolidated_prefix(seen.run, seen.place) + f.path: f.size for f in seen.seal.files}
+    if scope == "location" and seen.model_record:
+        found |= {consolidated_prefix(seen.run, seen.location) + f.path: f.size for f in seen.model_record.files}
     return found
 
 
 def look(store: Store, step: Step, cache: Cache) -> Look | None:
     """Now; ``None`` if no manifest of it counts, or nothing may be said of it."""
     catalogue = read(store, cache, step.run)
-    found = fresh_place(store, step.run, step.place)
+    found = fresh_location(store, step.run, step.location)
     seen = next(iter(found.readable), None)
     return Look(catalogue, seen, summary(seen, found.mtimes), step) if seen else None
 
 
 def remove(store: Store, step: Step, road: Road) -> Removal:
-    """Remove a place, or its shards, that was marked and has stood for its grace.  Raises StoreError, and ConfigError where it lies in another run."""
-    check_alone(store, step.run, step.place)
+    """Remove a location, or its shards, that was marked and has stood for its grace.  Raises StoreError, and ConfigError where it lies in another run."""
+    check_alone(store, step.run, step.location)
     now = tombs.store_now(store)
     seen = look(store, step, road.cache)
     if seen is None:
         return Removal("gone")
     marked = fate(seen.seen.records.tombstones, set(seen.manifests))
-    if not (marked.retired if step.scope == "place" else marked.shards):
+    if not (marked.retired if step.scope == "location" else marked.shards):
         return Removal("waits", "it is not marked any more")
     if not (marked.is_begun and not seen.is_whole):
         stopped = _stopped(store, seen, now)
@@ -213,7 +213,7 @@ def _why_not(store: Store, seen: Look, now: float) -> str:
         return why
     if _may_be_last(seen) and not any(s.resume for s in others):
         return "a training could be resumed from no other"
-    if any(s.checkpoint == short.checkpoint and s.word == "AMBIGUOUS" for s in seen.others):
+    if any(s.checkpoint == short.checkpoint and s.status == "CONFLICT" for s in seen.others):
         return "evidence in a doubt about another save of its name"
     if short.checkpoint in doubtful(seen.catalogue.faults, short.run):
         return "a record of its name cannot be read"
@@ -227,9 +227,9 @@ def _confirmed(store: Store, seen: Look) -> Iterator[Summary]:
     for other in sorted(seen.others, key=lambda s: s.ended, reverse=True):
         if other.retired or not is_verified(other):
             continue
-        found = fresh_place(store, other.run, other.place)
+        found = fresh_location(store, other.run, other.location)
         now = next((summary(s, found.mtimes) for s in found.readable), None)
-        if now is not None and now.word == "VERIFIED":
+        if now is not None and now.status == "VERIFIED":
             yield now
             if now.resume or not (seen.summary.resume or _may_be_last(seen)):
                 return
@@ -271,29 +271,29 @@ def _begun(store: Store, seen: Look, road: Road, since: float) -> Removal:
 
 
 def _carried_out(store: Store, seen: Look, told: Told, sure: Sure) -> Removal:
-    run, place = seen.seen.run, seen.seen.place
-    done = clear(store, run, place, seen.scope, told, sure=sure)
+    run, location = seen.seen.run, seen.seen.location
+    done = clear(store, run, location, seen.scope, told, sure=sure)
     if seen.scope == "shards":
         tombs.write(store, _grave(seen), "done")
-    elif not forget(store, run, place, _of_name(store, seen.seen)):
+    elif not forget(store, run, location, _of_name(store, seen.seen)):
         return Removal("waits", "somebody writes files into it", done)
     else:
         for name in tombs.spent(seen.seen.records.tombstones):
             store.delete(name)
-    return Removal("removed", seen.seen.facets.retired or seen.seen.facets.shards, done)
+    return Removal("removed", seen.seen.conditions.retired or seen.seen.conditions.shards, done)
 
 
 def _grave(seen: Look) -> Grave:
     """With what the tombstones said before."""
     stones = seen.seen.records.tombstones.values()
     metrics: Mapping[str, float] = next((t.metrics for t in stones if t.metrics), {})
-    facets = seen.seen.facets
-    return Grave(seen.manifests, seen.scope, facets.retired if seen.scope == "place" else facets.shards, metrics)
+    conditions = seen.seen.conditions
+    return Grave(seen.manifests, seen.scope, conditions.retired if seen.scope == "location" else conditions.shards, metrics)
 
 
 def _of_name(store: Store, seen: Snapshot) -> dict[str, Manifest]:
-    """Every manifest of the checkpoint's name, in whatever place, also those that count no more."""
+    """Every manifest of the checkpoint's name, in whatever location, also those that count no more."""
     listed = record_names(e.name for e in store.names(f"{seen.run}/{OURS}/"))
-    wanted = {n: p for n, p in listed.items() if p.kind == "manifest" and p.place.partition("~")[0] == seen.checkpoint}
+    wanted = {n: p for n, p in listed.items() if p.kind == "manifest" and p.location.partition("~")[0] == seen.checkpoint}
     records, _ = read_records(store, wanted)
     return {name: r for name, r in records.items() if isinstance(r, Manifest)}

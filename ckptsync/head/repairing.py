@@ -1,6 +1,6 @@
-"""What can be done about the damage of a place, by whom, and what is lost where nothing can.  Pure.
+"""What can be done about the damage of a location, by whom, and what is lost where nothing can.  Pure.
 
-Consolidated files are made again from shards that are well.  A shard comes from another place of the run that holds the same bytes, or from a node
+Consolidated files are made again from shards that are well.  A shard comes from another location of the run that holds the same bytes, or from a node
 that named it and still has them; a node that has them no more says so in its heartbeat.  A damaged manifest only its own node can write again.
 """
 
@@ -48,10 +48,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Of one place."""
+    """Of one location."""
 
     run: str
-    place: str
+    location: str
     parts: tuple[Part, ...]
 
     @property
@@ -63,22 +63,22 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What is known beside the place.  ``elsewhere``: digest → a name under which the store has such bytes, in another place that is verified."""
+    """What is known beside the location.  ``elsewhere``: digest → a name under which the store has such bytes, in another location that is verified."""
 
     nodes: Mapping[str, NodeWord] = field(default_factory=dict)
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     faults: Sequence[Fault] = ()
 
 
-def plan(run: str, place: str, seen: Snapshot | None, findings: Sequence[Finding], ground: Ground) -> Plan:
-    """What to do.  ``findings``: all that stands against the place, also what no report says yet; ``seen``: ``None`` where no manifest counts."""
+def plan(run: str, location: str, seen: Snapshot | None, findings: Sequence[Finding], ground: Ground) -> Plan:
+    """What to do.  ``findings``: all that stands against the location, also what no report says yet; ``seen``: ``None`` where no manifest counts."""
     parts = [_of_record(fault, seen, ground) for fault in ground.faults]
     if seen is not None:
         shards = [p for f in _each(findings) if (p := _of_shard(f, seen, ground))]
         parts += [*shards, *(p for f in _each(findings) if (p := _of_model(f, seen, shards)))]
-        parts += [p for f in _each(findings) if (p := _of_lost_seal(f, seen))]
+        parts += [p for f in _each(findings) if (p := _of_lost_model_record(f, seen))]
     order: tuple[How, ...] = ("lost", "away", "ask", "later", "copy", "rebuild", "ignore")
-    return Plan(run, place, tuple(sorted(parts, key=lambda p: (order.index(p.how), p.name))))
+    return Plan(run, location, tuple(sorted(parts, key=lambda p: (order.index(p.how), p.name))))
 
 
 def _each(findings: Iterable[Finding]) -> tuple[Finding, ...]:
@@ -88,7 +88,7 @@ def _each(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 def _of_shard(finding: Finding, seen: Snapshot, ground: Ground) -> Part | None:
     located = {at.name: (path, at) for path, where in seen.files.items() for at in where}
-    if f"{seen.run}/{finding.name}" not in located or seen.facets.shards:
+    if f"{seen.run}/{finding.name}" not in located or seen.conditions.shards:
         return None
     path, at = located[f"{seen.run}/{finding.name}"]
     damage = f"{finding.kind}: {finding.detail}"
@@ -101,7 +101,7 @@ def _of_shard(finding: Finding, seen: Snapshot, ground: Ground) -> Part | None:
 
 def _asked(finding: Finding, seen: Snapshot, at: Located, nodes: Mapping[str, NodeWord]) -> tuple[How, str]:
     records = [
-        name for name in seen.facets.proof.damage if any(f.name == finding.name for f in seen.records.reports[name].findings)
+        name for name in seen.conditions.proof.damage if any(f.name == finding.name for f in seen.records.reports[name].findings)
     ]
     said = {node: _word(nodes.get(node), records, finding.name) for node in at.nodes}
     words = "; ".join(f"{node} {word}" for node, (_, word) in said.items())
@@ -118,15 +118,15 @@ def _word(node: NodeWord | None, records: Iterable[str], finding: str) -> tuple[
 
 
 def _of_model(finding: Finding, seen: Snapshot, shards: Sequence[Part]) -> Part | None:
-    prefix = f"{CONSOLIDATED}/{seen.place}/"
+    prefix = f"{CONSOLIDATED}/{seen.location}/"
     path = finding.name.removeprefix(prefix)
-    if seen.seal is None or not finding.name.startswith(prefix) or path not in {f.path for f in seen.seal.files}:
+    if seen.model_record is None or not finding.name.startswith(prefix) or path not in {f.path for f in seen.model_record.files}:
         return None
     damage = f"{finding.kind}: {finding.detail}"
-    if seen.facets.shards:
+    if seen.conditions.shards:
         lost = _of_tensors(finding, seen)
-        return Part(finding.name, "lost", f"its shards were let go: {seen.facets.shards}", damage, lost)
-    needed = {f"{seen.place}/{name}" for name in seen.demands.model}
+        return Part(finding.name, "lost", f"its shards were let go: {seen.conditions.shards}", damage, lost)
+    needed = {f"{seen.location}/{name}" for name in seen.demands.model}
     broken = [p for p in shards if p.name in needed]
     if any(p.how == "lost" for p in broken):
         return Part(finding.name, "lost", "shards that it is made of are lost, too", damage, _of_tensors(finding, seen))
@@ -141,7 +141,7 @@ def _lost_with(path: str, finding: Finding, seen: Snapshot) -> Iterator[str]:
     if ranks:
         yield f"states of rank {', '.join(map(str, ranks))}"
     if path in seen.demands.model:
-        if seen.facets.sealed.holds:
+        if seen.conditions.consolidated.holds:
             yield "the consolidated model was made before, and stays; it cannot be made again, and no training resumed"
         else:
             yield "no model can be made of this checkpoint, and no training resumed"
@@ -153,8 +153,8 @@ def _lost_with(path: str, finding: Finding, seen: Snapshot) -> Iterator[str]:
 
 def _of_tensors(finding: Finding, seen: Snapshot) -> tuple[str, ...]:
     """Those that the damage overlaps; of a consolidated file that is missing, all that were in it."""
-    path = finding.name.removeprefix(f"{CONSOLIDATED}/{seen.place}/")
-    names = finding.tensors or tuple(t.name for t in (seen.seal.tensors if seen.seal else ()) if t.file == path)
+    path = finding.name.removeprefix(f"{CONSOLIDATED}/{seen.location}/")
+    names = finding.tensors or tuple(t.name for t in (seen.model_record.tensors if seen.model_record else ()) if t.file == path)
     return (f"tensors {', '.join(names)}",) if names else ()
 
 
@@ -163,8 +163,8 @@ def _of_record(fault: Fault, seen: Snapshot | None, ground: Ground) -> Part:
     damage = str(fault.error).removeprefix(f"{fault.name}: ")
     if isinstance(fault.error, Unsupported):
         return Part(name, "later", "written by a newer ckptsync: upgrade this one", damage)
-    if kind == "seal":
-        return _of_seal(name, damage, seen)
+    if kind == "model":
+        return _of_model_record(name, damage, seen)
     if kind == "report":
         if seen is not None and any(report.n > fault.record.n for report in seen.records.reports.values()):
             return Part(name, "rebuild", "counts for nothing, and a later one says what is: removed", damage)
@@ -175,29 +175,29 @@ def _of_record(fault: Fault, seen: Snapshot | None, ground: Ground) -> Part:
 
 
 _WORDS = {
-    "keep": "says nothing any more: removed, after a new word that keeps the place; `ckptsync keep --release` lets it go",
-    "join": "joins nothing any more: removed; `ckptsync join` joins the places again",
+    "keep": "says nothing any more: removed, after a new word that keeps the location; `ckptsync keep --release` lets it go",
+    "join": "joins nothing any more: removed; `ckptsync join` joins the locations again",
     "tombstone": "says nothing any more: removed, after what it may have taken back is taken back; gc decides again",
 }
 
 
-def _of_seal(name: str, damage: str, seen: Snapshot | None) -> Part:
+def _of_model_record(name: str, damage: str, seen: Snapshot | None) -> Part:
     """It follows from the shards, unless they have gone."""
-    if seen is None or not seen.facets.shards or seen.demands.model.keys() <= seen.present().keys():
+    if seen is None or not seen.conditions.shards or seen.demands.model.keys() <= seen.present().keys():
         return Part(name, "rebuild", "written again with the model that it is of", damage)
     lost = ("the consolidated model may be there, and nothing proves any more that its bytes are right",)
-    return Part(name, "lost", f"its shards were let go: {seen.facets.shards}", damage, lost)
+    return Part(name, "lost", f"its shards were let go: {seen.conditions.shards}", damage, lost)
 
 
-def _of_lost_seal(finding: Finding, seen: Snapshot) -> Part | None:
-    is_it = seen.seal is None and finding.name == f"{CONSOLIDATED}/{seen.place}"
-    return _of_seal(finding.name, f"{finding.kind}: {finding.detail}", seen) if is_it else None
+def _of_lost_model_record(finding: Finding, seen: Snapshot) -> Part | None:
+    is_it = seen.model_record is None and finding.name == f"{CONSOLIDATED}/{seen.location}"
+    return _of_model_record(finding.name, f"{finding.kind}: {finding.detail}", seen) if is_it else None
 
 
 def _of_manifest(fault: Fault, name: str, damage: str, ground: Ground) -> Part:
     node = ground.nodes.get(fault.record.node)
     if node is not None and fault.name in node.lacks:
-        lost = (f"nobody knows any more which files {fault.record.node} sent, and nothing is done about the place",)
+        lost = (f"nobody knows any more which files {fault.record.node} sent, and nothing is done about the location",)
         return Part(name, "lost", f"{fault.record.node} cannot write it again", damage, lost)
     if node is not None and node.is_alive:
         return Part(name, "ask", f"{fault.record.node} writes it again, if it still has the files", damage)

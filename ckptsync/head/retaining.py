@@ -29,10 +29,10 @@ PATIENCE = 6 * 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What becomes of a place, and why."""
+    """What becomes of a location, and why."""
 
     run: str
-    place: str
+    location: str
     verdict: Verdict
     reason: str
 
@@ -41,7 +41,7 @@ class Decision:
 class Evidence:
     """What is known of a run beside its summaries.
 
-    ``metrics``: place → the value that `keep_best` asks for; ``None`` where it could not be read, and no entry where it was never measured.
+    ``metrics``: location → the value that `keep_best` asks for; ``None`` where it could not be read, and no entry where it was never measured.
     ``doubtful``: checkpoint names of which some record cannot be read.
     """
 
@@ -49,21 +49,21 @@ class Evidence:
     doubtful: Collection[str] = ()
 
 
-def decide(places: Iterable[Summary], rules: Rules, evidence: Evidence, now: float) -> tuple[Decision, ...]:
-    """One decision a place, the newest first.  ``places``: all of one run, also those that are marked to go.  ``now``: seconds on the store's clock.
+def decide(locations: Iterable[Summary], rules: Rules, evidence: Evidence, now: float) -> tuple[Decision, ...]:
+    """One decision a location, the newest first.  ``locations``: all of one run, also those that are marked to go.  ``now``: seconds on the store's clock.
 
-    A place whose removal has begun is no longer there for any rule.
+    A location whose removal has begun is no longer there for any rule.
     """
-    ordered = sorted(places, key=lambda s: (s.ended, s.step or 0, s.place), reverse=True)
+    ordered = sorted(locations, key=lambda s: (s.ended, s.step or 0, s.location), reverse=True)
     there = [s for s in ordered if not is_going(s)]
     kept = _Kept(there, rules, evidence, now)
     return tuple(_decision(s, kept) for s in ordered)
 
 
 def doubtful(faults: Iterable[Fault], run: str) -> frozenset[str]:
-    """Checkpoint names of a run of which something is not known that could keep them; a damaged seal or report keeps nothing."""
+    """Checkpoint names of a run of which something is not known that could keep them; a damaged model record or report keeps nothing."""
     return frozenset(
-        f.place.partition("~")[0]
+        f.location.partition("~")[0]
         for f in faults
         if f.run == run and (f.record.kind == "keep" or not is_made_anew(f.record, f.error))
     )
@@ -76,7 +76,7 @@ def is_going(seen: Summary) -> bool:
 
 def is_verified(seen: Summary) -> bool:
     """Whether it is proven, or was when it was marked to go."""
-    return seen.word == "VERIFIED" or (seen.word == "RETIRED" and seen.model and seen.sealed and seen.proof.holds)
+    return seen.status == "VERIFIED" or (seen.status == "RETIRED" and seen.model and seen.consolidated and seen.proof.holds)
 
 
 def is_resumable(seen: Summary) -> bool:
@@ -86,25 +86,25 @@ def is_resumable(seen: Summary) -> bool:
 
 def _decision(seen: Summary, kept: _Kept) -> Decision:
     if is_going(seen):
-        return Decision(seen.run, seen.place, "drop", f"its removal has begun: {seen.retired}")
+        return Decision(seen.run, seen.location, "drop", f"its removal has begun: {seen.retired}")
     reason = kept.protected(seen) or kept.by_rule(seen)
     if not reason:
-        return Decision(seen.run, seen.place, "drop", kept.why_not(seen))
+        return Decision(seen.run, seen.location, "drop", kept.why_not(seen))
     shards = kept.shards_go(seen)
-    return Decision(seen.run, seen.place, "drop-shards" if shards else "keep", shards or reason)
+    return Decision(seen.run, seen.location, "drop-shards" if shards else "keep", shards or reason)
 
 
 class _Kept:
-    """Reasons to keep a place, each empty where it does not apply.  ``there``: the newest first."""
+    """Reasons to keep a location, each empty where it does not apply.  ``there``: the newest first."""
 
     def __init__(self, there: Sequence[Summary], rules: Rules, evidence: Evidence, now: float) -> None:
         self._rules, self._evidence, self._now = rules, evidence, now
         self._beside = _beside(there)
-        verified = [s for s in there if is_verified(s) and s.place not in self._beside]
+        verified = [s for s in there if is_verified(s) and s.location not in self._beside]
         resumable = [s for s in verified if s.resume]
-        self._newest = {s.place for s in (*verified[:1], *_alive(verified)[:1])}
-        self._resumed = {s.place for s in (*resumable[:1], *_alive(resumable)[:1])}
-        self._ambiguous = {s.checkpoint for s in there if s.word == "AMBIGUOUS"}
+        self._newest = {s.location for s in (*verified[:1], *_alive(verified)[:1])}
+        self._resumed = {s.location for s in (*resumable[:1], *_alive(resumable)[:1])}
+        self._ambiguous = {s.checkpoint for s in there if s.status == "CONFLICT"}
         self._newer = _counts(there, verified)
         self._sums = _sums(there)
         self._best = _best(verified, rules.keep_best, evidence.metrics)
@@ -113,25 +113,25 @@ class _Kept:
         """What no rule can outvote."""
         if seen.kept:
             return f"kept by hand: {seen.kept}" if seen.kept != "kept by hand" else seen.kept
-        if seen.word == "AMBIGUOUS":
+        if seen.status == "CONFLICT":
             return "nobody can say which save it is: that is for people to decide"
         if seen.checkpoint in self._ambiguous:
             return "evidence in a doubt about another save of its name"
         if seen.checkpoint in self._evidence.doubtful:
             return "a record of its name cannot be read"
-        if seen.place in self._beside:
+        if seen.location in self._beside:
             return "what its trainer left beside the checkpoints"
-        if seen.place in self._newest:
+        if seen.location in self._newest:
             return "the newest that is verified"
-        if seen.place in self._resumed:
+        if seen.location in self._resumed:
             return "the newest that can be resumed from"
         return "" if is_verified(seen) else self._unproven(seen)
 
     def _unproven(self, seen: Summary) -> str:
-        if not self._newer[seen.place]:
-            return f"{seen.word.lower()}, and nothing newer is verified"
+        if not self._newer[seen.location]:
+            return f"{seen.status.lower()}, and nothing newer is verified"
         if self._now - seen.arrived < PATIENCE:
-            return f"{seen.word.lower()}, and some of it came {show_duration(max(0.0, round(self._now - seen.arrived)))} ago"
+            return f"{seen.status.lower()}, and some of it came {show_duration(max(0.0, round(self._now - seen.arrived)))} ago"
         return ""
 
     def by_rule(self, seen: Summary) -> str:
@@ -159,12 +159,12 @@ class _Kept:
             why.append(f"older than {show_duration(rules.max_age)}")
         if self._small(seen) == "":
             why.append(f"what is newer takes {show_size(rules.max_size)} already")
-        state = "" if is_verified(seen) else f"{seen.word.lower()}, and overtaken; "
+        state = "" if is_verified(seen) else f"{seen.status.lower()}, and overtaken; "
         return state + ", ".join(why)
 
     def _last(self, seen: Summary) -> str:
         n = self._rules.keep_last
-        return f"one of the newest {n}" if n and self._newer[seen.place] < n else ""
+        return f"one of the newest {n}" if n and self._newer[seen.location] < n else ""
 
     def _every(self, seen: Summary) -> str:
         n = self._rules.keep_every
@@ -174,9 +174,9 @@ class _Kept:
         rule, metrics = self._rules.keep_best, self._evidence.metrics
         if rule is None:
             return ""
-        if seen.place in metrics and metrics[seen.place] is None:
+        if seen.location in metrics and metrics[seen.location] is None:
             return "its metrics cannot be read"
-        value = metrics.get(seen.place)
+        value = metrics.get(seen.location)
         if value is None:
             return ""
         better = sum(_score(other, rule) < _score(value, rule) for other in self._best)
@@ -188,7 +188,7 @@ class _Kept:
 
     def _small(self, seen: Summary) -> str | None:
         most = self._rules.max_size
-        return (f"the newest {show_size(most)}" if self._sums[seen.place] <= most else "") if most else None
+        return (f"the newest {show_size(most)}" if self._sums[seen.location] <= most else "") if most else None
 
     def shards_go(self, seen: Summary) -> str:
         """Why its shards may go while the model stays; empty if they stay."""
@@ -196,46 +196,46 @@ class _Kept:
         if (
             n is None
             or seen.kept
-            or not (is_verified(seen) and seen.sealed)
-            or seen.word == "AMBIGUOUS"
-            or seen.place in self._beside
-            or (n > 0 and seen.place in self._resumed)
+            or not (is_verified(seen) and seen.consolidated)
+            or seen.status == "CONFLICT"
+            or seen.location in self._beside
+            or (n > 0 and seen.location in self._resumed)
         ):
             return ""
-        return f"its model is verified, and not one of the newest {n}" if self._newer[seen.place] >= n else ""
+        return f"its model is verified, and not one of the newest {n}" if self._newer[seen.location] >= n else ""
 
 
-def _alive(places: Iterable[Summary]) -> list[Summary]:
-    return [s for s in places if not s.retired]
+def _alive(locations: Iterable[Summary]) -> list[Summary]:
+    return [s for s in locations if not s.retired]
 
 
 def _beside(there: Iterable[Summary]) -> frozenset[str]:
-    """Places that are no checkpoints of a training: its last model, and under DeepSpeed the tag that this was made from."""
-    families = {s.place: family_of(s.checkpoint) for s in there}
+    """Locations that are no checkpoints of a training: its last model, and under DeepSpeed the tag that this was made from."""
+    families = {s.location: family_of(s.checkpoint) for s in there}
     kinds = {"final", "deepspeed"} if {"trainer", "accelerate"} & set(families.values()) else {"final"}
-    return frozenset(place for place, family in families.items() if family in kinds)
+    return frozenset(location for location, family in families.items() if family in kinds)
 
 
 def _counts(there: Iterable[Summary], verified: Iterable[Summary]) -> dict[str, int]:
-    """Place → how many that are verified are newer."""
-    names, count, found = {s.place for s in verified}, 0, {}
+    """Location → how many that are verified are newer."""
+    names, count, found = {s.location for s in verified}, 0, {}
     for seen in there:
-        found[seen.place] = count
-        count += seen.place in names
+        found[seen.location] = count
+        count += seen.location in names
     return found
 
 
 def _sums(there: Iterable[Summary]) -> dict[str, int]:
-    """Place → bytes of it and of all that is newer."""
+    """Location → bytes of it and of all that is newer."""
     total, found = 0, {}
     for seen in there:
         total += (0 if seen.let_go and seen.done else seen.size) + seen.model_size
-        found[seen.place] = total
+        found[seen.location] = total
     return found
 
 
 def _best(verified: Iterable[Summary], rule: Best | None, metrics: Mapping[str, float | None]) -> list[float]:
-    values = [metrics.get(s.place) for s in verified] if rule else []
+    values = [metrics.get(s.location) for s in verified] if rule else []
     return [v for v in values if v is not None]
 
 

@@ -1,6 +1,6 @@
-"""Making, mending and completing one consolidated model.  Its seal is written after every file that it names.
+"""Making, mending and completing one consolidated model.  Its model record is written after every file that it names.
 
-Killed anywhere and called again, the same bytes and the same seal come of it: they are a function of what heads have agreed on before the first
+Killed anywhere and called again, the same bytes and the same model record come of it: they are a function of what heads have agreed on before the first
 byte (`agreeing`).  So two heads at once, whatever their options, write the same bytes under the same names.
 """
 
@@ -24,14 +24,14 @@ from ckptsync.merge.plan import FORMAT, Options, check_dtype
 from ckptsync.merge.prepare import Job, prepare, prepare_beside
 from ckptsync.model import Files
 from ckptsync.records.coding import encode, record_name
+from ckptsync.records.model_record import ModelFile, ModelRecord
 from ckptsync.records.names import consolidated_prefix
-from ckptsync.records.seal import Seal, SealedFile
 from ckptsync.records.state import Snapshot
 from ckptsync.stores.contract import About, Store, read_all
 from ckptsync.stores.pieces import fetched
 from ckptsync.stores.tree import StoreFiles
 
-_TIES = "ties_by"  # in a seal's options: the configuration that said which tensors to write; empty if there was none then
+_TIES = "ties_by"  # in a model record's options: the configuration that said which tensors to write; empty if there was none then
 _DECIDING = ("config.json", "adapter_config.json")  # which names are tied; what is saved with an adapter
 
 
@@ -41,11 +41,11 @@ PIECES = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """``files`` (of ``size`` bytes together) were written into the consolidated model; ``seal`` is the name of its record."""
+    """``files`` (of ``size`` bytes together) were written into the consolidated model; ``model_record`` is the name of its record."""
 
     run: str
-    place: str
-    seal: str
+    location: str
+    model_record: str
     files: tuple[str, ...]
     size: int
     notes: tuple[str, ...] = ()
@@ -76,21 +76,21 @@ class Making:
 
 
 def consolidate(store: Store, snapshot: Snapshot, making: Making, origins: Sequence[Origin]) -> Made:
-    """Merge a place that is model complete.  Raises Incomplete, Unsupported, Corrupt or StoreError; without the seal nothing was made."""
+    """Merge a location that is model complete.  Raises Incomplete, Unsupported, Corrupt or StoreError; without the model record nothing was made."""
     agreed, job = agreeing.agree(store, snapshot, making.options, origins, partial(source_files, store))
     seen = agreeing.seen_by(agreed, snapshot)
     files = source_files(store, seen)
     given = {f.path for f in agreed.given}
     left = replace(job, beside=tuple(b for b in job.beside if b[0] not in given))
-    prefix, abouts = consolidated_prefix(seen.run, seen.place), _abouts(seen, agreed.options, job)
+    prefix, abouts = consolidated_prefix(seen.run, seen.location), _abouts(seen, agreed.options, job)
     engine = making.engine.engine(seen, prefix, abouts) if making.engine else None
     put = Writing(store, prefix, abouts).put
     merged = _merged(store, seen, agreed, partial(carry_out, left, files, put, making.progress, making.work, engine=engine))
     beside = (*merged.files, *agreed.given)
-    seal = Seal(
+    model_record = ModelRecord(
         run=seen.run,
         checkpoint=seen.checkpoint,
-        place=seen.place,
+        location=seen.location,
         n=agreed.n,
         manifests=agreed.manifests,
         options={
@@ -110,7 +110,7 @@ def consolidate(store: Store, snapshot: Snapshot, making: Making, origins: Seque
     for file in agreed.given:
         if not is_whole(store, prefix + file.path, file):
             raise Incomplete(f"{prefix}{file.path}: not what {agreed.name} says any more", hint="the next look writes it again")
-    return _sealed(store, seal, beside, merged.notes)
+    return _consolidated(store, model_record, beside, merged.notes)
 
 
 def _merged(store: Store, snapshot: Snapshot, agreed: Agreement, merge: Callable[[], Merged]) -> Merged:
@@ -126,31 +126,31 @@ def _abouts(snapshot: Snapshot, options: Options, job: Job) -> dict[str, About]:
     """What is known of each file of weights: its size, and what it is made of, so that a head that was killed goes on with an upload."""
     told = [*(k.name for k in snapshot.manifests), repr(options), job.source, str(FORMAT)]
     origin = digest("\n".join(told).encode())
-    return {plan.name: About(plan.size, f"seal {origin} {plan.name}") for plan in job.plans}
+    return {plan.name: About(plan.size, f"model record {origin} {plan.name}") for plan in job.plans}
 
 
 def mend(
     store: Store, snapshot: Snapshot, suspects: Sequence[str], origins: Sequence[Origin], making: Making | None = None
 ) -> Made | None:
-    """Write again those of ``suspects`` whose bytes are not the sealed ones; ``None`` if all are well.
+    """Write again those of ``suspects`` whose bytes are not the consolidated ones; ``None`` if all are well.
 
-    Options are the seal's, whatever this head's are: of ``making`` only the rest counts.  Raises Corrupt, with nothing written under that name, if
-    the sources no longer give the bytes that the seal names.
+    Options are the model record's, whatever this head's are: of ``making`` only the rest counts.  Raises Corrupt, with nothing written under that name, if
+    the sources no longer give the bytes that the model record names.
     """
-    seal = _seal_of(snapshot)
-    prefix = consolidated_prefix(snapshot.run, snapshot.place)
-    bad = {f.path: f for f in seal.files if f.path in suspects and not is_whole(store, prefix + f.path, f)}
+    model_record = _model_record_of(snapshot)
+    prefix = consolidated_prefix(snapshot.run, snapshot.location)
+    bad = {f.path: f for f in model_record.files if f.path in suspects and not is_whole(store, prefix + f.path, f)}
     if not bad:
         return None
     files = source_files(store, snapshot)
     job = prepare(
         files,
-        _options_of(seal),
-        [_beside(store, seal, bad), *(o.files for o in origins)],
+        _options_of(model_record),
+        [_beside(store, model_record, bad), *(o.files for o in origins)],
         code_from=agreeing.code_from(origins),
     )
-    if not seal.options.get(_TIES):  # its configuration came later, and must not change what the weights are now
-        job = replace(job, plans=prepare(_Without(files, _DECIDING), _options_of(seal)).plans)
+    if not model_record.options.get(_TIES):  # its configuration came later, and must not change what the weights are now
+        job = replace(job, plans=prepare(_Without(files, _DECIDING), _options_of(model_record)).plans)
     done: set[str] = set()
 
     def write(name: str, chunks: Iterable[Chunk]) -> None:
@@ -165,83 +165,88 @@ def mend(
     carry_out(_only(job, bad), files, write, making.progress, making.work)
     if lost := sorted(bad.keys() - done):
         raise Incomplete(f"{prefix}{lost[0]}: nothing has its content any more", hint="the configuration it came from has gone")
-    return Made(snapshot.run, snapshot.place, snapshot.seal_name, tuple(sorted(bad)), sum(f.size for f in bad.values()))
+    return Made(snapshot.run, snapshot.location, snapshot.model_record_name, tuple(sorted(bad)), sum(f.size for f in bad.values()))
 
 
 def complete(store: Store, snapshot: Snapshot, origins: Sequence[Origin]) -> Made | None:
-    """Add configuration and tokenizer files that have come since it was sealed, under a further seal; ``None`` if there are none.
+    """Add configuration and tokenizer files that have come since it was consolidated, under a further model record; ``None`` if there are none.
 
-    Nothing that a seal has bound is ever written over, so weights stay as they were merged.  Raises Incomplete where other bytes lie.
+    Nothing that a model record has bound is ever written over, so weights stay as they were merged.  Raises Incomplete where other bytes lie.
     """
-    seal = _seal_of(snapshot)
-    bound = {f.path for f in seal.files}
-    is_adapter = any(f.path.startswith("adapter_model") for f in seal.files)
+    model_record = _model_record_of(snapshot)
+    bound = {f.path for f in model_record.files}
+    is_adapter = any(f.path.startswith("adapter_model") for f in model_record.files)
     there = [snapshot.present(), *(o.files.sizes() for o in origins)]
     if not {name for sizes in there for name in output.beside(sizes, adapter=is_adapter)} - bound:
         return None
     files = source_files(store, snapshot)
-    options, places, code_from = _options_of(seal), [o.files for o in origins], agreeing.code_from(origins)
+    options, locations, code_from = _options_of(model_record), [o.files for o in origins], agreeing.code_from(origins)
     if is_adapter:
-        job = prepare(files, options, places, code_from=code_from)
+        job = prepare(files, options, locations, code_from=code_from)
     else:
-        job = prepare_beside(files, options, places, [t.dtype for t in seal.tensors], code_from)
+        job = prepare_beside(files, options, locations, [t.dtype for t in model_record.tensors], code_from)
     job = replace(job, beside=tuple(b for b in job.beside if b[0] not in bound))
     if not job.beside:
         return None
-    prefix = consolidated_prefix(snapshot.run, snapshot.place)
+    prefix = consolidated_prefix(snapshot.run, snapshot.location)
     added = tuple(_added(store, prefix + name, name, job.content(name)) for name, _ in job.beside)
     origin = " ".join(f"{name}={origin.name}" for name, origin in agreeing.given_by(job, origins))
-    config = " ".join(filter(None, (seal.options.get("config", ""), origin)))
+    config = " ".join(filter(None, (model_record.options.get("config", ""), origin)))
     further = replace(
-        seal,
+        model_record,
         n=agreeing.next_n(snapshot),
         manifests=tuple(k.name for k in snapshot.manifests),
-        options={**seal.options, "config": config},
-        files=(*seal.files, *added),
-        left_out=tuple(sorted({*seal.left_out, *job.left_out} - {f.path for f in added})),
+        options={**model_record.options, "config": config},
+        files=(*model_record.files, *added),
+        left_out=tuple(sorted({*model_record.left_out, *job.left_out} - {f.path for f in added})),
     )
-    return _sealed(store, further, added, ())
+    return _consolidated(store, further, added, ())
 
 
-def _beside(store: Store, seal: Seal, bad: Collection[str]) -> Files:
+def _beside(store: Store, model_record: ModelRecord, bad: Collection[str]) -> Files:
     """The model's own configuration and tokenizer, as far as they are well: another head may have had others at hand."""
-    prefix = consolidated_prefix(seal.run, seal.place)
-    well = [f for f in seal.files if output.is_beside(f.path) and f.path not in bad and is_whole(store, prefix + f.path, f)]
+    prefix = consolidated_prefix(model_record.run, model_record.location)
+    well = [f for f in model_record.files if output.is_beside(f.path) and f.path not in bad and is_whole(store, prefix + f.path, f)]
     return StoreFiles(store, {f.path: (prefix + f.path, f.size) for f in well})
 
 
-def _added(store: Store, full: str, name: str, data: bytes) -> SealedFile:
+def _added(store: Store, full: str, name: str, data: bytes) -> ModelFile:
     """Put a file beside the model.  Bytes that are found there are never taken for it: they may be anyone's."""
     if not placed(store, full, data):
         raise Incomplete(
-            f"{full}: other bytes lie there, and no seal names them",
+            f"{full}: other bytes lie there, and no model record names them",
             hint="another head may be about to: the next look sees it; if none runs, delete the file",
         )
-    return SealedFile(name, len(data), digest(data))
+    return ModelFile(name, len(data), digest(data))
 
 
-def _seal_of(snapshot: Snapshot) -> Seal:
-    assert snapshot.seal is not None
-    return snapshot.seal
+def _model_record_of(snapshot: Snapshot) -> ModelRecord:
+    assert snapshot.model_record is not None
+    return snapshot.model_record
 
 
-def _sealed(store: Store, seal: Seal, written: Sequence[SealedFile], notes: tuple[str, ...]) -> Made:
-    data = encode(seal)
-    name = record_name(seal, data)
+def _consolidated(store: Store, model_record: ModelRecord, written: Sequence[ModelFile], notes: tuple[str, ...]) -> Made:
+    data = encode(model_record)
+    name = record_name(model_record, data)
     try:
         store.create(name, [data])
     except Exists:  # another head, or this one before it was killed
         if read_all(store, name) != data:
             store.write(name, [data])  # damaged there: its name says that these bytes are the right ones
-    return Made(seal.run, seal.place, name, tuple(f.path for f in written), sum(f.size for f in written), notes)
+    return Made(model_record.run, model_record.location, name, tuple(f.path for f in written), sum(f.size for f in written), notes)
 
 
-def _options_of(seal: Seal) -> Options:
-    is_allowed = seal.options.get("allow_code") == "true"
+def _options_of(model_record: ModelRecord) -> Options:
+    is_allowed = model_record.options.get("allow_code") == "true"
     try:
-        return Options(check_dtype(seal.options["dtype"]), int(seal.options["max_shard_size"]), seal.options["source"], is_allowed)
+        return Options(
+            check_dtype(model_record.options["dtype"]),
+            int(model_record.options["max_shard_size"]),
+            model_record.options["source"],
+            is_allowed,
+        )
     except (KeyError, ValueError) as e:
-        raise Corrupt(f"{seal.run}/{seal.place}: its seal has no usable options: {e}") from e
+        raise Corrupt(f"{model_record.run}/{model_record.location}: its model record has no usable options: {e}") from e
 
 
 def _only(job: Job, wanted: Iterable[str]) -> Job:

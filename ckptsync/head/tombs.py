@@ -20,7 +20,7 @@ _CLOCK = f"{OURS}/clocks/~gc"  # no node's id holds a ~
 
 @dataclass(frozen=True, slots=True)
 class Grave:
-    """What a tombstone is about.  ``manifests``: by name, all that count in that place."""
+    """What a tombstone is about.  ``manifests``: by name, all that count in that location."""
 
     manifests: Mapping[str, Manifest]
     scope: Scope
@@ -40,8 +40,8 @@ def write(store: Store, grave: Grave, stage: Stage) -> str:
     stone = Tombstone(
         run=first.run,
         checkpoint=first.checkpoint,
-        place=first.place,
-        n=_next_n(store, first.run, first.place, "tombstone"),
+        location=first.location,
+        n=_next_n(store, first.run, first.location, "tombstone"),
         manifests=tuple(sorted(grave.manifests)),
         reason=grave.reason,
         scope=grave.scope,
@@ -55,7 +55,7 @@ def write(store: Store, grave: Grave, stage: Stage) -> str:
 
 def keep(store: Store, word: Keep) -> str:
     """Say it, with the next number; the record's name.  Raises StoreError."""
-    return _put(store, replace(word, n=_next_n(store, word.run, word.place, "keep")))
+    return _put(store, replace(word, n=_next_n(store, word.run, word.location, "keep")))
 
 
 def ended(manifests: Iterable[Manifest]) -> dict[str, int]:
@@ -67,9 +67,9 @@ def ended(manifests: Iterable[Manifest]) -> dict[str, int]:
 
 
 def spent(stones: Mapping[str, Tombstone]) -> list[str]:
-    """Of a place that is gone the tombstones beside the one that says all: by that a node knows its save again.  Pure."""
+    """Of a location that is gone the tombstones beside the one that says all: by that a node knows its save again.  Pure."""
     stays = max(
-        (t for t in stones.values() if t.stage == "said" and t.scope == "place"),
+        (t for t in stones.values() if t.stage == "said" and t.scope == "location"),
         key=lambda t: (len(t.manifests), t.n),
         default=None,
     )
@@ -86,6 +86,6 @@ def _put(store: Store, record: Tombstone | Keep) -> str:
     return name
 
 
-def _next_n(store: Store, run: str, place: str, kind: str) -> int:
-    listed = (parse_record_name(entry.name) for entry in store.names(records_prefix(run, place)))
+def _next_n(store: Store, run: str, location: str, kind: str) -> int:
+    listed = (parse_record_name(entry.name) for entry in store.names(records_prefix(run, location)))
     return max((p.n for p in listed if p and p.kind == kind), default=-1) + 1

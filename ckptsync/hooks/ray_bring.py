@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ckptsync.catalogue.fresh import fresh_place, hidden_by
+from ckptsync.catalogue.fresh import fresh_location, hidden_by
 from ckptsync.config import reach
 from ckptsync.config.loading import from_environment
 from ckptsync.digest import digest
@@ -143,23 +143,23 @@ def bring(note: Note, home: Path) -> Path:
 
 
 def _plan(store: Store, note: Note) -> Plan:
-    """Of this very place: another save of the same name may be newer, and is not what was reported."""
-    found = fresh_place(store, note.run, note.place)
+    """Of this very location: another save of the same name may be newer, and is not what was reported."""
+    found = fresh_location(store, note.run, note.location)
     for fault in found.faults:
         if hidden_by([fault]):
             raise fault.error
-    seen = found.of(note.run, note.place)
+    seen = found.of(note.run, note.location)
     if seen is None:
         raise Incomplete(f"{note.url}: no manifest of it counts", hint="the store's retention may have let it go: `ckptsync ls`")
-    if seen.word == "AMBIGUOUS":
+    if seen.status == "CONFLICT":
         raise Corrupt(f"{note.url}: nobody can say which of its files are of one save: {'; '.join(seen.evidence[:1])}")
     return plan_checkpoint(seen)
 
 
 def opened(note: Note, access: Access) -> Store:
     """The store that a note names.  Raises ConfigError, StoreError."""
-    place = located(note.store)
-    return open_store(note.store, access.options_of(place) if isinstance(place, Remote) else {}, access.limits)
+    location = located(note.store)
+    return open_store(note.store, access.options_of(location) if isinstance(location, Remote) else {}, access.limits)
 
 
 def reached() -> Access:

@@ -104,8 +104,8 @@ def told_to_workers(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _absolute(store: str) -> str:
     """As the driver means it: workers have other working directories.  Raises ConfigError for what names no store."""
-    place = located(store) if store else ""
-    return place.url if isinstance(place, Remote) else str(place)
+    location = located(store) if store else ""
+    return location.url if isinstance(location, Remote) else str(location)
 
 
 def _told_by(workers: Sequence[Any]) -> Iterator[Mapping[str, Any]]:

@@ -1,4 +1,4 @@
-"""What Ray keeps of a checkpoint that is in a store: a directory of its own experiment, as it demands one, with a note of the place.
+"""What Ray keeps of a checkpoint that is in a store: a directory of its own experiment, as it demands one, with a note of the location.
 
 ``<storage_path>/<experiment>/<checkpoint>/ckptsync.json``, some hundred bytes.  Ray deletes it as it deletes checkpoints (``num_to_keep``); what is in the
 store goes by the store's own retention.
@@ -17,22 +17,22 @@ from ckptsync.parsing import parse
 NAME = "ckptsync.json"
 _LARGEST = 64 * 1024  # bytes
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-_PLACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.~-]{0,199}")  # of another save of the same name: <checkpoint>~<save>
+_LOCATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.~-]{0,199}")  # of another save of the same name: <checkpoint>~<save>
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """``checkpoint`` of ``run`` lies at ``place`` of ``store``, a path or a URL without a password."""
+    """``checkpoint`` of ``run`` lies at ``location`` of ``store``, a path or a URL without a password."""
 
     store: str
     run: str
     checkpoint: str
-    place: str
+    location: str
 
     @property
     def url(self) -> str:
-        """Of the place, for people and commands."""
-        return f"{self.store}/{self.run}/{self.place}"
+        """Of the location, for people and commands."""
+        return f"{self.store}/{self.run}/{self.location}"
 
 
 def encode(note: Note) -> bytes:
@@ -44,10 +44,10 @@ def decode(data: bytes, name: str) -> Note:
     """Raises Corrupt."""
     try:
         told = parse(data, name, "a note of a checkpoint in a store")
-        found = [told[key] for key in ("store", "run", "checkpoint", "place")]
+        found = [told[key] for key in ("store", "run", "checkpoint", "location")]
     except (KeyError, TypeError) as e:
         raise Corrupt(f"{name}: no note of a checkpoint in a store: {e}") from e
-    if not all(isinstance(value, str) and value for value in found) or not all(map(_PLACE.fullmatch, found[2:])):
+    if not all(isinstance(value, str) and value for value in found) or not all(map(_LOCATION.fullmatch, found[2:])):
         raise Corrupt(f"{name}: no note of a checkpoint in a store")
     return Note(*found)
 

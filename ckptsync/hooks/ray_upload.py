@@ -1,7 +1,7 @@
 """``upload_fn``: a Ray worker's local checkpoint goes to the store, as this rank's part of it.
 
 Ray Train 2.60 demands of a ``checkpoint_upload_fn`` a ``Checkpoint`` in the experiment's directory, the same path on every rank (``checkpoint_manager.py``,
-``report_handler.py``): it gets one that holds a note of the place (`ckptsync.hooks.ray_note`).  The bytes do not go through ``storage_path``.
+``report_handler.py``): it gets one that holds a note of the location (`ckptsync.hooks.ray_note`).  The bytes do not go through ``storage_path``.
 
 What is sent is safe before ``report`` goes on: the manifest is the last that is written, and Ray is told of the checkpoint when every rank's is there.  Killed
 before, it is no checkpoint to Ray, and nothing half sent counts in the store.
@@ -95,8 +95,8 @@ def send(directory: Path, url: str, part: Part) -> Note | None:
     """
     run = checked_run(part.run)
     _check_name(part.name)
-    access, place = reached(), located(url)
-    if isinstance(place, Path) and not Path(url.removeprefix("file://")).is_absolute():
+    access, location = reached(), located(url)
+    if isinstance(location, Path) and not Path(url.removeprefix("file://")).is_absolute():
         raise ConfigError(
             f"{url}: a relative path, and Ray's workers have directories of their own", hint="give the store's full path"
         )
@@ -105,7 +105,7 @@ def send(directory: Path, url: str, part: Part) -> Note | None:
         return None
     key = (url, run, part.name, str(part.rank), part.attempt)
     _check_is_no_other(key, listing)
-    store = create_store(url, access.options_of(place) if isinstance(place, Remote) else {}, access.limits)
+    store = create_store(url, access.options_of(location) if isinstance(location, Remote) else {}, access.limits)
     spot = scan.Spot(part.name, scan.family_of(part.name), directory)
     offer = Offer(run, directory, (spot,), save=save_id(f"{run}\0{part.attempt}", part.name, 0))
     sent = _sent(offer, store, part, access.limits.threads)
@@ -113,7 +113,7 @@ def send(directory: Path, url: str, part: Part) -> Note | None:
     for text in (*(f"{f.path} is not sent: it has a name of unfinished files" for f in listing.partial), *sent.notes):
         if not text.startswith(ASSUMED):  # a report is that word
             _log.warning("ckptsync: %s: %s", directory, text)
-    return Note(str(place) if not isinstance(place, Remote) else place.url, run, part.name, sent.place or part.name)
+    return Note(str(location) if not isinstance(location, Remote) else location.url, run, part.name, sent.location or part.name)
 
 
 def _check_name(name: str) -> None:

@@ -56,7 +56,7 @@ def _asked(level: str) -> Asked:
 
 
 def _stored(note: Note) -> InStore:
-    return InStore(opened(note, reached()), note.run, note.place)
+    return InStore(opened(note, reached()), note.run, note.location)
 
 
 def _plain(local: str) -> InStore | Plain:

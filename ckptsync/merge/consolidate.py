@@ -24,7 +24,7 @@ from ckptsync.merge.statistics import Statistics, is_told, remarks
 from ckptsync.merge.summed import SummedFiles
 from ckptsync.merge.tally import CopiedTensor
 from ckptsync.model import Files
-from ckptsync.records.seal import SealedFile, SealedTensor
+from ckptsync.records.model_record import ModelFile, ModelTensor
 
 Chunk = bytes | bytearray | memoryview
 Write = Callable[[str, Iterable[Chunk]], None]
@@ -88,8 +88,8 @@ class Engine(Protocol):
 class Merged:
     """What was written, with a digest for every file, and for every tensor if asked for; and what the reader should know."""
 
-    files: tuple[SealedFile, ...]
-    tensors: tuple[SealedTensor, ...]
+    files: tuple[ModelFile, ...]
+    tensors: tuple[ModelTensor, ...]
     notes: tuple[str, ...]
     source: str
     statistics: Mapping[str, Statistics] | None = None
@@ -119,7 +119,7 @@ def carry_out(
     done = _Counter(job.size, job.size - left.size, progress)
     made = (engine or _weights)(left, files, write, progress=done.add, work=work, ledger=ledger)
     ends = {plan.name: ledger.finished.get(plan.name) or finished(made[plan.name]) for plan in job.plans}
-    sealed = [SealedFile(plan.name, plan.size, ends[plan.name].digest) for plan in job.plans]
+    sealed = [ModelFile(plan.name, plan.size, ends[plan.name].digest) for plan in job.plans]
     notes = [*job.notes, *(note for plan in job.plans for note in ends[plan.name].notes)]
     if work.statistics:
         notes += _without_statistics(job.plans)
@@ -222,14 +222,14 @@ class _Counter:
                 self._progress(self._done, self._total)
 
 
-def _sealed_tensors(file: FilePlan, copied: Copied | None) -> Iterator[SealedTensor]:
+def _sealed_tensors(file: FilePlan, copied: Copied | None) -> Iterator[ModelTensor]:
     """Without digests where an earlier merge made the file."""
     digests = (found.digest for found in copied.tensors) if copied else repeat("", len(file.tensors))
     for tensor, own in zip(file.tensors, digests, strict=True):
-        yield SealedTensor(tensor.name, tensor.dtype, tensor.shape, file.name, tensor.start, tensor.size, own)
+        yield ModelTensor(tensor.name, tensor.dtype, tensor.shape, file.name, tensor.start, tensor.size, own)
 
 
-def _write_small(name: str, data: bytes, write: Write) -> SealedFile:
+def _write_small(name: str, data: bytes, write: Write) -> ModelFile:
     pieces = [data[at : at + _PIECE] for at in range(0, len(data), _PIECE)]
     write(name, pieces)
-    return SealedFile(name, len(data), digest(data))
+    return ModelFile(name, len(data), digest(data))

@@ -44,13 +44,13 @@ def choose(summaries: Sequence[Summary], run: str, name: str, trust: Trust, part
         raise ConfigError(f"run {run!r} not found in the store", hint=_did_you_mean(run, {s.run for s in summaries}))
     if name == LATEST:
         return _choose_latest(run, in_run, trust, part)
-    found = _newest([s for s in in_run if name in (s.place, s.checkpoint)])
+    found = _newest([s for s in in_run if name in (s.location, s.checkpoint)])
     if found is None:
         names = ", ".join(dict.fromkeys(s.checkpoint for s in in_run[-8:]))
         raise ConfigError(f"{run}/{name}: no such checkpoint", hint=f"the run has {names}")
     _check_may_be_given(found, trust, part)
-    others = [s for s in in_run if s.checkpoint == name and found.place not in (s.place, name)]
-    return Choice(found, tuple(f"{run}/{s.place} is another save of the same name: {_status(s)}" for s in others))
+    others = [s for s in in_run if s.checkpoint == name and found.location not in (s.location, name)]
+    return Choice(found, tuple(f"{run}/{s.location} is another save of the same name: {_status(s)}" for s in others))
 
 
 def _did_you_mean(run: str, known: set[str]) -> str:
@@ -60,39 +60,41 @@ def _did_you_mean(run: str, known: set[str]) -> str:
 
 def _newest(summaries: Sequence[Summary]) -> Summary | None:
     """Return the save whose files were written last.  Steps do not tell: a training that was restarted counts them from 0 again."""
-    return max(summaries, key=lambda s: (s.ended, s.step or 0, s.place), default=None)
+    return max(summaries, key=lambda s: (s.ended, s.step or 0, s.location), default=None)
 
 
 def _choose_latest(run: str, in_run: Sequence[Summary], trust: Trust, part: Part) -> Choice:
     saves = _without_final_models(in_run)
     usable = [
-        s for s in saves if s.word == "VERIFIED" or (trust == "any" and s.word in _COMPLETE and (s.sealed or part != "model"))
+        s
+        for s in saves
+        if s.status == "VERIFIED" or (trust == "any" and s.status in _COMPLETE and (s.consolidated or part != "model"))
     ]
     newest = _newest([s for s in usable if not s.let_go or part == "model"])
     if newest is None:
         status = "complete" if trust == "any" else "VERIFIED"
-        last = "; ".join(f"{s.place} is {_status(s)}" for s in sorted(saves, key=lambda s: -s.ended)[:3])
+        last = "; ".join(f"{s.location} is {_status(s)}" for s in sorted(saves, key=lambda s: -s.ended)[:3])
         hint = (
             "wait until it is complete" if trust == "any" else "name a checkpoint, or give --unverified for the newest complete one"
         )
         raise Incomplete(f"{run}: none of its {len(saves)} checkpoints is {status}: {last}", hint=hint)
     newer = sorted((s for s in saves if s.ended > newest.ended), key=lambda s: s.ended)
-    return Choice(newest, tuple(f"{run}/{s.place} is newer, and was not chosen: {_status(s)}" for s in newer))
+    return Choice(newest, tuple(f"{run}/{s.location} is newer, and was not chosen: {_status(s)}" for s in newer))
 
 
 def _without_final_models(in_run: Sequence[Summary]) -> Sequence[Summary]:
     """Leave out what trainers write beside their checkpoints at the end: a model, and under DeepSpeed the tag that it was made from."""
-    families = {s.place: family_of(s.checkpoint) for s in in_run}
+    families = {s.location: family_of(s.checkpoint) for s in in_run}
     final = ("final", "deepspeed") if {"trainer", "accelerate"}.intersection(families.values()) else ("final",)
-    return [s for s in in_run if families[s.place] not in final] or in_run
+    return [s for s in in_run if families[s.location] not in final] or in_run
 
 
 def _check_may_be_given(found: Summary, trust: Trust, part: Part) -> None:
-    name = f"{found.run}/{found.place}"
-    if found.word == "AMBIGUOUS":
+    name = f"{found.run}/{found.location}"
+    if found.status == "CONFLICT":
         raise Corrupt(f"{name}: two saves have this name, and nothing proves which file belongs to which: {_first(found.evidence)}")
     if part == "model":
-        if not found.seal:
+        if not found.model_record:
             raise Incomplete(f"{name}: it has not been consolidated", hint="wait for a head, or run `ckptsync merge`")
         return
     if found.let_go and trust != "any":
@@ -100,16 +102,16 @@ def _check_may_be_given(found: Summary, trust: Trust, part: Part) -> None:
             f"{name}: retention is deleting its shards: {found.let_go}",
             hint="get its consolidated model with --consolidated, or the files that are left with --unverified",
         )
-    if found.word == "RETIRED" and trust != "any":
+    if found.status == "RETIRED" and trust != "any":
         raise Incomplete(f"{name}: retired: {found.retired}", hint="get the files that are left with --unverified")
 
 
 def _status(s: Summary) -> str:
     if s.let_go:
         return f"retention is deleting its shards: {s.let_go}"
-    if s.word == "CONSOLIDATED":
+    if s.status == "CONSOLIDATED":
         return "CONSOLIDATED, not yet verified"
-    return f"{s.word}{', ' if s.evidence else ''}{_first(s.evidence)}"
+    return f"{s.status}{', ' if s.evidence else ''}{_first(s.evidence)}"
 
 
 def _first(lines: Sequence[str]) -> str:

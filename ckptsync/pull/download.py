@@ -303,12 +303,12 @@ def _sync(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def _translated(place: Path) -> Iterator[None]:
+def _translated(location: Path) -> Iterator[None]:
     """Raise an OSError as ConfigError or StoreError."""
     try:
         yield
     except OSError as e:
-        why = f"{e.filename or place}: {(e.strerror or str(e)).lower()}"
+        why = f"{e.filename or location}: {(e.strerror or str(e)).lower()}"
         if e.errno in (errno.ENOTDIR, errno.ELOOP, errno.EEXIST, errno.ENOTEMPTY):
             raise ConfigError(why, hint="check the path; a pull overwrites nothing, and follows no link below it") from e
         raise StoreError(why, hint="check free space and permissions") from e

@@ -14,9 +14,9 @@ from ckptsync.formats.safetensors import encode_header
 from ckptsync.layouts import rank_names
 from ckptsync.paths import checked_path
 from ckptsync.records.manifest import FileEntry
+from ckptsync.records.model_record import ModelFile, ModelTensor
 from ckptsync.records.names import consolidated_prefix
 from ckptsync.records.saves import Located
-from ckptsync.records.seal import SealedFile, SealedTensor
 from ckptsync.records.state import Snapshot
 from ckptsync.scan import family_of
 from ckptsync.stores.checksum import RangeDigests
@@ -63,7 +63,7 @@ def plan_checkpoint(seen: Snapshot, node: str = "") -> Plan:
     the optimizer shards and random states of other nodes.  Raises ConfigError if ``node`` sent no file, Corrupt for unsafe names.
     """
     if node and node not in (nodes := sorted({k.manifest.node for k in seen.manifests})):
-        raise ConfigError(f"{node}: this node uploaded no file of {seen.run}/{seen.place}", hint=f"nodes: {', '.join(nodes)}")
+        raise ConfigError(f"{node}: this node uploaded no file of {seen.run}/{seen.location}", hint=f"nodes: {', '.join(nodes)}")
     chosen = {path: copy for path, copies in seen.files.items() if (copy := _copy_for(node, path, copies))}
     there = {path: at for path, at in chosen.items() if seen.sizes.get(at.name) == at.entry.size}
     _check_names(seen.checkpoint, there)
@@ -79,12 +79,14 @@ def plan_checkpoint(seen: Snapshot, node: str = "") -> Plan:
 
 def plan_model(seen: Snapshot) -> Plan:
     """Plan the consolidated model's files.  Raises Incomplete if there is none, Corrupt for unsafe names."""
-    record = seen.seal
+    record = seen.model_record
     if record is None:
-        raise Incomplete(f"{seen.run}/{seen.place}: it has not been consolidated", hint="wait for a head, or run `ckptsync merge`")
-    prefix = consolidated_prefix(record.run, record.place)
+        raise Incomplete(
+            f"{seen.run}/{seen.location}: it has not been consolidated", hint="wait for a head, or run `ckptsync merge`"
+        )
+    prefix = consolidated_prefix(record.run, record.location)
     there = [f for f in record.files if seen.sizes.get(prefix + f.path) == f.size]
-    tensors: dict[str, list[SealedTensor]] = {}
+    tensors: dict[str, list[ModelTensor]] = {}
     for tensor in record.tensors:
         tensors.setdefault(tensor.file, []).append(tensor)
     _check_names(seen.checkpoint, [f.path for f in there])
@@ -95,7 +97,7 @@ def plan_model(seen: Snapshot) -> Plan:
     )
 
 
-def model_digests(file: SealedFile, tensors: Sequence[SealedTensor]) -> RangeDigests:
+def model_digests(file: ModelFile, tensors: Sequence[ModelTensor]) -> RangeDigests:
     """Return the digests by which ranges of a model's file can be checked separately.
 
     A safetensors header follows from the tensors, and each tensor has a digest; so header and tensors are checked each by itself.  Any

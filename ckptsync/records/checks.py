@@ -11,19 +11,19 @@ from ckptsync.paths import checked_path
 from ckptsync.records.join import Join
 from ckptsync.records.keep import Keep
 from ckptsync.records.manifest import FileEntry, Manifest
+from ckptsync.records.model_record import ModelFile, ModelRecord
 from ckptsync.records.names import checked_node, parse_record_name
 from ckptsync.records.report import Report
-from ckptsync.records.seal import Seal, SealedFile
 from ckptsync.records.tombstone import Tombstone
 
 _TRAINER = 200  # characters: people read it
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-def check(record: Manifest | Seal | Report | Tombstone | Keep | Join) -> None:
+def check(record: Manifest | ModelRecord | Report | Tombstone | Keep | Join) -> None:
     """Raises Corrupt."""
-    if record.place != record.checkpoint and not record.place.startswith(f"{record.checkpoint}~"):
-        raise Corrupt(f"{record.place!r}: not a place of {record.checkpoint!r}")
+    if record.location != record.checkpoint and not record.location.startswith(f"{record.checkpoint}~"):
+        raise Corrupt(f"{record.location!r}: not a location of {record.checkpoint!r}")
     if isinstance(record, Manifest):
         _check_manifest(record)
         return
@@ -32,7 +32,7 @@ def check(record: Manifest | Seal | Report | Tombstone | Keep | Join) -> None:
     _check_names(record.manifests)
     if isinstance(record, Tombstone):
         _check_tombstone(record)
-    if isinstance(record, Seal):
+    if isinstance(record, ModelRecord):
         check_files(record.files)
         _check_tensors(record)
 
@@ -63,7 +63,7 @@ def _check_names(names: Iterable[str]) -> None:
             raise Corrupt(f"{name!r}: not the name of a manifest")
 
 
-def check_files(files: Iterable[FileEntry | SealedFile]) -> None:
+def check_files(files: Iterable[FileEntry | ModelFile]) -> None:
     """Raise Corrupt for a list of files that cannot be."""
     paths: set[str] = set()
     for file in files:
@@ -81,8 +81,8 @@ def _check_blocks(file: FileEntry) -> None:
         raise Corrupt(f"{file.path}: {len(file.blocks)} blocks of {file.block_size} bytes do not make {file.size} bytes")
 
 
-def _check_tensors(seal: Seal) -> None:
-    sizes = {f.path: f.size for f in seal.files}
-    for tensor in seal.tensors:
+def _check_tensors(model_record: ModelRecord) -> None:
+    sizes = {f.path: f.size for f in model_record.files}
+    for tensor in model_record.tensors:
         if not 0 <= tensor.start <= tensor.start + tensor.size <= sizes.get(tensor.file, -1):
             raise Corrupt(f"{tensor.name}: bytes {tensor.start} to {tensor.start + tensor.size} are not in {tensor.file!r:.200}")

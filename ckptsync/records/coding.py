@@ -13,18 +13,18 @@ from ckptsync.records.checks import check
 from ckptsync.records.join import Join
 from ckptsync.records.keep import Keep
 from ckptsync.records.manifest import Manifest
+from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.names import RecordKind, RecordName, parse_record_name
 from ckptsync.records.report import Report
-from ckptsync.records.seal import Seal
 from ckptsync.records.tombstone import Tombstone
 
-Record = Manifest | Seal | Report | Tombstone | Keep | Join
-R = TypeVar("R", Manifest, Seal, Report, Tombstone, Keep, Join)
-FORMATS: dict[RecordKind, int] = {"manifest": 1, "seal": 1, "report": 1, "tombstone": 1, "keep": 1, "join": 1}
+Record = Manifest | ModelRecord | Report | Tombstone | Keep | Join
+R = TypeVar("R", Manifest, ModelRecord, Report, Tombstone, Keep, Join)
+FORMATS: dict[RecordKind, int] = {"manifest": 1, "model": 1, "report": 1, "tombstone": 1, "keep": 1, "join": 1}
 """The newest that this program knows of each kind."""
 _KINDS: dict[RecordKind, type[Record]] = {
     "manifest": Manifest,
-    "seal": Seal,
+    "model": ModelRecord,
     "report": Report,
     "tombstone": Tombstone,
     "keep": Keep,
@@ -32,13 +32,13 @@ _KINDS: dict[RecordKind, type[Record]] = {
 }
 LIMITS: dict[RecordKind, int] = {
     "manifest": 32 << 20,
-    "seal": 32 << 20,
+    "model": 32 << 20,
     "report": SMALL,
     "tombstone": SMALL,
     "keep": SMALL,
     "join": SMALL,
 }
-"""Bytes that a record may have: a manifest of some 110,000 files, a seal of some 120,000 tensors.  A reader has at most fifteen times as many in memory."""
+"""Bytes that a record may have: a manifest of some 110,000 files, a model record of some 120,000 tensors.  A reader has at most fifteen times as many in memory."""
 _DECODERS = {kind: Decoder(its, f"a {kind}", LIMITS[kind]) for kind, its in _KINDS.items()}
 
 
@@ -48,7 +48,7 @@ def encode(record: Record) -> bytes:
     kind = kind_of(record)
     if len(data) > LIMITS[kind]:
         raise Unsupported(
-            f"{record.run}/{record.place}: its {kind} would have {len(data)} bytes, at most {LIMITS[kind]} can be read",
+            f"{record.run}/{record.location}: its {kind} would have {len(data)} bytes, at most {LIMITS[kind]} can be read",
             hint=_SMALLER,
         )
     return data
@@ -67,7 +67,7 @@ def kind_of(record: Record) -> RecordKind:
 def record_name(record: Record, data: bytes) -> str:
     """The name a record is stored under: it ends in its own digest's first 16 hex digits."""
     node = record.node if isinstance(record, Manifest) else ""
-    return str(RecordName(record.run, record.place, kind_of(record), node, record.n, digest(data)[:16]))
+    return str(RecordName(record.run, record.location, kind_of(record), node, record.n, digest(data)[:16]))
 
 
 def decode(name: str, data: bytes, kind: type[R]) -> R:
@@ -96,5 +96,5 @@ def decode_any(name: RecordName, data: bytes) -> Record:
 
 
 def is_made_anew(name: RecordName | None, error: CkptsyncError) -> bool:
-    """Whether a record that cannot be read keeps nobody from its place: a damaged seal or report follows from the rest, and is written again; a damaged word to keep keeps; a damaged join joins nothing."""
-    return isinstance(error, Corrupt) and name is not None and name.kind in ("seal", "report", "keep", "join")
+    """Whether a record that cannot be read keeps nobody from its location: a damaged model record or report follows from the rest, and is written again; a damaged word to keep keeps; a damaged join joins nothing."""
+    return isinstance(error, Corrupt) and name is not None and name.kind in ("model", "report", "keep", "join")

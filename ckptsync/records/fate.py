@@ -1,4 +1,4 @@
-"""What tombstones say of a place, all of them together: a function of the set, so that all who have read the same agree."""
+"""What tombstones say of a location, all of them together: a function of the set, so that all who have read the same agree."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ckptsync.records.tombstone import Tombstone
 
 @dataclass(frozen=True, slots=True)
 class Fate:
-    """Reasons why a place (``retired``), or its trainer's own files (``shards``), were given up; empty where they were not.
+    """Reasons why a location (``retired``), or its trainer's own files (``shards``), were given up; empty where they were not.
 
     ``said``: names of the tombstones in force.  ``is_begun``: files may be gone already, so that nothing can be taken back; ``is_done``: no shard is left.
     """
@@ -23,7 +23,7 @@ class Fate:
 
 
 def in_force(stones: Mapping[str, Tombstone]) -> dict[str, Tombstone]:
-    """Those that were not taken back.  ``stones``: of one place.  Where one says so under the same number, it was too late."""
+    """Those that were not taken back.  ``stones``: of one location.  Where one says so under the same number, it was too late."""
     backs = [t for t in stones.values() if t.stage == "back"]
     return {name: t for name, t in sorted(stones.items()) if t.stage != "back" and not any(_takes_back(b, t) for b in backs)}
 
@@ -32,7 +32,7 @@ def fate(stones: Mapping[str, Tombstone], manifests: Collection[str]) -> Fate:
     """What they say of a save.  ``manifests``: the names of those that count."""
     names = set(manifests)
     force = {name: t for name, t in in_force(stones).items() if not names.isdisjoint(t.manifests)}
-    whole = {name: t for name, t in force.items() if t.scope == "place"}
+    whole = {name: t for name, t in force.items() if t.scope == "location"}
     counting = whole or force
     return Fate(
         retired=_reason(whole),

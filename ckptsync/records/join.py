@@ -14,11 +14,11 @@ FORMAT = 1
 
 @dataclass(frozen=True, slots=True)
 class Join:
-    """``manifests``: names of those that are parts of one save, in whatever places of the checkpoint's name."""
+    """``manifests``: names of those that are parts of one save, in whatever locations of the checkpoint's name."""
 
     run: str
     checkpoint: str
-    place: str
+    location: str
     n: Count
     manifests: tuple[str, ...]
     format: FormatNumber = FORMAT

@@ -26,19 +26,19 @@ class FileEntry:
 class Manifest:
     """One node's part of one save of a checkpoint.
 
-    ``checkpoint`` is the trainer's name for it; ``place`` is the directory in the store that holds it: the same name, or
+    ``checkpoint`` is the trainer's name for it; ``location`` is the directory in the store that holds it: the same name, or
     ``<checkpoint>~<save>`` where another save had taken it.  ``n`` counts this node's manifests of this save from 0; manifest
     n + 1 names files that came later.  ``save`` is the id that a hook agreed on, or empty.  ``started`` and ``ended`` (ns since
     the epoch, on the node's clock) span the mtimes of its files; ``clock_offset`` (ns) is node clock minus store clock where it was
     measured.  ``sources`` lists the weight sources seen (``zero:global_step4``).  ``supersedes`` names earlier manifests of this node
-    that it takes back: the save has moved to this place.  ``trainer`` is what wrote it, as far as is known (``transformers 5.2.0``; a family of
-    `ckptsync.scan` where no hook says more).  ``times`` (ns since the epoch, the node's clock): when it was ``settled``, and when its ``sending`` began;
+    that it takes back: the save has moved to this location.  ``trainer`` is what wrote it, as far as is known (``transformers 5.2.0``; a family of
+    `ckptsync.scan` where no hook says more).  ``times`` (ns since the epoch, the node's clock): when it was ``finished``, and when its ``sending`` began;
     a node that sent it without a pin says neither.
     """
 
     run: str
     checkpoint: str
-    place: str
+    location: str
     node: str
     n: Count
     files: tuple[FileEntry, ...]

@@ -2,7 +2,7 @@
 
 <run>/checkpoint-500/…                                  the trainer's own files
 <run>/consolidated/checkpoint-500/…                     the consolidated model
-<run>/.ckptsync/checkpoint-500/manifest-<node>-<n>-<digest>.json, seal-<n>-…, report-<n>-…, tombstone-<n>-…, keep-<n>-…, join-<n>-…
+<run>/.ckptsync/checkpoint-500/manifest-<node>-<n>-<digest>.json, model-<n>-…, report-<n>-…, tombstone-<n>-…, keep-<n>-…, join-<n>-…
 <run>/.ckptsync/checkpoint-500/agreement-<n>.json      what heads have agreed to make of it
 <run>/.ckptsync/checkpoint-500/files/<node>/<path>      a node's copy of a name that another node owns with other bytes
 <run>/.ckptsync/checkpoint-500/sending/<node>           not empty while that node sends files of that checkpoint's name
@@ -20,8 +20,8 @@ from ckptsync.errors import Corrupt
 OURS = ".ckptsync"
 CONSOLIDATED = "consolidated"
 STORE_FILE = f"{OURS}/store.json"
-RecordKind = Literal["manifest", "seal", "report", "tombstone", "keep", "join"]
-_SINGLE: tuple[RecordKind, ...] = ("seal", "report", "tombstone", "keep", "join")
+RecordKind = Literal["manifest", "model", "report", "tombstone", "keep", "join"]
+_SINGLE: tuple[RecordKind, ...] = ("model", "report", "tombstone", "keep", "join")
 
 NUMBER = "0|[1-9][0-9]{0,17}"
 """The number in a name of ours, of which there is one spelling: else a copy under another spelling would count twice."""
@@ -43,7 +43,7 @@ class RecordName:
     """A record's name, taken apart.  ``node`` is empty but for manifests; ``digest`` is the first 16 hex digits."""
 
     run: str
-    place: str
+    location: str
     kind: RecordKind
     node: str
     n: int
@@ -51,40 +51,40 @@ class RecordName:
 
     def __str__(self) -> str:
         node = f"{self.node}-" if self.kind == "manifest" else ""
-        return f"{records_prefix(self.run, self.place)}{self.kind}-{node}{self.n}-{self.digest}.json"
+        return f"{records_prefix(self.run, self.location)}{self.kind}-{node}{self.n}-{self.digest}.json"
 
 
-def records_prefix(run: str, place: str) -> str:
-    """Where the records about one place stand; ends in a slash."""
-    return f"{run}/{OURS}/{place}/"
+def records_prefix(run: str, location: str) -> str:
+    """Where the records about one location stand; ends in a slash."""
+    return f"{run}/{OURS}/{location}/"
 
 
 def parse_record_name(name: str) -> RecordName | None:
     """The parts of a record's name, or ``None`` for any other name.  ``str(parse_record_name(s)) == s``."""
     head, _, base = name.rpartition("/")
-    run, _, place = head.partition(f"/{OURS}/")
+    run, _, location = head.partition(f"/{OURS}/")
     found = _RECORD.fullmatch(base)
-    if not found or not run or not place or "/" in place:
+    if not found or not run or not location or "/" in location:
         return None
     if found[1]:
-        return RecordName(run, place, "manifest", found[2], int(found[3]), found[4])
+        return RecordName(run, location, "manifest", found[2], int(found[3]), found[4])
     kind = next(kind for kind in _SINGLE if kind == found[5])
-    return RecordName(run, place, kind, "", int(found[6]), found[7])
+    return RecordName(run, location, kind, "", int(found[6]), found[7])
 
 
-def file_name(run: str, place: str, path: str) -> str:
+def file_name(run: str, location: str, path: str) -> str:
     """Where a checkpoint's file lies under its plain name."""
-    return f"{run}/{place}/{path}"
+    return f"{run}/{location}/{path}"
 
 
-def node_file_name(run: str, place: str, node: str, path: str) -> str:
+def node_file_name(run: str, location: str, node: str, path: str) -> str:
     """Where a node's copy lies whose plain name another node owns with other bytes."""
-    return f"{records_prefix(run, place)}files/{node}/{path}"
+    return f"{records_prefix(run, location)}files/{node}/{path}"
 
 
-def consolidated_prefix(run: str, place: str) -> str:
-    """Where the consolidated model of a place lies; ends in a slash."""
-    return f"{run}/{CONSOLIDATED}/{place}/"
+def consolidated_prefix(run: str, location: str) -> str:
+    """Where the consolidated model of a location lies; ends in a slash."""
+    return f"{run}/{CONSOLIDATED}/{location}/"
 
 
 def sending_prefix(run: str, checkpoint: str) -> str:

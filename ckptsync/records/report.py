@@ -54,12 +54,12 @@ class Report:
 
     run: str
     checkpoint: str
-    place: str
+    location: str
     n: Count
     level: Level
     verdict: Verdict
     manifests: tuple[str, ...]
-    seal: str
+    model_record: str
     read: Count
     findings: tuple[Finding, ...]
     when: Seconds = 0.0

@@ -6,7 +6,7 @@ The order of the evidence, strongest first:
 2. Hook ids on both sides decide.
 3. Two nodes with a rank in both, unless its files are the same bytes: two saves, since a rank is one process on one node.
 4. Metadata that contradicts itself (two sizes demanded of a file, two numbers of ranks), or whole weights with two contents: two saves.
-5. One node: its own manifests of one place, or a file that is still the very same one, with its mtime: one save.
+5. One node: its own manifests of one location, or a file that is still the very same one, with its mtime: one save.
 6. The spans of their files' times touch, on the store's clock: one save.
 7. Otherwise nothing is proven by these two: what joins them are a person's word, or that they complete each other (`records.saves`).
 
@@ -83,7 +83,7 @@ def compare(a: Part, b: Part) -> Sameness:
     contradiction = contradiction or demands_differ(a.manifest.demands, b.manifest.demands)
     if contradiction:
         return Sameness("two", contradiction)
-    if is_one_node and (_is_one_place(a.manifest, b.manifest) or a.files.items() & b.files.items()):
+    if is_one_node and (_is_one_location(a.manifest, b.manifest) or a.files.items() & b.files.items()):
         return Sameness("one", "one node's own files")
     gap = max(a.start, b.start) - min(a.end, b.end)
     if gap <= SLACK:
@@ -110,25 +110,25 @@ def _plain(manifest: Manifest) -> Part:
 
 
 def _earlier_saves(part: Part, others: Sequence[Part]) -> list[Part]:
-    """What this node wrote in earlier saves: all of a place in which a file had another content."""
+    """What this node wrote in earlier saves: all of a location in which a file had another content."""
     mine = [o for o in others if o.manifest.node == part.manifest.node and o.end < part.end and o is not part]
-    places = {o.manifest.place for o in mine if _two_contents(o.files, part.files)}
-    return [o for o in mine if o.manifest.place in places]
+    locations = {o.manifest.location for o in mine if _two_contents(o.files, part.files)}
+    return [o for o in mine if o.manifest.location in locations]
 
 
 def _copied(
     part: Part, others: Sequence[Part], naming: Mapping[tuple[str, tuple[str, int]], Sequence[Part]]
 ) -> set[tuple[str, tuple[str, int]]]:
-    """Its files that another node had named in an earlier save: in a place in which a file had another content."""
+    """Its files that another node had named in an earlier save: in a location in which a file had another content."""
     theirs = {
-        item: {o.manifest.place for o in naming[item] if o.manifest.node != part.manifest.node and o.end < part.end}
+        item: {o.manifest.location for o in naming[item] if o.manifest.node != part.manifest.node and o.end < part.end}
         for item in part.files.items()
         if len(naming[item]) > 1
     }
     if not any(theirs.values()):
         return set()
-    places = {o.manifest.place for o in others if o.end < part.end and o is not part and _two_contents(o.files, part.files)}
-    return {item for item, named in theirs.items() if named & places}
+    locations = {o.manifest.location for o in others if o.end < part.end and o is not part and _two_contents(o.files, part.files)}
+    return {item for item, named in theirs.items() if named & locations}
 
 
 def _without_earlier(part: Part, earlier: Sequence[Part], copied: Collection[tuple[str, tuple[str, int]]]) -> Part:
@@ -165,5 +165,5 @@ def _two_weights(a: Part, b: Part) -> str:
     return f"{path} has two contents" if path else ""
 
 
-def _is_one_place(a: Manifest, b: Manifest) -> bool:
-    return a.place == b.place != ""
+def _is_one_location(a: Manifest, b: Manifest) -> bool:
+    return a.location == b.location != ""

@@ -1,10 +1,10 @@
-"""Which manifests form one save, which place in the store is theirs, and where each file lies.
+"""Which manifests form one save, which location in the store is theirs, and where each file lies.
 
-One directory of the store (a *place*) holds one save.  Writers cannot lock it, so two of them may open it at once, or open two for one
+One directory of the store (a *location*) holds one save.  Writers cannot lock it, so two of them may open it at once, or open two for one
 save.  Both are mended by moving: every manifest of a checkpoint name, wherever it lies, is grouped into saves (`groups`), and each
 group has one home (`_home`), a function of the manifests (and of what people have joined) alone.  A node that finds itself elsewhere writes its manifest again at home,
 naming the one it takes back (`moved`, `Manifest.supersedes`).  Nodes that see the same manifests agree, so moving ends; until it has,
-nothing is mixed: a place whose manifests are not provably of one save is ambiguous, and nobody merges it.
+nothing is mixed: a location whose manifests are not provably of one save is ambiguous, and nobody merges it.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ __all__ = [
     "Sameness",
     "Sibling",
     "against",
-    "better_place",
-    "choose_place",
+    "better_location",
+    "choose_location",
     "doubtful_until",
     "groups",
     "known_of",
@@ -73,9 +73,9 @@ class Group:
         """Of two groups in one place the smaller keeps it: one in doubt, since it never moves; then the one that began first."""
         return (not self.doubt, *min((p.start, p.manifest.node, p.end, sorted(p.files.items())) for p in self.parts))
 
-    def has(self, node: str, place: str) -> bool:
-        """Whether a node has manifests of it in a place."""
-        return any((p.manifest.node, p.manifest.place) == (node, place) for p in self.parts)
+    def has(self, node: str, location: str) -> bool:
+        """Whether a node has manifests of it in a location."""
+        return any((p.manifest.node, p.manifest.location) == (node, location) for p in self.parts)
 
     def holds(self, manifest: Manifest) -> bool:
         """Whether this very manifest is one of its parts."""
@@ -89,22 +89,22 @@ class Group:
         """Those of its parts."""
         return [p.manifest for p in self.parts]
 
-    def places(self) -> list[str]:
+    def locations(self) -> list[str]:
         """Those it has manifests in; a take that has none yet counts for nothing."""
-        return sorted({p.manifest.place for p in self.parts} - {""})
+        return sorted({p.manifest.location for p in self.parts} - {""})
 
 
 @dataclass(frozen=True, slots=True)
 class Sibling:
-    """Another place that may hold further parts of a save.  ``against``: why nothing joins them by itself; empty where they are joined."""
+    """Another location that may hold further parts of a save.  ``against``: why nothing joins them by itself; empty where they are joined."""
 
-    place: str
+    location: str
     nodes: tuple[str, ...]
     against: tuple[str, ...] = ()
 
-    def command(self, url: str, run: str, place: str) -> str:
-        """Return what a person types to join it with ``place``."""
-        first, second = sorted((place, self.place))
+    def command(self, url: str, run: str, location: str) -> str:
+        """Return what a person types to join it with ``location``."""
+        first, second = sorted((location, self.location))
         return shlex.join(["ckptsync", "join", f"{run}/{first}", f"{run}/{second}", "--store", url])
 
 
@@ -118,7 +118,7 @@ class Located:
 
 
 def known_of(records: Mapping[str, object]) -> tuple[Known, ...]:
-    """Return the manifests among ``records``, which are all of one checkpoint name, in every place, each with its joins."""
+    """Return the manifests among ``records``, which are all of one checkpoint name, in every location, each with its joins."""
     manifests = {name: r for name, r in records.items() if isinstance(r, Manifest)}
     joined = joins_of(manifests, {name: r for name, r in records.items() if isinstance(r, Join)})
     return tuple(Known(name, m, joined[name]) for name, m in manifests.items())
@@ -131,16 +131,16 @@ def live(known: Iterable[Known]) -> tuple[Known, ...]:
     return tuple(k for k in found if (k.manifest.node, k.name) not in gone)
 
 
-def save_of(place: str, known: Iterable[Known]) -> str:
-    """Why the manifests in ``place`` are not provably one save; empty if they are.
+def save_of(location: str, known: Iterable[Known]) -> str:
+    """Why the manifests in ``location`` are not provably one save; empty if they are.
 
-    ``known``: all of this checkpoint name, in every place.  Those elsewhere matter: if one of them is as near to a manifest here as
+    ``known``: all of this checkpoint name, in every location.  Those elsewhere matter: if one of them is as near to a manifest here as
     another one here that contradicts it, nobody can say which of the two belongs here.
     """
     found = groups(live(known))
-    here = [g for g in found if place in g.places()]
+    here = [g for g in found if location in g.locations()]
     if len(here) > 1:
-        return _difference(*(next(p for p in g.parts if p.manifest.place == place) for g in here[:2]))
+        return _difference(*(next(p for p in g.parts if p.manifest.location == location) for g in here[:2]))
     return here[0].doubt if here else ""
 
 
@@ -170,25 +170,25 @@ def against(found: Sequence[Group]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*refusals(found), *alone, *between, *_apart(found), *_incomplete(manifests))))
 
 
-def siblings(place: str, known: Iterable[Known]) -> dict[Sibling, frozenset[str]]:
-    """Return the other places that have parts of the save in ``place``, or may have, since both are incomplete and nothing forbids it.
+def siblings(location: str, known: Iterable[Known]) -> dict[Sibling, frozenset[str]]:
+    """Return the other locations that have parts of the save in ``location``, or may have, since both are incomplete and nothing forbids it.
 
     With the paths of their files.
     """
     counting = live(known)
-    if all(k.manifest.place == place for k in counting):
+    if all(k.manifest.location == location for k in counting):
         return {}
     found = groups(counting)
-    here = [g for g in found if place in g.places()]
+    here = [g for g in found if location in g.locations()]
     if len(here) != 1 or here[0].doubt:
         return {}
     (mine,) = here
-    apart = [_sibling(other, mine, ()) for other in mine.places() if other != place]
+    apart = [_sibling(other, mine, ()) for other in mine.locations() if other != location]
     for group in found:
         if group is not mine and not refusals([mine, group]) and all(any(_incomplete(g.manifests())) for g in (mine, group)):
             why = against([mine, group]) or ("other parts of that name, written at the same time, complete it as well",)
-            apart += [_sibling(other, group, why) for other in group.places()]
-    return dict(sorted(apart, key=lambda s: s[0].place))
+            apart += [_sibling(other, group, why) for other in group.locations()]
+    return dict(sorted(apart, key=lambda s: s[0].location))
 
 
 def refusals(found: Sequence[Group]) -> tuple[str, ...]:
@@ -205,7 +205,7 @@ def doubtful_until(take: Manifest, known: Iterable[Known]) -> int:
 
     Where only ranks and time do, a node that has written the name once more meanwhile, needs a moment to say that it sends it.
     """
-    mine = replace(take, place="")
+    mine = replace(take, location="")
     everyone = [*live(known), Known("", mine)]
     proven, found = (next(g for g in its if g.holds(mine)) for its in (_tied(everyone), groups(everyone)))
     return max(p.end for p in found.parts) + QUIET if len(found.parts) > len(proven.parts) else 0
@@ -228,40 +228,40 @@ def _tied(known: Sequence[Known]) -> tuple[Group, ...]:
     )
 
 
-def choose_place(ours: Manifest, known: Iterable[Known]) -> str:
-    """Where a node's take belongs.  ``ours.place`` is not looked at; ``ours.files`` are all of the take, also those already stored.
+def choose_location(ours: Manifest, known: Iterable[Known]) -> str:
+    """Where a node's take belongs.  ``ours.location`` is not looked at; ``ours.files`` are all of the take, also those already stored.
 
-    The home of the save that it provably belongs to; else a new place.  Where evidence ties it to two saves at once it gets a place of
+    The home of the save that it provably belongs to; else a new location.  Where evidence ties it to two saves at once it gets a location of
     its own, and `save_of` says aloud what is in doubt: bytes are never refused for want of proof.
     """
     everyone = tuple(known)
-    take = replace(ours, place="")
+    take = replace(ours, location="")
     found = groups([*live(everyone), Known("", take)])
     mine = next(g for g in found if g.holds(take))
     if mine.doubt:
-        return _own_place(mine, take) or _opened(mine.only(take), everyone)
+        return _own_location(mine, take) or _opened(mine.only(take), everyone)
     return _home(mine, found, take.node) or _opened(mine, everyone)
 
 
-def better_place(node: str, place: str, known: Iterable[Known]) -> str:
-    """Where the manifests that ``node`` has in ``place`` belong, by all that is known now: mostly ``place`` itself.
+def better_location(node: str, location: str, known: Iterable[Known]) -> str:
+    """Where the manifests that ``node`` has in ``location`` belong, by all that is known now: mostly ``location`` itself.
 
     Otherwise the node moves there: it sees that the bytes are stored there too, then writes what `moved` gives.
     """
     everyone = tuple(known)
     found = groups(live(everyone))
-    mine = [g for g in found if g.has(node, place)]
+    mine = [g for g in found if g.has(node, location)]
     if len(mine) != 1 or mine[0].doubt:
-        return place  # nothing proves where else it should be
+        return location  # nothing proves where else it should be
     return _home(mine[0], found, node) or _opened(mine[0], everyone)
 
 
-def moved(mine: Sequence[Known], place: str, n: int) -> Manifest:
-    """One manifest that says in ``place``, as number ``n``, all that a node's manifests in another place said, and takes those back."""
+def moved(mine: Sequence[Known], location: str, n: int) -> Manifest:
+    """One manifest that says in ``location``, as number ``n``, all that a node's manifests in another location said, and takes those back."""
     manifests = [k.manifest for k in sorted(mine, key=lambda k: k.manifest.n)]
     return replace(
         manifests[-1],
-        place=place,
+        location=location,
         n=n,
         files=tuple(sorted({f.path: f for m in manifests for f in m.files}.values(), key=lambda f: f.path)),
         ranks=tuple(sorted({r for m in manifests for r in m.ranks})),
@@ -273,9 +273,9 @@ def moved(mine: Sequence[Known], place: str, n: int) -> Manifest:
     )
 
 
-def next_n(known: Iterable[Known], node: str, place: str) -> int:
-    """The number of a node's next manifest in a place: those taken back count too."""
-    return max((k.manifest.n for k in known if (k.manifest.node, k.manifest.place) == (node, place)), default=-1) + 1
+def next_n(known: Iterable[Known], node: str, location: str) -> int:
+    """The number of a node's next manifest in a location: those taken back count too."""
+    return max((k.manifest.n for k in known if (k.manifest.node, k.manifest.location) == (node, location)), default=-1) + 1
 
 
 def demanded(manifests: Iterable[Manifest]) -> Demands:
@@ -305,36 +305,36 @@ def locate(manifests: Iterable[Manifest]) -> Mapping[str, tuple[Located, ...]]:
 def _located(claims: Sequence[tuple[Manifest, FileEntry]]) -> Iterator[Located]:
     owner, owned = claims[0]
     sharing = tuple(m.node for m, e in claims if e.digest == owned.digest)
-    yield Located(file_name(owner.run, owner.place, owned.path), owned, sharing)
+    yield Located(file_name(owner.run, owner.location, owned.path), owned, sharing)
     for m, e in claims:
         if e.digest != owned.digest:
-            yield Located(node_file_name(m.run, m.place, m.node, e.path), e, (m.node,))
+            yield Located(node_file_name(m.run, m.location, m.node, e.path), e, (m.node,))
 
 
-def _own_place(group: Group, take: Manifest) -> str:
+def _own_location(group: Group, take: Manifest) -> str:
     """Where this node has already stored files of the same take; empty if nowhere."""
     others = [p for p in group.parts if p.manifest.node == take.node and p.manifest is not take]
     own = next(p for p in group.parts if p.manifest is take)
-    return min((p.manifest.place for p in others if compare(p, own).relation == "one"), default="")
+    return min((p.manifest.location for p in others if compare(p, own).relation == "one"), default="")
 
 
 def _home(mine: Group, found: Sequence[Group], node: str) -> str:
-    """The first of its places by name that no other group has an earlier claim to; empty if there is none.
+    """The first of its locations by name that no other group has an earlier claim to; empty if there is none.
 
-    Not one that ``node`` has still to leave with another save of its own: one node's manifests of a place are taken for one save.
+    Not one that ``node`` has still to leave with another save of its own: one node's manifests of a location are taken for one save.
     """
-    for place in mine.places():
-        others = [g for g in found if g is not mine and place in g.places()]
-        if all(mine.claim < g.claim and not g.has(node, place) for g in others):
-            return place
+    for location in mine.locations():
+        others = [g for g in found if g is not mine and location in g.locations()]
+        if all(mine.claim < g.claim and not g.has(node, location) for g in others):
+            return location
     return ""
 
 
 def _opened(mine: Group, known: Sequence[Known]) -> str:
     """A name that no manifest was ever written under, the same for every node of the group that knows as much."""
     first = min(mine.parts, key=lambda p: (p.start, p.manifest.node)).manifest
-    taken = {k.manifest.place for k in known}
-    return next(place for place in _names(first) if place not in taken)
+    taken = {k.manifest.location for k in known}
+    return next(location for location in _names(first) if location not in taken)
 
 
 def _names(first: Manifest) -> Iterator[str]:
@@ -368,10 +368,10 @@ def _apart(found: Sequence[Group]) -> Iterator[str]:
         yield f"{gap / 1e9:.0f} s lie between their files, more than {NEAR // 10**9}"
 
 
-def _sibling(place: str, group: Group, why: tuple[str, ...]) -> tuple[Sibling, frozenset[str]]:
-    its = [m for m in group.manifests() if m.place == place]
+def _sibling(location: str, group: Group, why: tuple[str, ...]) -> tuple[Sibling, frozenset[str]]:
+    its = [m for m in group.manifests() if m.location == location]
     nodes = tuple(sorted({m.node for m in its}))
-    return Sibling(place, nodes, why), frozenset(f.path for m in its for f in m.files)
+    return Sibling(location, nodes, why), frozenset(f.path for m in its for f in m.files)
 
 
 def _doubtful(group: Group) -> Iterator[str]:

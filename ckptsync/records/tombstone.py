@@ -11,7 +11,7 @@ from typing import Literal
 from ckptsync.decoding import Count, FormatNumber, Nanoseconds
 
 FORMAT = 1
-Scope = Literal["place", "shards"]
+Scope = Literal["location", "shards"]
 Stage = Literal["said", "begun", "done", "back"]
 
 
@@ -28,11 +28,11 @@ class Tombstone:
 
     run: str
     checkpoint: str
-    place: str
+    location: str
     n: Count
     manifests: tuple[str, ...]
     reason: str
-    scope: Scope = "place"
+    scope: Scope = "location"
     stage: Stage = "said"
     ended: dict[str, Nanoseconds] = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)

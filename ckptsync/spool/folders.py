@@ -1,6 +1,6 @@
 """Every access to what lies in a spool: by descriptors of directories that `ckptsync.walk.open_directory` has examined, never through a link.
 
-A path here names a place in a spool (``<output_dir>/_ckptsync/…``) and is opened step by step for each call, so that nobody can change what it means in
+A path here names a location in a spool (``<output_dir>/_ckptsync/…``) and is opened step by step for each call, so that nobody can change what it means in
 between, and everything may be deleted at any moment.  Directories are made with mode 0700, whatever the umask.  Files are made under names of chance, new and
 no links, and renamed to their own.  A file that is not a regular one of this user's is no file.
 
@@ -26,7 +26,7 @@ from ckptsync.walk import UnsafeSpool, open_directory, open_spool, open_step, sp
 NO_LINKS = frozenset({errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EINVAL})
 LARGEST = 64 * 1024 * 1024  # bytes of a small file: the commit of 500,000 files
 _NEW = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_OLD = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe in a file's place is not waited for
+_OLD = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a pipe in a file's location is not waited for
 FRESH = ".fresh-"  # begins the name of a file that is being written
 
 
@@ -221,7 +221,7 @@ def link(source: int, name: str, target: int, new: str) -> None:
     """A further name, in one open directory, of a file in another.  Raises FileNotFoundError for what is no regular file."""
     os.link(name, new, src_dir_fd=source, dst_dir_fd=target, follow_symlinks=False)
     found = os.stat(new, dir_fd=target, follow_symlinks=False)
-    if not stat.S_ISREG(found.st_mode):  # a link took the file's place since it was seen
+    if not stat.S_ISREG(found.st_mode):  # a link took the file's location since it was seen
         os.unlink(new, dir_fd=target)
         raise FileNotFoundError(errno.ENOENT, "no longer a regular file", name)
 

@@ -1,4 +1,4 @@
-"""A pin's files: hard links as they appear, reflinks once the save is settled, and copies where neither can be.
+"""A pin's files: hard links as they appear, reflinks once the save is finished, and copies where neither can be.
 
 A hard link follows a file that is still being written, and shares the fate of one that is written again in place; a reflink
 does neither.

@@ -89,14 +89,14 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Took:
-    """When a worker saw the pin settled, and when it began to send (ns); 0 or empty where it does not know yet.
+    """When a worker saw the pin finished, and when it began to send (ns); 0 or empty where it does not know yet.
 
     ``stable``: a number for the files that were seen whole and at rest, and for no others (`ckptsync.worker.resting`).  ``read``: of files that were read
     and that the store had already (copies of a stored save), path → bytes, mtime (ns) and digest with spaces between them: they need not be read again.
     """
 
     stable: int = 0
-    settled: int = 0
+    finished: int = 0
     sending: int = 0
     trainer: str = ""
     save: str = ""

@@ -36,13 +36,13 @@ def narrowed(source: Counted, files: Iterable[Expected], names: Collection[str],
 
 
 def _is_shard(file: Expected) -> bool:
-    return not file.is_sealed and not file.is_copy
+    return not file.is_consolidated and not file.is_copy
 
 
 def _look_closer(source: Counted, file: Expected) -> Finding:
     try:
-        if file.is_sealed:
-            return _sealed(source, file)
+        if file.is_consolidated:
+            return _consolidated(source, file)
         ranges = differing(file.wanted, blocks_of(source, file.name, file.size, file.wanted.block_size))
     except (NotFound, Incomplete):
         return Finding("missing", file.shown, f"{file.size} bytes were stored, and it went away while it was read")
@@ -51,7 +51,7 @@ def _look_closer(source: Counted, file: Expected) -> Finding:
     return Finding("digest", file.shown, _detail(ranges, file), ranges)
 
 
-def _sealed(source: Counted, file: Expected) -> Finding:
+def _consolidated(source: Counted, file: Expected) -> Finding:
     """Each tensor's own digest tells which differ; what no tensor explains lies in the header."""
     odd = [t for t in file.tensors if digest_of(source, Extent(file.name, t.start, t.size)) != t.digest]
     ranges = joined((t.start, t.start + t.size) for t in odd if t.size)

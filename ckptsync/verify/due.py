@@ -1,10 +1,10 @@
-"""Which place to verify next, and how closely.  Pure; times are seconds on the store's clock.
+"""Which location to verify next, and how closely.  Pure; times are seconds on the store's clock.
 
-Repairs and what is new are due at once.  Everything else is read again within the period, spread evenly over it: an old place is due when
+Repairs and what is new are due at once.  Everything else is read again within the period, spread evenly over it: an old location is due when
 its time has come, or when those behind it would otherwise have to be read faster, later, than all bytes divided by the period.  So a store
-whose places were all verified in one night is not read again in one night, and nothing needs to be remembered but the reports' times.
+whose locations were all verified in one night is not read again in one night, and nothing needs to be remembered but the reports' times.
 
-A place is verified as a whole: a report speaks of one.  What the bandwidth of that may be is `limits.bandwidth`.
+A location is verified as a whole: a report speaks of one.  What the bandwidth of that may be is `limits.bandwidth`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ckptsync.records.report import LEVELS, Level
 Why = Literal["changed", "never", "again", "old"]
 _ORDER: tuple[Why, ...] = ("changed", "never", "again", "old")
 RETRY = 600.0
-"""s until a damaged place in which nothing changed is looked at again; doubled with each report, so that reports do not pile up."""
+"""s until a damaged location in which nothing changed is looked at again; doubled with each report, so that reports do not pile up."""
 SEALING = 300.0
 """s in which a complete checkpoint may still be consolidated: verified before, its shards would be read twice."""
 SPARE = 0.1
@@ -29,7 +29,7 @@ SPARE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How closely each place is verified, and within how many seconds every byte is read again."""
+    """How closely each location is verified, and within how many seconds every byte is read again."""
 
     level: Level = "digest"
     every: float = 7 * 86400.0
@@ -37,30 +37,30 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A place, the level that it is due at, and why."""
+    """A location, the level that it is due at, and why."""
 
-    place: Summary
+    location: Summary
     level: Level
     why: Why
 
 
-def due(places: Iterable[Summary], schedule: Schedule, now: float) -> tuple[Due, ...]:
+def due(locations: Iterable[Summary], schedule: Schedule, now: float) -> tuple[Due, ...]:
     """All that are due: repairs first, then what was never verified, the newest first; then the rest, those that wait longest first."""
-    places = tuple(places)
-    proven = {id(seen): last for seen in places if (last := _proven(seen, schedule.level)) is not None}
-    found = [d for seen in places if (d := _due(seen, schedule, now, is_proven=id(seen) in proven))]
-    first = sorted(found, key=lambda d: (_ORDER.index(d.why), -d.place.arrived, d.place.run, d.place.place))
+    locations = tuple(locations)
+    proven = {id(seen): last for seen in locations if (last := _proven(seen, schedule.level)) is not None}
+    found = [d for seen in locations if (d := _due(seen, schedule, now, is_proven=id(seen) in proven))]
+    first = sorted(found, key=lambda d: (_ORDER.index(d.why), -d.location.arrived, d.location.run, d.location.location))
     return (
         *first,
         *(
             Due(seen, schedule.level, "old")
-            for seen in _old([(proven[id(s)], s) for s in places if id(s) in proven], schedule, now)
+            for seen in _old([(proven[id(s)], s) for s in locations if id(s) in proven], schedule, now)
         ),
     )
 
 
 def _due(seen: Summary, schedule: Schedule, now: float, *, is_proven: bool) -> Due | None:
-    if seen.retired or seen.word == "AMBIGUOUS":
+    if seen.retired or seen.status == "CONFLICT":
         return None
     if seen.proof.damage:
         return _damaged(seen, schedule, now)
@@ -68,7 +68,7 @@ def _due(seen: Summary, schedule: Schedule, now: float, *, is_proven: bool) -> D
         return Due(seen, "stat", "never") if any(gap.node for gap in seen.gaps) else None  # sent, as a node says, and not there
     if is_proven:
         return None
-    is_waiting = not seen.sealed and now - seen.arrived < min(SEALING, schedule.every)
+    is_waiting = not seen.consolidated and now - seen.arrived < min(SEALING, schedule.every)
     return None if is_waiting else Due(seen, schedule.level, "never")
 
 
@@ -83,11 +83,11 @@ def _damaged(seen: Summary, schedule: Schedule, now: float) -> Due | None:
 
 
 def _proven(seen: Summary, level: Level) -> float | None:
-    """When a report last found these very manifests and this very seal well, at this level or the highest that reads every byte as stored.
+    """When a report last found these very manifests and this very model record well, at this level or the highest that reads every byte as stored.
 
-    Above level digest what can be reached is up to the files; a level that was raised is reached as the places' turns come.
+    Above level digest what can be reached is up to the files; a level that was raised is reached as the locations' turns come.
     """
-    if seen.retired or seen.word == "AMBIGUOUS" or seen.proof.damage or not seen.model:
+    if seen.retired or seen.status == "CONFLICT" or seen.proof.damage or not seen.model:
         return None
     least = min(LEVELS.index(level), LEVELS.index("digest"))
     return max((when for at, when in seen.proof.passed if LEVELS.index(at) >= least), default=None)
@@ -95,7 +95,7 @@ def _proven(seen: Summary, level: Level) -> float | None:
 
 def _old(proven: Iterable[tuple[float, Summary]], schedule: Schedule, now: float) -> Iterator[Summary]:
     """Those whose turn it is, the one that waits longest first."""
-    line = sorted(proven, key=lambda one: (one[0], one[1].run, one[1].place))
+    line = sorted(proven, key=lambda one: (one[0], one[1].run, one[1].location))
     period = schedule.every * (1 - SPARE)
     sizes = [max(1, seen.size + seen.model_size) for _, seen in line]
     slack = _slack([last + period - now for last, _ in line], sizes, period)
@@ -108,7 +108,7 @@ def _old(proven: Iterable[tuple[float, Summary]], schedule: Schedule, now: float
 
 
 def _slack(left: Sequence[float], sizes: Sequence[int], period: float) -> float:
-    """How many bytes less than now may still be read before some place's time is up, were all read at the even rate from now on.
+    """How many bytes less than now may still be read before some location's time is up, were all read at the even rate from now on.
 
     ``left``: seconds to each deadline, in their order.
     """

@@ -1,4 +1,4 @@
-"""What should be in the store: the files that manifests and a seal name, where they lie, with their digests.  Pure."""
+"""What should be in the store: the files that manifests and a model record name, where they lie, with their digests.  Pure."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from ckptsync.digest import FileDigest
 from ckptsync.records.fate import fate
+from ckptsync.records.model_record import ModelRecord, ModelTensor
 from ckptsync.records.names import consolidated_prefix
 from ckptsync.records.report import Finding
-from ckptsync.records.seal import Seal, SealedTensor
 from ckptsync.records.state import Snapshot
 from ckptsync.verify.ranges import Ranges
 
@@ -18,7 +18,7 @@ from ckptsync.verify.ranges import Ranges
 class Expected:
     """One file.  ``name`` is the store's, ``path`` the checkpoint's or the consolidated model's, ``shown`` a report's.
 
-    ``wanted`` has no blocks for a sealed file: its ``tensors`` narrow damage.  ``is_copy``: a node's own copy of a name that another
+    ``wanted`` has no blocks for a consolidated file: its ``tensors`` narrow damage.  ``is_copy``: a node's own copy of a name that another
     node owns.
     """
 
@@ -26,8 +26,8 @@ class Expected:
     path: str
     shown: str
     wanted: FileDigest
-    tensors: tuple[SealedTensor, ...] = ()
-    is_sealed: bool = False
+    tensors: tuple[ModelTensor, ...] = ()
+    is_consolidated: bool = False
     is_copy: bool = False
 
     @property
@@ -37,20 +37,23 @@ class Expected:
 
 
 def expected(seen: Snapshot) -> tuple[Expected, ...]:
-    """All files of a place, the checkpoint's before the consolidated model's; not the former where they were let go."""
-    return (*(() if seen.facets.shards else _shards(seen)), *(_sealed(seen.run, seen.seal) if seen.seal else ()))
+    """All files of a location, the checkpoint's before the consolidated model's; not the former where they were let go."""
+    return (
+        *(() if seen.conditions.shards else _shards(seen)),
+        *(_consolidated(seen.run, seen.model_record) if seen.model_record else ()),
+    )
 
 
 def missing_parts(seen: Snapshot) -> Iterator[Finding]:
     """What the checkpoint's own metadata demands and no manifest names: nothing is damaged, it has not arrived."""
-    if seen.facets.shards:
-        yield Finding("note", seen.place, f"only the consolidated model is kept: {seen.facets.shards}")
+    if seen.conditions.shards:
+        yield Finding("note", seen.location, f"only the consolidated model is kept: {seen.conditions.shards}")
         return
     for use, demanded in (("consolidation", seen.demands.model), ("resuming", seen.demands.resume)):
         for path in sorted(demanded.keys() - seen.files.keys()):
-            yield Finding("note", f"{seen.place}/{path}", f"has not arrived: the checkpoint's metadata demands it for {use}")
+            yield Finding("note", f"{seen.location}/{path}", f"has not arrived: the checkpoint's metadata demands it for {use}")
     if not seen.demands.model:
-        yield Finding("note", seen.place, "nothing that has arrived says what a whole model is")
+        yield Finding("note", seen.location, "nothing that has arrived says what a whole model is")
 
 
 def stat(files: Iterable[Expected], sizes: Mapping[str, int]) -> Iterator[Finding]:
@@ -64,17 +67,19 @@ def stat(files: Iterable[Expected], sizes: Mapping[str, int]) -> Iterator[Findin
 
 
 def sealless(seen: Snapshot) -> Iterator[Finding]:
-    """Shards have gone, since the consolidated model stays, and no seal is there that says what it is: then nothing can be compared."""
+    """Shards have gone, since the consolidated model stays, and no model record is there that says what it is: then nothing can be compared."""
     begun = fate(seen.records.tombstones, {k.name for k in seen.manifests}).is_begun
-    if begun and seen.facets.shards and seen.seal is None and not seen.demands.model.keys() <= seen.present().keys():
-        name = consolidated_prefix(seen.run, seen.place).rstrip("/")
+    if begun and seen.conditions.shards and seen.model_record is None and not seen.demands.model.keys() <= seen.present().keys():
+        name = consolidated_prefix(seen.run, seen.location).rstrip("/")
         yield Finding(
-            "missing", _shown(seen.run, name), "its shards were let go, and no seal is there that says what the model should be"
+            "missing",
+            _shown(seen.run, name),
+            "its shards were let go, and no model record is there that says what the model should be",
         )
 
 
 def unnamed(seen: Snapshot, files: Iterable[Expected]) -> Iterator[Finding]:
-    """What lies with a place and no record names: nothing reads it, and it may be on its way, but people should know."""
+    """What lies with a location and no record names: nothing reads it, and it may be on its way, but people should know."""
     for name in sorted(seen.sizes.keys() - {file.name for file in files}):
         yield Finding("note", _shown(seen.run, name), f"{seen.sizes[name]} bytes that no record names")
 
@@ -91,14 +96,14 @@ def _shards(seen: Snapshot) -> Iterator[Expected]:
             yield Expected(at.name, path, _shown(seen.run, at.name), wanted, is_copy=at is not where[0])
 
 
-def _sealed(run: str, seal: Seal) -> Iterator[Expected]:
-    prefix = consolidated_prefix(seal.run, seal.place)
-    tensors: dict[str, list[SealedTensor]] = {}
-    for tensor in seal.tensors:
+def _consolidated(run: str, model_record: ModelRecord) -> Iterator[Expected]:
+    prefix = consolidated_prefix(model_record.run, model_record.location)
+    tensors: dict[str, list[ModelTensor]] = {}
+    for tensor in model_record.tensors:
         tensors.setdefault(tensor.file, []).append(tensor)
-    for file in seal.files:
+    for file in model_record.files:
         name, wanted = prefix + file.path, FileDigest(file.size, file.digest, 0, ())
-        yield Expected(name, file.path, _shown(run, name), wanted, tuple(tensors.get(file.path, ())), is_sealed=True)
+        yield Expected(name, file.path, _shown(run, name), wanted, tuple(tensors.get(file.path, ())), is_consolidated=True)
 
 
 def _shown(run: str, name: str) -> str:

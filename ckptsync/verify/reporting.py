@@ -1,4 +1,4 @@
-"""Writing a report, last of all; and whether a report says more of a place than those that are there."""
+"""Writing a report, last of all; and whether a report says more of a location than those that are there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ckptsync.verify.findings import DAMAGE
 
 def write_report(store: Store, report: Report) -> str:
     """Give it the highest number seen plus one, and write it; the record's name.  Raises StoreError."""
-    listed = (parse_record_name(entry.name) for entry in store.names(records_prefix(report.run, report.place)))
+    listed = (parse_record_name(entry.name) for entry in store.names(records_prefix(report.run, report.location)))
     highest = max((p.n for p in listed if p and p.kind == "report"), default=0)
     last = replace(fitting(report), n=highest + 1)
     data = encode(last)
@@ -34,7 +34,9 @@ def fitting(report: Report) -> Report:
         return report
     found = [replace(f, ranges=f.ranges[:_MOST], tensors=f.tensors[:_MOST]) for f in report.findings]
     kept = sum(length <= _ROOM for length in accumulate(map(_length, found)))
-    note = Finding("note", report.place, f"{len(found) - kept} further findings are left out: verify again when these are repaired")
+    note = Finding(
+        "note", report.location, f"{len(found) - kept} further findings are left out: verify again when these are repaired"
+    )
     return replace(report, findings=(*found[:kept], note))
 
 
@@ -47,20 +49,23 @@ def _length(finding: Finding) -> int:
 
 
 def is_news(report: Report, seen: Snapshot, mtimes: Mapping[str, float]) -> bool:
-    """Return whether ``report`` changes what the store says of a place, so that verifying it ten times by hand writes one report.
+    """Return whether ``report`` changes what the store says of a location, so that verifying it ten times by hand writes one report.
 
-    ``seen``: the place as it was when it was verified; ``mtimes``: store name → seconds, of its files and records.
+    ``seen``: the location as it was when it was verified; ``mtimes``: store name → seconds, of its files and records.
 
     Damage is news unless the newest report that stands names the same damage, and no damaged file was written since: then a node has
     sent it again, and has to be told that it is still damaged.  Anything else is news if it answers damage, or proves
-    the place at a level (digest or above) at which no report has proven it yet.
+    the location at a level (digest or above) at which no report has proven it yet.
     """
-    standing = seen.facets.proof.damage
+    standing = seen.conditions.proof.damage
     if report.verdict == "damaged":
         if not standing:
             return True
         last, wrong = seen.records.reports[standing[-1]], damage(report)
-        is_same = damage(last) == damage(fitting(report)) and (last.manifests, last.seal) == (report.manifests, report.seal)
+        is_same = damage(last) == damage(fitting(report)) and (last.manifests, last.model_record) == (
+            report.manifests,
+            report.model_record,
+        )
         said = mtimes.get(standing[-1], 0.0)
         return not is_same or any(mtimes.get(f"{seen.run}/{f.name}", 0.0) > said for f in wrong)
     level = LEVELS.index(report.level)
@@ -77,4 +82,9 @@ def damage(report: Report) -> frozenset[Finding]:
 
 def _proves(old: Report, report: Report) -> bool:
     is_as_close = LEVELS.index(old.level) >= LEVELS.index(report.level)
-    return old.verdict == "ok" and is_as_close and old.seal == report.seal and set(report.manifests) <= set(old.manifests)
+    return (
+        old.verdict == "ok"
+        and is_as_close
+        and old.model_record == report.model_record
+        and set(report.manifests) <= set(old.manifests)
+    )

@@ -1,4 +1,4 @@
-"""Level parse: files open, metadata agrees with them, tensors tile, and a consolidated model is what its seal says."""
+"""Level parse: files open, metadata agrees with them, tensors tile, and a consolidated model is what its model record says."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ckptsync.layouts import table
 from ckptsync.layouts.table import Source
 from ckptsync.merge import tile
 from ckptsync.model import Files, Tensor
+from ckptsync.records.model_record import ModelTensor
 from ckptsync.records.report import LEVELS, Finding, Level
-from ckptsync.records.seal import SealedTensor
 from ckptsync.verify.reading import Watched
 
 UNPARSED, UNLOADED, UNMODELLED, LACKING = "not parsed: ", "not loaded: ", "no model: ", "not all of it is here: "
@@ -37,14 +37,14 @@ def checkpoint(files: Watched, name: Name) -> Iterator[Finding]:
         yield from _guarded(files, name, partial(_check_demands, files))
 
 
-def consolidated(files: Watched, tensors: Iterable[SealedTensor], name: Name) -> Iterator[Finding]:
-    """What of a consolidated model is not as its seal says."""
+def consolidated(files: Watched, tensors: Iterable[ModelTensor], name: Name) -> Iterator[Finding]:
+    """What of a consolidated model is not as its model record says."""
     yield from _closed(files, name)
-    told: defaultdict[str, list[SealedTensor]] = defaultdict(list)
+    told: defaultdict[str, list[ModelTensor]] = defaultdict(list)
     for tensor in tensors:
         told[tensor.file].append(tensor)
     for file in sorted(told.keys() & files.sizes().keys()):  # level stat has told of what is missing
-        yield from _guarded(files, name, partial(_check_sealed, files, file, told[file]))
+        yield from _guarded(files, name, partial(_check_consolidated, files, file, told[file]))
     found: list[Source] = []
     yield from _guarded(files, name, lambda: found.extend(table.sources(files)))
     for source in found:
@@ -98,12 +98,12 @@ def _check_demands(files: Files) -> None:
             raise Corrupt(f"{path}: {here} bytes, {size} demanded by the checkpoint's own metadata")
 
 
-def _check_sealed(files: Files, file: str, told: Iterable[SealedTensor]) -> None:
+def _check_consolidated(files: Files, file: str, told: Iterable[ModelTensor]) -> None:
     wanted = sorted((t.start, t.size, t.name, t.dtype, t.shape) for t in told)
     found = sorted(map(_row, safetensors.tensors(files, file)))
     if wanted != found:
         odd = min(set(wanted) ^ set(found))
-        raise Corrupt(f"{file}: {odd[2]} is not where, or not what, the seal says")
+        raise Corrupt(f"{file}: {odd[2]} is not where, or not what, the model record says")
 
 
 def _row(tensor: Tensor) -> tuple[int, int, str, str, tuple[int, ...]]:

@@ -1,4 +1,4 @@
-"""From what an operator names to what is verified: a store, a run, a place, or a plain directory.
+"""From what an operator names to what is verified: a store, a run, a location, or a plain directory.
 
 What is found in a store is to be recorded there, as a head's verifier does, so that `ls`, `status`, `repair` and the workers act on it.
 """
@@ -20,7 +20,7 @@ from ckptsync.stores.trees import Access, Place
 from ckptsync.stores.urls import Remote, located
 from ckptsync.verify.expected import Expected
 from ckptsync.verify.findings import worst_first
-from ckptsync.verify.place import verify_place
+from ckptsync.verify.location import verify_location
 from ckptsync.verify.plain import verify_path
 from ckptsync.verify.reporting import is_news
 from ckptsync.verify.sampling import Sample
@@ -28,35 +28,36 @@ from ckptsync.verify.sampling import Sample
 
 @dataclass(frozen=True, slots=True)
 class InStore:
-    """A store, and what of it was named: everything, a run, or a place of a run."""
+    """A store, and what of it was named: everything, a run, or a location of a run."""
 
     store: Store
     run: str = ""
-    place: str = ""
+    location: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Plain:
-    """A place outside every store."""
+    """A location outside every store."""
 
-    place: Place
+    location: Place
     access: Access = field(default_factory=Access, compare=False)
 
 
 def target(url: str, access: Access | None = None) -> InStore | Plain:
-    """What ``url`` means: a store, a directory inside one (a consolidated model finds its place), or any other directory."""
-    place, access = located(url), access or Access()
-    if isinstance(place, Remote):
-        above = trees.store_above(place, access)
+    """What ``url`` means: a store, a directory inside one (a consolidated model finds its location), or any other directory."""
+    location, access = located(url), access or Access()
+    if isinstance(location, Remote):
+        above = trees.store_above(location, access)
         if above is None:
-            return Plain(place, access)
+            return Plain(location, access)
         return _inside(
-            open_store(above.url, access.options_of(above), access.limits), trees.path(place).relative_to(trees.path(above)).parts
+            open_store(above.url, access.options_of(above), access.limits),
+            trees.path(location).relative_to(trees.path(above)).parts,
         )
-    for root in (place, *place.parents):
+    for root in (location, *location.parents):
         if is_store(str(root)):
-            return _inside(open_store(str(root), limits=access.limits), place.relative_to(root).parts)
-    return Plain(place, access)
+            return _inside(open_store(str(root), limits=access.limits), location.relative_to(root).parts)
+    return Plain(location, access)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,32 +72,32 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What was found of one place, and what its store has to be told: nothing (``None``) if it says so already, or if it is a plain directory."""
+    """What was found of one location, and what its store has to be told: nothing (``None``) if it says so already, or if it is a plain directory."""
 
     report: Report
     news: Report | None = None
 
 
 def verify(where: InStore | Plain, asked: Asked) -> Iterator[Verified]:
-    """Verify each place; yield each as it is done.  The caller writes the news (`write_report`).
+    """Verify each location; yield each as it is done.  The caller writes the news (`write_report`).
 
-    Raises ConfigError if nothing is there, and Unsupported, after all the others, for a place with records newer than this program.
+    Raises ConfigError if nothing is there, and Unsupported, after all the others, for a location with records newer than this program.
     """
     if isinstance(where, Plain):
-        files, name = trees.tree(where.place, where.access), trees.path(where.place).name
+        files, name = trees.tree(where.location, where.access), trees.path(where.location).name
         yield Verified(verify_path(files, asked.level, name, baseline=asked.baseline, sample=asked.sample))
         return
     found = fresh(where.store, where.run)
-    places = sorted(_places(found, where))
-    if where.run and not places:
+    locations = sorted(_locations(found, where))
+    if where.run and not locations:
         raise ConfigError(
-            f"{where.run}/{where.place}".rstrip("/") + ": no node has told this store of it",
+            f"{where.run}/{where.location}".rstrip("/") + ": no node has told this store of it",
             hint="`ckptsync ls` shows what is there",
         )
-    for place in places:
-        if found.newer(*place) is None:
-            yield _verified(where.store, found, place, asked)
-    for newer in filter(None, (found.newer(*place) for place in places)):
+    for location in locations:
+        if found.newer(*location) is None:
+            yield _verified(where.store, found, location, asked)
+    for newer in filter(None, (found.newer(*location) for location in locations)):
         raise newer
 
 
@@ -106,23 +107,23 @@ def _inside(store: Store, parts: tuple[str, ...]) -> InStore:
     return InStore(store, *parts[:2])
 
 
-def _places(found: Fresh, where: InStore) -> set[tuple[str, str]]:
-    everything = {(s.run, s.place) for s in found.places} | {(f.record.run, f.record.place) for f in found.faults}
-    return {(run, place) for run, place in everything if where.place in ("", place) and where.run in ("", run)}
+def _locations(found: Fresh, where: InStore) -> set[tuple[str, str]]:
+    everything = {(s.run, s.location) for s in found.locations} | {(f.record.run, f.record.location) for f in found.faults}
+    return {(run, location) for run, location in everything if where.location in ("", location) and where.run in ("", run)}
 
 
 def _verified(store: Store, found: Fresh, where: tuple[str, str], asked: Asked) -> Verified:
-    run, place = where
-    seen = found.of(run, place)
-    faults = found.faults_of(run, place)
+    run, location = where
+    seen = found.of(run, location)
+    faults = found.faults_of(run, location)
     if seen is None:  # no manifest can be read: every reader of the store sees that, and a report has nothing to speak of
         findings = tuple(fault.finding for fault in faults)
-        return Verified(Report(run, place.partition("~")[0], place, 0, "stat", "damaged", (), "", 0, findings, asked.now))
+        return Verified(Report(run, location.partition("~")[0], location, 0, "stat", "damaged", (), "", 0, findings, asked.now))
     try:
-        report = verify_place(store, seen, asked.level, faults, asked.now, sample=asked.sample)
+        report = verify_location(store, seen, asked.level, faults, asked.now, sample=asked.sample)
     except Incomplete as e:  # it is being let go, or moves: said, and not judged
-        note = Finding("note", place, str(e))
-        return Verified(Report(run, seen.checkpoint, place, 0, asked.level, "arriving", (), "", 0, (note,), asked.now))
+        note = Finding("note", location, str(e))
+        return Verified(Report(run, seen.checkpoint, location, 0, asked.level, "arriving", (), "", 0, (note,), asked.now))
     told = report
     if (
         asked.sample and report.verdict == "damaged"

@@ -16,7 +16,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from ckptsync.fleet.nodes import STATES, Node
 from ckptsync.fleet.overview import Overview
 from ckptsync.fleet.runs import Point, Run
-from ckptsync.records.state import WORDS
+from ckptsync.records.state import STATUSES
 from ckptsync.units import clean
 from ckptsync.web.measured import Process
 
@@ -87,8 +87,8 @@ def _runs(runs: Sequence[Run]) -> Iterator[Metric]:
     def each(value: Callable[[Run], float | None]) -> Values:
         return [((r.run,), found) for r in newest if (found := value(r)) is not None]
 
-    words = [((r.run, word.lower()), r.checkpoints.get(word, 0)) for r in newest for word in WORDS]
-    yield _gauge("run_checkpoints", "Places by what is known of them.", words, "run", "state")
+    words = [((r.run, word.lower()), r.checkpoints.get(word, 0)) for r in newest for word in STATUSES]
+    yield _gauge("run_checkpoints", "Locations by what is known of them.", words, "run", "state")
     for name, (text, value) in _EACH.items():
         yield _gauge(name, text, each(value), "run")
 

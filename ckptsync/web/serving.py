@@ -1,6 +1,6 @@
 """``/metrics`` and ``/healthz``, for a few askers at a time: whoever is slow, or many, is cut off, and nothing of the process waits for them.
 
-A request has so many seconds, and bytes, for its head, however it spreads them, and an answer so many seconds to be taken.  Where all places are
+A request has so many seconds, and bytes, for its head, however it spreads them, and an answer so many seconds to be taken.  Where all locations are
 taken, the oldest that still waits for its asker gives way to the next: who holds sockets open keeps nobody out.
 """
 
@@ -109,7 +109,7 @@ class _Server(ThreadingHTTPServer):
             self._open.pop(request, None)
 
     def _has_room(self) -> bool:
-        """Whether there is a place, if need be that of one who is slow; its thread ends by itself."""
+        """Whether there is a location, if need be that of one who is slow; its thread ends by itself."""
         with self._lock:
             if len(self._open) < MANY:
                 return True

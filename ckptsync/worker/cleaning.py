@@ -138,13 +138,13 @@ def _local(one: Watched, knowledge: Knowledge) -> Local:
 
 
 def _holder(run: str, checkpoint: str, files: Sequence[Stat], knowledge: Knowledge) -> Manifest | None:
-    """Our manifest of all of these files, also of what is not sent by choice, if its place is VERIFIED."""
+    """Our manifest of all of these files, also of what is not sent by choice, if its location is VERIFIED."""
     known = knowledge.of(run)
     live = saves.live(known.manifests(checkpoint))
     mine = deciding.holder(files, knowledge.node, [k.manifest for k in live if k.manifest.node == knowledge.node])
-    if mine is None or known.is_unreadable(mine.place):  # who knows what a newer head, or a damaged report, says
+    if mine is None or known.is_unreadable(mine.location):  # who knows what a newer head, or a damaged report, says
         return None
-    return mine if is_safe(known, mine.place, live, retired_too=False) else None
+    return mine if is_safe(known, mine.location, live, retired_too=False) else None
 
 
 def _is_listed(run: str, checkpoint: str, files: Sequence[Stat], knowledge: Knowledge) -> bool:
@@ -153,9 +153,9 @@ def _is_listed(run: str, checkpoint: str, files: Sequence[Stat], knowledge: Know
     mine = _holder(run, checkpoint, files, knowledge)
     if mine is None:
         return False
-    here = [k.manifest for k in saves.live(known.manifests(checkpoint)) if k.manifest.place == mine.place]
+    here = [k.manifest for k in saves.live(known.manifests(checkpoint)) if k.manifest.location == mine.location]
     located = {path: at for path, every in saves.locate(here).items() for at in every if knowledge.node in at.nodes}
-    sizes = dict(known.copies) | {e.name: e.size for e in knowledge.store.names(f"{run}/{mine.place}/")}
+    sizes = dict(known.copies) | {e.name: e.size for e in knowledge.store.names(f"{run}/{mine.location}/")}
     return all(f.path in located and sizes.get(located[f.path].name) == f.size for f in files)
 
 
@@ -191,7 +191,7 @@ def _opened(folder: Path) -> Iterator[int]:
 
 
 def _check_alone(fd: int, folder: Path) -> None:
-    """Raises ConfigError for a directory in which others could put their own, or any other of this user's, in the place of what is to be removed."""
+    """Raises ConfigError for a directory in which others could put their own, or any other of this user's, in the location of what is to be removed."""
     if not is_kept(os.fstat(fd), fd) or os.fstat(fd).st_mode & stat.S_IWGRP:
         raise ConfigError(
             f"{folder}: others may write there, and the spool is another file system: no checkpoint is removed",

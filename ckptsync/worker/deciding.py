@@ -37,7 +37,7 @@ class Parcel:
 
 
 def draft(told: Manifest, taken: Taken) -> Manifest:
-    """A manifest of all that was taken; run, checkpoint, node and save are as in ``told``, place and number are still open."""
+    """A manifest of all that was taken; run, checkpoint, node and save are as in ``told``, location and number are still open."""
     return replace(
         told,
         files=taken.files,
@@ -56,7 +56,7 @@ def span(files: Iterable[FileEntry], whole: Manifest) -> tuple[int, int]:
 
 
 def holder(stats: Iterable[Stat], node: str, manifests: Sequence[Manifest], read: Read = NOTHING_READ) -> Manifest | None:
-    """Return a manifest of the place that holds all of these files already, each with the same path, size and mtime (ns).
+    """Return a manifest of the location that holds all of these files already, each with the same path, size and mtime (ns).
 
     What ``node`` named itself counts before what all nodes together have: a directory may hold the files of several, pulled or copied.  Of another node's file
     a time without a fraction may be chance, and does not count.  ``read``: digests of files whose times differ from
@@ -69,9 +69,9 @@ def holder(stats: Iterable[Stat], node: str, manifests: Sequence[Manifest], read
 
 
 def stored(files: Iterable[FileEntry], node: str, manifests: Iterable[Manifest]) -> Manifest | None:
-    """Return a manifest of the place that holds all of these files by path and digest: proof, where `holder` is a good guess."""
+    """Return a manifest of the location that holds all of these files by path and digest: proof, where `holder` is a good guess."""
     wanted = {f.path: {f.digest} for f in files}
-    return next((_of(node, its) for _, its in _by_place(manifests) if _is_covered(wanted, node, its)), None)
+    return next((_of(node, its) for _, its in _by_location(manifests) if _is_covered(wanted, node, its)), None)
 
 
 def part(whole: Manifest, files: Iterable[FileEntry]) -> Manifest:
@@ -102,22 +102,22 @@ def _written(files: Sequence[FileKey], node: str, manifests: Iterable[Manifest])
 
 
 def left_behind(planned: Manifest, known: Iterable[saves.Known]) -> tuple[str, ...]:
-    """Manifests of its node in other places that say nothing but what ``planned`` says: part of the same take, sent before it was known to belong here."""
+    """Manifests of its node in other locations that say nothing but what ``planned`` says: part of the same take, sent before it was known to belong here."""
     wanted = {(f.path, f.digest, f.mtime) for f in planned.files}
-    places: dict[str, list[saves.Known]] = {}
+    locations: dict[str, list[saves.Known]] = {}
     for k in known:
-        if k.manifest.node == planned.node and k.manifest.place != planned.place:
-            places.setdefault(k.manifest.place, []).append(k)
+        if k.manifest.node == planned.node and k.manifest.location != planned.location:
+            locations.setdefault(k.manifest.location, []).append(k)
     of_it = (
-        its for its in places.values() if wanted.issuperset((f.path, f.digest, f.mtime) for k in its for f in k.manifest.files)
+        its for its in locations.values() if wanted.issuperset((f.path, f.digest, f.mtime) for k in its for f in k.manifest.files)
     )
     return tuple(sorted(k.name for its in of_it for k in its))
 
 
 def missing(planned: Manifest, there: Sequence[Manifest]) -> tuple[Parcel, ...]:
-    """What this take has still to send to ``planned.place``, small files first: metadata that says what the shards are.
+    """What this take has still to send to ``planned.location``, small files first: metadata that says what the shards are.
 
-    ``there``: the live manifests of that place.
+    ``there``: the live manifests of that location.
     """
     own = {(f.path, f.digest) for m in there if m.node == planned.node for f in m.files}
     fresh = replace(planned, files=tuple(f for f in planned.files if (f.path, f.digest) not in own))
@@ -139,8 +139,8 @@ def returned(node: str, there: Sequence[Manifest], copies: Mapping[str, int]) ->
     A copy of another size has served its time, and waits for gc.
     """
     located = [every[0] for every in saves.locate(there).values() if node in every[0].nodes]
-    run, place = (there[0].run, there[0].place) if there else ("", "")
-    found = ((at, node_file_name(run, place, node, at.entry.path)) for at in located)
+    run, location = (there[0].run, there[0].location) if there else ("", "")
+    found = ((at, node_file_name(run, location, node, at.entry.path)) for at in located)
     return tuple((Parcel(at.entry, at.name), copy) for at, copy in found if copies.get(copy) == at.entry.size)
 
 
@@ -185,9 +185,9 @@ def is_retired(
 
 
 def _in_force(stones: Mapping[str, Tombstone]) -> dict[str, Tombstone]:
-    places = {t.place for t in stones.values()}
-    by_place = ({name: t for name, t in stones.items() if t.place == place} for place in places)
-    return {name: t for its in by_place for name, t in fate.in_force(its).items()}
+    locations = {t.location for t in stones.values()}
+    by_location = ({name: t for name, t in stones.items() if t.location == location} for location in locations)
+    return {name: t for its in by_location for name, t in fate.in_force(its).items()}
 
 
 def _is_more_of(seen: Iterable[Stat], given_up: Manifest) -> bool:
@@ -198,8 +198,8 @@ def _is_more_of(seen: Iterable[Stat], given_up: Manifest) -> bool:
 
 
 def _covering(wanted: Sequence[FileKey], node: str, manifests: Iterable[Manifest], read: Read) -> Manifest | None:
-    """Return a manifest of the first place by name that has all."""
-    for _, its in _by_place(manifests):
+    """Return a manifest of the first location by name that has all."""
+    for _, its in _by_location(manifests):
         digests = {key[0]: {read[key]} if key in read else set() for key in wanted}
         keys = set(wanted)
         for m in its:
@@ -211,15 +211,15 @@ def _covering(wanted: Sequence[FileKey], node: str, manifests: Iterable[Manifest
     return None
 
 
-def _is_covered(wanted: Mapping[str, Collection[str]], node: str, place: Iterable[Manifest]) -> bool:
-    """Whether some files are what a pull of a place gives: for everybody, or for one of its nodes, whose own content of a path comes before the others'.
+def _is_covered(wanted: Mapping[str, Collection[str]], node: str, location: Iterable[Manifest]) -> bool:
+    """Whether some files are what a pull of a location gives: for everybody, or for one of its nodes, whose own content of a path comes before the others'.
 
     ``wanted``: path → digests, one of which it has.  A node that has named files there has no other's: that it has another's content of a path has still to be said.
     """
     if not wanted or not all(wanted.values()):
         return False
     named: dict[str, dict[str, str]] = {}
-    for m in sorted(place, key=lambda m: (m.node, m.n)):
+    for m in sorted(location, key=lambda m: (m.node, m.n)):
         for f in m.files:
             named.setdefault(f.path, {}).setdefault(m.node, f.digest)
     if not wanted.keys() <= named.keys():
@@ -236,11 +236,11 @@ def _of(node: str, manifests: Sequence[Manifest]) -> Manifest:
     return next((m for m in reversed(manifests) if m.node == node), manifests[-1])
 
 
-def _by_place(manifests: Iterable[Manifest]) -> list[tuple[str, list[Manifest]]]:
-    places: dict[str, list[Manifest]] = {}
+def _by_location(manifests: Iterable[Manifest]) -> list[tuple[str, list[Manifest]]]:
+    locations: dict[str, list[Manifest]] = {}
     for m in manifests:
-        places.setdefault(m.place, []).append(m)
-    return sorted(places.items())
+        locations.setdefault(m.location, []).append(m)
+    return sorted(locations.items())
 
 
 def _parcel(entry: FileEntry, fresh: Manifest, before: Sequence[saves.Located], after: Sequence[saves.Located]) -> Parcel:
@@ -250,5 +250,5 @@ def _parcel(entry: FileEntry, fresh: Manifest, before: Sequence[saves.Located], 
     owner = before[0]
     if owner.name != mine.name or owner.entry.digest == entry.digest:
         return Parcel(entry, mine.name, is_bound=any((at.name, at.entry.digest) == (mine.name, entry.digest) for at in before))
-    moves = ((node_file_name(fresh.run, fresh.place, node, entry.path), owner.entry) for node in owner.nodes)
+    moves = ((node_file_name(fresh.run, fresh.location, node, entry.path), owner.entry) for node in owner.nodes)
     return Parcel(entry, mine.name, moves=tuple(sorted(moves)))

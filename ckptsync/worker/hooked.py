@@ -15,7 +15,7 @@ from ckptsync.spool import marks as spool_marks
 from ckptsync.spool.marks import Begun, RankMark
 from ckptsync.spool.pins import Pin
 from ckptsync.walk import OURS
-from ckptsync.worker.observed import Word
+from ckptsync.worker.observed import HookStatus
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def read_hooked(output_dir: Path, checkpoints: Collection[str] = ()) -> Hooked:
     return Hooked(begun, {name: spool_marks.marks(spool, name) for name in checkpoints} if begun else {})
 
 
-def word(hooked: Hooked, pin: Pin | None, checkpoint: str, now_running: Callable[[Begun], bool | None]) -> Word:
+def word(hooked: Hooked, pin: Pin | None, checkpoint: str, now_running: Callable[[Begun], bool | None]) -> HookStatus:
     """What the hook says of one pin of a checkpoint.  Pure, if ``now_running`` is."""
     if pin is None or not pin.files:
         return ""
@@ -52,7 +52,7 @@ def word(hooked: Hooked, pin: Pin | None, checkpoint: str, now_running: Callable
     return "training" if any(not b.ended and b.marks == "all" for b in living) else ""
 
 
-def _of_final(writers: Sequence[Begun]) -> Word:
+def _of_final(writers: Sequence[Begun]) -> HookStatus:
     """What those that are gone say of the model in the root: whether they were done with it, or killed.  They came in the order in which they began."""
     last = [b for b in writers if b.train == writers[-1].train]  # who was killed and begun again says nothing
     if last and all(b.left for b in last):

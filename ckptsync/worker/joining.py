@@ -1,4 +1,4 @@
-"""``ckptsync join``: a person says that two places hold parts of one save, and their files are brought together in one of them."""
+"""``ckptsync join``: a person says that two locations hold parts of one save, and their files are brought together in one of them."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ from ckptsync.worker.take import Passed, nothing
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """``place`` where the save lies now; ``moved``: node → the place its files came from.  ``is_new``: no record or proof joined them before."""
+    """``location`` where the save lies now; ``moved``: node → the location its files came from.  ``is_new``: no record or proof joined them before."""
 
-    place: str
+    location: str
     moved: dict[str, str]
     is_new: bool
 
 
 def join(store: Store, run: str, first: str, second: str, passed: Passed = nothing) -> Joined:
-    """Write that two places of a checkpoint are one save, and copy the files of one beside those of the other.
+    """Write that two locations of a checkpoint are one save, and copy the files of one beside those of the other.
 
     Called again it goes on where it was killed, and does nothing where all is done.  Raises ConfigError where they cannot be one
     save, or are not there; Incomplete while a node sends files of that checkpoint; StoreError.
     """
     checkpoint = first.partition("~")[0]
     if first == second or second.partition("~")[0] != checkpoint:
-        raise ConfigError(f"{run}/{first} and {run}/{second} are not two places of one checkpoint", hint=_LIST)
+        raise ConfigError(f"{run}/{first} and {run}/{second} are not two locations of one checkpoint", hint=_LIST)
     known = read_known(store, run, Known())
-    if broken := known.broken_place(checkpoint):
+    if broken := known.broken_location(checkpoint):
         raise broken
-    its = [k for place in (first, second) for k in _members(run, place, known.manifests(checkpoint))]
-    places = sorted({k.manifest.place for k in its} | {first})
-    _check(run, places, its, known)
+    its = [k for location in (first, second) for k in _members(run, location, known.manifests(checkpoint))]
+    locations = sorted({k.manifest.location for k in its} | {first})
+    _check(run, locations, its, known)
     is_new = len(_groups(its, known)) > 1
     if is_new:
         _write(store, _home(its, known), its, known)
@@ -54,14 +54,14 @@ def join(store: Store, run: str, first: str, second: str, passed: Passed = nothi
 
 US = "~join"
 """Who says in the store that it sends while files are copied; no node's id holds a ``~``."""
-_LIST = "`ckptsync ls` shows which places may be parts of one save"
+_LIST = "`ckptsync ls` shows which locations may be parts of one save"
 
 
-def _members(run: str, place: str, known: Sequence[saves.Known]) -> list[saves.Known]:
-    """Return the manifests of a place that count, or those by which their nodes have replaced them: then it was joined before."""
-    names = {k.name for k in known if k.manifest.place == place}
+def _members(run: str, location: str, known: Sequence[saves.Known]) -> list[saves.Known]:
+    """Return the manifests of a location that count, or those by which their nodes have replaced them: then it was joined before."""
+    names = {k.name for k in known if k.manifest.location == location}
     if not names:
-        raise ConfigError(f"{run}/{place}: not found in the store", hint=_LIST)
+        raise ConfigError(f"{run}/{location}: not found in the store", hint=_LIST)
     counting = saves.live(known)
     here = [k for k in counting if k.name in names]
     return here or [k for k in counting if not names.isdisjoint(k.manifest.supersedes)]
@@ -74,18 +74,18 @@ def _groups(its: Iterable[saves.Known], known: Known) -> list[saves.Group]:
     return [g for g in saves.groups(everyone) if any(g.holds(m) for m in mine)]
 
 
-def _check(run: str, places: Sequence[str], its: Sequence[saves.Known], known: Known) -> None:
-    what = " and ".join(f"{run}/{place}" for place in places)
+def _check(run: str, locations: Sequence[str], its: Sequence[saves.Known], known: Known) -> None:
+    what = " and ".join(f"{run}/{location}" for location in locations)
     if not its:
         raise ConfigError(f"{what}: nothing of them counts any more", hint=_LIST)
     checkpoint = its[0].manifest.checkpoint
     if why := saves.refusals(_groups(its, known)):
         raise ConfigError(f"{what} cannot be joined: {why[0]}", hint="they are two saves of one name, and both are kept")
-    for place in places:
-        names = {k.name for k in its if k.manifest.place == place}
-        found = fate({n: t for n, t in known.tombstones(checkpoint).items() if t.place == place}, names)
+    for location in locations:
+        names = {k.name for k in its if k.manifest.location == location}
+        found = fate({n: t for n, t in known.tombstones(checkpoint).items() if t.location == location}, names)
         if reason := found.retired or found.shards:
-            raise ConfigError(f"{run}/{place} is being removed: {reason}", hint=f"to keep it: ckptsync keep {run}/{place}")
+            raise ConfigError(f"{run}/{location} is being removed: {reason}", hint=f"to keep it: ckptsync keep {run}/{location}")
     if rivals.is_contended(known, US, run, checkpoint):
         raise Incomplete(f"{what}: a node is sending files of it", hint="join them when that node is done")
 
@@ -95,27 +95,30 @@ def _home(its: Sequence[saves.Known], known: Known) -> str:
     names = {k.name for k in its}
     everyone = known.manifests(its[0].manifest.checkpoint)
     joined = [replace(k, joins=k.joins | {"this"}) if k.name in names else k for k in everyone]
-    return saves.better_place(its[0].manifest.node, its[0].manifest.place, joined)
+    return saves.better_location(its[0].manifest.node, its[0].manifest.location, joined)
 
 
 def _write(store: Store, home: str, its: Sequence[saves.Known], known: Known) -> None:
-    """Write the join; and that a person keeps the save, where one of its places was kept."""
+    """Write the join; and that a person keeps the save, where one of its locations was kept."""
     first = its[0].manifest
     names = tuple(sorted(k.name for k in its))
     create_record(store, Join(first.run, first.checkpoint, home, _next_n(known, home, "join"), names))
     keeps = {n: r for n, r in known.records.items() if isinstance(r, Keep) and r.checkpoint == first.checkpoint}
-    reasons = {place: kept({n: r for n, r in keeps.items() if r.place == place}) for place in (k.manifest.place for k in its)}
-    if any(reasons.values()) and not kept({n: r for n, r in keeps.items() if r.place == home}):
+    reasons = {
+        location: kept({n: r for n, r in keeps.items() if r.location == location})
+        for location in (k.manifest.location for k in its)
+    }
+    if any(reasons.values()) and not kept({n: r for n, r in keeps.items() if r.location == home}):
         reason = next(r for r in reasons.values() if r)
         create_record(store, Keep(first.run, first.checkpoint, home, _next_n(known, home, "keep"), keeps=True, reason=reason))
 
 
-def _next_n(known: Known, place: str, kind: RecordKind) -> int:
-    return max((r.n for r in known.records.values() if r.place == place and kind_of(r) == kind), default=-1) + 1
+def _next_n(known: Known, location: str, kind: RecordKind) -> int:
+    return max((r.n for r in known.records.values() if r.location == location and kind_of(r) == kind), default=-1) + 1
 
 
 def _together(store: Store, run: str, checkpoint: str, names: set[str], passed: Passed) -> tuple[str, dict[str, str]]:
-    """Move what lies elsewhere to the save's place, node by node; that place, and what was moved."""
+    """Move what lies elsewhere to the save's location, node by node; that location, and what was moved."""
     known = read_known(store, run, Known())
 
     def read() -> tuple[saves.Known, ...]:
@@ -124,13 +127,13 @@ def _together(store: Store, run: str, checkpoint: str, names: set[str], passed: 
         return known.manifests(checkpoint)
 
     moved: dict[str, str] = {}
-    place = ""
-    for node, at in sorted({(k.manifest.node, k.manifest.place) for k in saves.live(read()) if k.name in names}):
-        place = saves.better_place(node, at, read())
-        if place == at:
+    location = ""
+    for node, at in sorted({(k.manifest.node, k.manifest.location) for k in saves.live(read()) if k.name in names}):
+        location = saves.better_location(node, at, read())
+        if location == at:
             continue
         road = Road(store, US, read, lambda: rivals.is_contended(known, US, run, checkpoint), passed)
-        if tidy(node, at, Hold(checkpoint, "trainer", {}), road, known.copies) != place:
-            raise Incomplete(f"{run}/{place}: a node is sending files of it", hint="join them when that node is done")
+        if tidy(node, at, Hold(checkpoint, "trainer", {}), road, known.copies) != location:
+            raise Incomplete(f"{run}/{location}: a node is sending files of it", hint="join them when that node is done")
         moved[node] = at
-    return place, moved
+    return location, moved

@@ -10,7 +10,7 @@ from ckptsync.records import saves
 from ckptsync.records.fate import fate
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.names import sending_prefix
-from ckptsync.records.state import proof, seal_that_counts
+from ckptsync.records.state import newest_model_record, proof
 from ckptsync.stores.contract import Store
 from ckptsync.walk import Stat
 from ckptsync.worker import deciding
@@ -64,7 +64,7 @@ class Knowledge:
         """Whether the store has these very files, VERIFIED or given up: then they need no pin."""
         known = self.of(run)
         mine = self.own(run, checkpoint, stats)
-        return mine is not None and is_safe(known, mine.place, saves.live(known.manifests(checkpoint)))
+        return mine is not None and is_safe(known, mine.location, saves.live(known.manifests(checkpoint)))
 
     def is_done(self, seen: Seen) -> bool:
         """Whether nothing is left to do here: it is stored, another's, or given up."""
@@ -88,14 +88,14 @@ class Knowledge:
         return bool(self.of(seen.run).copies.get(said)) or self.has_mate(seen)
 
 
-def is_safe(known: Known, place: str, live: Sequence[saves.Known], *, retired_too: bool = True) -> bool:
-    """Whether a place's manifests are proven by a report of its seal, or given up; not where a newer program has said what is not known here."""
-    if known.broken_place(place.partition("~")[0]) is not None:
+def is_safe(known: Known, location: str, live: Sequence[saves.Known], *, retired_too: bool = True) -> bool:
+    """Whether a location's manifests are proven by a report of its model record, or given up; not where a newer program has said what is not known here."""
+    if known.broken_location(location.partition("~")[0]) is not None:
         return False
-    here = [k for k in live if k.manifest.place == place]
-    records = known.place(place)
-    seal, _ = seal_that_counts(records.seals, here)
+    here = [k for k in live if k.manifest.location == location]
+    records = known.location(location)
+    model_record, _ = newest_model_record(records.model_records, here)
     names = {k.name for k in here}
     found = fate(records.tombstones, names)
     is_given_up = retired_too and bool(found.retired or found.shards)
-    return is_given_up or (bool(seal) and proof(records.reports, names, seal).holds)
+    return is_given_up or (bool(model_record) and proof(records.reports, names, model_record).holds)

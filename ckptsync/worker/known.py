@@ -11,9 +11,9 @@ from ckptsync.errors import CkptsyncError, Corrupt, NotFound, Unsupported
 from ckptsync.records import saves
 from ckptsync.records.coding import Record, is_made_anew
 from ckptsync.records.manifest import Manifest
+from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.names import OURS, RecordName, parse_record_name
 from ckptsync.records.report import Report
-from ckptsync.records.seal import Seal
 from ckptsync.records.state import Records
 from ckptsync.records.tombstone import Tombstone
 from ckptsync.records.vanished import vanished
@@ -21,16 +21,16 @@ from ckptsync.stores.contract import Entry, Store
 from ckptsync.worker.deciding import Read
 from ckptsync.worker.together import Together
 
-R = TypeVar("R", Manifest, Seal, Report, Tombstone)
+R = TypeVar("R", Manifest, ModelRecord, Report, Tombstone)
 AT_ONCE = 16  # records that are fetched: each costs round trips, and no bandwidth
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """Records by name; ``broken`` are those that cannot be read, with the reason: nothing is decided about their places.
+    """Records by name; ``broken`` are those that cannot be read, with the reason: nothing is decided about their locations.
 
     ``times``: when each came, on the store's clock.  ``copies``: sizes of what lies beside the checkpoints, by name.
-    ``grouped``: the records once more, by checkpoint.  ``lost``: manifests that seals and reports name, and that are gone.
+    ``grouped``: the records once more, by checkpoint.  ``lost``: manifests that model records and reports name, and that are gone.
     ``read``: by checkpoint, digests of this node's files that were read and need not be sent (`remember`); all views of one run share it.
     """
 
@@ -47,36 +47,36 @@ class Known:
         self.read[checkpoint] = {**self.read.get(checkpoint, {}), **read}
 
     def damaged(self) -> tuple[str, ...]:
-        """Places of which a report has ever said DAMAGED."""
-        return tuple(sorted({r.place for r in self.records.values() if isinstance(r, Report) and r.verdict == "damaged"}))
+        """Locations of which a report has ever said DAMAGED."""
+        return tuple(sorted({r.location for r in self.records.values() if isinstance(r, Report) and r.verdict == "damaged"}))
 
     def manifests(self, checkpoint: str) -> tuple[saves.Known, ...]:
-        """All of one checkpoint name, in every place, also those taken back."""
+        """All of one checkpoint name, in every location, also those taken back."""
         return saves.known_of(self.grouped.get(checkpoint, {}))
 
     def tombstones(self, checkpoint: str) -> dict[str, Tombstone]:
-        """All of one checkpoint name, in every place."""
+        """All of one checkpoint name, in every location."""
         return {name: t for name, t in self.grouped.get(checkpoint, {}).items() if isinstance(t, Tombstone)}
 
-    def place(self, place: str) -> Records:
-        """All about one place."""
-        here = {name: r for name, r in self.grouped.get(place.partition("~")[0], {}).items() if r.place == place}
-        return Records(_only(here, Manifest), _only(here, Seal), _only(here, Report), _only(here, Tombstone))
+    def location(self, location: str) -> Records:
+        """All about one location."""
+        here = {name: r for name, r in self.grouped.get(location.partition("~")[0], {}).items() if r.location == location}
+        return Records(_only(here, Manifest), _only(here, ModelRecord), _only(here, Report), _only(here, Tombstone))
 
     def lost_of(self, node: str, checkpoint: str) -> tuple[RecordName, ...]:
-        """Manifests of a node's that are gone, of one checkpoint name, in every place."""
+        """Manifests of a node's that are gone, of one checkpoint name, in every location."""
         parsed = (parse_record_name(name) for name in self.lost)
-        return tuple(p for p in parsed if p is not None and (p.node, p.place.partition("~")[0]) == (node, checkpoint))
+        return tuple(p for p in parsed if p is not None and (p.node, p.location.partition("~")[0]) == (node, checkpoint))
 
-    def is_unreadable(self, place: str) -> bool:
-        """Whether any record about a place cannot be read, whoever may write it anew."""
-        return any(parsed.place == place for parsed in map(parse_record_name, self.broken) if parsed is not None)
+    def is_unreadable(self, location: str) -> bool:
+        """Whether any record about a location cannot be read, whoever may write it anew."""
+        return any(parsed.location == location for parsed in map(parse_record_name, self.broken) if parsed is not None)
 
-    def broken_place(self, checkpoint: str) -> CkptsyncError | None:
-        """The first error in the records of a checkpoint's places; not damage to seals and reports, which head and verifier make anew."""
+    def broken_location(self, checkpoint: str) -> CkptsyncError | None:
+        """The first error in the records of a checkpoint's locations; not damage to model records and reports, which head and verifier make anew."""
         for name, error in self.broken.items():
             parsed = parse_record_name(name)
-            if parsed is not None and not is_made_anew(parsed, error) and parsed.place.partition("~")[0] == checkpoint:
+            if parsed is not None and not is_made_anew(parsed, error) and parsed.location.partition("~")[0] == checkpoint:
                 return error
         return None
 
@@ -98,7 +98,7 @@ def read_known(store: Store, run: str, before: Known) -> Known:
     broken = {name: its for name, its in found.items() if isinstance(its, CkptsyncError)}
     grouped: dict[str, dict[str, Record]] = {}
     for name, record in records.items():
-        grouped.setdefault(record.place.partition("~")[0], {})[name] = record
+        grouped.setdefault(record.location.partition("~")[0], {})[name] = record
     sizes = {e.name: e.size for e in entries}
     is_same = not found and not before.lost and records.keys() == before.records.keys()
     lost = before.lost if is_same else vanished(records, sizes, store.size)

@@ -37,7 +37,7 @@ CROWD_SHARE = 0.3  # of the time
 
 @dataclass(frozen=True, slots=True)
 class _Last:
-    """Which checkpoints the last look at a run found, and in which directory: another one may have been mounted, or moved, to its place."""
+    """Which checkpoints the last look at a run found, and in which directory: another one may have been mounted, or moved, to its location."""
 
     directory: tuple[int, int]
     names: frozenset[str]
@@ -100,13 +100,13 @@ class Lookout:
         return min((left for left in waits if left is not None), default=None)
 
     def judged(self, one: Watched, now: float) -> Verdict:
-        """Whether it is settled, by what was seen and by what is known of the store by now."""
+        """Whether it is finished, by what was seen and by what is known of the store by now."""
         if one.evidence is None:
             return one.found
         return judge(replace(one.evidence, mates=self._asked.has_mate(one.seen)), one.sighting, max(now, self._looked), self._rule)
 
     def judged_again(self, one: Watched, now: float) -> Verdict:
-        """Whether it is still settled, by its files as they are now.  Raises Incomplete if they vanish meanwhile."""
+        """Whether it is still finished, by its files as they are now.  Raises Incomplete if they vanish meanwhile."""
         run = next(run for run in self._runs if run.name == one.seen.run)
         hooked = read_hooked(run.path, (one.seen.spot.name,))
         before = one.evidence or Evidence(one.seen.spot.family, None, ())
@@ -122,7 +122,7 @@ class Lookout:
                 yield f"{one.seen.run}/{one.seen.spot.name}: not taken: {one.found.reason}"
 
     def _left(self, watched: Watched, now: float) -> float | None:
-        if watched.found.settled:
+        if watched.found.finished:
             return None if self._tried.get(watched.key) == watched.sighting.since else 0.0
         left = watched.found.left
         if left is None:  # what is refused now may be whole soon; what a crash has left never is

@@ -56,24 +56,24 @@ class Mending:
         return repairs, [one for one in self._told if isinstance(one, Failure)]
 
     def _jobs(self, run: RunDir, seen: Sequence[Seen], busy: Collection[Name]) -> Iterator[Job]:
-        """One for each damaged place; those of checkpoints that are in hand have to wait."""
+        """One for each damaged location; those of checkpoints that are in hand have to wait."""
         known, node = self._knowledge.of(run.name), self._knowledge.node
         asked: set[tuple[str, str]] = set()
-        for place in known.damaged():
-            name = (run.name, place.partition("~")[0])
+        for location in known.damaged():
+            name = (run.name, location.partition("~")[0])
             if name in busy:
-                asked.update(key for key in tuple(self._served) if key[0].startswith(records_prefix(run.name, place)))
+                asked.update(key for key in tuple(self._served) if key[0].startswith(records_prefix(run.name, location)))
                 continue
             here = [s for s in seen if s.spot.name == name[1]]
             requests = repair.wanted(
-                known.place(place), node, place, known.manifests(name[1]), copies(here, known.read.get(name[1], {}))
+                known.location(location), node, location, known.manifests(name[1]), copies(here, known.read.get(name[1], {}))
             )
             asked.update((r.report, r.finding) for r in requests)
             due = [r for r in requests if (r.report, r.finding) not in self._served]
             holds = [outgoing(s, EVERYTHING).hold for s in here if due]
             if due:
                 size = sum(r.entry.size for r in due)
-                yield Job(("mended", run.name, place), name, size, partial(self._serve, run, name, due, holds))
+                yield Job(("mended", run.name, location), name, size, partial(self._serve, run, name, due, holds))
         for old in [key for key in tuple(self._served) if key[0].startswith(f"{run.name}/{OURS}/") and key not in asked]:
             self._served.pop(old, None)
 

@@ -21,37 +21,37 @@ from ckptsync.worker.road import Road
 from ckptsync.worker.send import create_record
 
 
-def tidy(node: str, place: str, hold: Hold, road: Road, copies: Mapping[str, int]) -> str:
-    """See that a stored save lies where all manifests that are known now say; the place it is in afterwards.
+def tidy(node: str, location: str, hold: Hold, road: Road, copies: Mapping[str, int]) -> str:
+    """See that a stored save lies where all manifests that are known now say; the location it is in afterwards.
 
     ``node``: whose part it is; `road.node` is who puts it right, mostly the same.
     Plain names are not touched while another node sends, who may be about to take them: the next look finds it still to be done.
     """
     known = road.known()
-    home = saves.better_place(node, place, known)
-    if home != place or _to_take_back(node, _live_in(place, known), road, copies):
+    home = saves.better_location(node, location, known)
+    if home != location or _to_take_back(node, _live_in(location, known), road, copies):
         with announced(road.store, road.node, known[0].manifest.run, known[0].manifest.checkpoint, road.passed) as passed:
-            place = _put_right(node, place, hold, replace(road, passed=passed), copies)
-    there = _live_in(place, road.known())
+            location = _put_right(node, location, hold, replace(road, passed=passed), copies)
+    there = _live_in(location, road.known())
     for parcel in displaced(node, there, copies):
-        put(parcel, hold, road, _places_of(parcel.entry, there))
-    return place
+        put(parcel, hold, road, _locations_of(parcel.entry, there))
+    return location
 
 
-def _put_right(node: str, place: str, hold: Hold, road: Road, copies: Mapping[str, int]) -> str:
+def _put_right(node: str, location: str, hold: Hold, road: Road, copies: Mapping[str, int]) -> str:
     """Once we have said that we send, either we see that another does, or he sees us."""
     if road.is_contended():
-        return place
+        return location
     known = (
         road.known()
     )  # now: who has ended meanwhile has his manifest among them, and what he displaced is no copy to be taken back
-    home = saves.better_place(node, place, known)
-    if home != place:
-        _move(node, place, home, hold, road)
+    home = saves.better_location(node, location, known)
+    if home != location:
+        _move(node, location, home, hold, road)
     there = _live_in(home, road.known())
     for parcel, copy in _to_take_back(node, there, road, copies):
         if not is_stored(road.store, parcel.name, parcel.entry, road.passed):
-            put(parcel, hold, road, [copy, *_places_of(parcel.entry, there)])
+            put(parcel, hold, road, [copy, *_locations_of(parcel.entry, there)])
         if copies.get(copy) == parcel.entry.size:
             _spend(copy, parcel.entry, road)
     return home
@@ -66,21 +66,21 @@ def _to_take_back(node: str, there: Sequence[Manifest], road: Road, copies: Mapp
     return [*returned(node, there, copies), *((parcel, "") for parcel in doubtful)]
 
 
-def _live_in(place: str, known: Iterable[saves.Known]) -> list[Manifest]:
-    return [k.manifest for k in saves.live(known) if k.manifest.place == place]
+def _live_in(location: str, known: Iterable[saves.Known]) -> list[Manifest]:
+    return [k.manifest for k in saves.live(known) if k.manifest.location == location]
 
 
-def _move(node: str, place: str, home: str, hold: Hold, road: Road) -> None:
+def _move(node: str, location: str, home: str, hold: Hold, road: Road) -> None:
     """Say again at home what was said elsewhere, once the bytes are there."""
     known = saves.live(road.known())
-    mine = [k for k in known if (k.manifest.node, k.manifest.place) == (node, place)]
+    mine = [k for k in known if (k.manifest.node, k.manifest.location) == (node, location)]
     manifest = saves.moved(mine, home, saves.next_n(road.known(), node, home))
-    there = [k.manifest for k in known if k.manifest.place == home]
+    there = [k.manifest for k in known if k.manifest.location == home]
     for parcel in missing(manifest, there):
         if is_stored(road.store, parcel.name, parcel.entry, road.passed):
             continue
         make_room(parcel, road)
-        put(parcel, hold, road, _places_of(parcel.entry, [k.manifest for k in known if k.manifest.place == place]))
+        put(parcel, hold, road, _locations_of(parcel.entry, [k.manifest for k in known if k.manifest.location == location]))
     create_record(road.store, manifest)
 
 
@@ -90,9 +90,9 @@ def _spend(copy: str, entry: FileEntry, road: Road) -> None:
     road.store.write(copy, [nothing], About(len(nothing)))
 
 
-def _places_of(entry: FileEntry, there: Iterable[Manifest]) -> tuple[str, ...]:
-    """Names under which a place may hold the bytes of ``entry``."""
+def _locations_of(entry: FileEntry, there: Iterable[Manifest]) -> tuple[str, ...]:
+    """Names under which a location may hold the bytes of ``entry``."""
     manifests = tuple(there)
     located = [at.name for at in saves.locate(manifests).get(entry.path, ())]
-    plain = [file_name(m.run, m.place, entry.path) for m in manifests]
+    plain = [file_name(m.run, m.location, entry.path) for m in manifests]
     return tuple(dict.fromkeys([*located, *plain]))

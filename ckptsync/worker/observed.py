@@ -9,7 +9,7 @@ from typing import Literal
 from ckptsync.scan import Family
 from ckptsync.walk import Stat
 
-Word = Literal["", "committed", "marked", "training", "killed"]
+HookStatus = Literal["", "committed", "marked", "training", "killed"]
 """What the hook says of a save: nothing; its pin is whole; every rank here is done with it; a training that lives has it in hand, or had it when it died."""
 
 
@@ -66,7 +66,7 @@ class Evidence:
     later: bool = False
     mates: bool = False
     gone: bool = False
-    hook: Word = ""
+    hook: HookStatus = ""
     stable: bool = False
     marker: TrainerState | None = None
     folders: int = 0
@@ -81,7 +81,7 @@ class Evidence:
 class Verdict:
     """``reason`` is shown to people.  ``left`` is how long it will still take if nothing changes; ``None``: nobody knows."""
 
-    settled: bool
+    finished: bool
     reason: str
     left: float | None = 0.0
 

@@ -187,7 +187,7 @@ def judged(evidence: Evidence) -> Verdict:
 
 def is_proven(evidence: Evidence) -> bool:
     """Whether something says that it is finished, so that a daemon, too, would only see to it that nothing moves."""
-    return judge(evidence, Sighting(evidence.files, 0.0), 0.0, _PROVEN).settled
+    return judge(evidence, Sighting(evidence.files, 0.0), 0.0, _PROVEN).finished
 
 
 def _is_of(pin: Pin, found: Found) -> bool:

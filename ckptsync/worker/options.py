@@ -37,7 +37,7 @@ class WorkerOptions:
 
     ``keep_pins``: how many pinned checkpoints of a run are kept once they are VERIFIED in the store.  ``threads``: large files sent at once.
 
-    ``order``: which of several settled saves goes first.  ``superseded``: whether one that a newer settled save has overtaken is still sent.
+    ``order``: which of several finished saves goes first.  ``superseded``: whether one that a newer finished save has overtaken is still sent.
     ``send``, ``include``, ``exclude``: which files (`worker.selecting`).  ``spool_budget``: bytes that pins alone may hold, 0: as the disk allows;
     ``spool_full``: what gives way then (`worker.budget`).  ``clean``: whether local checkpoints that are VERIFIED in the store are removed, all but
     the newest ``keep_local`` (`worker.cleaning`).

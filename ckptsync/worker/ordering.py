@@ -1,4 +1,4 @@
-"""Which of several settled saves goes first, and which need not go at all.  Pure."""
+"""Which of several finished saves goes first, and which need not go at all.  Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Turn(Generic[T]):
-    """A settled save that is not stored.  ``age``: when it was first seen, then (all are new to a worker that begins) its step and its pin's number.
+    """A finished save that is not stored.  ``age``: when it was first seen, then (all are new to a worker that begins) its step and its pin's number.
 
     ``written``: the mtime of its last file (ns).  ``is_begun``: part of it is in the store, from this node or another.
     """
@@ -36,7 +36,7 @@ class Queue(Generic[T]):
 def queue(turns: Iterable[Turn[T]], order: Order, superseded: Superseded) -> Queue[T]:
     """Oldest or newest first, but before these what is begun, which is never dropped: other nodes may have sent their parts.
 
-    Dropped is what is older than another settled save of its run, by its age and by its files: a clock that was set back drops nothing.
+    Dropped is what is older than another finished save of its run, by its age and by its files: a clock that was set back drops nothing.
     """
     ordered = sorted(turns, key=lambda t: t.age, reverse=order == "newest")
     dropped = [t for t in ordered if superseded == "drop" and not t.is_begun and _is_overtaken(t, ordered)]

@@ -83,7 +83,7 @@ def _is_overtaken(pin: Pin, pins: Iterable[Pin], taken: Collection[int]) -> bool
     for commit in (p for p in pins if p.k > pin.k and p.is_committed):
         relation = compare(pin.files, commit.files)
         is_part = not relation.changed and not relation.vanished
-        if relation.same and (is_part or not (pin.k in taken or pin.took.settled)):
+        if relation.same and (is_part or not (pin.k in taken or pin.took.finished)):
             return True
     return False
 

@@ -148,9 +148,9 @@ class _Pusher:
     def _push(self, seen: Seen) -> Progress:
         evidence, marked = evidence_of(seen, self.offer.root, self.beside)
         found = judged(evidence)
-        if not found.settled:
+        if not found.finished:
             raise Incomplete(f"{seen.spot.path}: {found.reason}", hint="push it when the trainer is done with it")
-        broken = self._read().broken_place(seen.spot.name)
+        broken = self._read().broken_location(seen.spot.name)
         if broken is not None:
             raise broken
         if is_given_up(seen, self.node, self.known):
@@ -159,7 +159,7 @@ class _Pusher:
         going = outgoing(seen, self.selection, lambda hold: sent_first(hold, seen.spot, self.node, known))
         done = self._send(going, marked or self.offer.save)
         if added := send_late(
-            seen, done.place, self._road(seen), self.selection, self._read().manifests(seen.spot.name), young=0.0
+            seen, done.location, self._road(seen), self.selection, self._read().manifests(seen.spot.name), young=0.0
         ):
             done = replace(
                 done, files=done.files + len(added), notes=(*done.notes, f"added to what was stored before: {', '.join(added)}")
@@ -176,11 +176,11 @@ class _Pusher:
         sent = send(with_took(manifest, self._said(seen, marked)), seen.hold, road, taken.read)
         if sent.waiting:
             raise Incomplete(f"{seen.spot.path}: {OTHERS} {sent.waiting[0]}", hint="push it again when that node is done")
-        place = tidy(self.node, sent.place, seen.hold, road, self._read().copies)
+        location = tidy(self.node, sent.location, seen.hold, road, self._read().copies)
         if seen.pin is not None and seen.pin.node in ("", self.node):
             with contextlib.suppress(CkptsyncError):  # who waits for it asks a worker, too
                 spool.mark_stored(seen.pin)
-        progress = sent_progress(seen, taken, replace(sent, place=place))
+        progress = sent_progress(seen, taken, replace(sent, location=location))
         is_doubtful = not self.store.is_exclusive and road.is_contended()
         return replace(progress, notes=(*progress.notes, UNCLAIMED)) if is_doubtful else progress
 
@@ -199,7 +199,7 @@ class _Pusher:
         """What the manifest says beside its files.  Where there is a spool a daemon may have to write it again, and say the same."""
         now = time.time_ns()
         took = begun(seen, now, marked)
-        took = replace(took, settled=took.settled or now)
+        took = replace(took, finished=took.finished or now)
         if own(seen.hold.stats, self.node, self.known, seen.spot.name, EVERYTHING):
             return took  # nothing will be said
         with contextlib.suppress(CkptsyncError):  # a disk that is full or not ours: what was said cannot be said again

@@ -33,14 +33,14 @@ class Request:
 
 
 def wanted(
-    records: Records, node: str, place: str, known: Iterable[saves.Known], has: Callable[[FileEntry], bool] = lambda _: False
+    records: Records, node: str, location: str, known: Iterable[saves.Known], has: Callable[[FileEntry], bool] = lambda _: False
 ) -> tuple[Request, ...]:
-    """What the unanswered reports about a place want from ``node``.  Pure.
+    """What the unanswered reports about a location want from ``node``.  Pure.
 
     ``known``: all manifests of the checkpoint's name.  ``has``: whether the node has a copy of a file that another has named: pulled, or copied from that node.
     A file is asked for once, however many reports name it: by the newest.
     """
-    here = [k for k in saves.live(known) if k.manifest.place == place]
+    here = [k for k in saves.live(known) if k.manifest.location == location]
     found = fate(records.tombstones, {k.name for k in here})
     if not here or found.retired or found.shards:
         return ()

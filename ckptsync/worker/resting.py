@@ -1,6 +1,6 @@
 """Was a checkpoint whole, and at rest, while the trainer's directory was there?  Pure.
 
-What rotation takes before it could be settled holds still for ever, whole or not: nothing that is seen afterwards tells which.
+What rotation takes before it could be finished holds still for ever, whole or not: nothing that is seen afterwards tells which.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _REGISTERED = re.compile(r"custom_checkpoint_[0-9]+\.pkl")
 def at_rest(evidence: Evidence, sighting: Sighting, now: float, rule: Rule) -> int:
     """The `mark` of its files, if what was seen is a whole save and nothing more is to come; else 0.
 
-    To be remembered beside the pin, since it is what counts once rotation has taken the rest (`was_at_rest`).  Sooner than settled, and
+    To be remembered beside the pin, since it is what counts once rotation has taken the rest (`was_at_rest`).  Sooner than finished, and
     as good: whatever a trainer did to the checkpoint after this look would have to fall, with all of its next save, before the next one.
     """
-    if judge(evidence, sighting, now, rule).settled:
+    if judge(evidence, sighting, now, rule).finished:
         return mark(evidence.files)
     if evidence.gone or refusal(evidence) or cut_short(evidence, rule) or doubt(evidence, rule) or behind(evidence):
         return 0

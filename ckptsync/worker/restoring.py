@@ -58,7 +58,7 @@ def _damaged(seen: Seen, desk: Desk) -> Iterator[RecordName]:
     for name, error in desk.known.broken.items():
         parsed = parse_record_name(name)
         is_ours = parsed is not None and (parsed.kind, parsed.node) == ("manifest", desk.node)
-        if parsed and is_ours and isinstance(error, Corrupt) and parsed.place.partition("~")[0] == seen.spot.name:
+        if parsed and is_ours and isinstance(error, Corrupt) and parsed.location.partition("~")[0] == seen.spot.name:
             yield parsed
 
 
@@ -70,7 +70,9 @@ def _candidates(
     ``beside``: files that were found around the checkpoint, which may have come later.
     """
     live = saves.live(desk.known.manifests(whole.checkpoint))
-    others = {f.path for k in live if (k.manifest.node, k.manifest.place) == (parsed.node, parsed.place) for f in k.manifest.files}
+    others = {
+        f.path for k in live if (k.manifest.node, k.manifest.location) == (parsed.node, parsed.location) for f in k.manifest.files
+    }
     said = [
         whole,
         *(with_took(whole, took) for took in (Took(), *kept)),
@@ -81,4 +83,4 @@ def _candidates(
     added = tuple(f for f in whole.files if f.path in beside)
     for files in dict.fromkeys((whole.files, rest, written, alone, added)):
         for offset, remembered in product(dict.fromkeys((0, desk.offset())), said) if files else ():
-            yield part(replace(remembered, place=parsed.place, n=parsed.n, clock_offset=offset), files)
+            yield part(replace(remembered, location=parsed.location, n=parsed.n, clock_offset=offset), files)

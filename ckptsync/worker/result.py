@@ -16,9 +16,9 @@ ON_THE_WAY: tuple[Phase, ...] = ("waiting", "sending", "failed")
 class Progress:
     """One save of a checkpoint on this node.
 
-    ``waiting``: not settled, or not all could be sent yet; ``sending``: on its way; ``sent``: by this tick; ``stored``: before it; ``elsewhere``: another
+    ``waiting``: not finished, or not all could be sent yet; ``sending``: on its way; ``sent``: by this tick; ``stored``: before it; ``elsewhere``: another
     node sends it, or has; ``retired``: given up in the store; ``failed``: see the failure; ``missed``: removed by the
-    trainer before it was known whole; ``lost``: removed by somebody before it was sent, or while it was; ``superseded``: not sent, since a newer one was settled; ``cleaned``: removed from this node, the store has it.
+    trainer before it was known whole; ``lost``: removed by somebody before it was sent, or while it was; ``superseded``: not sent, since a newer one was finished; ``cleaned``: removed from this node, the store has it.
     ``detail`` is in words, for people.  ``left_out``: what lies in the checkpoint and is not sent; ``added``: files found around it that are sent with it.
     """
 
@@ -27,7 +27,7 @@ class Progress:
     k: int
     phase: Phase
     detail: str
-    place: str = ""
+    location: str = ""
     files: int = 0
     size: int = 0
     notes: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""One save of a checkpoint on its way: is it stored already, is it settled, what are its bytes, send them."""
+"""One save of a checkpoint on its way: is it stored already, is it finished, what are its bytes, send them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def told(seen: Seen, node: str) -> Manifest:
 
 def with_took(manifest: Manifest, took: Took) -> Manifest:
     """The same, as it is said where this was remembered."""
-    times = {key: at for key, at in (("settled", took.settled), ("sending", took.sending)) if at}
+    times = {key: at for key, at in (("finished", took.finished), ("sending", took.sending)) if at}
     return replace(manifest, save=took.save, trainer=took.trainer or manifest.trainer, times=times)
 
 
@@ -107,7 +107,7 @@ def held(there: Manifest, node: str) -> Standing:
     """Of files that a save in the store has: ``there`` is a manifest of it, this node's if it has one."""
     if there.node == node:
         return Standing("stored", "stored", there)
-    return Standing("elsewhere", f"the store has these very files in {there.place}", other=there)
+    return Standing("elsewhere", f"the store has these very files in {there.location}", other=there)
 
 
 def own(stats: Sequence[Stat], node: str, known: Known, checkpoint: str, selection: Selection) -> Manifest | None:
@@ -206,14 +206,14 @@ def sent_first(hold: Hold, spot: Spot, node: str, known: Iterable[saves.Known]) 
 
 
 def send_late(
-    seen: Seen, place: str, road: Road, selection: Selection, known: Sequence[saves.Known], *, young: float = YOUNG
+    seen: Seen, location: str, road: Road, selection: Selection, known: Sequence[saves.Known], *, young: float = YOUNG
 ) -> tuple[str, ...]:
-    """Send what opens the model of a stored save, if the place has nothing of that kind: a further manifest.  Return its files.
+    """Send what opens the model of a stored save, if the location has nothing of that kind: a further manifest.  Return its files.
 
     ``known``: all manifests of the checkpoint's name.  While the save is not whole, another node may still send its own.
     ``young``: seconds for which what was written a moment ago is left alone.
     """
-    there = [k.manifest for k in saves.live(known) if k.manifest.place == place]
+    there = [k.manifest for k in saves.live(known) if k.manifest.location == location]
     mine, named = [m for m in there if m.node == road.node], {f.path for m in there for f in m.files}
     hold = seen.hold
     found = at_rest(companions(hold, seen.spot, named), young) if mine else {}
@@ -267,7 +267,7 @@ def sent_progress(seen: Seen, taken: Taken, sent: Sent) -> Progress:
     added = added_to(seen.hold)
     found = (f"not in the checkpoint, and sent with it: {', '.join(added)}",) if added else ()
     notes, left_out = (*taken.notes, *_notes(seen.hold), *found), seen.hold.left_out
-    return Progress(seen.run, seen.spot.name, seen.k, phase, detail, sent.place, sent.files, sent.size, notes, left_out, added)
+    return Progress(seen.run, seen.spot.name, seen.k, phase, detail, sent.location, sent.files, sent.size, notes, left_out, added)
 
 
 def hardened(seen: Seen) -> Seen:
@@ -283,26 +283,26 @@ def hardened(seen: Seen) -> Seen:
 
 def _stored(seen: Seen, mine: Manifest, desk: Desk) -> Progress:
     known = desk.known.manifests(seen.spot.name)
-    there = [k.manifest for k in saves.live(known) if k.manifest.place == mine.place]
-    place, copies = mine.place, desk.known.copies
+    there = [k.manifest for k in saves.live(known) if k.manifest.location == mine.location]
+    location, copies = mine.location, desk.known.copies
     is_due = deciding.displaced(desk.node, there, copies) or deciding.returned(desk.node, there, copies)
     key, names = (seen.run, seen.spot.name, seen.k), frozenset(k.name for k in known)
     is_new = not desk.road.store.is_exclusive and desk.memory.tidied.get(key) != names and deciding.contested(desk.node, there)
-    is_elsewhere = saves.better_place(desk.node, place, known) != place
+    is_elsewhere = saves.better_location(desk.node, location, known) != location
     if is_elsewhere and desk.road.must_wait(mine, known):
         return progress(seen, "stored", "stored", mine)
     if is_due or is_new or is_elsewhere:
-        place = tidy(desk.node, place, outgoing(seen, desk.selection).hold, desk.road, desk.known.copies)
+        location = tidy(desk.node, location, outgoing(seen, desk.selection).hold, desk.road, desk.known.copies)
         desk.memory.tidied[key] = names
-    elif added := send_late(seen, place, desk.road, desk.selection, known):
-        return progress(seen, "sent", f"sent {', '.join(added)}", replace(mine, place=place))
-    return progress(seen, "stored", "stored", replace(mine, place=place))
+    elif added := send_late(seen, location, desk.road, desk.selection, known):
+        return progress(seen, "sent", f"sent {', '.join(added)}", replace(mine, location=location))
+    return progress(seen, "stored", "stored", replace(mine, location=location))
 
 
 def progress(seen: Seen, phase: Phase, detail: str, at: Manifest | None = None) -> Progress:
     """Where it stands, as a value."""
-    place = at.place if at else ""
-    return Progress(seen.run, seen.spot.name, seen.k, phase, detail, place, notes=(*_notes(seen.hold), *_of_pins(seen.hold)))
+    location = at.location if at else ""
+    return Progress(seen.run, seen.spot.name, seen.k, phase, detail, location, notes=(*_notes(seen.hold), *_of_pins(seen.hold)))
 
 
 def _notes(hold: Hold) -> tuple[str, ...]:

@@ -34,12 +34,12 @@ SMALL = 1 << 20  # bytes of a file that costs a round trip rather than bandwidth
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """``place`` of the save; ``files`` and ``size`` of what this call stored; ``waiting`` for another node that is writing that name.
+    """``location`` of the save; ``files`` and ``size`` of what this call stored; ``waiting`` for another node that is writing that name.
 
     ``held``: a manifest of the save that has all of it already, so that nothing was written.
     """
 
-    place: str
+    location: str
     files: int = 0
     size: int = 0
     waiting: tuple[str, ...] = ()
@@ -53,7 +53,7 @@ class _Overtaken(Incomplete):
 def send(planned: Manifest, hold: Hold, road: Road, read: dict[str, FileEntry] | None = None) -> Sent:
     """Store what ``planned`` names, then the manifest.  Raises Incomplete if the source changed: nothing was committed then.
 
-    ``planned.supersedes``: manifests that are gone; those of the place where it comes to lie are taken back.
+    ``planned.supersedes``: manifests that are gone; those of the location where it comes to lie are taken back.
 
     ``read``: entries of what has been read of the take, by path; what is read here is added.
     """
@@ -62,7 +62,7 @@ def send(planned: Manifest, hold: Hold, road: Road, read: dict[str, FileEntry] |
     delivery = _Delivery(hold, replace(road, passed=together.passed), together, {} if read is None else read)
     planned, mine = delivery.look(planned, known := road.known())
     if mine:
-        return Sent(mine.place, held=mine)
+        return Sent(mine.location, held=mine)
     if road.must_wait(planned, known):
         raise Incomplete(
             f"{planned.checkpoint}: waits for proof that another node's part is of the same save", hint="it is tried again"
@@ -90,7 +90,7 @@ def _send(planned: Manifest, hold: Hold, delivery: _Delivery) -> Sent:
         known = road.known()
         planned, mine = delivery.look(planned, known)
         if mine:
-            return Sent(mine.place, held=mine)
+            return Sent(mine.location, held=mine)
         planned, parcels = _plan(planned, known)
         try:
             waiting = delivery.send(planned, parcels)
@@ -105,8 +105,8 @@ def _send(planned: Manifest, hold: Hold, delivery: _Delivery) -> Sent:
             _commit(planned, [p.entry for p in parcels if p.entry.path not in waiting], known, road.store)
             _heal(planned, {k.name for k in known}, hold, road)
             done = delivery.done.values()
-            return Sent(planned.place, len(done), sum(p.entry.size for p in done), waiting)
-    raise Incomplete(f"{planned.checkpoint}: other nodes kept changing the place it belongs to", hint="it is tried again")
+            return Sent(planned.location, len(done), sum(p.entry.size for p in done), waiting)
+    raise Incomplete(f"{planned.checkpoint}: other nodes kept changing the location it belongs to", hint="it is tried again")
 
 
 def create_record(store: Store, record: coding.Record) -> None:
@@ -128,8 +128,8 @@ def _is_another(there: Manifest, planned: Manifest) -> bool:
 
 def _plan(planned: Manifest, known: Sequence[saves.Known]) -> tuple[Manifest, tuple[Parcel, ...]]:
     """Where things belong by what is known now: other nodes write manifests while we send."""
-    placed = replace(planned, place=saves.choose_place(planned, known))
-    return placed, missing(placed, [k.manifest for k in saves.live(known) if k.manifest.place == placed.place])
+    placed = replace(planned, location=saves.choose_location(planned, known))
+    return placed, missing(placed, [k.manifest for k in saves.live(known) if k.manifest.location == placed.location])
 
 
 @dataclass(slots=True)
@@ -152,7 +152,7 @@ class _Delivery:
         return replace(parcel, entry=self.read.get(parcel.entry.path, parcel.entry))
 
     def look(self, planned: Manifest, known: Sequence[saves.Known]) -> tuple[Manifest, Manifest | None]:
-        """The plan with a digest for every file that some manifest of the checkpoint's name, in whatever place, names; and one of the save that has all of it.
+        """The plan with a digest for every file that some manifest of the checkpoint's name, in whatever location, names; and one of the save that has all of it.
 
         What a hook gave an id is this node's part of that save, and is said once also where another node has stored the same bytes.  Without an id, and
         what comes after that, may be a copy: pulled, or brought from another node.
@@ -170,7 +170,7 @@ class _Delivery:
     def send(self, planned: Manifest, parcels: Sequence[Parcel]) -> tuple[str, ...]:
         """Send what is not there yet, small files first; paths of those that have to wait for another node are returned."""
         is_listed = any(p.is_bound for p in parcels)  # nothing else asks for it, and the first byte waits
-        listed = {e.name: e.size for e in self.road.store.names(f"{planned.run}/{planned.place}/")} if is_listed else {}
+        listed = {e.name: e.size for e in self.road.store.names(f"{planned.run}/{planned.location}/")} if is_listed else {}
 
         def deliver(parcel: Parcel) -> bool:
             return self._deliver(planned, parcel, listed.get(parcel.name))
@@ -252,8 +252,8 @@ def _commit(planned: Manifest, files: Iterable[FileEntry], known: Iterable[saves
     if not bound:
         raise Incomplete(f"{planned.checkpoint}: another node is writing its files", hint="it is tried again with the next look")
     known = tuple(known)
-    n = saves.next_n(known, planned.node, planned.place)
-    here = records_prefix(planned.run, planned.place)
+    n = saves.next_n(known, planned.node, planned.location)
+    here = records_prefix(planned.run, planned.location)
     gone = (name for name in planned.supersedes if name.startswith(here))
     left = tuple(sorted({*gone, *deciding.left_behind(planned, saves.live(known))}))
     create_record(store, replace(deciding.part(planned, bound), n=n, supersedes=left))
@@ -268,7 +268,7 @@ def _heal(planned: Manifest, before: Collection[str], hold: Hold, road: Road) ->
         return
     is_contended = road.is_contended()  # first: whoever has ended before has his manifest among those read now
     known = saves.live(road.known())
-    located = saves.locate(k.manifest for k in known if k.manifest.place == planned.place)
+    located = saves.locate(k.manifest for k in known if k.manifest.location == planned.location)
     for path in sorted(_strange(planned, before, known)):
         for at in sorted(
             located[path], key=lambda at: planned.node in at.nodes
@@ -278,11 +278,11 @@ def _heal(planned: Manifest, before: Collection[str], hold: Hold, road: Road) ->
             if planned.node not in at.nodes:
                 copy_within(Parcel(at.entry, at.name), road, [other.name for other in located[path]])
                 continue
-            beside = node_file_name(planned.run, planned.place, planned.node, path)
+            beside = node_file_name(planned.run, planned.location, planned.node, path)
             put(Parcel(at.entry, beside if is_contended else at.name), hold, road, ())
 
 
 def _strange(planned: Manifest, before: Collection[str], known: Iterable[saves.Known]) -> set[str]:
     """Paths in manifests that others have written since ``before``."""
     fresh = (k.manifest for k in known if k.name not in before and k.manifest.node != planned.node)
-    return {f.path for m in fresh if m.place == planned.place for f in m.files}
+    return {f.path for m in fresh if m.location == planned.location for f in m.files}

@@ -135,7 +135,7 @@ class Sending:
     def _met(self, one: Watched, now: float) -> Progress | None:
         """Why it need not, or cannot, be sent now; ``None`` if it is to be sent."""
         seen, desk = one.seen, self._desk(one, now, shares(self._options.threads)[-1])
-        broken = desk.known.broken_place(seen.spot.name)
+        broken = desk.known.broken_location(seen.spot.name)
         is_wanted = broken is not None or desk.known.lost_of(desk.node, seen.spot.name)
         if is_wanted and restore(seen, desk, self._kept(seen)):
             return _told(one, "waiting", "a manifest of this node, damaged or gone, was written again")
@@ -150,14 +150,14 @@ class Sending:
         if one.evidence is not None and is_hopeless(one.evidence) and seen.pin is not None:
             return self._missed(one)
         found = self._lookout.judged(one, now)
-        return None if found.settled else _told(one, "waiting", found.reason)
+        return None if found.finished else _told(one, "waiting", found.reason)
 
     def _send(self, one: Watched, now: float, share: Share) -> Progress:
         latest = self._lookout.latest(one.key)
         if latest is None or latest.sighting != one.sighting:
             return _told(one, "waiting", "it changed while others were sent")
         found = self._lookout.judged_again(latest, now)
-        if not found.settled:
+        if not found.finished:
             return _told(one, "waiting", found.reason)
         seen, desk = self._begun(latest), self._desk(latest, now, share)
         sent = save(seen, desk)
@@ -226,7 +226,7 @@ class Sending:
 
     def _mark(self, one: Watched, done: Progress) -> None:
         """Tell the hook, which may be waiting for it."""
-        if one.seen.pin is not None and done.place and done.phase in ("sent", "stored", "elsewhere"):
+        if one.seen.pin is not None and done.location and done.phase in ("sent", "stored", "elsewhere"):
             with contextlib.suppress(CkptsyncError):  # the next tick says it again
                 spool.mark_stored(one.seen.pin)
 
@@ -236,10 +236,10 @@ class Sending:
         return Turn(one, seen.run, (one.first, seen.spot.step or 0, seen.k), written, is_begun or self._knowledge.is_begun(seen))
 
     def _is_overtaken(self, planned: Collection[Key]) -> bool:
-        """Whether something was settled meanwhile that goes before the rest."""
+        """Whether something was finished meanwhile that goes before the rest."""
         if self._options.order == "oldest":
             return False
-        return any(w.found.settled and w.evidence is not None and w.key not in planned for w in self._lookout.watched())
+        return any(w.found.finished and w.evidence is not None and w.key not in planned for w in self._lookout.watched())
 
     def _desk(self, one: Watched, now: float, share: Share) -> Desk:
         run, checkpoint = one.seen.run, one.seen.spot.name

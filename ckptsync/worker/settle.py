@@ -22,12 +22,12 @@ def judge(evidence: Evidence, sighting: Sighting, now: float, rule: Rule) -> Ver
     """Whether this is all of one save, for ever."""
     refused = refusal(evidence) or cut_short(evidence, rule) or alone(evidence, rule)
     if refused:
-        return Verdict(settled=False, reason=refused, left=None)
+        return Verdict(finished=False, reason=refused, left=None)
     wait, reason = _wait(evidence, rule)
     left = wait - (now - sighting.since)
     if left > 0:
-        return Verdict(settled=False, reason=f"{reason}; settled if nothing changes for {left:.0f} s", left=left)
-    return Verdict(settled=True, reason=reason)
+        return Verdict(finished=False, reason=f"{reason}; finished if nothing changes for {left:.0f} s", left=left)
+    return Verdict(finished=True, reason=reason)
 
 
 def is_hopeless(evidence: Evidence) -> bool:

@@ -94,18 +94,18 @@ class Worker:
         return held([w.seen.pin for w in self._lookout.watched() if w.seen.pin is not None])
 
     def tick(self, now: float) -> WorkerResult:
-        """Look, have sent what is settled, and say what became of it.  Errors are in the result: one checkpoint's never keep another back."""
+        """Look, have sent what is finished, and say what became of it.  Errors are in the result: one checkpoint's never keep another back."""
         self.plan(now)
         return self.told(now)
 
     def plan(self, now: float) -> None:
-        """Look, and have sent what is settled."""
+        """Look, and have sent what is finished."""
         found = self.look(now)
         watched = self._lookout.watched()
         ready, unread = self._read()
         self._sending.plan(watched, now, {run.name for run in ready})
         for one in watched:
-            if one.found.settled:  # what could not even be tried has to wait for the next tick, too
+            if one.found.finished:  # what could not even be tried has to wait for the next tick, too
                 self._lookout.tried(one)
         self._forget(watched)
         self._done = _Done(watched, failures=[*found.failures, *unread])
@@ -157,7 +157,7 @@ class Worker:
         return {k for r, name, k in tuple(self._memory.taken) if (r, name) == (run, checkpoint)}
 
     def _forget(self, watched: Sequence[Watched]) -> None:
-        """In place: others remember meanwhile."""
+        """In location: others remember meanwhile."""
         here = {w.key for w in watched}
         for run in self._options.runs:
             read = self._knowledge.of(run.name).read

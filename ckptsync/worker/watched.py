@@ -33,7 +33,7 @@ Key = tuple[str, str, int]
 class Watched:
     """One save as the last look saw it.  ``first``: when it was first seen.  ``evidence`` is ``None`` of what needs none (`Asked.is_done`).
 
-    ``sighting``: since when nothing has changed.  ``found``: whether it is settled, by what is known of the store without asking it.
+    ``sighting``: since when nothing has changed.  ``found``: whether it is finished, by what is known of the store without asking it.
     ``save``: the id that a hook's marks give it, where its pin says none.  ``asked``: when its files were asked last.
     """
 
@@ -81,13 +81,13 @@ def glimpsed(look: Glimpse, asked: Asked, rule: Rule) -> Watched:
     first = before.first if before else now
     sighting = observe(before.sighting if before else None, _shown(one), now)
     if asked.is_done(one):
-        return Watched(one, first, sighting, None, Verdict(settled=False, reason="stored, or another's", left=None))
+        return Watched(one, first, sighting, None, Verdict(finished=False, reason="stored, or another's", left=None))
     fresh = _is_fresh(look, sighting, rule)
     facts = Facts(is_later(one, look.beside.spans), asked.has_mate(one), fresh, look.beside.awaited, look.beside.hooked)
     try:
         evidence, found, at = _judged(look, sighting, facts, asked, rule)
     except Incomplete as e:  # it changes under our hands
-        return Watched(one, first, sighting, None, Verdict(settled=False, reason=str(e), left=None))
+        return Watched(one, first, sighting, None, Verdict(finished=False, reason=str(e), left=None))
     noted = _noted(one, at_rest(evidence, sighting, now, rule), found, look.wrong)
     return Watched(noted, first, sighting, evidence, found, _marked(evidence, look.beside.hooked, one), at)
 
@@ -112,7 +112,7 @@ def _is_fresh(look: Glimpse, sighting: Sighting, rule: Rule) -> bool:
     if before.evidence is None or not before.evidence.fresh or before.sighting == sighting:
         return before.evidence is not None and before.evidence.fresh
     has_rested = sighting.since - before.sighting.since >= rule.unmarked
-    return not (before.found.settled or has_rested or _is_over(before.evidence, look.one))
+    return not (before.found.finished or has_rested or _is_over(before.evidence, look.one))
 
 
 def _was_moved_in(one: Seen) -> bool:
@@ -127,12 +127,12 @@ def _was_moved_in(one: Seen) -> bool:
 
 
 def _judged(look: Glimpse, sighting: Sighting, facts: Facts, asked: Asked, rule: Rule) -> tuple[Evidence, Verdict, float]:
-    """Files are asked anew until they have been seen at rest, ever more seldom while they stay the same, and before they are called settled."""
+    """Files are asked anew until they have been seen at rest, ever more seldom while they stay the same, and before they are called finished."""
     one, before, now = look.one, look.before, look.now
     if before and before.evidence and before.sighting == sighting and _needs_no_asking(before, now):
         evidence = _compared(renewed(before.evidence, one, facts), look, asked, rule)
         found = judge(evidence, sighting, now, rule)
-        if before.found.settled or not found.settled:
+        if before.found.finished or not found.finished:
             return evidence, found, before.asked
     evidence = _compared(gathered(one, facts), look, asked, rule)
     return evidence, judge(evidence, sighting, now, rule), now
@@ -146,10 +146,10 @@ def _compared(evidence: Evidence, look: Glimpse, asked: Asked, rule: Rule) -> Ev
 
 
 def _noted(one: Seen, stable: int, found: Verdict, wrong: list[Failure]) -> Seen:
-    """What was seen is kept beside the pin: for when rotation has taken the rest, and since the manifest says when it was settled."""
+    """What was seen is kept beside the pin: for when rotation has taken the rest, and since the manifest says when it was finished."""
     took = one.pin.took if one.pin else Took()
-    new = Took(stable=stable, settled=time.time_ns() if found.settled and not took.settled else 0)
-    if one.pin is None or (new.stable in (0, took.stable) and not new.settled):
+    new = Took(stable=stable, finished=time.time_ns() if found.finished and not took.finished else 0)
+    if one.pin is None or (new.stable in (0, took.stable) and not new.finished):
         return one
     try:
         return recorded(one, new)
@@ -159,7 +159,7 @@ def _noted(one: Seen, stable: int, found: Verdict, wrong: list[Failure]) -> Seen
 
 
 def _needs_no_asking(before: Watched, now: float) -> bool:
-    if before.found.settled or (before.evidence is not None and before.evidence.stable):
+    if before.found.finished or (before.evidence is not None and before.evidence.stable):
         return True
     return now - before.asked < SELDOM * (now - before.sighting.since)
 

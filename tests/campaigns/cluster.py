@@ -181,8 +181,8 @@ def services(home: Path) -> dict[str, Service]:
 
 
 def snapshots(home: Path) -> dict[tuple[str, str], Snapshot]:
-    """What the store says, by run and place."""
-    return {(s.run, s.place): s for s in fresh(create_store(str(home / "store"))).readable}
+    """What the store says, by run and location."""
+    return {(s.run, s.location): s for s in fresh(create_store(str(home / "store"))).readable}
 
 
 def settle(home: Path, saves: Sequence[Save], patience: float) -> str:
@@ -191,7 +191,8 @@ def settle(home: Path, saves: Sequence[Save], patience: float) -> str:
     while True:
         seen = snapshots(home)
         words = {
-            f"{s.run}/{s.checkpoint}": seen[s.run, s.checkpoint].word if (s.run, s.checkpoint) in seen else "absent" for s in saves
+            f"{s.run}/{s.checkpoint}": seen[s.run, s.checkpoint].status if (s.run, s.checkpoint) in seen else "absent"
+            for s in saves
         }
         bad = [f"{name} {word}" for name, word in words.items() if word != "VERIFIED"]
         if not bad:
@@ -207,7 +208,7 @@ def violations(home: Path, saves: Sequence[Save]) -> list[str]:
     names = [entry.name for entry in store.names("")]
     wrong = [f"{name}: unfinished, and listed" for name in names if name.endswith(".part")]
     expected = {(s.run, s.checkpoint) for s in saves}
-    wrong += [f"{run}/{place}: a place that nobody asked for" for run, place in snapshots(home).keys() - expected]
+    wrong += [f"{run}/{location}: a location that nobody asked for" for run, location in snapshots(home).keys() - expected]
     for save in saves:
         wrong += _differences(home / "store", save)
         found = [home / "store" / name for name in names if name.startswith(consolidated_prefix(save.run, save.checkpoint))]

@@ -186,7 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``lost``: for each place in the code that calls fsync, how often something was lost without one, and ``spared`` how often nothing was."""
+    """``lost``: for each location in the code that calls fsync, how often something was lost without one, and ``spared`` how often nothing was."""
 
     line: str
     wrong: tuple[str, ...]
@@ -217,7 +217,7 @@ def judged(name: str, states: int) -> Verdict:
 
 
 def needless(verdicts: Sequence[Verdict]) -> list[str]:
-    """Places in the code whose fsyncs could be spared wherever they were called."""
+    """Locations in the code whose fsyncs could be spared wherever they were called."""
     lost, spared = (sum(counts, Counter()) for counts in ([v.lost for v in verdicts], [v.spared for v in verdicts]))
     return [f"NEEDLESS every fsync in {where}: without it nothing is lost" for where in spared if not lost[where]]
 

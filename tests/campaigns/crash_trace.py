@@ -1,6 +1,6 @@
 """A store's work as the steps that a power cut may undo, read out of its system calls by strace.
 
-Inodes are numbers, 0 is the store's root, whose own place is durable.  What a system call does is followed through descriptors, not paths.
+Inodes are numbers, 0 is the store's root, whose own location is durable.  What a system call does is followed through descriptors, not paths.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _OTHER = re.compile(r"\d+ +(\+\+\+|---) .*")  # an end, a signal
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Bytes at a place of a file; ``data`` ends the file there if it is ``None``."""
+    """Bytes at a location of a file; ``data`` ends the file there if it is ``None``."""
 
     inode: int
     start: int

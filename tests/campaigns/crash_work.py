@@ -98,7 +98,7 @@ def several_names(root: str) -> None:
     one = Writer(root)
     one.write("run/checkpoint-1/a", 100)
     one.write("run/checkpoint-1/b", LARGE)
-    one.create("run/.ckptsync/places/record", 50)
+    one.create("run/.ckptsync/locations/record", 50)
     one.write("top", 10)
     one.write("run/empty", 0)
 

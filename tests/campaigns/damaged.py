@@ -23,7 +23,7 @@ from ckptsync.merge.local import merge_local
 from ckptsync.merge.plan import DType, Options
 from ckptsync.merge.prepare import prepare
 from ckptsync.model import Files
-from ckptsync.records.seal import SealedTensor
+from ckptsync.records.model_record import ModelTensor
 from ckptsync.stores.tree import LocalFiles, Overlay
 from tests.campaigns.damaging import Damage, Strata, joined
 from tests.consolidated import consolidate
@@ -141,7 +141,7 @@ class Patient:
 
     def _ways(self) -> Iterator[Way]:
         """Unasked first, which may choose another source when one is damaged; then every source in every way that reads or writes other bytes."""
-        seen: list[tuple[Mapping[str, Strata], tuple[SealedTensor, ...]]] = []
+        seen: list[tuple[Mapping[str, Strata], tuple[ModelTensor, ...]]] = []
         files = Overlay([LocalFiles(str(source)) for source in self.sources])
         dtypes: tuple[DType, ...] = ("keep", "auto")
         asked: list[tuple[DType, str | None]] = [("auto", None), *((d, str(s)) for s in table.sources(files) for d in dtypes)]

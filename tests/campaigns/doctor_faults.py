@@ -107,7 +107,9 @@ ONE_NODE = {
         "mkdir -p {home}/out/a/x {home}/out/b/x",
         config={"worker": {"runs": [{"path": "{home}/out/a/x"}, {"path": "{home}/out/b/x"}]}},
     ),
-    "output-parent": told("output-absent", config={"worker": {"runs": [{"path": "{home}/out/*"}, {"path": "/no/such/place/*"}]}}),
+    "output-parent": told(
+        "output-absent", config={"worker": {"runs": [{"path": "{home}/out/*"}, {"path": "/no/such/location/*"}]}}
+    ),
     "store-gone": Planted(
         frozenset({"store-absent"}),
         Told(

@@ -201,7 +201,7 @@ def plan(patient: Patient, args: argparse.Namespace, counts: Counter[str]) -> It
 
 
 @contextlib.contextmanager
-def place(kind: str) -> Iterator[tuple[str, Mapping[str, object]]]:
+def location(kind: str) -> Iterator[tuple[str, Mapping[str, object]]]:
     """URL and storage options of an empty store."""
     if kind == "s3":
         server = weed()
@@ -217,7 +217,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """0 if all was found and nothing made up."""
     args = _arguments().parse_args(argv)
     begun, counts, wrong = time.monotonic(), Counter[str](), []
-    with place(args.store) as (url, options):
+    with location(args.store) as (url, options):
         patient = Patient(url, options)
         for harm, text in suffered(patient, plan(patient, args, counts)):
             wrong.append(f"{harm.kind if harm else 'after repair'}: {text}")

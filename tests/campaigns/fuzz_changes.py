@@ -121,7 +121,7 @@ def _changed(value: Any, dice: random.Random) -> Any:
 
 
 def _spots(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every place in it, as the list or dictionary and the index or key."""
+    """Every location in it, as the list or dictionary and the index or key."""
     waiting = [value]
     while waiting:
         at = waiting.pop()

@@ -33,7 +33,7 @@ from tests.campaigns.fuzz_changes import changed_json
 from tests.heads import consolidate_due, verify_next
 from tests.verified import put
 
-_RECORD = re.compile(r"(.*/\.ckptsync/[^/]+/(?:manifest-.*|seal|report|tombstone|keep)-)(\d+)-[0-9a-f]{16}\.json")
+_RECORD = re.compile(r"(.*/\.ckptsync/[^/]+/(?:manifest-.*|model record|report|tombstone|keep)-)(\d+)-[0-9a-f]{16}\.json")
 
 
 @cache
@@ -47,8 +47,8 @@ def _good() -> Mapping[str, bytes]:
             push_now(Path(made) / node, store, node, "fsdp2")
             push_now(cli_store.DATA / "fsdp2" / node, store, node, "other")
         command("keep", "fsdp2/checkpoint-4", "--reason", "of the paper", "--store", str(root))
-        places = {p.place: p for p in fresh(store).places if p.run == "fsdp2"}
-        manifests = tuple(k.name for k in places["checkpoint-8"].manifests)
+        locations = {p.location: p for p in fresh(store).locations if p.run == "fsdp2"}
+        manifests = tuple(k.name for k in locations["checkpoint-8"].manifests)
         put(store, Tombstone("fsdp2", "checkpoint-8", "checkpoint-8", 0, manifests, "of a rule", "shards", "back"))
         for node, roles in (("node0", ("worker",)), ("node1", ("worker",)), ("head", ("head", "verifier"))):
             heart = Heartbeat(node, "i", "machine", 1, "1", 1.0, roles, "1.0", 7, 1.0, jobs=(Job("verify", "fsdp2"),))
@@ -80,12 +80,12 @@ def _json(*argv: str) -> dict[str, Any]:
 
 
 def _seen(url: str) -> dict[str, dict[Any, Any]]:
-    """By command, what each says of every place, or node."""
+    """By command, what each says of every location, or node."""
     status, verified = _json("status", url), _json("verify", url, "--level", "stat")
     return {
-        "ls": {(p["run"], p["place"]): p["word"] for p in _json("ls", url).get("places", ())},
-        "status": {(p["run"], p["place"]): p["word"] for p in status.get("places", ())},
-        "verify": {(r["run"], r["place"]): r["verdict"] for r in verified.get("reports", ())},
+        "ls": {(p["run"], p["location"]): p["status"] for p in _json("ls", url).get("locations", ())},
+        "status": {(p["run"], p["location"]): p["status"] for p in status.get("locations", ())},
+        "verify": {(r["run"], r["location"]): r["verdict"] for r in verified.get("reports", ())},
         "nodes": {(n["name"], ""): (n["node"], n["state"], n["host"]) for n in status.get("nodes", ())},
     }
 
@@ -109,9 +109,9 @@ def _compare(url: str, touched: str) -> None:
 
 
 def _make_records(dice: random.Random) -> Case:
-    """All records of a place, some of them others than they were."""
-    run, place = dice.choice((("fsdp2", "checkpoint-4"), ("fsdp2", "checkpoint-8"), ("zero3", "checkpoint-4")))
-    names = [n for n in _good() if n.startswith(f"{run}/.ckptsync/{place}/") and "/sending/" not in n]
+    """All records of a location, some of them others than they were."""
+    run, location = dice.choice((("fsdp2", "checkpoint-4"), ("fsdp2", "checkpoint-8"), ("zero3", "checkpoint-4")))
+    names = [n for n in _good() if n.startswith(f"{run}/.ckptsync/{location}/") and "/sending/" not in n]
     files = {name: _good()[name] for name in names}
     for name in dice.sample(names, min(len(names), dice.choice((1, 1, 1, 2)))):
         data = changed_json(_good()[name], dice) if dice.randrange(8) else _good()[name]
@@ -121,15 +121,15 @@ def _make_records(dice: random.Random) -> Case:
             title = f"{found[1]}{n}-{digest(data)[:16]}.json"
         if dice.randrange(8) == 0:
             other = dice.choice(("checkpoint-12", "checkpoint-4~x", "checkpoint-4~", "checkpoint-04", "x"))
-            title = title.replace(place, other, 1)
+            title = title.replace(location, other, 1)
         if dice.randrange(3):
             del files[name]
         files[title] = data
-    return {"run": run, "place": place, "files": files, "head": dice.randrange(4) == 0}
+    return {"run": run, "location": location, "files": files, "head": dice.randrange(4) == 0}
 
 
 def _run_records(case: Case, home: Path) -> str:
-    others = {n: d for n, d in _good().items() if not n.startswith(f"{case['run']}/.ckptsync/{case['place']}/")}
+    others = {n: d for n, d in _good().items() if not n.startswith(f"{case['run']}/.ckptsync/{case['location']}/")}
     url = _laid(others | case["files"], home / "store")
     _compare(url, case["run"])
     for argv in (("repair", url), ("gc", url, "--dry-run", "--keep-last", "1"), ("gc", url, "--dry-run", "--litter")):
@@ -138,7 +138,7 @@ def _run_records(case: Case, home: Path) -> str:
     if case["head"]:
         made = consolidate_due(open_store(url), HeadOptions())
         proved = [verify_next(open_store(url), Schedule(), 2e9) for _ in range(4)]
-        if ("other", "VERIFIED") not in [(p["run"], p["word"]) for p in _json("ls", url)["places"]]:
+        if ("other", "VERIFIED") not in [(p["run"], p["status"]) for p in _json("ls", url)["locations"]]:
             raise Wrong(f"a head and a verifier leave another run alone: {made!r:.1000} {proved!r:.1000}")
     return "read"
 
@@ -187,7 +187,7 @@ def _baseline() -> bytes:
 
 
 def _make_kept(dice: random.Random) -> Case:
-    """``change``: bytes of the cache, by place and value; or another baseline."""
+    """``change``: bytes of the cache, by location and value; or another baseline."""
     if dice.randrange(2):
         return {"baseline": changed_json(_baseline(), dice)}
     return {

@@ -32,7 +32,7 @@ from ckptsync.head.gc import tick
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
 from tests.campaigns.cluster import CLEAN
-from tests.campaigns.gc_scenes import Scene, differences, harm, scenes, settled
+from tests.campaigns.gc_scenes import Scene, differences, finished, harm, scenes
 from tests.campaigns.trapping import CHANGING, Trap, after, can_trap
 from tests.weed import weed
 
@@ -164,7 +164,7 @@ class Campaign:
             tick(store, scene.asked)
         elif status := other.wait(PATIENCE):
             wrong.append(f"the one beside has ended with {status}")
-        wrong += [*harm(store, scene), *settled(store, scene), *harm(store, scene)]
+        wrong += [*harm(store, scene), *finished(store, scene), *harm(store, scene)]
         wrong += differences(store, scene) if other is None else []
         if isinstance(self._ground, Directory) and (left := self._ground.empty()):
             self.tally["with empty directories that are left"] += 1

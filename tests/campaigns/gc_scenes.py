@@ -17,7 +17,7 @@ from ckptsync.records.manifest import Manifest
 from ckptsync.records.names import OURS, parse_record_name
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store, read_all
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.verify.place import verify_place
+from ckptsync.verify.location import verify_location
 from tests.retained import FIRST, entry, fill, put, verify
 
 MOST_LOOKS = 6  # of gc, until nothing is left to do
@@ -27,7 +27,7 @@ Files = Mapping[str, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """A store before a gc under ``rules``, which are ``said`` in a configuration so.  ``kept``: places that stay VERIFIED, whoever dies; ``strays``: litter."""
+    """A store before a gc under ``rules``, which are ``said`` in a configuration so.  ``kept``: locations that stay VERIFIED, whoever dies; ``strays``: litter."""
 
     name: str
     files: Files
@@ -74,18 +74,18 @@ def filled() -> Files:
     theirs = replace(mine, node="n1", save="one", files=(entry("a.bin", own, FIRST + 1),), ranks=(1,))
     _said_again(store, replace(mine, save="one"), theirs)
     (moved,) = read_manifests(store, [fill(store, "checkpoint-2", FIRST + 2, is_verified=False)])
-    before = put(store, replace(moved, place="checkpoint-2~0badcafe"))
+    before = put(store, replace(moved, location="checkpoint-2~0badcafe"))
     _said_again(store, replace(moved, n=1, supersedes=(before,)))
     fill(store, "checkpoint-1", run="other")
     return content(store)
 
 
 def _said_again(store: Store, *manifests: Manifest) -> None:
-    place = manifests[0].place
-    for e in [*store.names(f"run/{OURS}/{place}/")]:
+    location = manifests[0].location
+    for e in [*store.names(f"run/{OURS}/{location}/")]:
         if parse_record_name(e.name):
             store.delete(e.name)
-    verify(store, place, tuple(put(store, m) for m in manifests))
+    verify(store, location, tuple(put(store, m) for m in manifests))
 
 
 def marked(files: Files, rules: Rules) -> Files:
@@ -112,15 +112,15 @@ def harm(store: Store, scene: Scene) -> Iterator[str]:
     """What must not be true at any moment."""
     found = fresh(store)
     whole = set()
-    for seen in (s for s in found.places if s.word != "RETIRED"):
-        report = verify_place(store, seen, "digest", found.faults_of(seen.run, seen.place))
-        if (seen.word, report.verdict) != ("VERIFIED", "ok"):
-            yield f"{seen.run}/{seen.place} is {seen.word}, {report.verdict}: {[f.detail for f in report.findings]}"
+    for seen in (s for s in found.locations if s.status != "RETIRED"):
+        report = verify_location(store, seen, "digest", found.faults_of(seen.run, seen.location))
+        if (seen.status, report.verdict) != ("VERIFIED", "ok"):
+            yield f"{seen.run}/{seen.location} is {seen.status}, {report.verdict}: {[f.detail for f in report.findings]}"
         elif seen.run == "run":
-            whole.add(seen.place)
-    yield from (f"{place}: was to be kept, and is not VERIFIED" for place in sorted(scene.kept - whole))
+            whole.add(seen.location)
+    yield from (f"{location}: was to be kept, and is not VERIFIED" for location in sorted(scene.kept - whole))
     newest = found.of("run", "checkpoint-4")
-    if newest is None or not newest.facets.resume.holds:
+    if newest is None or not newest.conditions.resume.holds:
         yield "checkpoint-4: the newest, and nothing can be resumed from it"
     others = {name: data for name, data in scene.files.items() if name.startswith("other/")}
     yield from (f"{name}: of another run" for name, data in others.items() if _bytes(store, name) != data)
@@ -133,12 +133,12 @@ def _bytes(store: Store, name: str) -> bytes | None:
         return None
 
 
-def settled(store: Store, scene: Scene) -> Iterator[str]:
+def finished(store: Store, scene: Scene) -> Iterator[str]:
     """Let gc come again, after any lease, as often as it has something to do: it comes to an end."""
     looks: list[Swept] = []
     while not looks or looks[-1].done or looks[-1].failed:
         if len(looks) == MOST_LOOKS:
-            yield f"it does not come to an end: {[(d.place, d.outcome, d.reason) for d in looks[-1].done]}, {looks[-1].failed}"
+            yield f"it does not come to an end: {[(d.location, d.outcome, d.reason) for d in looks[-1].done]}, {looks[-1].failed}"
             return
         looks.append(tick(Later(store), scene.asked))
     if scene.strays:
@@ -152,7 +152,7 @@ def differences(store: Store, scene: Scene) -> Iterator[str]:
     yield from (f"{name}: is left" for name in sorted(_plain(there) - _plain(wanted)))
     yield from (f"{name}: is gone" for name in sorted(_plain(wanted) - _plain(there)))
     yield from (f"{name}: has other bytes" for name in _plain(wanted) & _plain(there) if there[name] != wanted[name])
-    yield from (f"{place}: no tombstone says that it went" for place in sorted(_stones(wanted) - _stones(there)))
+    yield from (f"{location}: no tombstone says that it went" for location in sorted(_stones(wanted) - _stones(there)))
 
 
 def _plain(files: Files) -> set[str]:

@@ -4,8 +4,8 @@
 
 Three parts.  Calls: one order of a head's, in its child process, is killed at the nth system call that changes a file, for every n; then the other head, whose
 options and configuration differ, ends what it began.  Moments: two heads consolidate and verify what keeps arriving, and one of them, or a child of its, is killed at a
-random moment, again and again.  Damage: models lose bytes or files while heads are killed.  All the while somebody looks: no seal may ever bind bytes that differ.
-In the end every place is VERIFIED, and its model is what one of the two heads would have made alone.
+random moment, again and again.  Damage: models lose bytes or files while heads are killed.  All the while somebody looks: no model record may ever bind bytes that differ.
+In the end every location is VERIFIED, and its model is what one of the two heads would have made alone.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from ckptsync.errors import NotFound
 from ckptsync.head.consolidate import HeadOptions, one
 from ckptsync.merge.plan import Options
 from ckptsync.records.coding import decode_any
+from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.names import consolidated_prefix, parse_record_name
-from ckptsync.records.seal import Seal
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store, open_store
@@ -62,7 +62,7 @@ NODES = ("node0", "node1")
 KINDS = {"fsdp2": "hf-fsdp2-2node", "zero3": "hf-zero3-2node"}
 PATIENCE = 300.0  # seconds, on a busy machine, until all is VERIFIED once nobody is killed any more
 CHILD = (sys.executable, "-m", "ckptsync.daemon.child")
-Seals = Mapping[str, str]
+ModelRecords = Mapping[str, str]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -132,42 +132,42 @@ def arrive(store: Store, run: str, kind: str, step: int, scratch: Path) -> None:
     shutil.rmtree(scratch / f"{run}-{step}")
 
 
-def expected(kind: str, heads: Heads) -> list[Seals]:
+def expected(kind: str, heads: Heads) -> list[ModelRecords]:
     """The weights that each head would make alone: name of a file → digest."""
     found = []
     for merge in heads.merges.values():
         store = MemoryStore()
         for node, source in zip(NODES, vector(KINDS[kind]).sources, strict=True):
             push_now(source.parent, store, node, "run") if source.name.startswith("checkpoint-") else None
-        [place] = [s.place for s in fresh(store).readable]
-        one(store, "run", place, merge)
-        [seal] = [seal for seal, _ in seals(store)][-1:]
-        found.append(weights(seal))
+        [location] = [s.location for s in fresh(store).readable]
+        one(store, "run", location, merge)
+        [model_record] = [model_record for model_record, _ in model_records(store)][-1:]
+        found.append(weights(model_record))
     return found
 
 
-def weights(seal: Seal) -> Seals:
-    """Of a seal's files."""
-    return {f.path: f.digest for f in seal.files if f.path.endswith(".safetensors")}
+def weights(model_record: ModelRecord) -> ModelRecords:
+    """Of a model record's files."""
+    return {f.path: f.digest for f in model_record.files if f.path.endswith(".safetensors")}
 
 
-def seals(store: Store) -> Iterator[tuple[Seal, str]]:
+def model_records(store: Store) -> Iterator[tuple[ModelRecord, str]]:
     """Every one in a store, and its name."""
     for entry in store.names(""):
         parsed = parse_record_name(entry.name)
-        if parsed and parsed.kind == "seal":
-            with contextlib.suppress(NotFound):  # retention takes seals away, too
+        if parsed and parsed.kind == "model":
+            with contextlib.suppress(NotFound):  # retention takes model records away, too
                 record = decode_any(parsed, read_all(store, entry.name))
-                assert isinstance(record, Seal)
+                assert isinstance(record, ModelRecord)
                 yield record, entry.name
 
 
 def differing(store: Store, apart: Collection[str] = ()) -> list[str]:
-    """Seals that bind bytes which are not there; ``apart``: names that the campaign itself has damaged, also while this looks."""
+    """Model records that bind bytes which are not there; ``apart``: names that the campaign itself has damaged, also while this looks."""
     wrong = []
-    for seal, name in seals(store):
-        for file in seal.files:
-            full = f"{consolidated_prefix(seal.run, seal.place)}{file.path}"
+    for model_record, name in model_records(store):
+        for file in model_record.files:
+            full = f"{consolidated_prefix(model_record.run, model_record.location)}{file.path}"
             try:
                 found = digest(read_all(store, full))
             except NotFound:
@@ -184,8 +184,8 @@ def at_calls(home: Path, dice: random.Random, most: int) -> list[str]:
     original = home / "original"
     arrive(create_store(str(original)), "run", "fsdp2", 4, home / "scratch")
     wanted = expected("fsdp2", heads)
-    places = [(call, n) for call in CALLS for n in range(1, _count(home, original, heads, call) + 1)]
-    for call, n in places if not most else dice.sample(places, min(most, len(places))):
+    locations = [(call, n) for call in CALLS for n in range(1, _count(home, original, heads, call) + 1)]
+    for call, n in locations if not most else dice.sample(locations, min(most, len(locations))):
         store = _copied(original, home / "store")
         deaths += _ordered(heads, "a", ("strace", *_options(home), "-e", f"inject={call}:signal=SIGKILL:when={n}")) != 0
         wrong = differing(store)
@@ -194,7 +194,7 @@ def at_calls(home: Path, dice: random.Random, most: int) -> list[str]:
         wrong += [*differing(store), *_unfinished(store, {("run", "checkpoint-4"): wanted}, ("CONSOLIDATED",))]
         if wrong:
             return [f"killed at {call} {n}: {line}" for line in wrong]
-    print(f"{deaths} deaths at {len(places)} calls in {time.monotonic() - begun:.0f} s", flush=True)
+    print(f"{deaths} deaths at {len(locations)} calls in {time.monotonic() - begun:.0f} s", flush=True)
     return []
 
 
@@ -221,7 +221,7 @@ def _copied(original: Path, to: Path) -> Store:
 
 
 def _ordered(heads: Heads, name: str, before: Sequence[str] = ()) -> int:
-    """Let a head's child consolidate the place; its exit status."""
+    """Let a head's child consolidate the location; its exit status."""
     brief = Brief(Order("consolidate", "run", "checkpoint-4"), load(heads.services[name].config, {}), os.getpid())
     done = subprocess.run([*before, *CHILD], input=encode(brief), capture_output=True, env=CLEAN, check=False, timeout=PATIENCE)
     return done.returncode
@@ -237,7 +237,7 @@ class Moments:
         options = weed().options() if kind == "s3" else {}
         self._store = create_store(url, options)
         self._heads = Heads(home / "heads", url, options)
-        self._wanted: dict[tuple[str, str], list[Seals]] = {}
+        self._wanted: dict[tuple[str, str], list[ModelRecords]] = {}
         self._models = {name: expected(name, self._heads) for name in KINDS}
         self._wrong: list[str] = []
         self._spoilt: set[str] = set()
@@ -261,7 +261,7 @@ class Moments:
                     self._damage()
                 time.sleep(self._dice.uniform(0.0, 1.2))
                 self._kill(services[self._dice.choice("ab")])
-            self._wrong += [] if self._wrong else self._settled()
+            self._wrong += [] if self._wrong else self._finished()
         finally:
             self._over.set()
             looking.join()
@@ -277,10 +277,10 @@ class Moments:
             self._wanted[kind, f"checkpoint-{n}"] = self._models[kind]
 
     def _damage(self) -> None:
-        """A file of a sealed model is another, or gone."""
+        """A file of a consolidated model is another, or gone."""
         names = [
-            f"{consolidated_prefix(s.run, s.place)}{f.path}"
-            for s, _ in seals(self._store)
+            f"{consolidated_prefix(s.run, s.location)}{f.path}"
+            for s, _ in model_records(self._store)
             for f in s.files
             if f.path.endswith(".safetensors")
         ]
@@ -314,7 +314,7 @@ class Moments:
         while not self._over.wait(0.2) and not self._wrong:
             self._wrong += differing(self._store, self._spoilt)
 
-    def _settled(self) -> list[str]:
+    def _finished(self) -> list[str]:
         """What was spoilt is found when its turn to be verified comes again, and made again."""
         until = time.monotonic() + PATIENCE
         while (
@@ -324,16 +324,16 @@ class Moments:
         return late
 
 
-def _unfinished(store: Store, wanted: Mapping[tuple[str, str], Sequence[Seals]], words: Sequence[str]) -> list[str]:
-    """Places that are not what they should be by now."""
-    there = {(s.run, s.place): s for s in fresh(store).places}
-    wrong = [f"{run}/{place}: a place that nobody asked for" for run, place in there.keys() - wanted.keys()]
-    for (run, place), models in wanted.items():
-        seen = there.get((run, place))
-        if seen is None or seen.word not in words or seen.seal is None:
-            wrong.append(f"{run}/{place}: {seen.word if seen else 'absent'}")
-        elif weights(seen.seal) not in models:
-            wrong.append(f"{run}/{place}: its model is neither head's")
+def _unfinished(store: Store, wanted: Mapping[tuple[str, str], Sequence[ModelRecords]], words: Sequence[str]) -> list[str]:
+    """Locations that are not what they should be by now."""
+    there = {(s.run, s.location): s for s in fresh(store).locations}
+    wrong = [f"{run}/{location}: a location that nobody asked for" for run, location in there.keys() - wanted.keys()]
+    for (run, location), models in wanted.items():
+        seen = there.get((run, location))
+        if seen is None or seen.status not in words or seen.model_record is None:
+            wrong.append(f"{run}/{location}: {seen.status if seen else 'absent'}")
+        elif weights(seen.model_record) not in models:
+            wrong.append(f"{run}/{location}: its model is neither head's")
     return wrong
 
 

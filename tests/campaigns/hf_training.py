@@ -74,7 +74,7 @@ from transformers import (  # noqa: E402
     set_seed,
 )
 
-WORDS = "the of and to in is it you that he was for on are with as his they be at one have this from or had by hot but".split()  # noqa: SIM905
+STATUSES = "the of and to in is it you that he was for on are with as his they be at one have this from or had by hot but".split()  # noqa: SIM905
 
 
 def strategy(mode: str) -> dict[str, Any]:
@@ -238,7 +238,7 @@ def model() -> Any:
 def corpus() -> list[str]:
     """Of one flavour always the same lines."""
     add = 5 * OPTIONS.flavour
-    return [" ".join(WORDS[(7 * line + 3 * word * word + add) % len(WORDS)] for word in range(12)) for line in range(40)]
+    return [" ".join(STATUSES[(7 * line + 3 * word * word + add) % len(STATUSES)] for word in range(12)) for line in range(40)]
 
 
 def keep_rest() -> None:

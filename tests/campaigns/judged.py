@@ -63,8 +63,8 @@ class Judge:
         saved, wanted = self._saved(), set().union(*(self._wanted(n) for n in range(NODES)))
         wrong = [*self._trainer(codes), *self._absent(seen), *self._alarmed(), *self._undisturbed()]
         whole = 0
-        for place, snapshot in sorted(seen.items()):
-            found = [*self._place(place, snapshot)]
+        for location, snapshot in sorted(seen.items()):
+            found = [*self._location(location, snapshot)]
             whole += not found
             wrong += found
         return Tally(len(saved), len(wanted), whole, tuple(wrong), sum(self._unseen(seen, n) for n in range(NODES)))
@@ -74,7 +74,7 @@ class Judge:
 
     def _snapshots(self) -> dict[str, Snapshot]:
         catalogue = fresh(self._nodes.store, self._job.run)
-        return {s.place: s for s in catalogue.readable}
+        return {s.location: s for s in catalogue.readable}
 
     def _saved(self) -> set[int]:
         return {e["step"] for e in events(self._truth(self._first)).get("events-0", []) if e["event"] == "saved"}
@@ -143,16 +143,16 @@ class Judge:
             if strange:
                 yield f"{out}: {sorted(strange)} is not as the trainer left it"
 
-    def _place(self, place: str, snapshot: Snapshot) -> Iterator[str]:
-        told = f"{self._job.run}/{place}"
-        if place == "final":
+    def _location(self, location: str, snapshot: Snapshot) -> Iterator[str]:
+        told = f"{self._job.run}/{location}"
+        if location == "final":
             yield from self._final(told, snapshot)
             return
-        if not any((self._truth(n) / place).is_dir() for n in range(NODES)):
+        if not any((self._truth(n) / location).is_dir() for n in range(NODES)):
             yield f"{told}: nobody wrote that"
             return
         for node in sorted(_nodes(snapshot)):
-            yield from self._files(told, snapshot, node, self._truth(int(node[4:])) / place)
+            yield from self._files(told, snapshot, node, self._truth(int(node[4:])) / location)
         if len(_nodes(snapshot)) == NODES:
             yield from self._merged(told, snapshot)
 

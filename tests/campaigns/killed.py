@@ -8,8 +8,8 @@ over the same directory: from its last whole checkpoint, so that the torn one is
 on sees other lines, so that its saves of the same name have other weights.  ``--modes raw-...``: DeepSpeed, accelerate and torch's
 distributed checkpoint without any Trainer.
 
-In the end, when all that waits has waited long enough, every place that the store calls COMPLETE, or consolidates and verifies, must be byte for byte one save
-that had ended on every rank; of a save that the hook marked, or that lived long enough, there must be such a place.
+In the end, when all that waits has waited long enough, every location that the store calls COMPLETE, or consolidates and verifies, must be byte for byte one save
+that had ended on every rank; of a save that the hook marked, or that lived long enough, there must be such a location.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ class Campaign:
         return pids
 
     def _words(self, home: Path, segment: Segment, steps: int) -> list[str]:
-        places = [
+        locations = [
             "--out",
             str(home / "out" / segment.run),
             "--truth",
@@ -181,7 +181,7 @@ class Campaign:
             str(ROOT / "base"),
         ]
         told = ["--steps", str(steps), "--slow", str(self._args.pace), "--flavour", str(segment.n + 1), "--limit", "3"]
-        return [*places, *told, *(["--hook"] if segment.hook else [])]
+        return [*locations, *told, *(["--hook"] if segment.hook else [])]
 
     def _wait_for_save(self, segment: Segment, step: int, pids: Sequence[int]) -> None:
         until = time.monotonic() + START
@@ -254,7 +254,7 @@ class Campaign:
         time.sleep(DOUBTFUL + 15)  # what a crash left has to lie for so long until somebody might take it
         made = consolidate_due(self._nodes.store, HeadOptions(config_from={"*": str(ROOT / "base")}))
         for failed in made.failed:
-            print(f"not consolidated: {failed.run}/{failed.place}: {failed.error}")
+            print(f"not consolidated: {failed.run}/{failed.location}: {failed.error}")
         for _ in fresh(self._nodes.store).readable:
             verify_next(self._nodes.store, Schedule(), time.time())
         seen = fresh(self._nodes.store).readable

@@ -25,10 +25,10 @@ LIVED = 12.0  # seconds that a save needs where only time tells that it is finis
 
 @dataclass(slots=True)
 class Found:
-    """``words``: how many places have which.  ``wanted``: saves that had to be in the store, ``whole``: claimed places that are what was written.
+    """``words``: how many locations have which.  ``wanted``: saves that had to be in the store, ``whole``: claimed locations that are what was written.
 
-    ``short``: of those, places that lack nothing but random states of ranks that were killed before they wrote them, and say so.  ``unsaid``: of
-    those, places of saves of which all was written when a rank was killed, though it had not come so far as to say it.
+    ``short``: of those, locations that lack nothing but random states of ranks that were killed before they wrote them, and say so.  ``unsaid``: of
+    those, locations of saves of which all was written when a rank was killed, though it had not come so far as to say it.
     """
 
     words: Counter[str] = field(default_factory=Counter)
@@ -41,31 +41,33 @@ class Found:
     wrong: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        places = ", ".join(f"{n} {word}" for word, n in sorted(self.words.items()))
+        locations = ", ".join(f"{n} {word}" for word, n in sorted(self.words.items()))
         return (
-            f"{self.finished} saves finished, {self.torn} torn; {self.wanted} had to be in the store; places: {places}; {self.whole} of those"
+            f"{self.finished} saves finished, {self.torn} torn; {self.wanted} had to be in the store; locations: {locations}; {self.whole} of those"
             f" claimed to be whole are, {self.short} of them without a killed rank's random state, {self.unsaid} whose last rank was killed when all was written; {len(self.wrong)} wrong"
         )
 
 
 def judged(store: Store, snapshots: Iterable[Snapshot], saves: Sequence[Written]) -> Found:
-    """Every place compared, byte for byte."""
+    """Every location compared, byte for byte."""
     found = Found(finished=sum(bool(w.finished) for w in saves), torn=sum(not w.finished for w in saves))
     matched: set[tuple[str, int, str]] = set()
     names = {(w.run, w.checkpoint) for w in saves}
-    for seen in sorted(snapshots, key=lambda s: (s.run, s.place)):
-        found.words[seen.word] += 1
-        if seen.word in CLAIMS and (seen.run, seen.checkpoint) in names:
-            _judge_place(store, seen, saves, found, matched)
-        elif seen.word in CLAIMS and not _is_final(seen):
-            found.wrong.append(f"{seen.run}/{seen.place}: {seen.word}, and nobody began to save that")
+    for seen in sorted(snapshots, key=lambda s: (s.run, s.location)):
+        found.words[seen.status] += 1
+        if seen.status in CLAIMS and (seen.run, seen.checkpoint) in names:
+            _judge_location(store, seen, saves, found, matched)
+        elif seen.status in CLAIMS and not _is_final(seen):
+            found.wrong.append(f"{seen.run}/{seen.location}: {seen.status}, and nobody began to save that")
     wanted = [w for w in saves if w.finished and (w.marked or w.lived > LIVED)]
     found.wanted = len(wanted)
     found.wrong += [f"{_named(w)}: MISSED" for w in wanted if (w.run, w.segment, w.checkpoint) not in matched]
     return found
 
 
-def _judge_place(store: Store, seen: Snapshot, saves: Sequence[Written], found: Found, matched: set[tuple[str, int, str]]) -> None:
+def _judge_location(
+    store: Store, seen: Snapshot, saves: Sequence[Written], found: Found, matched: set[tuple[str, int, str]]
+) -> None:
     of_name = [w for w in saves if (w.run, w.checkpoint) == (seen.run, seen.checkpoint)]
     told = {(w.segment): [*_differences(store, seen, w)] for w in of_name}
     same = [w for w in of_name if not told[w.segment]]
@@ -80,14 +82,14 @@ def _judge_place(store: Store, seen: Snapshot, saves: Sequence[Written], found: 
         found.short += bool(lacking)
         found.unsaid += not lacking
     elif same:
-        found.wrong.append(f"{seen.run}/{seen.place}: {seen.word}, and TORN: {_named(same[0])} was never finished")
+        found.wrong.append(f"{seen.run}/{seen.location}: {seen.status}, and TORN: {_named(same[0])} was never finished")
     else:
         best = min(told.values(), key=len, default=["nobody wrote that"])
-        found.wrong.append(f"{seen.run}/{seen.place}: {seen.word}, and of no save: {'; '.join(best)}")
+        found.wrong.append(f"{seen.run}/{seen.location}: {seen.status}, and of no save: {'; '.join(best)}")
 
 
 def _differences(store: Store, seen: Snapshot, save: Written) -> Iterator[str]:
-    """Between a place and what was written, on the nodes that have sent their part."""
+    """Between a location and what was written, on the nodes that have sent their part."""
     for node in sorted(_nodes(seen)):
         theirs = files(save.parts[node]) if node in save.parts else {}
         ours = {path: at.name for path, where in seen.files.items() for at in where if node in at.nodes}
@@ -110,7 +112,7 @@ def _is_excused(seen: Snapshot, torn: Written, lacking: set[str]) -> bool:
     if not lacking:
         return True
     here = {_plain(path, torn) for path in seen.files}
-    return all(map(is_random_state, lacking)) and not here & lacking and not seen.facets.resume.holds
+    return all(map(is_random_state, lacking)) and not here & lacking and not seen.conditions.resume.holds
 
 
 def _is_final(seen: Snapshot) -> bool:
@@ -142,13 +144,13 @@ def _plain(path: str, save: Written) -> str:
 
 def _model(store: Store, seen: Snapshot, save: Written) -> Iterator[str]:
     """The consolidated model beside the weights as the framework gathered them."""
-    prefix = consolidated_prefix(seen.run, seen.place)
+    prefix = consolidated_prefix(seen.run, seen.location)
     there = [name for name in seen.sizes if name.startswith(prefix) and name.endswith(".safetensors")]
-    if seen.word == "COMPLETE" or not there or not save.model.is_file():
+    if seen.status == "COMPLETE" or not there or not save.model.is_file():
         return
     fetched = [_fetched(store, name, save.model.parent / f"fetched-{n}.safetensors") for n, name in enumerate(there)]
     if bits(*fetched) != bits(save.model):
-        yield f"{seen.run}/{seen.place}: the consolidated model is not the one of {_named(save)}"
+        yield f"{seen.run}/{seen.location}: the consolidated model is not the one of {_named(save)}"
 
 
 def _fetched(store: Store, name: str, path: Path) -> Path:

@@ -104,9 +104,9 @@ def _said(run: Run, logs: Sequence[Path]) -> Iterator[str]:
         yield f"{count} times it was said to be on"
 
 
-def _places(bench: Bench, run: Run) -> dict[str, Snapshot]:
+def _locations(bench: Bench, run: Run) -> dict[str, Snapshot]:
     store = bench.store(run)
-    return {found.place: found for found in fresh(create_store(str(store)), "out").readable} if store.is_dir() else {}
+    return {found.location: found for found in fresh(create_store(str(store)), "out").readable} if store.is_dir() else {}
 
 
 def _wanted(bench: Bench) -> set[str]:
@@ -116,26 +116,28 @@ def _wanted(bench: Bench) -> set[str]:
 def _wait(bench: Bench, run: Run) -> float:
     begun = time.monotonic()
     while time.monotonic() < begun + PATIENCE:
-        found = _places(bench, run)
-        if found.keys() >= _wanted(bench) and all(len(found[place].manifests) == run.nodes for place in _wanted(bench) - {"final"}):
+        found = _locations(bench, run)
+        if found.keys() >= _wanted(bench) and all(
+            len(found[location].manifests) == run.nodes for location in _wanted(bench) - {"final"}
+        ):
             break
         time.sleep(0.5)
     return time.monotonic() - begun
 
 
 def _in_store(bench: Bench, run: Run, truth: Path) -> Iterator[str]:
-    store, found = create_store(str(bench.store(run))), _places(bench, run)
-    for place in sorted(_wanted(bench) ^ found.keys()):
-        yield f"{place}: {'nobody wrote that' if place in found else 'not in the store'}"
-    for place in sorted(_wanted(bench) & found.keys()):
-        folder = truth if place == "final" else truth / place
+    store, found = create_store(str(bench.store(run))), _locations(bench, run)
+    for location in sorted(_wanted(bench) ^ found.keys()):
+        yield f"{location}: {'nobody wrote that' if location in found else 'not in the store'}"
+    for location in sorted(_wanted(bench) & found.keys()):
+        folder = truth if location == "final" else truth / location
         written = {path.relative_to(folder).as_posix(): path for path in files(folder)}
-        stored = {path: bytes(read_all(store, where[0].name)) for path, where in found[place].files.items()}
-        lacking = (WEIGHTS if place == "final" else written.keys()) - stored.keys()
-        yield from (f"{place}/{path}: not in the store" for path in sorted(lacking))
-        yield from (f"{place}/{path}: nobody wrote that" for path in sorted(stored.keys() - written.keys()))
+        stored = {path: bytes(read_all(store, where[0].name)) for path, where in found[location].files.items()}
+        lacking = (WEIGHTS if location == "final" else written.keys()) - stored.keys()
+        yield from (f"{location}/{path}: not in the store" for path in sorted(lacking))
+        yield from (f"{location}/{path}: nobody wrote that" for path in sorted(stored.keys() - written.keys()))
         yield from (
-            f"{place}/{path}: not the bytes of the reference"
+            f"{location}/{path}: not the bytes of the reference"
             for path in sorted(stored.keys() & written.keys())
             if _differ(path, stored[path], written[path].read_bytes())
         )

@@ -71,8 +71,8 @@ class RayNodes:
     def driver(self, mode: str, run: str, truth: str, *words: str, told: Mapping[str, str]) -> subprocess.Popen[bytes]:
         """A user's script on the first node, with these variables."""
         address = f"{self._network.trainer(0)}:{PORT}"
-        places = ["--address", address, "--run", run, "--home", str(self.home), "--base", str(ROOT / "base"), "--truth", truth]
-        command = [self._python, "-m", "tests.campaigns.ray_driver", mode, *places, *words]
+        locations = ["--address", address, "--run", run, "--home", str(self.home), "--base", str(ROOT / "base"), "--truth", truth]
+        command = [self._python, "-m", "tests.campaigns.ray_driver", mode, *locations, *words]
         environment = {**self._environment(0), **told}
         return start(self._bound(0, *command), self.home / f"{truth}.log", env=environment, cwd=str(self.node(0)))
 

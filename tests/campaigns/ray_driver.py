@@ -62,8 +62,8 @@ def train(config: dict[str, Any]) -> None:
     attempt = sum(1 for _ in home.glob(f"{config['truth']}-out*"))
     truth = home / f"{config['truth']}-out{attempt}"
     truth.mkdir(parents=True)
-    places = ["--out", f"out{attempt}", "--truth", str(truth), "--base", config["base"]]
-    sys.argv = ["hf_training", config["mode"], *places, "--steps", str(config["steps"]), "--pause", str(config["pause"])]
+    locations = ["--out", f"out{attempt}", "--truth", str(truth), "--base", config["base"]]
+    sys.argv = ["hf_training", config["mode"], *locations, "--steps", str(config["steps"]), "--pause", str(config["pause"])]
     from tests.campaigns import hf_training
 
     hf_training.trained()

@@ -190,9 +190,11 @@ class Cut(Judge):
         if max(self._wanted(0), default=0) < 2:
             yield f"{self._job.run}: it was killed too early to say anything"
 
-    def _place(self, place: str, snapshot: Snapshot) -> Iterator[str]:
-        if all((self._truth(n) / place).is_dir() for n in range(NODES)):  # else it was killed before that was kept for comparison
-            yield from super()._place(place, snapshot)
+    def _location(self, location: str, snapshot: Snapshot) -> Iterator[str]:
+        if all(
+            (self._truth(n) / location).is_dir() for n in range(NODES)
+        ):  # else it was killed before that was kept for comparison
+            yield from super()._location(location, snapshot)
 
     def _undisturbed(self) -> Iterator[str]:
         there = self._snapshots()

@@ -123,22 +123,22 @@ class Replay:
     def _absent(self) -> list[str]:
         try:
             listed = {entry.name: entry.size for entry in self.store.names("")}
-            seen = {(s.run, s.place): s for s in fresh(self.store).readable}
+            seen = {(s.run, s.location): s for s in fresh(self.store).readable}
         except CkptsyncError as e:
             return [f"the store cannot be read: {e}"]
-        wrong = [f"{run}/{place}: nobody wrote that" for run, place in seen if not (self._truth / run / place).is_dir()]
-        for place in sorted(self._truth.glob("*/*")):
-            snapshot = seen.get((place.parent.name, place.name))
+        wrong = [f"{run}/{location}: nobody wrote that" for run, location in seen if not (self._truth / run / location).is_dir()]
+        for location in sorted(self._truth.glob("*/*")):
+            snapshot = seen.get((location.parent.name, location.name))
             if not snapshot or not snapshot.manifests:
-                wrong.append(f"{place.parent.name}/{place.name}: MISSED")
+                wrong.append(f"{location.parent.name}/{location.name}: MISSED")
                 continue
             stored = {path: where[0].name for path, where in snapshot.files.items()}
-            written = {p.relative_to(place).as_posix(): p for p in place.rglob("*") if p.is_file()}
+            written = {p.relative_to(location).as_posix(): p for p in location.rglob("*") if p.is_file()}
             if stored.keys() != written.keys():
                 names = sorted(stored.keys() ^ written.keys())
-                wrong.append(f"{place.parent.name}/{place.name}: TORN, {len(names)} files differ: {', '.join(names[:5])}")
+                wrong.append(f"{location.parent.name}/{location.name}: TORN, {len(names)} files differ: {', '.join(names[:5])}")
             torn = [p for p in stored.keys() & written.keys() if self._bytes(stored[p], listed) != written[p].read_bytes()]
-            wrong += [f"{place.parent.name}/{place.name}/{path}: TORN, not the bytes that the trainer wrote" for path in torn]
+            wrong += [f"{location.parent.name}/{location.name}/{path}: TORN, not the bytes that the trainer wrote" for path in torn]
         return wrong
 
     def _bytes(self, name: str, listed: Mapping[str, int]) -> bytes:

@@ -93,10 +93,10 @@ def lost_and_resumed(nodes: TwoNodes, job: Job, at: int) -> Iterator[str]:
             nodes.wipe(n)
 
 
-def _state(nodes: TwoNodes, run: str, place: str) -> tuple[str, tuple[str, ...]]:
-    """What a place is, and the manifests that say so."""
-    seen = fresh(nodes.store, run).of(run, place)
-    return (seen.word, tuple(k.name for k in seen.manifests)) if seen else ("", ())
+def _state(nodes: TwoNodes, run: str, location: str) -> tuple[str, tuple[str, ...]]:
+    """What a location is, and the manifests that say so."""
+    seen = fresh(nodes.store, run).of(run, location)
+    return (seen.status, tuple(k.name for k in seen.manifests)) if seen else ("", ())
 
 
 def _watched(nodes: TwoNodes) -> Iterator[str]:
@@ -117,7 +117,7 @@ def _trained(nodes: TwoNodes, job: Job) -> Iterator[str]:
 
 def _prove(nodes: TwoNodes) -> None:
     consolidate_due(nodes.store, HeadOptions())
-    for _ in fresh(nodes.store).readable:  # a tick proves one place or more
+    for _ in fresh(nodes.store).readable:  # a tick proves one location or more
         verify_next(nodes.store, Schedule(), time.time())
 
 
@@ -127,8 +127,8 @@ def _pulled(nodes: TwoNodes, job: Job, again: Job) -> Iterator[str]:
         out = str(nodes.node(n) / "out" / again.run)
         latest = nodes.reached(n, "pull", job.run, out, "--dry-run", "--json")
         told = json.loads(latest.stdout or "{}")
-        if (told.get("word"), told.get("place")) != ("VERIFIED", f"checkpoint-{job.steps}"):
-            yield f"latest is {told.get('place')}, {told.get('word')}: {latest.stderr}"
+        if (told.get("status"), told.get("location")) != ("VERIFIED", f"checkpoint-{job.steps}"):
+            yield f"latest is {told.get('location')}, {told.get('word')}: {latest.stderr}"
         needs = ["--node", f"node{n}"] if n else []
         done = nodes.reached(n, "pull", f"{job.run}/{again.resume}", out, *needs)
         print(done.stdout, end="", flush=True)

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from tests.campaigns.cluster import CLEAN
 from tests.campaigns.stores_child import File
-from tests.campaigns.stores_places import Place, place
+from tests.campaigns.stores_locations import Location, location
 from tests.campaigns.stores_work import Pushing, Work, Writing
 from tests.campaigns.trapping import can_trap, traps
 
@@ -40,7 +40,7 @@ PATIENCE = 60.0
 class Campaign:
     """Kills of one kind of work in one place, and what was seen."""
 
-    def __init__(self, there: Place, work: Work) -> None:
+    def __init__(self, there: Location, work: Work) -> None:
         self._there, self._work = there, work
         self.tally: Counter[str] = Counter()
         self.again = 0
@@ -100,7 +100,7 @@ class Campaign:
         return [*wrong, *self._work.violations(self._there, names), *litter]
 
     def _environment(self) -> Mapping[str, str]:
-        """What the command line is told of the place."""
+        """What the command line is told of the location."""
         options = json.dumps({self._there.kind: dict(self._there.options)}) if self._there.options else "{}"
         limits = {"CKPTSYNC_LIMITS_THREADS": str(THREADS), "CKPTSYNC_LIMITS_PATIENCE": "20s"}
         return {**CLEAN, "CKPTSYNC_STORAGE_OPTIONS": options, **limits}
@@ -128,7 +128,7 @@ def large(part: int, seed: int) -> list[File]:
     return [File("run/big", "create", seed, PARTS * part + part // 3), File(OLD.name, "write", seed + 1, 1000)]
 
 
-def campaigns(there: Place, home: Path, *, calls: int, moments: int, seed: int) -> Iterator[Campaign]:
+def campaigns(there: Location, home: Path, *, calls: int, moments: int, seed: int) -> Iterator[Campaign]:
     """Each of them after it has run.  ``calls``: of each kind of work; 0 is none."""
     small, big = Writing(home, SMALL, OLD), Writing(home, large(there.part, seed), OLD)
     pushing = Pushing(home / "big", PARTS * there.part, seed)
@@ -147,7 +147,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _arguments().parse_args(argv)
     wrong: list[str] = []
     for kind in args.stores:
-        with tempfile.TemporaryDirectory(prefix="ckptsync-kill-") as home, place(kind, Path(home)) as there:
+        with tempfile.TemporaryDirectory(prefix="ckptsync-kill-") as home, location(kind, Path(home)) as there:
             begun = time.monotonic()
             for one in campaigns(there, Path(home), calls=args.calls, moments=args.moments, seed=args.seed):
                 took, begun = time.monotonic() - begun, time.monotonic()

@@ -17,7 +17,7 @@ from ckptsync.stores.limits import Limits
 from ckptsync.stores.opening import bare, create_store
 from ckptsync.worker.push import push_now
 from tests.campaigns.stores_child import ACK, MARK, File, Job, done
-from tests.campaigns.stores_places import Place
+from tests.campaigns.stores_locations import Location
 
 DEMO = Path(ckptsync.__file__).parent / "demo_data" / "fsdp2" / "node0" / "checkpoint-4"
 
@@ -29,7 +29,7 @@ class Work(Protocol):
     size: int
     mark: str
 
-    def prepare(self, there: Place) -> list[str]:
+    def prepare(self, there: Location) -> list[str]:
         """Make ``there`` anew; the command to run."""
         ...
 
@@ -41,11 +41,11 @@ class Work(Protocol):
         """Whether it came to its end."""
         ...
 
-    def violations(self, there: Place, acknowledged: set[str]) -> list[str]:
+    def violations(self, there: Location, acknowledged: set[str]) -> list[str]:
         """What must not be seen."""
         ...
 
-    def finish(self, there: Place) -> set[str]:
+    def finish(self, there: Location) -> set[str]:
         """Do it again, here and to its end; the names of all files that may be there then."""
         ...
 
@@ -59,7 +59,7 @@ class Writing:
         self.files, self._old, self._path = files, old, home / "job"
         self.size = sum(file.size for file in files)
 
-    def prepare(self, there: Place) -> list[str]:
+    def prepare(self, there: Location) -> list[str]:
         """As `Work` says."""
         there.fresh()
         self._old.put(self._job(there).store())
@@ -74,17 +74,17 @@ class Writing:
         """As `Work` says."""
         return len(self.acknowledged(lines)) == len(self.files)
 
-    def violations(self, there: Place, acknowledged: set[str]) -> list[str]:
+    def violations(self, there: Location, acknowledged: set[str]) -> list[str]:
         """As `Work` says."""
         wanted = {f.name: [f.content(), *([] if f.name in acknowledged else [self._old.content()])] for f in self.files}
         must = acknowledged | {self._old.name}
         return _unlike(self._job(there).store(), wanted, must)
 
-    def finish(self, there: Place) -> set[str]:
+    def finish(self, there: Location) -> set[str]:
         """As `Work` says."""
         return {file.name for file in done(self._job(there), self._job(there).store())}
 
-    def _job(self, there: Place) -> Job:
+    def _job(self, there: Location) -> Job:
         return Job(there.url, there.options, self.files)
 
 
@@ -104,7 +104,7 @@ class Pushing:
         files = (path for path in self._checkpoint.rglob("*") if path.is_file())
         return {f"run/{path.relative_to(self._checkpoint.parent)}": path.read_bytes() for path in files}
 
-    def prepare(self, there: Place) -> list[str]:
+    def prepare(self, there: Location) -> list[str]:
         """As `Work` says."""
         there.fresh()
         words = [str(self._checkpoint), there.url, "--run", "run", "--node", "n0"]
@@ -118,7 +118,7 @@ class Pushing:
         """As `Work` says."""
         return any("sent" in line for line in lines)
 
-    def violations(self, there: Place, acknowledged: set[str]) -> list[str]:
+    def violations(self, there: Location, acknowledged: set[str]) -> list[str]:
         """As `Work` says; and a manifest has all of its files."""
         store = bare(there.url, there.options, Limits(patience=20))
         records = [entry.name for entry in store.names("") if ".ckptsync/" in entry.name]
@@ -126,7 +126,7 @@ class Pushing:
         wanted = {name: [content] for name, content in self._contents.items()}
         return _unlike(store, wanted, set(wanted) if has_manifest or acknowledged else set(), records)
 
-    def finish(self, there: Place) -> set[str]:
+    def finish(self, there: Location) -> set[str]:
         """As `Work` says."""
         store = create_store(there.url, there.options, Limits(patience=20, threads=2))
         push_now(self._checkpoint, store, "n0", "run")

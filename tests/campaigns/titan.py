@@ -2,7 +2,7 @@
 
     python -m tests.campaigns.titan --python .venv-titan/bin/python --modes disabled async --ranks 2 3 --kills 2
 
-Every save that was whole must be in the store, byte for byte, and every place that the store calls COMPLETE must be such a save.
+Every save that was whole must be in the store, byte for byte, and every location that the store calls COMPLETE must be such a save.
 """
 
 from __future__ import annotations
@@ -117,9 +117,9 @@ def _judged(home: Path) -> tuple[int, list[str]]:
     until = time.monotonic() + PATIENCE
     while (missed := [*_missed(home, truths)]) and time.monotonic() < until:
         time.sleep(1)
-    called = [s for s in fresh(open_store(str(home / "store"))).readable if s.word == "COMPLETE"]
-    torn = [s.place for s in called if _bytes(home / "store" / s.run / s.place) not in truths.values()]
-    return len(truths), [*missed, *(f"{place}: COMPLETE, and of no save" for place in torn)]
+    called = [s for s in fresh(open_store(str(home / "store"))).readable if s.status == "COMPLETE"]
+    torn = [s.location for s in called if _bytes(home / "store" / s.run / s.location) not in truths.values()]
+    return len(truths), [*missed, *(f"{location}: COMPLETE, and of no save" for location in torn)]
 
 
 def _missed(home: Path, truths: Mapping[str, Mapping[str, bytes]]) -> Iterator[str]:

@@ -43,10 +43,10 @@ class Job:
 
     def words(self, home: Path) -> list[str]:
         """What the script is told on a node whose directory is ``home``."""
-        places = ["--out", str(home / "out" / self.run), "--truth", str(home / "truth" / self.run), "--base", str(ROOT / "base")]
+        locations = ["--out", str(home / "out" / self.run), "--truth", str(home / "truth" / self.run), "--base", str(ROOT / "base")]
         resumed = ["--resume", str(home / "out" / self.run / self.resume)] if self.resume else []
         told = ["--steps", str(self.steps), "--pause", str(self.pause), *(["--hook"] if self.hook else [])]
-        return [self.mode, *places, *told, *resumed]
+        return [self.mode, *locations, *told, *resumed]
 
 
 class TwoNodes:
@@ -86,9 +86,9 @@ class TwoNodes:
         """Its worker dies, and its disk is lost."""
         if self.workers[n].ended() is None:
             self.workers[n].kill()
-        for place in ("out", "truth"):
-            shutil.rmtree(self.node(n) / place, ignore_errors=True)
-            (self.node(n) / place).mkdir()
+        for location in ("out", "truth"):
+            shutil.rmtree(self.node(n) / location, ignore_errors=True)
+            (self.node(n) / location).mkdir()
 
     def begin(self, n: int) -> None:
         """Start a node's worker."""

@@ -1,4 +1,4 @@
-"""Hostile records: manifests and seals that anyone who may write to a store could leave there."""
+"""Hostile records: manifests and model records that anyone who may write to a store could leave there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from ckptsync.digest import digest
 from ckptsync.records.coding import encode
-from tests.verified import PLACE, RUN, WHOLE, manifest
+from tests.verified import LOCATION, RUN, WHOLE, manifest
 
 Told = dict[str, Any]
 OUTSIDE = ("../../../canary", "/etc/passwd", "a/../../b", "", ".", "a//b", "a\\b", "a\0b", "a\nb", "x" * 5000)
@@ -30,8 +30,8 @@ CHANGES: dict[str, Callable[[Told], None]] = {
     "no-blocks": _file(blocks=[]),
     "block-size-of-0": _file(block_size=0),
     "block-size-negative": _file(block_size=-1),
-    "place-above": _top(place=".."),
-    "place-below": _top(place="a/b"),
+    "location-above": _top(location=".."),
+    "location-below": _top(location="a/b"),
     "another-run": _top(run="../other"),
     "node-above": _top(node=".."),
     "node-with-slash": _top(node="a/b"),
@@ -53,8 +53,8 @@ def manifests() -> Iterator[tuple[str, str, bytes]]:
     yield "deep", *_named(b"[" * 1_000_000)
     yield "a-list", *_named(b"[]")
     yield "nothing", *_named(b"")
-    yield "another-digest", f"{RUN}/.ckptsync/{PLACE}/manifest-n0-0-{'0' * 16}.json", encode(manifest(WHOLE))
+    yield "another-digest", f"{RUN}/.ckptsync/{LOCATION}/manifest-n0-0-{'0' * 16}.json", encode(manifest(WHOLE))
 
 
 def _named(data: bytes) -> tuple[str, bytes]:
-    return f"{RUN}/.ckptsync/{PLACE}/manifest-n0-0-{digest(data)[:16]}.json", data
+    return f"{RUN}/.ckptsync/{LOCATION}/manifest-n0-0-{digest(data)[:16]}.json", data

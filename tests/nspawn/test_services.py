@@ -53,7 +53,7 @@ def wait_until_stored(machine: Machine, step: int, run: str = "exp", store: str 
 
 
 def verified(machine: Machine) -> int:
-    """How many places are, as the head's own user sees it."""
+    """How many locations are, as the head's own user sees it."""
     return machine.run_as("ckptsync", "/opt/ckptsync/bin/ckptsync", "ls", "/data/store", check=False).count("VERIFIED")
 
 
@@ -63,7 +63,7 @@ def pid_of(machine: Machine, unit: str = WORKER) -> str:
 
 @pytest.fixture
 def training(machine: Machine) -> Iterator[Machine]:
-    """A machine with a store and a place for a training's output; nothing of a test before is left."""
+    """A machine with a store and a location for a training's output; nothing of a test before is left."""
     machine.run("sh", "-ec", "rm -rf /data/* /etc/ckptsync /etc/systemd/system/ckptsync-*; mkdir -p /etc/ckptsync")
     machine.run("install", "-d", "-o", "train", "-g", "train", "/data/out")
     machine.run("install", "-d", "-m", "2775", "-g", "ckptsync", "-o", "train", "/data/store")

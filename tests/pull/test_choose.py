@@ -9,26 +9,26 @@ import pytest
 from ckptsync.catalogue.summary import Proven, Summary
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, Incomplete
 from ckptsync.pull.choose import LATEST, choose, split
-from ckptsync.records.state import Word
+from ckptsync.records.state import Status
 
 PLAIN = Summary(
-    *("run", "checkpoint-1", "checkpoint-1", 1, "VERIFIED", (), (), ("n0",), ("m",), "seal", 1, 1, 0, 1, 1, 1, 1),
+    *("run", "checkpoint-1", "checkpoint-1", 1, "VERIFIED", (), (), ("n0",), ("m",), "model", 1, 1, 0, 1, 1, 1, 1),
     *(1.0, 1.0, 1.0),
     *(True, True, True),
     Proven(),
 )
 
 
-def save(step: int, word: Word = "VERIFIED", ended: float = 0.0, place: str = "", **more: object) -> Summary:
+def save(step: int, word: Status = "VERIFIED", ended: float = 0.0, location: str = "", **more: object) -> Summary:
     name = f"checkpoint-{step}"
-    found = replace(PLAIN, checkpoint=name, place=place or name, step=step, word=word, ended=ended or step)
+    found = replace(PLAIN, checkpoint=name, location=location or name, step=step, status=word, ended=ended or step)
     return replace(found, **more)  # type: ignore[arg-type]
 
 
 def test_a_run_means_its_newest_verified_checkpoint_and_newer_ones_are_named() -> None:
     saves = [save(1), save(2), save(3, "CONSOLIDATED"), save(4, "ARRIVING", evidence=("x: no node has sent it",))]
     found = choose(saves, "run", LATEST, "verified")
-    assert found.summary.place == "checkpoint-2"
+    assert found.summary.location == "checkpoint-2"
     assert found.notes == (
         "run/checkpoint-3 is newer, and was not chosen: CONSOLIDATED, not yet verified",
         "run/checkpoint-4 is newer, and was not chosen: ARRIVING, x: no node has sent it",
@@ -38,7 +38,9 @@ def test_a_run_means_its_newest_verified_checkpoint_and_newer_ones_are_named() -
 def test_newest_is_by_time_as_a_restarted_training_counts_from_the_beginning() -> None:
     assert choose([save(500, ended=10), save(100, ended=20)], "run", LATEST, "verified").summary.step == 100
     assert (
-        choose([save(100, ended=10), save(100, ended=20, place="checkpoint-100~b")], "run", LATEST, "verified").summary.place[-2:]
+        choose([save(100, ended=10), save(100, ended=20, location="checkpoint-100~b")], "run", LATEST, "verified").summary.location[
+            -2:
+        ]
         == "~b"
     )
 
@@ -47,15 +49,15 @@ def test_a_checkpoint_that_is_only_complete_is_given_by_name_or_with_unverified(
     saves = [save(1), save(2, "COMPLETE"), save(3, "DAMAGED"), save(4, "ARRIVING")]
     assert choose(saves, "run", LATEST, "any").summary.step == 2
     assert choose(saves, "run", "checkpoint-2", "verified").summary.step == 2
-    assert choose([save(1), save(2, "COMPLETE", sealed=False)], "run", LATEST, "any", "model").summary.step == 1
+    assert choose([save(1), save(2, "COMPLETE", consolidated=False)], "run", LATEST, "any", "model").summary.step == 1
 
 
 def test_the_model_that_a_training_leaves_at_its_end_is_no_checkpoint_to_resume_from() -> None:
-    final = replace(PLAIN, checkpoint="final", place="final", step=None, ended=99.0)
-    tag = replace(PLAIN, checkpoint="global_step9", place="global_step9", step=9, ended=100.0)
+    final = replace(PLAIN, checkpoint="final", location="final", step=None, ended=99.0)
+    tag = replace(PLAIN, checkpoint="global_step9", location="global_step9", step=9, ended=100.0)
     assert choose([save(1), final, tag], "run", LATEST, "verified").summary.step == 1
     assert choose([final, tag], "run", LATEST, "verified").summary.step == 9
-    assert choose([final], "run", LATEST, "verified").summary.place == "final"
+    assert choose([final], "run", LATEST, "verified").summary.location == "final"
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,7 @@ def test_the_model_that_a_training_leaves_at_its_end_is_no_checkpoint_to_resume_
         ([save(1)], "checkpoint-2", ConfigError, "run/checkpoint-2: no such checkpoint"),
         ([], LATEST, ConfigError, "run 'run' not found"),
         ([save(1, "DAMAGED", evidence=("a", "b"))], LATEST, Incomplete, r"checkpoint-1 is DAMAGED, a \(and 1 more\)"),
-        ([save(1, "AMBIGUOUS", evidence=("two saves",))], "checkpoint-1", Corrupt, "two saves"),
+        ([save(1, "CONFLICT", evidence=("two saves",))], "checkpoint-1", Corrupt, "two saves"),
         ([save(1, "RETIRED", retired="keep_last 3")], "checkpoint-1", Incomplete, "retired: keep_last 3"),
     ],
 )
@@ -75,10 +77,10 @@ def test_a_checkpoint_that_may_not_be_given_is_refused_with_the_reason(
         choose(saves, "run", name, "verified")
 
 
-def test_a_name_is_a_place_or_the_newest_save_of_that_name() -> None:
-    saves = [save(1, ended=1), save(1, ended=2, place="checkpoint-1~b")]
+def test_a_name_is_a_location_or_the_newest_save_of_that_name() -> None:
+    saves = [save(1, ended=1), save(1, ended=2, location="checkpoint-1~b")]
     found = choose(saves, "run", "checkpoint-1", "verified")
-    assert found.summary.place == "checkpoint-1~b"
+    assert found.summary.location == "checkpoint-1~b"
     assert found.notes == ("run/checkpoint-1 is another save of the same name: VERIFIED",)
     assert choose(saves, "run", "checkpoint-1~b", "verified").notes == ()
 
@@ -86,7 +88,7 @@ def test_a_name_is_a_place_or_the_newest_save_of_that_name() -> None:
 def test_a_model_is_given_after_its_shards_were_deleted() -> None:
     assert choose([save(1, "RETIRED")], "run", "checkpoint-1", "verified", "model")
     with pytest.raises(Incomplete, match="not been consolidated"):
-        choose([save(1, seal="")], "run", "checkpoint-1", "verified", "model")
+        choose([save(1, model_record="")], "run", "checkpoint-1", "verified", "model")
 
 
 def test_only_the_model_is_given_while_retention_deletes_the_shards() -> None:

@@ -13,7 +13,7 @@ from ckptsync.records.tombstone import Tombstone
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
 from ckptsync.stores.trees import Access
-from tests.verified import PLACE, RUN, arrive, flip, place, put, verified, whole_store
+from tests.verified import LOCATION, RUN, arrive, flip, location, put, verified, whole_store
 from tests.weed import weed
 
 
@@ -26,7 +26,7 @@ def proven() -> MemoryStore:
 @pytest.mark.parametrize("what", ["run", "run/latest", "run/checkpoint-4", "run/"])
 def test_a_verified_checkpoint_is_found_by_every_name_it_has(what: str) -> None:
     found = find(proven(), Request(what))
-    assert (found.run, found.place, found.status, len(found.plan.files)) == (RUN, PLACE, "VERIFIED", 2)
+    assert (found.run, found.location, found.status, len(found.plan.files)) == (RUN, LOCATION, "VERIFIED", 2)
     assert next(f.name for f in find(proven(), Request(what, is_model=True)).plan.files).startswith("run/consolidated/")
 
 
@@ -58,10 +58,10 @@ def test_a_damaged_manifest_is_an_error() -> None:
 
 def test_the_reason_of_a_deletion_can_be_read() -> None:
     store = proven()
-    assert not why_retired(store, RUN, PLACE)
-    put(store, Tombstone(RUN, PLACE, PLACE, 0, tuple(k.name for k in place(store).manifests), "keep_last 3"))
-    assert why_retired(store, RUN, PLACE) == "keep_last 3"
-    assert why_retired(MemoryStore(), RUN, PLACE) == "no manifest of it counts any more"
+    assert not why_retired(store, RUN, LOCATION)
+    put(store, Tombstone(RUN, LOCATION, LOCATION, 0, tuple(k.name for k in location(store).manifests), "keep_last 3"))
+    assert why_retired(store, RUN, LOCATION) == "keep_last 3"
+    assert why_retired(MemoryStore(), RUN, LOCATION) == "no manifest of it counts any more"
 
 
 def test_a_url_is_split_into_its_store_and_the_run(tmp_path: Path) -> None:
@@ -99,10 +99,12 @@ def test_a_model_outlives_its_shards() -> None:
     store = proven()
     put(
         store,
-        Tombstone(RUN, PLACE, PLACE, 0, tuple(k.name for k in place(store).manifests), "shards after 3", "shards", "begun"),
+        Tombstone(
+            RUN, LOCATION, LOCATION, 0, tuple(k.name for k in location(store).manifests), "shards after 3", "shards", "begun"
+        ),
     )
     for path in ("model.safetensors", "config.json"):
-        store.delete(f"{RUN}/{PLACE}/{path}")
+        store.delete(f"{RUN}/{LOCATION}/{path}")
     with pytest.raises(Incomplete, match="shards after 3"):
         find(store, Request("run/checkpoint-4"))
     assert len(find(store, Request("run/latest", is_model=True)).plan.files) == 2

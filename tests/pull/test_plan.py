@@ -11,13 +11,13 @@ from ckptsync.digest import digest
 from ckptsync.errors import ConfigError, Corrupt, Incomplete
 from ckptsync.model import Demands
 from ckptsync.pull.plan import model_digests, plan_checkpoint, plan_model, pointers
+from ckptsync.records.model_record import ModelFile
 from ckptsync.records.names import consolidated_prefix, node_file_name
-from ckptsync.records.seal import SealedFile
 from ckptsync.records.state import Snapshot
 from ckptsync.stores.checksum import checkable_ranges, checker
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
-from tests.verified import PLACE, RUN, arrive, manifest, put, whole_store
+from tests.verified import LOCATION, RUN, arrive, manifest, put, whole_store
 
 NODES = {
     "n0": {"fsdp/meta.json": b"meta", "fsdp/__0_0.distcp": b"00", "rng_state_0.pth": b"r0", "args.bin": b"zero"},
@@ -29,13 +29,13 @@ def two_nodes() -> MemoryStore:
     store = MemoryStore()
     for node, files in NODES.items():
         arrive(store, {path: data for path, data in files.items() if (node, path) != ("n1", "args.bin")}, node, demands=Demands())
-    store.write(node_file_name(RUN, PLACE, "n1", "args.bin"), [b"one"])
+    store.write(node_file_name(RUN, LOCATION, "n1", "args.bin"), [b"one"])
     put(store, manifest({"args.bin": b"one"}, "n1", demands=Demands(), n=1))
     return store
 
 
 def seen(store: MemoryStore) -> Snapshot:
-    return fresh(store, RUN).places[0]
+    return fresh(store, RUN).locations[0]
 
 
 def contents(store: MemoryStore, node: str = "") -> dict[str, bytes]:
@@ -69,7 +69,7 @@ def test_times_and_digests_are_the_manifests_and_the_same_files_have_the_same_ke
 
 def test_a_file_that_is_not_in_the_store_is_missing_and_not_planned() -> None:
     store = two_nodes()
-    store.delete(f"{RUN}/{PLACE}/rng_state_1.pth")
+    store.delete(f"{RUN}/{LOCATION}/rng_state_1.pth")
     put(store, manifest({"args.bin": b"zero"}, "n0", demands=Demands({}, {"rng_state_2.pth": None}), n=1))
     plan = plan_checkpoint(seen(store))
     assert plan.missing == (
@@ -114,16 +114,16 @@ def test_a_model_is_verified_tensor_by_tensor() -> None:
 
 
 def test_a_file_with_bytes_of_no_tensor_is_verified_as_a_whole() -> None:
-    seal = seen(whole_store()).seal
-    assert seal
-    (file,) = [f for f in seal.files if f.path == "model.safetensors"]
-    longer = SealedFile(file.path, file.size + 1, file.digest)
-    unknown = [dataclasses.replace(t, digest="") for t in seal.tensors]
+    model_record = seen(whole_store()).model_record
+    assert model_record
+    (file,) = [f for f in model_record.files if f.path == "model.safetensors"]
+    longer = ModelFile(file.path, file.size + 1, file.digest)
+    unknown = [dataclasses.replace(t, digest="") for t in model_record.tensors]
     for one, tensors in (
-        (longer, seal.tensors),
+        (longer, model_record.tensors),
         (file, unknown),
         (file, ()),
-        (file, [dataclasses.replace(seal.tensors[0], dtype="X")]),
+        (file, [dataclasses.replace(model_record.tensors[0], dtype="X")]),
     ):
         assert model_digests(one, tensors).ends == (one.size,)
 
@@ -134,7 +134,7 @@ def test_a_missing_model_or_file_of_it_is_named() -> None:
     with pytest.raises(Incomplete, match="not been consolidated"):
         plan_model(seen(store))
     whole_ = whole_store()
-    whole_.delete(consolidated_prefix(RUN, PLACE) + "config.json")
+    whole_.delete(consolidated_prefix(RUN, LOCATION) + "config.json")
     assert plan_model(seen(whole_)).missing == ("config.json: missing in the store, or of another size",)
 
 

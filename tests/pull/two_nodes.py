@@ -34,7 +34,7 @@ def store_of_two() -> MemoryStore:
 
 
 def plan(store: Store, node: str = "") -> Plan:
-    return plan_checkpoint(fresh(store, RUN).places[0], node)
+    return plan_checkpoint(fresh(store, RUN).locations[0], node)
 
 
 def pull(store: Store, destination: Path, node: str = "") -> Result:

@@ -28,11 +28,11 @@ def remove(store: Store, name: str) -> None:
     store.delete(name)
 
 
-def harm(world: World, place: str, harms: Mapping[str, Callable[[Store, str], None]]) -> dict[str, bytes]:
-    """Damage a file of the place in each of these ways; what they held."""
-    right = {f"{place}/{name}": world.store.read(f"{place}/{name}") for name in harms}
+def harm(world: World, location: str, harms: Mapping[str, Callable[[Store, str], None]]) -> dict[str, bytes]:
+    """Damage a file of the location in each of these ways; what they held."""
+    right = {f"{location}/{name}": world.store.read(f"{location}/{name}") for name in harms}
     for name, do in harms.items():
-        do(world.store, f"{place}/{name}")
+        do(world.store, f"{location}/{name}")
     return right
 
 
@@ -122,7 +122,7 @@ def test_a_damaged_record_hides_nothing_else(world: World) -> None:
     for data in (flipped(right), b"", b"\xff\xfe", right[: len(right) // 2], b"[" * 100_000):
         world.store.write(manifest, data)
         done = world.run("ls", world.store.url, "--json", code=10)
-        assert [place["word"] for place in done.json["places"] if place["run"] == "other"] == ["COMPLETE"]
+        assert [location["status"] for location in done.json["locations"] if location["run"] == "other"] == ["COMPLETE"]
         assert manifest in str(done.json["unreadable"])
     worker.start()
     world.until_stored(manifest, right)
@@ -130,19 +130,19 @@ def test_a_damaged_record_hides_nothing_else(world: World) -> None:
 
 
 @pytest.mark.stores("path")
-@pytest.mark.parametrize("kind", ["seal", "report"])
+@pytest.mark.parametrize("kind", ["model", "report"])
 def test_a_damaged_record_of_a_head_or_a_verifier_is_told_and_made_again(world: World, prepared: Prepared, kind: str) -> None:
     world.fill(prepared("hf-ddp", 4))
     [name] = [name for name in world.records() if name.startswith(f"sft/.ckptsync/checkpoint-4/{kind}-")]
     flip(world.store, name)
     done = world.run("ls", world.store.url, "--json", code=10)
     assert name in str(done.json["unreadable"])
-    world.head().wait(phase="verified", run="sft", place="checkpoint-4")
-    [place] = world.start("ls", world.store.url, "--json").end().json["places"]
-    assert place["word"] == "VERIFIED"
+    world.head().wait(phase="verified", run="sft", location="checkpoint-4")
+    [location] = world.start("ls", world.store.url, "--json").end().json["locations"]
+    assert location["status"] == "VERIFIED"
 
 
-def test_a_record_that_names_a_file_outside_of_its_place_is_refused(world: World, prepared: Prepared, tmp_path: Path) -> None:
+def test_a_record_that_names_a_file_outside_of_its_location_is_refused(world: World, prepared: Prepared, tmp_path: Path) -> None:
     files = dict(prepared("hf-ddp", 4))
     [name] = [name for name in files if name.startswith("sft/.ckptsync/checkpoint-4/manifest-")]
     forged = files.pop(name).replace(b'"path":"scheduler.pt"', b'"path":"../../../evil"')

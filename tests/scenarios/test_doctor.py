@@ -131,7 +131,7 @@ def test_two_trainings_in_one_store_are_told_apart_by_their_job(world: World) ->
 
 
 @path_only
-def test_a_node_that_takes_the_place_of_another_does_not_let_it_start(world: World) -> None:
+def test_a_node_that_takes_the_location_of_another_does_not_let_it_start(world: World) -> None:
     first = waiting(world, 0, node="same")
     world.until(lambda: ".ckptsync/launches/same.json" in world.store.names(), "the first node's facts")
     second = waiting(world, 1, wait=SHORT, node="same")

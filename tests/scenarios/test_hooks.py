@@ -97,7 +97,7 @@ while "waiting" not in Path(sys.argv[1], "_ckptsync/embedded.log").read_text():
     assert str(store.parent) in said
     store.parent.mkdir()
     stored = [store / f"sft/.ckptsync/checkpoint-{step}" for step in range(1, 5)]
-    world.until(lambda: all([*place.glob("manifest-*")] for place in stored), "the store to have what the training left")
+    world.until(lambda: all([*location.glob("manifest-*")] for location in stored), "the store to have what the training left")
 
 
 @pytest.mark.stores("path")

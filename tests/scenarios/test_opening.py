@@ -19,7 +19,7 @@ from tests.scenarios.world import BASE, VECTORS, World, flipped, reference
 pytestmark = pytest.mark.stores("path")
 
 SHARDED = "hf-fsdp1"  # its checkpoint has weights, and neither a configuration nor a tokenizer
-PLACE = "sft/checkpoint-4"
+LOCATION = "sft/checkpoint-4"
 OPENERS = {path.name for path in BASE.iterdir() if path.suffix in (".json", ".jinja")}
 NO_CONFIG: dict[str, Any] = {"config_from": {}}
 WITH_TRANSFORMERS = pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
@@ -73,9 +73,9 @@ def give(directory: Path) -> None:
         shutil.copyfile(BASE / name, directory / name)
 
 
-def beside(world: World, place: str = PLACE) -> set[str]:
+def beside(world: World, location: str = LOCATION) -> set[str]:
     """Names of the consolidated model's files but for its weights."""
-    run, _, rest = place.partition("/")
+    run, _, rest = location.partition("/")
     prefix = f"{run}/consolidated/{rest}/"
     return {n.removeprefix(prefix) for n in world.store.names() if n.startswith(prefix) and "safetensors" not in n}
 
@@ -88,16 +88,16 @@ def python(world: World, script: str, *words: object) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def opens(world: World, place: str = PLACE) -> None:
+def opens(world: World, location: str = LOCATION) -> None:
     """Open the model as its user does."""
-    target = world.home / "pulled" / place
-    world.run("pull", place, target, "--store", world.store.url, "--consolidated")
+    target = world.home / "pulled" / location
+    world.run("pull", location, target, "--store", world.store.url, "--consolidated")
     python(world, OPEN, target)
 
 
-def told(world: World, place: str = PLACE) -> list[str]:
+def told(world: World, location: str = LOCATION) -> list[str]:
     """What `ls` says that the model lacks."""
-    found: list[str] = world.ls()[place]["missing_to_open"]
+    found: list[str] = world.ls()[location]["missing_to_open"]
     return found
 
 
@@ -107,10 +107,10 @@ def test_what_lies_in_the_runs_directory_opens_the_model(world: World) -> None:
     world.worker()
     world.head(head=NO_CONFIG)
     world.save("sft", vector=SHARDED)
-    world.until(lambda: not told(world) if PLACE in world.ls() else False, "a configuration")
-    world.wait(PLACE, "VERIFIED")
+    world.until(lambda: not told(world) if LOCATION in world.ls() else False, "a configuration")
+    world.wait(LOCATION, "VERIFIED")
     world.until(lambda: beside(world) == OPENERS, "all that opens the model")
-    assert world.model(PLACE) == reference(SHARDED)
+    assert world.model(LOCATION) == reference(SHARDED)
     opens(world)
 
 
@@ -125,7 +125,7 @@ def test_the_model_that_training_args_name_opens_the_model(world: World, where: 
     shutil.copyfile(world.home / "training_args.bin", (saved if where == "checkpoint" else saved.parent) / "training_args.bin")
     world.push(saved)
     world.head(head=NO_CONFIG)
-    world.wait(PLACE, "VERIFIED")
+    world.wait(LOCATION, "VERIFIED")
     assert (told(world), beside(world)) == ([], OPENERS)
     opens(world)
 
@@ -169,10 +169,10 @@ def test_code_beside_a_run_is_not_taken(world: World) -> None:
     (world.output("sft") / "modeling_x.py").write_text("raise SystemExit")
     world.push(world.save("sft", vector=SHARDED))
     world.head(head=NO_CONFIG)
-    world.wait(PLACE, "VERIFIED")
+    world.wait(LOCATION, "VERIFIED")
     assert beside(world) == OPENERS
     assert "auto_map" not in json.loads(world.store.read("sft/consolidated/checkpoint-4/config.json"))
-    assert world.ls()[PLACE]["left_out"] == ["config.json: auto_map"]
+    assert world.ls()[LOCATION]["left_out"] == ["config.json: auto_map"]
 
 
 def test_where_it_stays_missing_everything_says_so_and_how_to_give_it(world: World) -> None:
@@ -180,8 +180,8 @@ def test_where_it_stays_missing_everything_says_so_and_how_to_give_it(world: Wor
     (world.output("sft") / "config.json").write_text(json.dumps({"lr": 1e-5}))  # the script's own, which opens nothing
     world.push(world.save("sft", vector=SHARDED))
     world.head(head=NO_CONFIG)
-    world.wait(PLACE, "VERIFIED")
-    row = world.ls()[PLACE]
+    world.wait(LOCATION, "VERIFIED")
+    row = world.ls()[LOCATION]
     assert row["missing_to_open"] == ["config.json", "tokenizer"]
     shown = world.run("ls", world.store.url).out
     [alarm] = [a for a in world.run("status", world.store.url, "--json").json["alarms"] if a["code"] == "no-config"]
@@ -191,7 +191,7 @@ def test_where_it_stays_missing_everything_says_so_and_how_to_give_it(world: Wor
     for text in (shown, alarm["todo"], row["hint"], world.run("status", world.store.url).out):
         assert "head.config_from.sft" in text
     world.run("status", world.store.url, "--check", code=1)
-    pulled = world.run("pull", PLACE, world.home / "pulled", "--store", world.store.url, "--consolidated", "--json").json
+    pulled = world.run("pull", LOCATION, world.home / "pulled", "--store", world.store.url, "--consolidated", "--json").json
     assert any("no config.json" in note for note in pulled["notes"])
 
 
@@ -203,13 +203,13 @@ def test_a_configuration_that_comes_later_completes_the_model_as_it_is(world: Wo
     saved = world.save("sft", vector=vector)
     world.worker()
     world.head(head=NO_CONFIG)
-    world.wait(PLACE, "VERIFIED")
+    world.wait(LOCATION, "VERIFIED")
     assert "config.json" in told(world)
     weights = {n: world.store.identity(n) for n in world.store.names() if n.endswith(".safetensors")}
     for name in names:
         shutil.copyfile(base / name, saved.parent / name)
     world.until(lambda: "config.json" not in told(world), "the model to be completed")
-    world.wait(PLACE, "VERIFIED")
+    world.wait(LOCATION, "VERIFIED")
     assert {n: world.store.identity(n) for n in weights} == weights
     assert world.run("status", world.store.url, "--json").json["alarms"] == []
     opens(world)
@@ -218,13 +218,13 @@ def test_a_configuration_that_comes_later_completes_the_model_as_it_is(world: Wo
 def test_config_from_completes_models_that_are_made_when_it_is_set(world: World) -> None:
     world.push(world.save("sft", vector=SHARDED))
     head = world.head(head=NO_CONFIG)
-    world.wait(PLACE, "VERIFIED")
+    world.wait(LOCATION, "VERIFIED")
     head.configure(head.configuration | {"head": {"every": "1s", "config_from": {"sft": str(BASE)}}})
     head.signal(signal.SIGHUP)
     assert head.ended() == 0
     head.start()  # as systemd does
     world.until(lambda: not told(world), "the model to be completed")
-    world.wait(PLACE, "VERIFIED")
+    world.wait(LOCATION, "VERIFIED")
     assert beside(world) == OPENERS
 
 
@@ -232,14 +232,14 @@ def test_a_later_upload_completes_the_models_of_its_run(world: World) -> None:
     saved = world.save("sft", vector=SHARDED)
     world.push(saved)
     world.head(head=NO_CONFIG)
-    world.wait(PLACE, "VERIFIED")
+    world.wait(LOCATION, "VERIFIED")
     shutil.rmtree(saved)
     give(world.output("sft"))
     world.push(world.save("sft", step=8, vector=SHARDED))
     world.until(lambda: not told(world), "the first model to be completed")
-    for place in (PLACE, "sft/checkpoint-8"):
-        world.wait(place, "VERIFIED")
-        assert beside(world, place) == OPENERS
+    for location in (LOCATION, "sft/checkpoint-8"):
+        world.wait(location, "VERIFIED")
+        assert beside(world, location) == OPENERS
 
 
 def test_another_nodes_directory_never_replaces_what_the_first_nodes_checkpoint_has(world: World) -> None:
@@ -261,10 +261,10 @@ def test_the_only_node_that_has_a_configuration_gives_it_once_the_save_is_whole(
     for node in ("node0", "node1"):
         world.save("sft", vector="hf-fsdp2-2node", node=node)
     world.head(head=NO_CONFIG)
-    world.until(lambda: PLACE in world.ls() and bool(world.ls()[PLACE]["model"]) and not told(world), "a configuration")
-    world.wait(PLACE, "VERIFIED")
+    world.until(lambda: LOCATION in world.ls() and bool(world.ls()[LOCATION]["model"]) and not told(world), "a configuration")
+    world.wait(LOCATION, "VERIFIED")
     assert beside(world) == OPENERS
-    assert world.model(PLACE) == reference("hf-fsdp2-2node")
+    assert world.model(LOCATION) == reference("hf-fsdp2-2node")
 
 
 @pytest.mark.parametrize("comes", ["before", "later"])
@@ -275,7 +275,7 @@ def test_a_damaged_record_of_a_checkpoint_with_a_found_configuration_is_written_
         for name in OPENERS:
             os.utime(saved.parent / name, (1_700_000_000, 1_700_000_000))
     world.worker()
-    world.wait(PLACE, "COMPLETE")
+    world.wait(LOCATION, "COMPLETE")
     if comes == "later":
         give(saved.parent)
     world.until(lambda: world.stored("sft", "checkpoint-4").keys() >= OPENERS, "a configuration")
@@ -285,7 +285,7 @@ def test_a_damaged_record_of_a_checkpoint_with_a_found_configuration_is_written_
     for name, data in records.items():
         world.store.write(name, flipped(data))
     world.until(lambda: {n: world.store.read(n) for n in records} == records, "the records to be written again")
-    world.wait(PLACE, "COMPLETE")
+    world.wait(LOCATION, "COMPLETE")
     damaged = "sft/checkpoint-4/config.json"
     world.store.write(damaged, flipped(world.store.read(damaged)))
     world.verify(code=10)
@@ -297,11 +297,11 @@ def test_push_again_sends_what_has_come_since_and_nothing_twice(world: World) ->
     world.push(saved)
     give(saved.parent)
     sent = world.push(saved, "--json").json["checkpoints"]
-    assert [(c["place"], c["files"]) for c in sent] == [("checkpoint-4", len(OPENERS))]
+    assert [(c["location"], c["files"]) for c in sent] == [("checkpoint-4", len(OPENERS))]
     assert {Path(path).name for path in sent[0]["added"]} == OPENERS
     assert world.push(saved.parent, "--dry-run", "--json").json["left_out"] == []
     before = {n: world.store.identity(n) for n in world.store.names() if n.startswith("sft/")}
     (saved.parent / "config.json").write_text(json.dumps({"model_type": "another"}))
     world.push(saved)
     assert {n: world.store.identity(n) for n in world.store.names() if n.startswith("sft/")} == before
-    assert world.statuses() == {PLACE: "COMPLETE"}
+    assert world.statuses() == {LOCATION: "COMPLETE"}

@@ -22,7 +22,7 @@ def test_the_newest_verified_checkpoint_comes_back_whole(world: World, prepared:
     sent = written(vector, tmp_path)
     done = world.run("pull", "sft", tmp_path / "fresh", "--store", world.store.url, "--json")
     assert files_below(tmp_path / "fresh/checkpoint-4") == sent
-    assert done.json["place"] == "checkpoint-4"
+    assert done.json["location"] == "checkpoint-4"
     assert world.run("pull", "sft", tmp_path / "fresh", "--store", world.store.url, "--json").json["there"]["files"] == len(sent)
 
 

@@ -10,7 +10,7 @@ from tests.scenarios.conftest import Prepared
 from tests.scenarios.world import World
 
 
-def places(world: World) -> dict[str, str]:
+def locations(world: World) -> dict[str, str]:
     return {name.removeprefix("sft/checkpoint-"): status for name, status in world.statuses().items()}
 
 
@@ -19,9 +19,9 @@ def test_what_no_rule_keeps_is_marked_first_and_goes_after_the_grace(world: Worl
     world.fill(prepared("hf-ddp", 1, 2, 3))
     gc = ("gc", world.store.url, "--keep-last", "1")
     world.run(*gc, "--grace", "1h", "--dry-run")
-    assert set(places(world).values()) == {"VERIFIED"}
+    assert set(locations(world).values()) == {"VERIFIED"}
     world.run(*gc, "--grace", "1h")
-    assert places(world) == {"1": "RETIRED", "2": "RETIRED", "3": "VERIFIED"}
+    assert locations(world) == {"1": "RETIRED", "2": "RETIRED", "3": "VERIFIED"}
     assert any(name.startswith("sft/checkpoint-1/") for name in world.store.names()), "gone before the grace was over"
     world.run(*gc, "--grace", "0s")
     world.run(*gc, "--grace", "0s")
@@ -35,11 +35,11 @@ def test_a_person_keeps_and_releases(world: World, prepared: Prepared) -> None:
     world.run("keep", "sft/checkpoint-1", "--store", world.store.url, "--reason", "the paper")
     for _ in range(2):
         world.run("gc", world.store.url, "--keep-last", "1", "--grace", "0s")
-    assert places(world) == {"1": "VERIFIED", "2": "VERIFIED"}
+    assert locations(world) == {"1": "VERIFIED", "2": "VERIFIED"}
     world.run("keep", "sft/checkpoint-1", "--store", world.store.url, "--release")
     for _ in range(2):
         world.run("gc", world.store.url, "--keep-last", "1", "--grace", "0s")
-    assert places(world).get("2") == "VERIFIED"
+    assert locations(world).get("2") == "VERIFIED"
     assert not [name for name in world.store.names() if name.startswith("sft/checkpoint-1/")]
 
 
@@ -47,9 +47,9 @@ def test_a_person_keeps_and_releases(world: World, prepared: Prepared) -> None:
 def test_what_is_retired_comes_back_when_a_person_keeps_it(world: World, prepared: Prepared) -> None:
     world.fill(prepared("hf-ddp", 1, 2))
     world.run("gc", world.store.url, "--keep-last", "1", "--grace", "1h")
-    assert places(world)["1"] == "RETIRED"
+    assert locations(world)["1"] == "RETIRED"
     world.run("keep", "sft/checkpoint-1", "--store", world.store.url)
-    assert places(world) == {"1": "VERIFIED", "2": "VERIFIED"}
+    assert locations(world) == {"1": "VERIFIED", "2": "VERIFIED"}
 
 
 @pytest.mark.stores("path")
@@ -57,7 +57,7 @@ def test_nothing_goes_without_a_rule_nor_the_last_that_is_verified(world: World,
     world.fill(prepared("hf-ddp", 1))
     world.run("gc", world.store.url, "--max-age", "1s", "--grace", "0s")
     world.run("gc", world.store.url, "--max-age", "1s", "--grace", "0s")
-    assert places(world) == {"1": "VERIFIED"}
+    assert locations(world) == {"1": "VERIFIED"}
 
 
 @pytest.mark.stores("path")
@@ -76,7 +76,7 @@ def test_a_head_with_rules_does_it_by_itself_and_workers_send_nothing_again(worl
     world.until(lambda: not [n for n in world.store.names() if n.startswith("sft/checkpoint-1/")], "the old one to go")
     world.let_workers_look("node0")
     assert not [name for name in world.store.names() if name.startswith("sft/checkpoint-1/")]
-    assert places(world)["2"] == "VERIFIED"
+    assert locations(world)["2"] == "VERIFIED"
 
 
 @pytest.mark.stores("path")
@@ -87,4 +87,4 @@ def test_shards_go_and_the_model_stays(world: World, prepared: Prepared) -> None
     names = world.store.names()
     assert not [name for name in names if name.startswith("sft/checkpoint-1/")]
     assert "sft/consolidated/checkpoint-1/model.safetensors" in names
-    assert places(world) == {"1": "VERIFIED", "2": "VERIFIED"}
+    assert locations(world) == {"1": "VERIFIED", "2": "VERIFIED"}

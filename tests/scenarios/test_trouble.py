@@ -97,7 +97,7 @@ def test_a_read_only_store_can_be_read_and_is_not_written(world: World, tmp_path
     with small_disk(tmp_path / "disk", "16m") as disk:
         world.run("push", saved, disk)
         subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
-        assert world.run("ls", disk, "--json").json["places"][0]["word"] == "COMPLETE"
+        assert world.run("ls", disk, "--json").json["locations"][0]["status"] == "COMPLETE"
         world.run("verify", disk, "--json")
         world.run("pull", "sft/checkpoint-4", tmp_path / "back", "--store", disk, "--unverified")
         assert files_below(tmp_path / "back/checkpoint-4") == files_below(saved)

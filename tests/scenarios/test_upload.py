@@ -65,7 +65,7 @@ def test_two_nodes_make_one_checkpoint(world: World, vector: str) -> None:
 def test_a_late_node_completes_the_checkpoint(world: World, vector: str, apart: int) -> None:
     world.push(dated(world.save("sft", vector=vector, node="node0"), time.time() - apart), node="node0")
     [row] = world.ls().values()
-    assert row["word"] == "ARRIVING"
+    assert row["status"] == "ARRIVING"
     assert row["evidence"], "nothing says what is missing"
     world.push(world.save("sft", vector=vector, node="node1"), node="node1")
     assert world.statuses() == {"sft/checkpoint-4": "COMPLETE"}
@@ -92,15 +92,15 @@ def test_a_part_of_the_next_save_is_not_joined_with_one_of_the_save_before(world
     state = dated(world.save("sft", vector="hf-fsdp2-2node", seed=1), second) / "trainer_state.json"
     world.worker("node0")
     world.until(lambda: "COMPLETE" in world.statuses().values(), "the second save")
-    [(place, row)] = [(name, row) for name, row in world.ls().items() if row["word"] == "COMPLETE"]
-    assert place != "sft/checkpoint-4"
+    [(location, row)] = [(name, row) for name, row in world.ls().items() if row["status"] == "COMPLETE"]
+    assert location != "sft/checkpoint-4"
     assert row["nodes"] == ["node0", "node1"]
-    assert world.stored(*place.split("/"))["trainer_state.json"] == state.read_bytes()
+    assert world.stored(*location.split("/"))["trainer_state.json"] == state.read_bytes()
     assert world.ls()["sft/checkpoint-4"]["nodes"] == ["node0"]
 
 
 def push_apart(world: World, apart: float = 3600) -> tuple[str, str, dict[str, bytes]]:
-    """Two nodes' parts of one save that nothing ties together; their places, and their files."""
+    """Two nodes' parts of one save that nothing ties together; their locations, and their files."""
     written: dict[str, bytes] = {}
     for node, seconds in (("node0", apart), ("node1", 0.0)):
         part = dated(world.save("sft", vector="hf-fsdp2-2node", node=node), time.time() - seconds)
@@ -111,28 +111,28 @@ def push_apart(world: World, apart: float = 3600) -> tuple[str, str, dict[str, b
 
 
 @pytest.mark.stores("path")
-def test_places_that_may_be_one_save_name_each_other_and_the_command_that_joins_them(world: World) -> None:
+def test_locations_that_may_be_one_save_name_each_other_and_the_command_that_joins_them(world: World) -> None:
     first, second, _ = push_apart(world)
     seen = world.ls()
     command = f"ckptsync join {first} '{second}' --store {world.store.url}"
-    for place, other in ((first, second), (second, first)):
-        [sibling] = seen[place]["siblings"]
-        assert f"sft/{sibling['place']}" == other
+    for location, other in ((first, second), (second, first)):
+        [sibling] = seen[location]["siblings"]
+        assert f"sft/{sibling['location']}" == other
         assert "s lie between their files" in " ".join(sibling["against"])
         assert sibling["join"] == command
-        assert seen[place]["newer"] is None
+        assert seen[location]["newer"] is None
     for words in (("ls", world.store.url), ("status", world.store.url)):
         done = world.run(*words)
         assert command in done.out
         assert "no node has sent" not in done.out
     told = world.run("status", world.store.url, "--json").json
-    assert [row["siblings"][0]["join"] for row in told["places"]] == [command, command]
+    assert [row["siblings"][0]["join"] for row in told["locations"]] == [command, command]
 
 
-def test_places_are_joined_by_hand(world: World) -> None:
+def test_locations_are_joined_by_hand(world: World) -> None:
     first, second, written = push_apart(world)
     done = world.run("join", first, second, "--store", world.store.url, "--json").json
-    assert (done["place"], done["moved"], done["changed"]) == ("checkpoint-4", {"node1": second.partition("/")[2]}, True)
+    assert (done["location"], done["moved"], done["changed"]) == ("checkpoint-4", {"node1": second.partition("/")[2]}, True)
     assert world.statuses() == {first: "COMPLETE"}
     assert world.stored("sft", "checkpoint-4") == written
     for words in ((first, second), (second, first)):
@@ -161,7 +161,7 @@ def test_what_is_joined_by_hand_and_kept_stays_kept_and_gone_when_it_goes(world:
     first, second, _ = push_apart(world)
     world.run("keep", second, "--store", world.store.url, "--reason", "the paper")
     world.run("join", first, second, "--store", world.store.url)
-    assert [row["place"] for row in world.run("status", world.store.url, "--json").json["kept"]] == ["checkpoint-4"]
+    assert [row["location"] for row in world.run("status", world.store.url, "--json").json["kept"]] == ["checkpoint-4"]
 
 
 @pytest.mark.stores("path")
@@ -190,30 +190,32 @@ def test_rotation_while_a_checkpoint_is_sent_loses_nothing(world: World) -> None
 
 
 @pytest.mark.stores("path")
-def test_a_save_that_is_overwritten_in_place_is_never_mixed_with_the_one_before(world: World) -> None:
+def test_a_save_that_is_overwritten_in_location_is_never_mixed_with_the_one_before(world: World) -> None:
     world.worker(limits={"bandwidth": "4MB/s"})
     saved = world.save("sft", ballast=4_000_000)
     first = files_below(saved)
     world.save("sft", ballast=4_000_000, seed=1)
     second = files_below(saved)
     world.until_statuses(lambda found: "COMPLETE" in found.values(), "a whole save")
-    for place, status in world.statuses().items():
+    for location, status in world.statuses().items():
         if status == "COMPLETE":
-            assert world.stored(*place.split("/")) in (first, second)
+            assert world.stored(*location.split("/")) in (first, second)
     world.until_statuses(
-        lambda found: any(status == "COMPLETE" and world.stored(*place.split("/")) == second for place, status in found.items()),
+        lambda found: any(
+            status == "COMPLETE" and world.stored(*location.split("/")) == second for location, status in found.items()
+        ),
         "the last save",
     )
 
 
-def test_a_second_save_of_one_name_has_a_place_of_its_own(world: World) -> None:
+def test_a_second_save_of_one_name_has_a_location_of_its_own(world: World) -> None:
     first = files_below(world.save("sft"))
     world.push(world.output("sft") / "checkpoint-4")
     shutil.rmtree(world.output("sft"))
     second = files_below(world.save("sft", seed=1))
     world.push(world.output("sft") / "checkpoint-4")
     assert sorted(world.statuses().values()) == ["COMPLETE", "COMPLETE"]
-    assert [world.stored(*place.split("/")) for place in sorted(world.statuses())] == [first, second]
+    assert [world.stored(*location.split("/")) for location in sorted(world.statuses())] == [first, second]
 
 
 @pytest.mark.stores("path")
@@ -224,7 +226,7 @@ def test_a_training_that_begins_anew_keeps_both_trainings_saves(world: World) ->
         world.save("sft", step=2, seed=seed)
         world.until_statuses(
             lambda found, count=seed + 1: [*found.values()] == ["COMPLETE"] * count,  # type: ignore[misc]
-            "another place that is whole",
+            "another location that is whole",
         )
 
 
@@ -233,10 +235,10 @@ def test_one_name_from_two_nodes_with_other_bytes_is_not_one_checkpoint(world: W
     parts = [world.save("sft", node=node, seed=n) for n, node in enumerate(("node0", "node1"))]
     for part, node in zip(parts, ("node0", "node1"), strict=True):
         world.push(part, node=node)
-    whole = [place for place, status in world.statuses().items() if status == "COMPLETE"]
-    for place in whole:
-        assert world.stored(*place.split("/")) in [files_below(part) for part in parts]
-    assert len(whole) == 2 or set(world.statuses().values()) == {"AMBIGUOUS"}
+    whole = [location for location, status in world.statuses().items() if status == "COMPLETE"]
+    for location in whole:
+        assert world.stored(*location.split("/")) in [files_below(part) for part in parts]
+    assert len(whole) == 2 or set(world.statuses().values()) == {"CONFLICT"}
 
 
 @pytest.mark.stores("path")

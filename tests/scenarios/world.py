@@ -95,18 +95,18 @@ class World:
             self.store.write(name, files[name])
 
     def ls(self) -> dict[str, Row]:
-        """`run/place` -> what `ls` says of it; nothing of a store that nobody has begun."""
+        """`run/location` -> what `ls` says of it; nothing of a store that nobody has begun."""
         if ".ckptsync/store.json" not in self.store.names():
             return {}
-        return {f"{row['run']}/{row['place']}": row for row in self.run("ls", self.store.url, "--json").json["places"]}
+        return {f"{row['run']}/{row['location']}": row for row in self.run("ls", self.store.url, "--json").json["locations"]}
 
     def statuses(self) -> dict[str, str]:
-        """`run/place` -> its status."""
-        return {name: row["word"] for name, row in self.ls().items()}
+        """`run/location` -> its status."""
+        return {name: row["status"] for name, row in self.ls().items()}
 
-    def wait(self, place: str, status: str) -> None:
-        """Until a place has a status."""
-        self.until_statuses(lambda found: found.get(place) == status, f"{place} to be {status}")
+    def wait(self, location: str, status: str) -> None:
+        """Until a location has a status."""
+        self.until_statuses(lambda found: found.get(location) == status, f"{location} to be {status}")
 
     def until_statuses(self, are_so: Callable[[dict[str, str]], bool], what: str) -> None:
         """Until the statuses are so.  `ls`, a whole process, is asked where a record has come or gone, and every few seconds."""
@@ -153,17 +153,17 @@ class World:
         """The store, read by hand."""
         return self.run("verify", self.store.url, *words, "--json", code=code)
 
-    def model(self, place: str) -> Bits:
-        """The consolidated model of `run/place`, tensor by tensor, out of the store."""
-        run, _, rest = place.partition("/")
+    def model(self, location: str) -> Bits:
+        """The consolidated model of `run/location`, tensor by tensor, out of the store."""
+        run, _, rest = location.partition("/")
         prefix = f"{run}/consolidated/{rest}/"
         names = [n for n in self.store.names() if n.startswith(prefix) and n.endswith(".safetensors")]
-        assert names, f"no model of {place}"
+        assert names, f"no model of {location}"
         return {k: v for name in names for k, v in tensors(self.store.read(name)).items()}
 
-    def stored(self, run: str, place: str) -> dict[str, bytes]:
-        """The trainer's files of a place, by their names in the checkpoint."""
-        prefix = f"{run}/{place}/"
+    def stored(self, run: str, location: str) -> dict[str, bytes]:
+        """The trainer's files of a location, by their names in the checkpoint."""
+        prefix = f"{run}/{location}/"
         return {n.removeprefix(prefix): self.store.read(n) for n in self.store.names() if n.startswith(prefix)}
 
     # services
@@ -366,8 +366,8 @@ def tensors(data: bytes) -> Bits:
 
 def flipped(data: bytes, at: float = 0.5) -> bytes:
     """With one bit turned over."""
-    place = min(int(len(data) * at), len(data) - 1)
-    return data[:place] + bytes([data[place] ^ 16]) + data[place + 1 :]
+    location = min(int(len(data) * at), len(data) - 1)
+    return data[:location] + bytes([data[location] ^ 16]) + data[location + 1 :]
 
 
 def _is_now(is_so: Callable[[], bool]) -> bool:

@@ -1,4 +1,4 @@
-"""Alarms of places, runs and stores: when each is raised, and when it is not."""
+"""Alarms of locations, runs and stores: when each is raised, and when it is not."""
 
 from typing import Any
 
@@ -10,28 +10,30 @@ from ckptsync.fleet.alarms import Room
 from ckptsync.fleet.told import Known
 from ckptsync.records.names import parse_record_name
 from ckptsync.stores.contract import Entry
-from tests.scenes import DAY, HOUR, NOW, fact, heart, place, raised
+from tests.scenes import DAY, HOUR, NOW, fact, heart, location, raised
 
 HEAD = heart("boss", ("head", "verifier"), verifies=7 * DAY)
 
 
 def saves(*ago: float, **changes: Any) -> list[Summary]:
-    return [place(f"run/checkpoint-{n}", ago=a, **changes) for n, a in enumerate(ago)]
+    return [location(f"run/checkpoint-{n}", ago=a, **changes) for n, a in enumerate(ago)]
 
 
 def test_damage_is_critical_and_says_what_was_found_and_since_when() -> None:
-    hurt = place(word="DAMAGED", evidence=("model: digest: differs",), proof=Proven("r", "damaged", damage=("r",), said=NOW - 50))
-    alarm = raised(heart(), places=[hurt])["damaged run/checkpoint-1"]
+    hurt = location(
+        word="DAMAGED", evidence=("model: digest: differs",), proof=Proven("r", "damaged", damage=("r",), said=NOW - 50)
+    )
+    alarm = raised(heart(), locations=[hurt])["damaged run/checkpoint-1"]
     assert (alarm.severity, alarm.kind, alarm.since) == ("critical", "damage", NOW - 50)
     assert "model: digest: differs" in alarm.text
 
 
 def test_damage_that_no_node_can_send_again_says_so() -> None:
     proof = Proven("r", "damaged", damage=("r",), said=NOW - 50)
-    hurt = place(word="DAMAGED", evidence=("m: missing",), proof=proof, nodes=("n0", "n1"))
+    hurt = location(word="DAMAGED", evidence=("m: missing",), proof=proof, nodes=("n0", "n1"))
     lacks = {"r": ("m",)}
-    one = raised(heart(lacks=lacks), heart("n1"), places=[hurt])["damaged run/checkpoint-1"]
-    both = raised(heart(lacks=lacks), heart("n1", lacks=lacks), places=[hurt])["damaged run/checkpoint-1"]
+    one = raised(heart(lacks=lacks), heart("n1"), locations=[hurt])["damaged run/checkpoint-1"]
+    both = raised(heart(lacks=lacks), heart("n1", lacks=lacks), locations=[hurt])["damaged run/checkpoint-1"]
     assert one.text == "run/checkpoint-1: m: missing"
     assert both.text == "run/checkpoint-1: m: missing; n0, n1 no longer have its bytes"
 
@@ -45,14 +47,14 @@ def test_what_cannot_be_read_is_said_of_records_and_of_hearts() -> None:
     assert {(a.severity, a.subject) for a in found.values()} == {("critical", name), ("warning", "odd")}
 
 
-def test_an_ambiguous_place_is_said_for_a_week() -> None:
-    assert "ambiguous run/checkpoint-1" in raised(places=[place(word="AMBIGUOUS", ago=DAY)])
-    assert not raised(places=[place(word="AMBIGUOUS", ago=8 * DAY)])
+def test_an_ambiguous_location_is_said_for_a_week() -> None:
+    assert "ambiguous run/checkpoint-1" in raised(locations=[location(word="CONFLICT", ago=DAY)])
+    assert not raised(locations=[location(word="CONFLICT", ago=8 * DAY)])
 
 
 @pytest.mark.parametrize(("last", "is_stalled"), [(3 * HOUR - 1, False), (3 * HOUR + 1, True), (6 * DAY, True), (8 * DAY, False)])
 def test_a_run_is_stalled_when_three_times_the_usual_has_passed_and_history_after_a_week(last: float, is_stalled: bool) -> None:  # noqa: FBT001
-    found = raised(heart(), fact(run="runs"), places=saves(last + 2 * HOUR, last + HOUR, last))
+    found = raised(heart(), fact(run="runs"), locations=saves(last + 2 * HOUR, last + HOUR, last))
     assert ("stalled run" in found) == is_stalled
     if is_stalled:
         assert "where one came every 1h" in found["stalled run"].text
@@ -61,17 +63,17 @@ def test_a_run_is_stalled_when_three_times_the_usual_has_passed_and_history_afte
 
 def test_a_run_is_not_stalled_while_a_save_is_on_its_way_its_nodes_are_gone_or_it_has_ended() -> None:
     late = saves(7 * HOUR, 6 * HOUR, 5 * HOUR)
-    assert "stalled run" in raised(heart(), places=late)
-    assert "stalled run" not in raised(heart(queue=("run/checkpoint-9",), oldest=1.0), places=late)
-    assert "stalled run" not in raised(heart(ago=HOUR), places=late)
-    assert "stalled run" not in raised(heart("n9"), places=late)
-    assert "stalled run" not in raised(heart(), fact(run="ended"), places=late)
-    assert "stalled run" not in raised(heart(), places=[*late, place("run/final", ago=4 * HOUR)])
+    assert "stalled run" in raised(heart(), locations=late)
+    assert "stalled run" not in raised(heart(queue=("run/checkpoint-9",), oldest=1.0), locations=late)
+    assert "stalled run" not in raised(heart(ago=HOUR), locations=late)
+    assert "stalled run" not in raised(heart("n9"), locations=late)
+    assert "stalled run" not in raised(heart(), fact(run="ended"), locations=late)
+    assert "stalled run" not in raised(heart(), locations=[*late, location("run/final", ago=4 * HOUR)])
 
 
 def test_without_a_hook_a_run_that_was_quiet_for_a_day_or_ten_times_the_usual_has_ended() -> None:
     def stalled(*known: Known, ago: float, every: float) -> bool:
-        return "stalled run" in raised(heart(), *known, places=saves(ago + 2 * every, ago + every, ago))
+        return "stalled run" in raised(heart(), *known, locations=saves(ago + 2 * every, ago + every, ago))
 
     assert stalled(ago=0.9 * DAY, every=HOUR)
     assert not stalled(ago=1.1 * DAY, every=HOUR)
@@ -81,20 +83,20 @@ def test_without_a_hook_a_run_that_was_quiet_for_a_day_or_ten_times_the_usual_ha
 
 
 def test_quick_saves_are_not_stalled_within_a_quarter_of_an_hour() -> None:
-    assert "stalled run" not in raised(heart(), places=saves(890, 880, 870))
-    assert "stalled run" in raised(heart(), places=saves(930, 920, 910))
+    assert "stalled run" not in raised(heart(), locations=saves(890, 880, 870))
+    assert "stalled run" in raised(heart(), locations=saves(930, 920, 910))
 
 
 def test_a_training_that_is_gone_without_having_ended_is_critical() -> None:
     late = saves(7 * HOUR, 6 * HOUR, 5 * HOUR)
-    alarm = raised(heart(), fact(run="gone"), places=late)["stalled run"]
+    alarm = raised(heart(), fact(run="gone"), locations=late)["stalled run"]
     assert (alarm.severity, "its training process is gone" in alarm.text) == ("critical", True)
-    assert raised(heart(), fact(run="runs"), places=late)["stalled run"].severity == "warning"
+    assert raised(heart(), fact(run="runs"), locations=late)["stalled run"].severity == "warning"
 
 
 def test_a_store_warns_when_two_checkpoints_with_their_models_no_longer_fit_and_is_critical_at_one() -> None:
     def store(free: int) -> list[str]:
-        return [a.severity for a in raised(places=[place(model_size=500)], room=Room(free, 10_000)).values()]
+        return [a.severity for a in raised(locations=[location(model_size=500)], room=Room(free, 10_000)).values()]
 
     assert [store(3000), store(2999), store(1499)] == [[], ["warning"], ["critical"]]
     empty = [[a.severity for a in raised(room=Room(free, 1000)).values()] for free in (20, 19, 9)]
@@ -103,7 +105,7 @@ def test_a_store_warns_when_two_checkpoints_with_their_models_no_longer_fit_and_
 
 def test_a_save_arrives_for_too_long_after_an_hour_and_says_what_is_missing() -> None:
     def arriving(ago: float) -> dict[str, Any]:
-        return raised(heart(), places=[place(word="ARRIVING", ago=ago, lost=("__3_0.distcp of n1",))])
+        return raised(heart(), locations=[location(word="ARRIVING", ago=ago, lost=("__3_0.distcp of n1",))])
 
     assert not arriving(HOUR - 1)
     assert "__3_0.distcp of n1" in arriving(HOUR + 1)["arriving run/checkpoint-1"].text
@@ -111,23 +113,23 @@ def test_a_save_arrives_for_too_long_after_an_hour_and_says_what_is_missing() ->
 
 
 def test_what_waits_for_a_head_that_lives_is_said_once_for_a_run() -> None:
-    places = [place("run/checkpoint-1", "COMPLETE", 3 * HOUR), place("run/checkpoint-2", "COMPLETE", 2 * HOUR)]
-    found = raised(heart("boss", ("head",)), places=places)
+    locations = [location("run/checkpoint-1", "COMPLETE", 3 * HOUR), location("run/checkpoint-2", "COMPLETE", 2 * HOUR)]
+    found = raised(heart("boss", ("head",)), locations=locations)
     assert list(found) == ["unconsolidated run"]
     assert found["unconsolidated run"].text == "run/checkpoint-1: unconsolidated 3h after it was whole"
-    assert not raised(heart(), places=places), "nobody has promised it"
-    assert not raised(HEAD, places=[place(word="COMPLETE", ago=0.9 * HOUR)])
+    assert not raised(heart(), locations=locations), "nobody has promised it"
+    assert not raised(HEAD, locations=[location(word="COMPLETE", ago=0.9 * HOUR)])
 
 
 def test_what_waits_for_a_verifier_is_said_too_unless_it_was_proven_unmerged() -> None:
     verifier = heart("boss", ("verifier",))
-    assert list(raised(verifier, places=[place(word="CONSOLIDATED", ago=2 * HOUR)])) == ["unverified run"]
-    assert not raised(verifier, places=[place(word="COMPLETE", ago=2 * HOUR, proof=Proven(holds=True))])
+    assert list(raised(verifier, locations=[location(word="CONSOLIDATED", ago=2 * HOUR)])) == ["unverified run"]
+    assert not raised(verifier, locations=[location(word="COMPLETE", ago=2 * HOUR, proof=Proven(holds=True))])
 
 
 def test_verification_behind_its_period_is_said_by_the_period_that_a_verifier_promises() -> None:
-    old = place(ago=20 * DAY, proof=Proven("r", "ok", "digest", NOW - 8 * DAY, holds=True))
-    assert not raised(HEAD, places=[old])
-    alarm = raised(heart("boss", ("verifier",), verifies=6 * DAY), places=[old])["unread run"]
+    old = location(ago=20 * DAY, proof=Proven("r", "ok", "digest", NOW - 8 * DAY, holds=True))
+    assert not raised(HEAD, locations=[old])
+    alarm = raised(heart("boss", ("verifier",), verifies=6 * DAY), locations=[old])["unread run"]
     assert (alarm.since, alarm.text) == (NOW - 2 * DAY, "run: some of it was last read 8d ago, where 6d is asked for")
-    assert not raised(heart(), places=[old])
+    assert not raised(heart(), locations=[old])

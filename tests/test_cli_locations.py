@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from ckptsync.cli.locations import first_of, reached
 from ckptsync.cli.main import main
-from ckptsync.cli.places import first_of, reached
 from ckptsync.errors import ConfigError
 from ckptsync.stores.limits import Unlimited
 from ckptsync.stores.pace import Paces

@@ -13,7 +13,7 @@ FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
-class SealedFile:
+class ModelFile:
     """A file of the consolidated model; path relative to it, BLAKE3 (64 hex).  Its tensors' digests narrow damage, so it has no blocks."""
 
     path: str
@@ -22,7 +22,7 @@ class SealedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class SealedTensor:
+class ModelTensor:
     """Where a tensor's bytes lie (``start`` counts from the file's first byte) and their BLAKE3."""
 
     name: str
@@ -35,7 +35,7 @@ class SealedTensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Seal:
+class ModelRecord:
     """``manifests``: names of the records it was made from.  ``options``: dtype, max_shard_size, source, config origin.
 
     ``left_out``: code in the checkpoint that the model does not have, a file's name or ``config.json: auto_map``.
@@ -43,17 +43,17 @@ class Seal:
 
     run: str
     checkpoint: str
-    place: str
+    location: str
     n: Count
     manifests: tuple[str, ...]
     options: dict[str, str]
-    files: tuple[SealedFile, ...]
-    tensors: tuple[SealedTensor, ...]
+    files: tuple[ModelFile, ...]
+    tensors: tuple[ModelTensor, ...]
     left_out: tuple[str, ...] = ()
     format: FormatNumber = FORMAT
 
 
-def is_same_model(one: Seal, other: Seal) -> bool:
+def is_same_model(one: ModelRecord, other: ModelRecord) -> bool:
     """Whether ``one`` has the tensors of ``other``, by name and shape; what it has besides must be second copies, as of tied weights."""
     shapes = {t.name: t.shape for t in other.tensors}
     shared = [t for t in one.tensors if shapes.get(t.name) == t.shape]

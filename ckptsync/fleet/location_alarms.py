@@ -1,4 +1,4 @@
-"""The alarms of places, runs and the store that holds them.  Pure."""
+"""The alarms of locations, runs and the store that holds them.  Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ckptsync.units import show_duration, show_size
 BEHIND = 1.25  # times the period
 
 
-def of_places(scene: Scene) -> Iterator[Alarm]:
+def of_locations(scene: Scene) -> Iterator[Alarm]:
     """All of them."""
     yield from _damage(scene)
     yield from _stalls(scene)
@@ -25,10 +25,10 @@ def of_places(scene: Scene) -> Iterator[Alarm]:
 
 def _damage(scene: Scene) -> Iterator[Alarm]:
     for s in scene.catalogue.summaries:
-        where = f"{s.run}/{s.place}"
-        if s.word == "DAMAGED":
+        where = f"{s.run}/{s.location}"
+        if s.status == "DAMAGED":
             yield _damaged(s, where, lacking(s, scene.nodes))
-        elif s.word == "AMBIGUOUS" and scene.now - s.arrived < scene.patience.over:
+        elif s.status == "CONFLICT" and scene.now - s.arrived < scene.patience.over:
             todo = "nobody merges it: give the jobs output directories of their own, or use the hook"
             yield Alarm("ambiguous", where, "warning", s.arrived, f"{where}: {first(s.evidence)}", todo)
     for fault in scene.catalogue.faults:
@@ -47,7 +47,7 @@ def _damaged(s: Summary, where: str, lacking: Sequence[str]) -> Alarm:
 
 
 def lacking(s: Summary, nodes: Sequence[Node]) -> tuple[str, ...]:
-    """Of a damaged place the nodes that cannot send again what a report asks for."""
+    """Of a damaged location the nodes that cannot send again what a report asks for."""
     asked = {*s.proof.damage, *s.manifests}
     return tuple(n.node for n in nodes if n.node in s.nodes and not asked.isdisjoint(n.lacks))
 
@@ -84,24 +84,24 @@ def _arriving(scene: Scene) -> Iterator[Alarm]:
     slow, over = scene.patience.slow, scene.patience.over
     alive = {n.node for n in scene.alive}
     for run in scene.runs:
-        for place in run.arriving:
-            waited = scene.now - place.since
+        for location in run.arriving:
+            waited = scene.now - location.since
             if slow < waited < over:
-                where = f"{run.run}/{place.place}"
-                dead = [n for n in place.awaited if n not in alive]
-                text = f"{where}: not whole {show_duration(waited)} after its last part: {first(place.lost)}"
+                where = f"{run.run}/{location.location}"
+                dead = [n for n in location.awaited if n not in alive]
+                text = f"{where}: not whole {show_duration(waited)} after its last part: {first(location.lost)}"
                 text += f"; {those(dead)} {'does' if len(dead) == 1 else 'do'} not live" if dead else ""
                 todo = "a node that has it sends it when its service runs; what was lost with a node never comes: an earlier checkpoint serves"
-                yield Alarm("arriving", where, "warning", place.since, text, todo)
+                yield Alarm("arriving", where, "warning", location.since, text, todo)
 
 
 def _behind(scene: Scene) -> Iterator[Alarm]:
     """What the heads that live should have done.  A run is said once, with its oldest."""
     roles = {role for n in scene.alive for role in n.roles}
     if "head" in roles:
-        yield from _undone(scene, "unconsolidated", [s for s in scene.catalogue.summaries if s.word == "COMPLETE"])
+        yield from _undone(scene, "unconsolidated", [s for s in scene.catalogue.summaries if s.status == "COMPLETE"])
     if "verifier" in roles:
-        waiting = [s for s in scene.catalogue.summaries if s.word in ("COMPLETE", "CONSOLIDATED") and not s.proof.holds]
+        waiting = [s for s in scene.catalogue.summaries if s.status in ("COMPLETE", "CONSOLIDATED") and not s.proof.holds]
         yield from _undone(scene, "unverified", waiting)
         yield from _stale(scene, min((n.verifies for n in scene.alive if n.verifies), default=scene.patience.period))
 
@@ -109,23 +109,28 @@ def _behind(scene: Scene) -> Iterator[Alarm]:
 def _unopenable(scene: Scene) -> Iterator[Alarm]:
     """Models that lack their configuration.  A run is said once, with its newest."""
     newest: dict[str, list[Summary]] = {}
-    for s in sorted(scene.catalogue.summaries, key=lambda s: (-s.arrived, s.place)):
-        if s.unopenable and s.sealed and not s.retired and scene.now - s.arrived < scene.patience.over:
+    for s in sorted(scene.catalogue.summaries, key=lambda s: (-s.arrived, s.location)):
+        if s.unopenable and s.consolidated and not s.retired and scene.now - s.arrived < scene.patience.over:
             newest.setdefault(s.run, []).append(s)
     for run, found in newest.items():
         more = f" (and {len(found) - 1} more models of this run)" if len(found) > 1 else ""
         yield Alarm(
-            "no-config", run, "warning", found[-1].arrived, f"{run}/{found[0].place}{more}: {found[0].unopenable}", found[0].to_give
+            "no-config",
+            run,
+            "warning",
+            found[-1].arrived,
+            f"{run}/{found[0].location}{more}: {found[0].unopenable}",
+            found[0].to_give,
         )
 
 
 def _undone(scene: Scene, code: str, waiting: Sequence[Summary]) -> Iterator[Alarm]:
     slow = [s for s in waiting if scene.patience.slow < scene.now - s.arrived < scene.patience.over]
     oldest: dict[str, Summary] = {}
-    for s in sorted(slow, key=lambda s: (s.arrived, s.place)):
+    for s in sorted(slow, key=lambda s: (s.arrived, s.location)):
         oldest.setdefault(s.run, s)
     for run, s in oldest.items():
-        text = f"{run}/{s.place}: {code} {show_duration(scene.now - s.arrived)} after it was whole"
+        text = f"{run}/{s.location}: {code} {show_duration(scene.now - s.arrived)} after it was whole"
         yield Alarm(code, run, "warning", s.arrived, text, "see the heads' errors and jobs in `ckptsync status`")
 
 

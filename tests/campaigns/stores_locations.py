@@ -17,7 +17,7 @@ from tests.fault_proxy import HttpProxy, TcpProxy
 from tests.faults import UP
 
 
-class Place(Protocol):
+class Location(Protocol):
     """A kind of store, and in it ever new empty ones.
 
     ``part``: bytes that may be sent again for each thread.  ``extra``: bytes that are counted for each byte of a file, and for each connection.
@@ -64,7 +64,7 @@ class Directory:
         self.fresh()
 
     def fresh(self) -> None:
-        """As `Place` says."""
+        """As `Location` says."""
         if self.url:
             shutil.rmtree(self.path)
         self.path = next(self._roots)
@@ -72,7 +72,7 @@ class Directory:
         self.url = str(self.path)
 
     def kept(self) -> int:
-        """As `Place` says."""
+        """As `Location` says."""
         return sum({found.st_ino: found.st_size for _, found in self._files()}.values())
 
     def sent(self) -> int:
@@ -81,11 +81,11 @@ class Directory:
         return int(line.split()[1])
 
     def everything(self) -> Mapping[str, int]:
-        """As `Place` says."""
+        """As `Location` says."""
         return {name: found.st_size for name, found in self._files()}
 
     def passed(self, count: int, timeout: float) -> bool:
-        """As `Place` says."""
+        """As `Location` says."""
         end = time.monotonic() + timeout
         while self.kept() < count and time.monotonic() < end:
             time.sleep(0.002)
@@ -113,7 +113,7 @@ class Bucket:
         self.fresh()
 
     def fresh(self) -> None:
-        """As `Place` says."""
+        """As `Location` says."""
         if self._bucket:
             self._weed.client().delete_bucket(Bucket=self._bucket)  # SeaweedFS takes its objects with it, and gives their room back
         self._bucket = self._weed.bucket()
@@ -127,7 +127,7 @@ class Bucket:
     sent = kept
 
     def everything(self) -> Mapping[str, int]:
-        """As `Place` says."""
+        """As `Location` says."""
         client: Any = self._weed.client()
         sizes = {
             one["Key"].removeprefix("some/where/"): one["Size"]
@@ -139,7 +139,7 @@ class Bucket:
         return sizes
 
     def passed(self, count: int, timeout: float) -> bool:
-        """As `Place` says."""
+        """As `Location` says."""
         return self.proxy.passed(count, timeout)
 
 
@@ -161,7 +161,7 @@ class Host(Directory):
         super().__init__(home / "root")
 
     def fresh(self) -> None:
-        """As `Place` says."""
+        """As `Location` says."""
         super().fresh()
         self.url = f"sftp://{self._user}@127.0.0.1:{self.proxy.port}{self.path}"
         self.proxy.forget()
@@ -173,12 +173,12 @@ class Host(Directory):
     sent = kept
 
     def passed(self, count: int, timeout: float) -> bool:
-        """As `Place` says."""
+        """As `Location` says."""
         return self.proxy.passed(count, timeout)
 
 
 @contextlib.contextmanager
-def place(kind: str, home: Path) -> Iterator[Place]:
+def location(kind: str, home: Path) -> Iterator[Location]:
     """One of a kind: posix, s3 or sftp."""
     if kind == "posix":
         yield Directory(home / kind)

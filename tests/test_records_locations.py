@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ckptsync.records.places import reading_order, record_names, snapshots
+from ckptsync.records.locations import reading_order, record_names, snapshots
 from ckptsync.records.tombstone import Tombstone
 from tests.test_records_saves import LATER, of_rank
 
@@ -10,8 +10,8 @@ PREFIX = "run/.ckptsync/checkpoint-5"
 
 
 def test_people_read_by_run_and_step() -> None:
-    places = [("b", "checkpoint-1"), ("a", "checkpoint-10"), ("a", "checkpoint-9~1"), ("a", "checkpoint-9"), ("a", "final")]
-    assert sorted(places, key=lambda p: reading_order(*p)) == [
+    locations = [("b", "checkpoint-1"), ("a", "checkpoint-10"), ("a", "checkpoint-9~1"), ("a", "checkpoint-9"), ("a", "final")]
+    assert sorted(locations, key=lambda p: reading_order(*p)) == [
         ("a", "checkpoint-9"),
         ("a", "checkpoint-9~1"),
         ("a", "checkpoint-10"),
@@ -21,7 +21,7 @@ def test_people_read_by_run_and_step() -> None:
     assert reading_order("run", "step-7\u00b2") > reading_order("run", "step-7")
 
 
-def test_a_place_knows_its_own_files_and_no_others() -> None:
+def test_a_location_knows_its_own_files_and_no_others() -> None:
     listed = (
         "checkpoint-5/a",
         "checkpoint-50/a",
@@ -37,20 +37,20 @@ def test_a_place_knows_its_own_files_and_no_others() -> None:
     ]
 
 
-def test_every_place_of_a_checkpoint_tells_about_the_others() -> None:
-    moved = {"x": of_rank(0, "a"), "y": replace(of_rank(0, "a", place="checkpoint-5~1"), supersedes=("x",))}
-    assert [s.place for s in snapshots(moved, {})] == ["checkpoint-5~1"]
-    rivals = {"x": of_rank(0, "a"), "y": of_rank(1, "b"), "z": of_rank(1, "c", "second", place="checkpoint-5~1")}
-    assert [s.word for s in snapshots(rivals, {})] == ["AMBIGUOUS", "AMBIGUOUS"]
-    later = {"x": of_rank(0, "a"), "z": of_rank(1, "c", "second", LATER, place="checkpoint-5~1")}
-    assert [s.word for s in snapshots(later, {})] == ["ARRIVING", "ARRIVING"]
+def test_every_location_of_a_checkpoint_tells_about_the_others() -> None:
+    moved = {"x": of_rank(0, "a"), "y": replace(of_rank(0, "a", location="checkpoint-5~1"), supersedes=("x",))}
+    assert [s.location for s in snapshots(moved, {})] == ["checkpoint-5~1"]
+    rivals = {"x": of_rank(0, "a"), "y": of_rank(1, "b"), "z": of_rank(1, "c", "second", location="checkpoint-5~1")}
+    assert [s.status for s in snapshots(rivals, {})] == ["CONFLICT", "CONFLICT"]
+    later = {"x": of_rank(0, "a"), "z": of_rank(1, "c", "second", LATER, location="checkpoint-5~1")}
+    assert [s.status for s in snapshots(later, {})] == ["ARRIVING", "ARRIVING"]
 
 
-def test_records_without_a_manifest_make_no_place() -> None:
+def test_records_without_a_manifest_make_no_location() -> None:
     assert snapshots({"t": Tombstone("run", "checkpoint-5", "checkpoint-5", 0, (), "old")}, {}) == ()
 
 
-def test_nothing_is_said_of_a_place_with_a_record_that_cannot_be_read() -> None:
+def test_nothing_is_said_of_a_location_with_a_record_that_cannot_be_read() -> None:
     assert snapshots({"m": of_rank(0, "a")}, {}, {("run", "checkpoint-5")}) == ()
 
 

@@ -1,4 +1,4 @@
-"""The places of a store, as values to print: what ``ls``, ``status`` and ``demo`` show of a checkpoint."""
+"""The locations of a store, as values to print: what ``ls``, ``status`` and ``demo`` show of a checkpoint."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def asked_store(args: argparse.Namespace) -> Store:
 
 
 def reached(args: argparse.Namespace) -> Access:
-    """How the places that the command line names are reached: as the -c file says, or the environment; raises ConfigError."""
+    """How the locations that the command line names are reached: as the -c file says, or the environment; raises ConfigError."""
     if config := configuration(args):
         options, asked = config.store.options, config.limits
     else:
@@ -107,43 +107,43 @@ def exit_code(catalogue: Catalogue) -> int:
 
 
 def described(store: Store, summaries: Sequence[Summary]) -> list[dict[str, Any]]:
-    """Return all places of a store, for ``--json``."""
+    """Return all locations of a store, for ``--json``."""
     newest = _newest(summaries)
     return [_described(store, seen, newest) for seen in summaries]
 
 
 def rows(store: Store, summaries: Sequence[Summary]) -> list[list[str]]:
-    """Return all places of a store, as lines of a table under `HEADING`."""
+    """Return all locations of a store, as lines of a table under `HEADING`."""
     newest = _newest(summaries)
     return [_row(store, seen, newest) for seen in summaries]
 
 
 def _newest(summaries: Sequence[Summary]) -> dict[tuple[str, str], Summary]:
     """Return the save that was written last of each run and checkpoint: a training that was resumed writes ``final`` once more."""
-    there = sorted((s for s in summaries if not s.retired), key=lambda s: (s.ended, s.place))
+    there = sorted((s for s in summaries if not s.retired), key=lambda s: (s.ended, s.location))
     return {(s.run, s.checkpoint): s for s in there}
 
 
 def _newer(seen: Summary, newest: Mapping[tuple[str, str], Summary]) -> str:
-    """Return the place of the newest save of the same name, if this is an older one that is not retired; else nothing.
+    """Return the location of the newest save of the same name, if this is an older one that is not retired; else nothing.
 
     What may be another part of this one is not a newer save.
     """
     last = newest.get((seen.run, seen.checkpoint), seen)
     is_older = last.ended > seen.ended and not seen.retired
-    return last.place if is_older and last.place not in (seen.place, *(s.place for s in seen.siblings)) else ""
+    return last.location if is_older and last.location not in (seen.location, *(s.location for s in seen.siblings)) else ""
 
 
 def _described(store: Store, seen: Summary, newest: Mapping[tuple[str, str], Summary]) -> dict[str, Any]:
     return {
         "run": seen.run,
         "checkpoint": seen.checkpoint,
-        "place": seen.place,
-        "word": seen.word,
+        "location": seen.location,
+        "status": seen.status,
         "newer": _newer(seen, newest) or None,
         "evidence": list(seen.evidence),
         "lost": list(seen.lost),
-        "siblings": siblings(store.url, seen.run, seen.place, seen.siblings),
+        "siblings": siblings(store.url, seen.run, seen.location, seen.siblings),
         "nodes": list(seen.nodes),
         "files": seen.files,
         "bytes": seen.size,
@@ -163,33 +163,34 @@ def _described(store: Store, seen: Summary, newest: Mapping[tuple[str, str], Sum
     }
 
 
-def siblings(url: str, run: str, place: str, found: Iterable[Sibling]) -> list[dict[str, Any]]:
-    """Return other places with parts of a save, for ``--json``."""
+def siblings(url: str, run: str, location: str, found: Iterable[Sibling]) -> list[dict[str, Any]]:
+    """Return other locations with parts of a save, for ``--json``."""
     return [
-        {"place": s.place, "nodes": list(s.nodes), "against": list(s.against), "join": s.command(url, run, place)} for s in found
+        {"location": s.location, "nodes": list(s.nodes), "against": list(s.against), "join": s.command(url, run, location)}
+        for s in found
     ]
 
 
-def sibling_line(url: str, run: str, place: str, found: Sibling) -> str:
-    """Return what is known of another place with parts of a save, and how to join them."""
-    nodes, command = ", ".join(found.nodes), found.command(url, run, place)
+def sibling_line(url: str, run: str, location: str, found: Sibling) -> str:
+    """Return what is known of another location with parts of a save, and how to join them."""
+    nodes, command = ", ".join(found.nodes), found.command(url, run, location)
     if not found.against:
-        return f"{found.place} of {nodes} is another part of it; bring them together: {command}"
-    return f"{found.place} of {nodes} may be another part of it ({'; '.join(found.against)}); if it is: {command}"
+        return f"{found.location} of {nodes} is another part of it; bring them together: {command}"
+    return f"{found.location} of {nodes} may be another part of it ({'; '.join(found.against)}); if it is: {command}"
 
 
 def _row(store: Store, seen: Summary, newest: Mapping[tuple[str, str], Summary]) -> list[str]:
     newer = _newer(seen, newest)
-    beside = [sibling_line(store.url, seen.run, seen.place, s) for s in seen.siblings]
+    beside = [sibling_line(store.url, seen.run, seen.location, s) for s in seen.siblings]
     said = "; ".join(filter(None, (detail(store, seen), f"{newer} is newer" if newer else "", *beside)))
-    return [seen.run, seen.place, seen.word, show_size(seen.size), str(len(seen.nodes)), said]
+    return [seen.run, seen.location, seen.status, show_size(seen.size), str(len(seen.nodes)), said]
 
 
 def detail(store: Store, seen: Summary) -> str:
     """Why it is no better; where the model lies, if it is as good as can be."""
     where = model(store, seen)
-    if seen.word in ("VERIFIED", "CONSOLIDATED") and where:
-        level = f" ({seen.proof.level})" if seen.word == "VERIFIED" else ""
+    if seen.status in ("VERIFIED", "CONSOLIDATED") and where:
+        level = f" ({seen.proof.level})" if seen.status == "VERIFIED" else ""
         left = f"; code left out: {', '.join(seen.left_out)}" if seen.left_out else ""
         closed = f"{seen.unopenable}; {seen.to_give}; " if seen.unopenable else ""
         tokenizer = "; no tokenizer" if TOKENIZER in seen.to_open else ""
@@ -205,6 +206,6 @@ def first_of(lines: Sequence[str]) -> str:
 
 def model(store: Store, seen: Summary) -> str | None:
     """Where the consolidated model lies, if it is whole."""
-    if not seen.sealed:
+    if not seen.consolidated:
         return None
-    return f"{store.url.rstrip('/')}/{consolidated_prefix(seen.run, seen.place).rstrip('/')}"
+    return f"{store.url.rstrip('/')}/{consolidated_prefix(seen.run, seen.location).rstrip('/')}"

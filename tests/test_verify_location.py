@@ -1,4 +1,4 @@
-"""A place, level by level: what is said, and what is not."""
+"""A location, level by level: what is said, and what is not."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from ckptsync.records.tombstone import Tombstone
 from ckptsync.stores.contract import Entry
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.verify.archives import items
-from ckptsync.verify.place import verify_place
+from ckptsync.verify.location import verify_location
 from ckptsync.verify.sampling import Sample
 from tests.plain_files import MemoryFiles, safetensors_file, tree
 from tests.vector import vector
-from tests.verified import PLACE, RUN, WHOLE, arrive, damage, flip, place, put, seal, verified, whole_store
+from tests.verified import LOCATION, RUN, WHOLE, arrive, damage, flip, location, model_record, put, verified, whole_store
 
-MODEL = file_name(RUN, PLACE, "model.safetensors")
-SEALED = consolidated_prefix(RUN, PLACE) + "model.safetensors"
+MODEL = file_name(RUN, LOCATION, "model.safetensors")
+SEALED = consolidated_prefix(RUN, LOCATION) + "model.safetensors"
 
 
 @pytest.mark.parametrize("level", LEVELS[:4])
@@ -34,7 +34,7 @@ def test_what_is_well_is_well_at_every_level(level: Level) -> None:
     assert (report.level, report.verdict, damage(report)) == (level, "ok", [])
     assert (report.read > 0) == (level != "stat")
     assert len(report.manifests) == 1
-    assert report.seal
+    assert report.model_record
     _, *deeper = report.readings
     assert [r.level for r in report.readings] == list(LEVELS[: LEVELS.index(level) + 1])
     assert {(r.files, r.of_files) for r in report.readings[:2]} == {(4, 4)}
@@ -51,7 +51,7 @@ def test_what_is_well_is_well_at_every_level(level: Level) -> None:
 
 def test_higher_levels_include_the_lower_ones() -> None:
     store = whole_store()
-    store.delete(file_name(RUN, PLACE, "config.json"))
+    store.delete(file_name(RUN, LOCATION, "config.json"))
     flip(store, SEALED, 20_000)
     for level in LEVELS[1:4]:
         found = damage(verified(store, level))
@@ -71,7 +71,7 @@ def test_real_shards_of_two_nodes_are_verified_with_their_model() -> None:
     store = MemoryStore()
     one, other = (tree(source) for source in vector("hf-fsdp2-2node").sources)
     names = [arrive(store, one.content, "n0"), arrive(store, other.content, "n1")]
-    seal(store, MemoryFiles({**other.content, **one.content}), names)
+    model_record(store, MemoryFiles({**other.content, **one.content}), names)
     assert verified(store, "parse").verdict == "ok"
     assert verified(store, "parse").level == "parse"
 
@@ -80,7 +80,7 @@ def test_truncated_files_are_found_at_every_level_and_length() -> None:
     store = whole_store()
     data = WHOLE["config.json"]
     for length in range(len(data)):
-        store.write(file_name(RUN, PLACE, "config.json"), [data[:length]])
+        store.write(file_name(RUN, LOCATION, "config.json"), [data[:length]])
         (found,) = [f for f in verified(store, "stat").findings if f.kind == "size"]
         assert (found.name, found.ranges) == ("checkpoint-4/config.json", ((length, len(data)),))
 
@@ -88,7 +88,7 @@ def test_truncated_files_are_found_at_every_level_and_length() -> None:
 def test_values_that_are_not_finite_are_no_damage() -> None:
     store = MemoryStore()
     files = {"model.safetensors": safetensors_file({"a": ("F32", (1,), b"\0\0\xc0\x7f")})}
-    seal(store, MemoryFiles(files), [arrive(store, files)])
+    model_record(store, MemoryFiles(files), [arrive(store, files)])
     report = verified(store, "load")
     assert report.verdict == "ok"
     assert [(f.name, f.tensors) for f in report.findings if f.kind == "nonfinite"] == [
@@ -107,7 +107,7 @@ def test_what_is_arriving_is_checked_as_far_as_it_has_arrived() -> None:
     assert verified(store).verdict == "damaged"
 
 
-def test_an_ambiguous_place_is_said_and_not_judged() -> None:
+def test_an_ambiguous_location_is_said_and_not_judged() -> None:
     store = whole_store()
     arrive(store, {"notes": b"x"}, "n1", started=10**12, ended=10**12)
     report = verified(store, "parse")
@@ -117,7 +117,7 @@ def test_an_ambiguous_place_is_said_and_not_judged() -> None:
 
 def test_what_a_tombstone_lets_go_is_not_missing() -> None:
     store = whole_store()
-    put(store, Tombstone(RUN, PLACE, PLACE, 0, tuple(k.name for k in place(store).manifests), "too old"))
+    put(store, Tombstone(RUN, LOCATION, LOCATION, 0, tuple(k.name for k in location(store).manifests), "too old"))
     store.delete(MODEL)
     report = verified(store)
     assert (report.verdict, damage(report)) == ("ok", [])
@@ -125,7 +125,7 @@ def test_what_a_tombstone_lets_go_is_not_missing() -> None:
 
 
 class Moving(MemoryStore):
-    """Something happens right after the place was listed."""
+    """Something happens right after the location was listed."""
 
     def __init__(self, then: str) -> None:
         super().__init__()
@@ -138,8 +138,8 @@ class Moving(MemoryStore):
 
     def let_go(self) -> None:
         if self.then == "tombstone":
-            names = tuple(k.name for k in fresh(self).places[0].manifests)
-            put(self, Tombstone(RUN, PLACE, PLACE, 0, names, "too old"))
+            names = tuple(k.name for k in fresh(self).locations[0].manifests)
+            put(self, Tombstone(RUN, LOCATION, LOCATION, 0, names, "too old"))
             self.delete(MODEL)
         else:
             self.write(MODEL, [WHOLE["model.safetensors"]])
@@ -151,12 +151,12 @@ def test_before_a_file_is_called_missing_the_store_is_asked_again(then: str) -> 
     arrive(store, WHOLE)
     if then == "repair":
         store.delete(MODEL)
-    seen = place(store)
+    seen = location(store)
     store.let_go()
     if then == "tombstone":
-        assert verify_place(store, seen, "stat").verdict == "ok"
+        assert verify_location(store, seen, "stat").verdict == "ok"
     with pytest.raises(Incomplete, match="changed while it was verified"):
-        verify_place(store, seen, "digest")
+        verify_location(store, seen, "digest")
 
 
 class Late(MemoryStore):
@@ -177,19 +177,21 @@ def test_what_is_not_seen_yet_is_waited_for_and_not_called_missing() -> None:
     store = Late()
     arrive(store, WHOLE)
     with pytest.raises(Incomplete, match="changed while it was verified"):
-        verify_place(store, place(store), "digest", wait=store.wait)
-    assert verify_place(store, place(store), "digest", wait=lambda _: pytest.fail("nothing is missing")).verdict == "ok"
+        verify_location(store, location(store), "digest", wait=store.wait)
+    assert verify_location(store, location(store), "digest", wait=lambda _: pytest.fail("nothing is missing")).verdict == "ok"
 
 
 def test_what_is_not_there_after_that_is_missing() -> None:
     store, waited = Late(), list[float]()
     arrive(store, WHOLE)
     store.delete(MODEL)
-    assert damage(verify_place(store, place(store), "stat", wait=waited.append)) == [("missing", "checkpoint-4/model.safetensors")]
+    assert damage(verify_location(store, location(store), "stat", wait=waited.append)) == [
+        ("missing", "checkpoint-4/model.safetensors")
+    ]
     assert waited == [60.0]
 
 
-def test_a_damaged_manifest_is_damage_of_its_place() -> None:
+def test_a_damaged_manifest_is_damage_of_its_location() -> None:
     store = whole_store()
     arrive(store, {"rng_state_1.pth": b"x"}, "n1")
     name = next(e.name for e in store.names("") if "/manifest-n1-" in e.name)
@@ -203,13 +205,13 @@ def test_a_report_passes_the_door_that_records_pass() -> None:
     flip(store, SEALED, 20_000)
     report = replace(verified(store), n=1)
     put(store, report)
-    assert place(store).word == "DAMAGED"
+    assert location(store).status == "DAMAGED"
 
 
 def test_a_sample_says_what_it_covers_and_claims_no_more_than_stat() -> None:
     store = whole_store()
     found = fresh(store)
-    report = verify_place(store, found.places[0], "digest", sample=Sample(0.1))
+    report = verify_location(store, found.locations[0], "digest", sample=Sample(0.1))
     (note,) = report.findings
     reading = report.readings[1]
     assert (report.verdict, report.level) == ("ok", "stat")
@@ -221,7 +223,7 @@ def test_a_sample_says_what_it_covers_and_claims_no_more_than_stat() -> None:
 def test_damage_in_a_sample_is_damage_of_level_digest() -> None:
     store = whole_store()
     flip(store, SEALED, 20_000)
-    report = verify_place(store, fresh(store).places[0], "digest", sample=Sample(1.0))
+    report = verify_location(store, fresh(store).locations[0], "digest", sample=Sample(1.0))
     assert (report.verdict, report.level, damage(report)) == (
         "damaged",
         "digest",
@@ -229,7 +231,7 @@ def test_damage_in_a_sample_is_damage_of_level_digest() -> None:
     )
 
 
-@pytest.mark.parametrize("name", [f"{RUN}/{PLACE}/core.1234", consolidated_prefix(RUN, PLACE) + "extra.safetensors"])
+@pytest.mark.parametrize("name", [f"{RUN}/{LOCATION}/core.1234", consolidated_prefix(RUN, LOCATION) + "extra.safetensors"])
 def test_what_no_record_names_is_told_and_no_damage(name: str) -> None:
     store = whole_store()
     store.write(name, [b"12345"])
@@ -243,7 +245,7 @@ def test_what_no_record_names_is_told_and_no_damage(name: str) -> None:
 def test_bytes_are_told_while_they_are_read() -> None:
     store = whole_store()
     told: list[int] = []
-    report = verify_place(store, fresh(store).places[0], "digest", told=told.append)
+    report = verify_location(store, fresh(store).locations[0], "digest", told=told.append)
     assert sum(told) == report.read
 
 
@@ -267,26 +269,26 @@ def test_a_shard_that_was_damaged_before_it_arrived_is_found_when_it_is_loaded()
     arrive(store, {**files, path: bytes(damaged)})
     assert verified(store, "parse").verdict == "ok"
     report = verified(store, "load")
-    assert [(f.kind, f.name) for f in report.findings if f.kind == "load"] == [("load", f"{PLACE}/{path}")]
+    assert [(f.kind, f.name) for f in report.findings if f.kind == "load"] == [("load", f"{LOCATION}/{path}")]
     assert report.verdict == "damaged"
 
 
-def test_where_the_shards_have_gone_and_the_seal_too_nothing_can_be_proven_and_that_is_damage() -> None:
+def test_where_the_shards_have_gone_and_the_model_record_too_nothing_can_be_proven_and_that_is_damage() -> None:
     store = whole_store()
-    (manifest_name,) = place(store).records.manifests
-    (seal_name,) = place(store).records.seals
-    put(store, Tombstone(RUN, PLACE, PLACE, 0, (manifest_name,), "old", "shards", "done"))
+    (manifest_name,) = location(store).records.manifests
+    (model_record_name,) = location(store).records.model_records
+    put(store, Tombstone(RUN, LOCATION, LOCATION, 0, (manifest_name,), "old", "shards", "done"))
     for path in WHOLE:
-        store.delete(file_name(RUN, PLACE, path))
+        store.delete(file_name(RUN, LOCATION, path))
     assert verified(store).verdict == "ok"
-    store.delete(seal_name)
+    store.delete(model_record_name)
     report = verified(store)
-    assert (report.verdict, damage(report)) == ("damaged", [("missing", f"consolidated/{PLACE}")])
+    assert (report.verdict, damage(report)) == ("damaged", [("missing", f"consolidated/{LOCATION}")])
 
 
-def test_a_seal_that_is_gone_before_any_shard_has_follows_from_them() -> None:
+def test_a_model_record_that_is_gone_before_any_shard_has_follows_from_them() -> None:
     store = whole_store()
-    (manifest_name,) = place(store).records.manifests
-    put(store, Tombstone(RUN, PLACE, PLACE, 0, (manifest_name,), "old", "shards", "begun"))
-    store.delete(*place(store).records.seals)
+    (manifest_name,) = location(store).records.manifests
+    put(store, Tombstone(RUN, LOCATION, LOCATION, 0, (manifest_name,), "old", "shards", "begun"))
+    store.delete(*location(store).records.model_records)
     assert verified(store).verdict == "ok"
