@@ -1,30 +1,37 @@
 """DTensors in pickles (FSDP2, verl, FSDP1 on a mesh): the boxes that a rank holds, by mesh and placements and never by values.
 
-The global shape is told; where a rank's local tensor belongs follows from its place in the mesh.  Source:
-``torch/distributed/tensor/{_api,_dtensor_spec,placement_types}.py`` (before 2.5 in ``torch/distributed/_tensor``), torch 2.2 to 2.13.
+The pickle has the global shape; where a rank's local tensor belongs follows from its place in the mesh. In reading order: what a
+rank holds by arithmetic alone (`held`, `boxes`), the mesh (`read_mesh`), the tensor (`share`). Source:
+``torch/distributed/tensor/{_api,_dtensor_spec,placement_types}.py`` (before 2.5 in ``torch/distributed/_tensor``),
+``torch/distributed/{device_mesh,_mesh_layout}.py``, torch 2.2 to 2.13.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import product
+from math import prod
 from typing import Any
 
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.formats.pickles import Build, Made, Name, made
+from ckptsync.formats.pickles import Build, Made, Name, brief, made
 from ckptsync.formats.torch_pickle import Stored
-from ckptsync.layouts import mesh as meshes
-from ckptsync.layouts.mesh import Mesh
-from ckptsync.layouts.placements import Box, Placement, Replicate, Shard, boxes, held, is_even, local_shape
+from ckptsync.layouts.rank_names import MOST as MOST_RANKS
 from ckptsync.layouts.wrapped import Piece, Share, Wrapped, attributes, refuse_strangers
+from ckptsync.model import Shape
 
 _OLD = "torch.distributed._tensor"  # until 2.4
 _NEW = "torch.distributed.tensor"
 KINDS = frozenset({Name(_NEW, "DTensor"), Name(f"{_NEW}._api", "DTensor"), Name(f"{_OLD}.api", "DTensor")})
 _PARTIAL = ("Partial", "_Partial", "_NormPartial", "_MaskPartial", "MaskPartial")
+_SPEC = ("mesh", "placements", "tensor_meta")
+_KNOWN = frozenset({*_SPEC, "_hash", "shard_order", "use_strided_shard_as_shard_order"})
+_MOST_MESH_AXES = 8
+_MOST_RUNS = 1 << 16  # of one tensor on one rank: real ones have a handful
 
-ALLOWED: dict[Name, Build] = {
-    **meshes.ALLOWED,
+ALLOWED: Mapping[Name, Build] = {
     **dict.fromkeys(KINDS, made),
     **{Name(f"{_NEW}._dtensor_spec", name): made for name in ("DTensorSpec", "TensorMeta", "ShardOrderEntry")},
     **{Name(f"{_OLD}.placement_types", name): made for name in ("DTensorSpec", "TensorMeta")},
@@ -33,29 +40,238 @@ ALLOWED: dict[Name, Build] = {
         for module in (_NEW, _OLD)
         for name in ("Shard", "_StridedShard", "Replicate", *_PARTIAL)
     },
+    Name("torch.distributed.device_mesh", "DeviceMesh"): made,
+    Name("torch.distributed._tensor.device_mesh", "DeviceMesh"): made,
+    Name("torch.distributed._mesh_layout", "_MeshLayout"): made,
+    Name("torch.distributed._mesh_layout", "_FlatLayout"): made,
 }
 
-_SPEC = ("mesh", "placements", "tensor_meta")
-_KNOWN = frozenset({*_SPEC, "_hash", "shard_order", "use_strided_shard_as_shard_order"})
+
+# What a rank holds
+
+Run = tuple[int, int]  # first index of an axis, how many
 
 
-class Meshes:
-    """The meshes of one file: a thousand tensors share one."""
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A cut of axis ``dim``, within each of ``factor`` chunks of it; 1 is the plain cut."""
 
-    def __init__(self) -> None:
-        self._read: dict[int, tuple[Any, Mesh]] = {}
-
-    def read(self, value: Any) -> Mesh:
-        """`ckptsync.layouts.mesh.mesh`, once."""
-        if id(value) not in self._read:
-            self._read[id(value)] = value, meshes.mesh(value)
-        return self._read[id(value)][1]
+    dim: int
+    factor: int = 1
 
 
-def share(tensor: Wrapped, known: Meshes) -> Share:
-    """What the writing rank has of ``tensor``.  Raises Corrupt if the local tensor has another shape than mesh and placements give."""
+Placement = Shard | None  # None: the same on every rank along a mesh axis
+
+
+def held(shape: Shape, mesh: Shape, coordinate: Shape, placements: Sequence[Placement]) -> tuple[tuple[Run, ...], ...]:
+    """Return, for every axis, the runs of indexes that the rank at ``coordinate`` holds, in the order in which it holds them.
+
+    Placements act from left to right, each on what the ones before it left: ``Shard`` as ``torch.chunk`` cuts, ``_StridedShard``
+    on each of ``split_factor`` chunks, whose results are joined. Source: ``_compute_local_shape_and_global_offset`` of
+    ``torch/distributed/tensor/_utils.py`` and ``_StridedShard._split_tensor`` of ``placement_types.py``, torch 2.13.
+    """
+    axes: list[list[Run]] = [[(0, n)] if n else [] for n in shape]
+    for parts, at, placement in zip(mesh, coordinate, placements, strict=True):
+        if placement:
+            if not 0 <= placement.dim < len(shape):
+                raise Corrupt(f"a placement cuts axis {placement.dim} of a tensor of {len(shape)}")
+            axes[placement.dim] = list(_cut(axes[placement.dim], parts, at, placement.factor))
+    return tuple(map(tuple, axes))
+
+
+def _cut(runs: Sequence[Run], parts: int, at: int, factor: int) -> Iterator[Run]:
+    """Yield chunk ``at`` of ``parts`` of each of ``factor`` chunks, as `torch.chunk` makes them."""
+    if not 0 < factor <= _MOST_RUNS or not 0 <= at < parts:
+        raise Unsupported(f"a placement with a split factor of {factor}, at place {at} of {parts}")
+    size = sum(count for _, count in runs)
+    each = -(-size // factor)
+    for start in range(0, size, each) if size else ():
+        end = min(start + each, size)
+        piece = -(-(end - start) // parts)
+        low, high = min(start + at * piece, end), min(start + (at + 1) * piece, end)
+        before = 0
+        for first, count in runs:  # elements ``low`` to ``high`` of the joined runs
+            begin, behind = max(low, before), min(high, before + count)
+            if begin < behind:
+                yield first + begin - before, behind - begin
+            before += count
+
+
+def local_shape(runs: Sequence[Sequence[Run]]) -> Shape:
+    """Return the shape of what the rank holds."""
+    return tuple(sum(count for _, count in axis) for axis in runs)
+
+
+def boxes(runs: Sequence[Sequence[Run]]) -> Iterator[tuple[Shape, Shape, Shape]]:
+    """Yield the boxes that runs make, usually one: offsets, sizes, and the offsets in what the rank holds."""
+    if prod(map(len, runs)) > _MOST_RUNS:
+        raise Unsupported(f"a rank holds {prod(map(len, runs))} separate pieces of a tensor, at most {_MOST_RUNS} are read")
+    placed = []
+    for axis in runs:
+        at, each = 0, []
+        for start, count in axis:
+            each.append((start, count, at))
+            at += count
+        placed.append(each)
+    for chosen in product(*placed):
+        yield tuple(c[0] for c in chosen), tuple(c[1] for c in chosen), tuple(c[2] for c in chosen)
+
+
+def is_even(shape: Shape, mesh: Shape, placements: Sequence[Placement]) -> bool:
+    """Return whether every cut axis is a multiple of all its cuts: then the order in which they are made does not matter."""
+    cuts: dict[int, int] = {}
+    for parts, placement in zip(mesh, placements, strict=True):
+        if placement:
+            cuts[placement.dim] = cuts.get(placement.dim, 1) * parts
+    return all(shape[dim] % parts == 0 for dim, parts in cuts.items() if dim < len(shape))
+
+
+# The mesh
+
+
+@dataclass(frozen=True, slots=True)
+class Mesh:
+    """``ranks`` row by row in ``shape``; ``coordinate`` is the place of the rank that wrote it, ``world`` one more than the highest."""
+
+    shape: Shape
+    ranks: tuple[int, ...]
+    coordinate: Shape
+    world: int
+
+    @property
+    def rank(self) -> int:
+        """Return the rank at ``coordinate``."""
+        return self.ranks[_ravel(self.coordinate, self.shape)]
+
+
+def read_mesh(value: Any) -> Mesh:
+    """Return a pickled ``DeviceMesh``; raises Corrupt where its parts do not agree, Unsupported for attributes of no known torch.
+
+    torch 2.2 to 2.9 keep the ranks of the mesh (``mesh``, ``_flatten_mesh_list``), of a slice only the own one; 2.10 and later keep
+    all ranks of the root mesh (``_flatten_rank_map``) and a layout of sizes and strides in them.
+    """
+    state = attributes(value, "DeviceMesh", ())
+    coordinate = _naturals(state.get("_coordinate_on_dim"), "_coordinate_on_dim")
+    if "_layout" in state and "_flatten_rank_map" in state:
+        found = _by_layout(state, coordinate)
+    elif "mesh" in state and "_flatten_mesh_list" in state:
+        tensor, ranks = state["mesh"], _ranks(state["_flatten_mesh_list"])
+        if not isinstance(tensor, Stored) or tensor.numel != len(ranks):
+            raise Corrupt(f"DeviceMesh of {len(ranks)} ranks whose mesh has another size")
+        found = _checked(tensor.shape, ranks, coordinate, max(ranks) + 1)
+    else:
+        raise Unsupported("DeviceMesh has neither _layout nor mesh, as every known version of torch gives it")
+    if found.rank != state.get("_rank", found.rank):
+        raise Corrupt(f"DeviceMesh of rank {found.rank} says that its rank is {brief(state['_rank'])}")
+    return found
+
+
+def _by_layout(state: dict[str, Any], coordinate: Shape) -> Mesh:
+    """Return the mesh of a layout. A slice of the root mesh starts where its own coordinate comes out at its own rank."""
+    every = _ranks(state["_flatten_rank_map"])
+    axes = _axes(state["_layout"], len(every))
+    places = [sum(steps) for steps in product(*axes)]
+    shape = tuple(map(len, axes))
+    base = 0
+    if len(places) != len(every):
+        if state.get("_rank") not in every:
+            raise Unsupported("a DeviceMesh that is a slice of another and does not say whose", hint="give a mesh of all ranks")
+        base = every.index(state["_rank"]) - places[_ravel(coordinate, shape)]
+    if base < 0 or base + max(places) >= len(every):
+        raise Corrupt("DeviceMesh has a layout that reaches out of its ranks")
+    return _checked(shape, tuple(every[base + place] for place in places), coordinate, max(every) + 1)
+
+
+def _checked(shape: Shape, ranks: tuple[int, ...], coordinate: Shape, world: int) -> Mesh:
+    if not shape or len(shape) > _MOST_MESH_AXES or len(set(ranks)) != len(ranks) or prod(shape) != len(ranks):
+        raise Corrupt(f"DeviceMesh of shape {shape} with {len(set(ranks))} different ranks")
+    _ravel(coordinate, shape)
+    return Mesh(shape, _once(ranks), coordinate, world)
+
+
+@lru_cache(maxsize=64)
+def _once(ranks: tuple[int, ...]) -> tuple[int, ...]:
+    """Return one object for all files: what every tensor of every rank says is compared with what the first one says."""
+    return ranks
+
+
+def _ravel(coordinate: Shape, shape: Shape) -> int:
+    if len(coordinate) != len(shape) or any(at >= n for at, n in zip(coordinate, shape, strict=True)):
+        raise Corrupt(f"DeviceMesh of shape {shape} with a rank at {coordinate}")
+    place = 0
+    for at, n in zip(coordinate, shape, strict=True):
+        place = place * n + at
+    return place
+
+
+def _axes(layout: Any, most: int) -> list[list[int]]:
+    """Return, for every axis of the mesh, how far each of its places lies from the first."""
+    state = attributes(layout, "_MeshLayout", ())
+    if isinstance(state.get("axes"), (tuple, list)):
+        flat = [attributes(axis, "_FlatLayout", ("shape", "stride")) for axis in state["axes"]]
+        pairs = [(axis["shape"], axis["stride"]) for axis in flat]
+    elif {"shape", "stride"} <= state.keys():
+        sizes, steps = (value if isinstance(value, tuple) else (value,) for value in (state["shape"], state["stride"]))
+        if len(sizes) != len(steps):
+            raise Corrupt("a mesh layout with more sizes than strides")
+        pairs = list(zip(sizes, steps, strict=True))
+    else:
+        raise Unsupported("a mesh layout without axes or shape, as every known version of torch gives it")
+    found = [_places(_leaves(sizes), _leaves(steps), most) for sizes, steps in pairs]
+    if prod(map(len, found)) > most:
+        raise Corrupt(f"a mesh layout of more places than there are ranks ({most})")
+    return found
+
+
+def _leaves(value: Any) -> Shape:
+    """Return the numbers of a tuple of tuples, from left to right."""
+    found: list[Any] = []
+    waiting, looks = [value], 0
+    while waiting:
+        at, looks = waiting.pop(), looks + 1
+        if isinstance(at, tuple) and len(at) <= _MOST_MESH_AXES:
+            waiting.extend(reversed(at))
+        else:
+            found.append(at)
+        if looks > _MOST_MESH_AXES**2:
+            raise Corrupt("a mesh layout of too many sizes")
+    return _naturals(found, "_layout")
+
+
+def _places(sizes: Shape, strides: Shape, most: int) -> list[int]:
+    if len(sizes) != len(strides) or prod(sizes) > most or not all(sizes):
+        raise Corrupt(f"a mesh layout of sizes {sizes[:4]} and strides {strides[:4]} for {most} ranks")
+    return [sum(at * step for at, step in zip(place, strides, strict=True)) for place in product(*map(range, sizes))]
+
+
+def _ranks(value: Any) -> tuple[int, ...]:
+    found = _naturals(value, "ranks")
+    if not found or max(found) >= MOST_RANKS or len(set(found)) < len(found):
+        raise Corrupt("DeviceMesh without ranks, with impossible ones, or with one twice")
+    return found
+
+
+def _naturals(value: Any, what: str) -> tuple[int, ...]:
+    if not isinstance(value, (tuple, list)) or len(value) > MOST_RANKS or any(type(n) is not int or n < 0 for n in value):
+        raise Corrupt(f"DeviceMesh whose {what} is not made of natural numbers")
+    return tuple(value)
+
+
+# The tensor
+
+Meshes = dict[int, tuple[Any, Mesh]]
+"""The meshes of one file by the identity of the pickled value, and that value: a thousand tensors share one."""
+
+
+def share(tensor: Wrapped, meshes: Meshes) -> Share:
+    """Return what the writing rank has of a DTensor.
+
+    Raises Corrupt if the local tensor has another shape than mesh and placements give.
+    """
     spec, local = _inside(tensor)
-    mesh = known.read(spec["mesh"])
+    if id(spec["mesh"]) not in meshes:
+        meshes[id(spec["mesh"])] = spec["mesh"], read_mesh(spec["mesh"])
+    mesh = meshes[id(spec["mesh"])][1]
     placements = tuple(_placement(p) for p in _listed(spec["placements"]))
     if len(placements) != len(mesh.shape):
         raise Corrupt(f"a DTensor with {len(placements)} placements on a mesh of {len(mesh.shape)} axes")
@@ -63,13 +279,16 @@ def share(tensor: Wrapped, known: Meshes) -> Share:
     runs = held(tensor.shape, mesh.shape, mesh.coordinate, placements)
     if local.shape != local_shape(runs) and (local.numel or all(local_shape(runs))):
         raise Corrupt(f"a DTensor holds {local.shape} where mesh and placements give {local_shape(runs)} of {tensor.shape}")
-    pieces = tuple(_piece(local, box) for box in boxes(runs))
-    told = mesh.shape, placements
-    return Share(tensor.dtype, tensor.shape, pieces, told, mesh.world, mesh.rank, len(mesh.ranks), mesh.ranks)
+    pieces = []
+    for offsets, sizes, inner in boxes(runs):
+        start = local.offset + sum(at * step for at, step in zip(inner, local.strides, strict=True))
+        pieces.append(Piece(offsets, sizes, replace(local, offset=start, shape=sizes)))
+    cut = mesh.shape, placements
+    return Share(tensor.dtype, tensor.shape, tuple(pieces), cut, mesh.world, mesh.rank, len(mesh.ranks), mesh.ranks)
 
 
 def _inside(tensor: Wrapped) -> tuple[dict[str, Any], Stored]:
-    """Its specification and its local tensor; their dtypes and shapes must be what the tensor was made with."""
+    """Return its specification and its local tensor; their dtypes and shapes must be what the tensor was made with."""
     state = tensor.state[1] if isinstance(tensor.state, tuple) and len(tensor.state) == 2 else tensor.state
     local = state.get("_local_tensor") if isinstance(state, dict) else None
     if isinstance(local, Wrapped):
@@ -79,8 +298,8 @@ def _inside(tensor: Wrapped) -> tuple[dict[str, Any], Stored]:
     spec = attributes(state.get("_spec"), "DTensorSpec", _SPEC)
     refuse_strangers(spec, _KNOWN, "DTensorSpec")
     meta = spec["tensor_meta"]
-    told = meta.args[0] if isinstance(meta, Made) and meta.args else None
-    if told != tensor.shape or local.dtype != tensor.dtype:
+    shape = meta.args[0] if isinstance(meta, Made) and meta.args else None
+    if shape != tensor.shape or local.dtype != tensor.dtype:
         raise Corrupt(f"a DTensor of {tensor.dtype} {tensor.shape} that holds {local.dtype}, or says another shape elsewhere")
     return spec, local
 
@@ -94,7 +313,7 @@ def _listed(value: Any) -> Sequence[Any]:
 def _placement(value: Any) -> Placement:
     kind = value.name.name if isinstance(value, Made) else ""
     if kind == "Replicate":
-        return Replicate()
+        return None
     if kind in _PARTIAL:
         raise Unsupported("a DTensor with a Partial placement: the ranks hold terms of a sum", hint="redistribute it before saving")
     state = attributes(value, "_StridedShard" if kind == "_StridedShard" else "Shard", ("dim",))
@@ -106,9 +325,12 @@ def _placement(value: Any) -> Placement:
 
 
 def _check_order(spec: dict[str, Any], tensor: Wrapped, mesh: Mesh, placements: Sequence[Placement]) -> None:
-    """Only the order from left to right is read.  Older versions cut in another one, or do not tell: there, only what comes out even."""
-    order, shards = spec.get("shard_order"), [p for p in placements if isinstance(p, Shard)]
-    is_strided = any(p.factor != 1 for p in shards) or any(_is_strided(p) for p in spec["placements"])
+    """Raise Unsupported for cuts in another order than from left to right.
+
+    Older versions cut in another one, or do not say: of those, only what comes out even is read.
+    """
+    order, shards = spec.get("shard_order"), [p for p in placements if p]
+    is_strided = any(isinstance(p, Made) and p.name.name == "_StridedShard" for p in spec["placements"])
     if is_strided and spec.get("use_strided_shard_as_shard_order") is False:
         raise Unsupported("a DTensor with a _StridedShard that is to be read as a Shard")
     for entry in _listed(order) if order is not None else ():
@@ -123,12 +345,3 @@ def _check_order(spec: dict[str, Any], tensor: Wrapped, mesh: Mesh, placements: 
         raise Unsupported(
             "a _StridedShard of this version of torch that does not come out even", hint="save with torch 2.13 or later"
         )
-
-
-def _is_strided(placement: Any) -> bool:
-    return isinstance(placement, Made) and placement.name.name == "_StridedShard"
-
-
-def _piece(local: Stored, box: Box) -> Piece:
-    start = local.offset + sum(at * step for at, step in zip(box.local, local.strides, strict=True))
-    return Piece(box.offsets, box.sizes, replace(local, offset=start, shape=box.sizes))

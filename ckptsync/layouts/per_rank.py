@@ -1,47 +1,89 @@
 """A file a rank: accelerate with ``use_dcp=False`` (``pytorch_model_fsdp_0_rank3.bin``), verl (``model_world_size_8_rank_3.pt``).
 
-A root is what the names of all ranks' files begin with: ``pytorch_model_fsdp_0``, ``actor/model``.  Placements say what is cut and how;
-a plain tensor is replicated, and rank 0's is taken.  A tensor may lie on some axes of the mesh only (FSDP within tensor parallelism that leaves it
-alone): each group of ranks then has all of it, which nothing but equal bytes can prove.
+A root is what the names of all ranks' files begin with: ``pytorch_model_fsdp_0``, ``actor/model``. Placements say what is cut and
+how; a plain tensor is replicated, and rank 0's is taken. A tensor may lie on some axes of the mesh only (FSDP within tensor
+parallelism that leaves it alone): each group of ranks then has all of it, which nothing but equal bytes can prove.
+
+Sources: accelerate 1.15 (``save_fsdp_model``, ``use_dcp=False``; LOCAL_STATE_DICT of every version has the same names), verl
+(``FSDPCheckpointManager.save_checkpoint``).
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
+from typing import Any
 
-from ckptsync.errors import Corrupt, Incomplete, Unsupported
+from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
+from ckptsync.formats import torch_pickle, torch_save
 from ckptsync.formats.dtypes import ITEMSIZE
+from ckptsync.formats.pickles import Build, Name, brief
 from ckptsync.formats.torch_pickle import Stored
-from ckptsync.layouts.rank_files import Held, Loaded, is_model, load, of_stem, rank_file
+from ckptsync.layouts import dtensor, wrapped
+from ckptsync.layouts.names import inside
 from ckptsync.layouts.rank_names import MOST
-from ckptsync.layouts.wrapped import Share
-from ckptsync.model import Copy, Files, Part, Shape, Tensor
+from ckptsync.layouts.wrapped import Share, Wrapped
+from ckptsync.model import Copy, Extent, Files, Part, Shape, Tensor
 
 NAME = "per_rank"
+ALLOWED: Mapping[Name, Build] = {**torch_pickle.ALLOWED, **dtensor.ALLOWED, **wrapped.ALLOWED}
+_NAME = re.compile(
+    r"((?:pytorch_model_fsdp|optimizer)(?:_[0-9]+)?)_rank([0-9]+)\.bin|(model|optim|extra_state)_world_size_([0-9]+)_rank_([0-9]+)\.pt"
+)
+_MODEL = re.compile(r"pytorch_model_fsdp(_[0-9]+)?|model")
 _MIXED = "files of different saves are mixed: give only those of one"
 
 
+@dataclass(frozen=True, slots=True)
+class RankFile:
+    """A file's name taken apart; ``stem`` is what all ranks' names begin with, ``world`` is None where the name does not say."""
+
+    stem: str
+    rank: int
+    world: int | None
+
+    def of(self, rank: int) -> str:
+        """Return the name of the same file of another rank."""
+        return f"{self.stem}_rank{rank}.bin" if self.world is None else f"{self.stem}_world_size_{self.world}_rank_{rank}.pt"
+
+
+def rank_file(name: str) -> RankFile | None:
+    """Return the name taken apart; None for files that are not of one rank each."""
+    folder, slash, base = name.rpartition("/")
+    found = _NAME.fullmatch(base)
+    if found is None:
+        return None
+    stem = f"{folder}{slash}{found[1] or found[3]}"
+    return RankFile(stem, int(found[2] or found[5]), int(found[4]) if found[4] else None)
+
+
+def of_stem(names: Collection[str], stem: str) -> list[tuple[RankFile, str]]:
+    """Return the files of all ranks that are here, in the order of the ranks."""
+    there = ((rank_file(name), name) for name in inside(names, stem.rpartition("/")[0]).values())
+    return sorted(((found, name) for found, name in there if found and found.stem == stem), key=lambda f: (f[0].rank, f[1]))
+
+
 def roots(names: Collection[str]) -> tuple[str, ...]:
-    """What the names of each set of ranks' files begin with: models and what is for resuming."""
+    """Return what the names of each set of ranks' files begin with: models and what is for resuming."""
     return tuple(sorted({found.stem for found in map(rank_file, names) if found}))
 
 
 def holds_weights(root: str) -> bool:
-    """False for optimizers, schedulers and random states."""
-    return is_model(root)
+    """Return False for optimizers, schedulers and random states."""
+    return bool(_MODEL.fullmatch(root.rpartition("/")[2]))
 
 
 def configuration(root: str) -> str:
-    """The directory in which verl keeps configuration and tokenizer of the model beside ``root``."""
+    """Return the directory in which verl keeps configuration and tokenizer of the model beside ``root``."""
     folder, slash, _ = root.rpartition("/")
     return f"{folder}{slash}huggingface"
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:
-    """The file of every rank.  verl's names say how many there are; of accelerate's, the tensors in any file of the model do."""
+    """Return the file of every rank. verl's names say how many there are; of accelerate's, the tensors in any file of the model do."""
     there = of_stem(files.sizes(), root)
     if not there:
         raise Incomplete(f"{root}: no file of any rank is here")
@@ -59,7 +101,7 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
 
 
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
-    """Every tensor, put together from all ranks' files."""
+    """Return every tensor, put together from all ranks' files."""
     names = [*demands(files, root)]
     loaded = [load(files, name, rank) for rank, name in enumerate(names)]
     for other in loaded[1:]:
@@ -72,7 +114,7 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
 
 
 def _world_of_model(files: Files, root: str) -> int:
-    """An optimizer's files are as many as the model's beside them."""
+    """Return how many ranks there were: an optimizer's files are as many as the model's beside them."""
     folder, slash, base = root.rpartition("/")
     model = f"{folder}{slash}{base.replace('optimizer', 'pytorch_model_fsdp')}"
     there = of_stem(files.sizes(), model)
@@ -87,11 +129,9 @@ def _world_of_model(files: Files, root: str) -> int:
 
 def _joined(files: Files, loaded: Sequence[Loaded], key: str) -> Tensor:
     held = [file.tensors[key] for file in loaded]
-    if len({(type(h), h.dtype, h.shape) for h in held}) > 1:
-        odd = next(n for n, h in enumerate(held) if (type(h), h.dtype, h.shape) != (type(held[0]), held[0].dtype, held[0].shape))
-        raise Corrupt(
-            f"{loaded[odd].name}: {key} is not what it is in {loaded[0].name}: {_word(held[odd])}, {_word(held[0])}", hint=_MIXED
-        )
+    if len(set(map(_kind, held))) > 1:
+        odd = next(n for n, h in enumerate(held) if _kind(h) != _kind(held[0]))
+        raise Corrupt(f"{loaded[odd].name}: {key} is {_kind(held[odd])}, and {_kind(held[0])} in {loaded[0].name}", hint=_MIXED)
     shares = [h for h in held if isinstance(h, Share)]
     if not shares:
         return _replicated(files, loaded, key, [h for h in held if isinstance(h, Stored)])
@@ -100,7 +140,7 @@ def _joined(files: Files, loaded: Sequence[Loaded], key: str) -> Tensor:
 
 
 def _check_not_cut(found: Sequence[Tensor], first: Loaded) -> None:
-    """Files without one sharded tensor are whole models if they are the same; if not, they were cut in a way that nothing tells."""
+    """Raise unless files are shards: those without one sharded tensor are whole models if they are the same; if not, they were cut in a way that nothing tells."""
     if any(isinstance(held, Share) for held in first.tensors.values()):
         return
     if not found:
@@ -109,7 +149,7 @@ def _check_not_cut(found: Sequence[Tensor], first: Loaded) -> None:
         raise Unsupported(f"{first.name}: its tensors are not sharded, and other ranks' differ: nothing says how they go together")
 
 
-def _word(held: Held) -> str:
+def _kind(held: Held) -> str:
     return f"{'a shard of' if isinstance(held, Share) else 'a whole'} {held.dtype} {held.shape}"
 
 
@@ -119,12 +159,12 @@ def _check_agreement(loaded: Sequence[Loaded], key: str, shares: Sequence[Share]
     groups = Counter(share.peers for share in shares if share.group < len(loaded))
     for file, share in zip(loaded, shares, strict=True):
         is_alone = share.group < len(loaded) and bool(share.peers) and groups[share.peers] != share.group
-        if world != len(loaded) or (share.told, share.group) != (first.told, first.group) or is_alone:
+        if world != len(loaded) or (share.cut, share.group) != (first.cut, first.group) or is_alone:
             raise Corrupt(f"{file.name}: {key} is cut otherwise than {loaded[0].name} says", hint=_MIXED)
 
 
 def _copy(files: Files, loaded: Sequence[Loaded], key: str, shares: Sequence[Share]) -> Copy:
-    """Each piece once, of the lowest rank that holds it, with what other ranks have of it."""
+    """Return each piece once, of the lowest rank that holds it, with what other ranks have of it."""
     found: dict[tuple[Shape, Shape], list[Part]] = {}
     for file, share in zip(loaded, shares, strict=True):
         for piece in share.pieces:
@@ -155,7 +195,7 @@ def _with_replicas(key: str, dtype: str, parts: Sequence[Part]) -> Part:
 
 
 def _replicated(files: Files, loaded: Sequence[Loaded], key: str, held: Sequence[Stored]) -> Tensor:
-    """Rank 0's, as torch gathers it.  Ranks may rightly differ (statistics that each keeps for itself): said, not judged."""
+    """Return rank 0's, as torch gathers it.  Ranks may rightly differ (statistics that each keeps for itself): a remark says so."""
     parts = [file.part(files, tensor) for file, tensor in zip(loaded, held, strict=True)]
     sums = {part.checksum.crc32 for part in parts if part.checksum}
     is_whole = all(part.checksum and part.extent == part.checksum.extent for part in parts)
@@ -164,7 +204,7 @@ def _replicated(files: Files, loaded: Sequence[Loaded], key: str, held: Sequence
 
 
 def _tied(found: Iterable[Tensor], loaded: Sequence[Loaded]) -> Iterator[Tensor]:
-    """Names that view the same elements on every rank are one tensor."""
+    """Yield the tensors; names that view the same elements on every rank are one."""
     owners: dict[object, str] = {}
     for tensor in found:
         views = tuple(_views(file.tensors[tensor.name]) for file in loaded)
@@ -175,3 +215,73 @@ def _tied(found: Iterable[Tensor], loaded: Sequence[Loaded]) -> Iterator[Tensor]
 def _views(held: Held) -> tuple[object, ...]:
     stored = [piece.stored for piece in held.pieces] if isinstance(held, Share) else [held]
     return tuple((s.storage.key, s.offset, s.shape, s.strides) for s in stored if s.numel)
+
+
+# One rank's file
+
+Held = Share | Stored
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What one rank's file holds: of sharded tensors its share, plain ones as they are."""
+
+    name: str
+    container: torch_save.Container
+    tensors: dict[str, Held]
+
+    def part(self, files: Files, tensor: Stored) -> Part:
+        """Return where a tensor's elements lie."""
+        return torch_save.part(files, self.container, tensor)
+
+
+def load(files: Files, name: str, rank: int) -> Loaded:
+    """Read the pickle of one file. Raises Incomplete if it is not here, Corrupt if it is another rank's under this name."""
+    if name not in files.sizes():
+        raise Incomplete(
+            f"{name}: not there", hint="each rank writes a file of its own: add the directory of the node that ran this rank"
+        )
+    try:
+        value, container = torch_save.load(files, Extent(name, 0, files.sizes()[name]), ALLOWED)
+        tensors = dict(_read_tensors(value))
+    except (Corrupt, Unsupported) as e:
+        raise _named(e, name) from e
+    strangers = {held.rank for held in tensors.values() if isinstance(held, Share)} - {rank}
+    if strangers:
+        raise Corrupt(f"{name}: rank {min(strangers)} wrote it", hint="files were renamed, or come from different saves")
+    return Loaded(name, container, tensors)
+
+
+def _read_tensors(value: Any) -> Iterator[tuple[str, Held]]:
+    if not isinstance(value, dict):
+        raise Corrupt(f"a {type(value).__name__}, a state dict expected")
+    meshes: dtensor.Meshes = {}
+    for key, held in value.items():
+        if isinstance(held, dict):
+            raise Unsupported(f"{brief(key)} is a dictionary, a tensor expected", hint="only flat state dicts are read")
+        if isinstance(held, (Stored, Wrapped)):
+            if not isinstance(key, str):
+                raise Corrupt(f"a tensor named {brief(key)}, a text expected")
+            yield key, _read_tensor(key, held, meshes)
+
+
+def _read_tensor(key: str, value: Stored | Wrapped, meshes: dtensor.Meshes) -> Held:
+    if key.rpartition(".")[2] == "_flat_param":
+        raise Unsupported(
+            "FSDP's LOCAL_STATE_DICT: flattened parameters, whose names and shapes are not in the files",
+            hint="save with SHARDED_STATE_DICT or FULL_STATE_DICT; these files load only into the same model, wrapped the same way",
+        )
+    if isinstance(value, Stored):
+        return value
+    try:
+        if value.kind in dtensor.KINDS:
+            return dtensor.share(value, meshes)
+        if value.kind == wrapped.SHARDED_TENSOR:
+            return wrapped.sharded_share(value)
+    except (Corrupt, Unsupported) as e:
+        raise _named(e, key) from e
+    raise Unsupported(f"{key}: a {value.kind}, DTensor and ShardedTensor are known")
+
+
+def _named(error: CkptsyncError, what: str) -> CkptsyncError:
+    return type(error)(f"{what}: {error}", hint=error.hint)

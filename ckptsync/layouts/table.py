@@ -9,7 +9,7 @@ from typing import Protocol
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.formats import safetensors, torch_save, torch_zip
-from ckptsync.layouts import dcp, dcp_safetensors, lightning, peft, per_rank, rank_files, refused, universal, whole, whole_bin, zero
+from ckptsync.layouts import dcp, dcp_safetensors, lightning, peft, per_rank, refused, universal, whole, whole_bin, zero
 from ckptsync.layouts.names import Within, join
 from ckptsync.layouts.rank_names import ranks
 from ckptsync.layouts.shapes_proof import Outside
@@ -251,7 +251,7 @@ def _has_older_end(files: Files, where: Extent) -> bool:
     A file cut short to nothing could still become an archive.
     """
     if torch_save.is_legacy(files, where):
-        return bool(torch_save.load(files, where, rank_files.ALLOWED))
+        return bool(torch_save.load(files, where, per_rank.ALLOWED))
     return where.size >= 2 and read(files, Extent(where.file, 0, 2)) != b"PK"
 
 

@@ -1,24 +1,29 @@
-"""Tensors that are wrapped: what ``_rebuild_wrapper_subclass`` is given, and what a rank has of such a tensor.
+"""Sharded tensors in pickles: what ``_rebuild_wrapper_subclass`` makes, and what one rank has of such a tensor.
 
-Source: ``torch/_utils.py`` (``_rebuild_wrapper_subclass``), ``torch/_tensor.py`` (``_rebuild_from_type_v2``), torch 2.2 to 2.13.
+A `Wrapped` is a DTensor (see `dtensor`) or a ShardedTensor of FSDP1, which holds a list of all shards of the tensor and those of
+the rank. Source: ``torch/_utils.py`` (``_rebuild_wrapper_subclass``), ``torch/_tensor.py`` (``_rebuild_from_type_v2``), torch 2.2
+to 2.13; ``torch/distributed/_shard/sharded_tensor/api.py`` (``__getstate__``), ``metadata.py``, ``shard.py``,
+``torch/distributed/_shard/metadata.py``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats import torch_pickle
 from ckptsync.formats.dtypes import MOST_AXES
-from ckptsync.formats.pickles import Made, Name, brief
+from ckptsync.formats.pickles import Build, Made, Name, brief, made
 from ckptsync.formats.torch_pickle import Stored
+from ckptsync.layouts.rank_names import MOST as MOST_RANKS
 from ckptsync.model import Shape
 
 SUBCLASS = Name("torch._utils", "_rebuild_wrapper_subclass")
 FROM_TYPE = Name("torch._tensor", "_rebuild_from_type_v2")
-MOST_RANKS = 1 << 20
+_SHARDED = "torch.distributed._shard"
+SHARDED_TENSOR = Name(f"{_SHARDED}.sharded_tensor.api", "ShardedTensor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,14 +49,14 @@ class Piece:
 class Share:
     """What one rank has of one tensor.
 
-    ``told``: what all ranks must say alike.  ``world`` and ``rank``: how many ranks there are at least, and which one wrote this;
-    ``group``: how many of them hold the tensor together, ``peers`` which ones, where it says so.
+    ``cut`` says how the tensor is cut, and must be the same in all ranks. ``world`` and ``rank``: how many ranks there are at
+    least, and which one wrote this. ``group``: how many of them hold the tensor together, ``peers``: which ones, where it is known.
     """
 
     dtype: str
     shape: Shape
     pieces: tuple[Piece, ...]
-    told: object
+    cut: object
     world: int
     rank: int
     group: int
@@ -59,7 +64,7 @@ class Share:
 
 
 def rebuilt(name: Name, args: tuple[Any, ...]) -> Any:
-    """The constructor for ``_rebuild_from_type_v2(func, type, args, state)``: a `Wrapped`, or what an unwrapped tensor is."""
+    """Stand for ``_rebuild_from_type_v2(func, type, args, state)``: return a `Wrapped`, or what a tensor that is not wrapped is."""
     func, kind, inner, state = args
     if func != SUBCLASS:
         return torch_pickle.TENSORS[FROM_TYPE](name, args)
@@ -72,14 +77,14 @@ def rebuilt(name: Name, args: tuple[Any, ...]) -> Any:
 
 
 def shape_of(value: Any) -> Shape:
-    """A shape or offset out of a pickle; raises Corrupt."""
+    """Return a shape or offset out of a pickle; raises Corrupt for anything else."""
     if not isinstance(value, (tuple, list)) or len(value) > MOST_AXES or any(type(n) is not int or n < 0 for n in value):
         raise Corrupt("pickle: a shape or offset that is not made of natural numbers")
     return tuple(value)
 
 
 def attributes(value: Any, kind: str, needed: Collection[str]) -> dict[str, Any]:
-    """The attributes of a pickled object of class ``kind``; raises Corrupt without one of ``needed``."""
+    """Return the attributes of a pickled object of class ``kind``; raises Corrupt without one of ``needed``."""
     state = value.state if isinstance(value, Made) and value.name.name == kind else None
     if isinstance(state, tuple) and len(state) == 2:
         state = state[1]  # of a class with slots
@@ -89,7 +94,85 @@ def attributes(value: Any, kind: str, needed: Collection[str]) -> dict[str, Any]
 
 
 def refuse_strangers(state: dict[str, Any], known: Collection[str], kind: str) -> None:
-    """An attribute that no known torch gives may change what the others mean."""
+    """Raise Unsupported for an attribute that no known torch gives: it may change what the others mean."""
     strange = sorted(brief(key) for key in state if key not in known)
     if strange:
         raise Unsupported(f"{kind} has an attribute {strange[0]}, which no known version of torch gives it")
+
+
+def sharded_share(tensor: Wrapped) -> Share:
+    """Return what the writing rank has of a ShardedTensor.
+
+    Raises Corrupt for a shard that the list of all shards does not have, or not of its size.
+    """
+    if not isinstance(tensor.state, tuple) or len(tensor.state) != 5:
+        raise Corrupt("a ShardedTensor without its five fields")
+    shards, metadata, group = tensor.state[:3]
+    fields = attributes(metadata, "ShardedTensorMetadata", ("shards_metadata", "size"))
+    if shape_of(fields["size"]) != tensor.shape:
+        raise Corrupt(f"a ShardedTensor of {tensor.shape} that says another shape elsewhere")
+    every = tuple(sorted(_box(shard) for shard in _listed(fields["shards_metadata"])))
+    world, rank, count = _group(group)
+    pieces = tuple(_piece(shard, tensor.dtype) for shard in _listed(shards))
+    known = set(every)
+    strange = [p.offsets for p in pieces if (p.offsets, p.sizes) not in known]
+    if strange:
+        raise Corrupt(f"a ShardedTensor has a shard at {strange[0]} that is not in its list of all shards")
+    return Share(tensor.dtype, tensor.shape, pieces, (world, every), world, rank, count)
+
+
+def _listed(value: Any) -> list[Any]:
+    if not isinstance(value, list) or len(value) > MOST_RANKS:
+        raise Corrupt("a ShardedTensor without a list of shards")
+    return value
+
+
+def _box(shard: Any) -> tuple[Shape, Shape]:
+    fields = attributes(shard, "ShardMetadata", ("shard_offsets", "shard_sizes"))
+    return shape_of(fields["shard_offsets"]), shape_of(fields["shard_sizes"])
+
+
+def _piece(shard: Any, dtype: str) -> Piece:
+    fields = attributes(shard, "Shard", ("tensor", "metadata"))
+    (offsets, sizes), stored = _box(fields["metadata"]), fields["tensor"]
+    if not isinstance(stored, Stored) or (stored.shape, stored.dtype) != (sizes, dtype):
+        raise Corrupt(f"a ShardedTensor of {dtype} whose shard at {offsets} is not a tensor of {sizes}")
+    return Piece(offsets, sizes, stored)
+
+
+def _group(value: Any) -> tuple[int, int, int]:
+    """Return how many ranks there are, which one wrote this, and how many share the tensor."""
+    keys = ("global_world_size", "global_rank", "local_world_size")
+    state = attributes(value, SHARDED_TENSOR.name, keys)
+    world, rank, count = (state[key] for key in keys)
+    if any(type(n) is not int for n in (world, rank, count)) or not 0 <= rank < world < MOST_RANKS or not 0 < count <= world:
+        raise Corrupt("a ShardedTensor whose process group is impossible")
+    return world, rank, count
+
+
+def _getattr(_: Name, args: tuple[Any, ...]) -> Name:
+    """Stand for the ``getattr`` by which protocol 2 reaches a nested class: only this one, and nothing is looked up.
+
+    The outer class stands for it, as the pickle's own object: nothing else is made of that without arguments.
+    """
+    if args != (SHARDED_TENSOR, "ProcessGroupState"):
+        raise Corrupt("pickle: getattr of something else than ShardedTensor.ProcessGroupState")
+    outer: Name = args[0]
+    return outer
+
+
+ALLOWED: Mapping[Name, Build] = {
+    FROM_TYPE: rebuilt,
+    SUBCLASS: made,
+    SHARDED_TENSOR: made,
+    Name("__builtin__", "getattr"): _getattr,
+    Name("builtins", "getattr"): _getattr,
+    Name(f"{_SHARDED}.sharded_tensor.shard", "Shard"): made,
+    Name(f"{_SHARDED}.sharded_tensor.metadata", "ShardedTensorMetadata"): made,
+    Name(f"{_SHARDED}.sharded_tensor.metadata", "TensorProperties"): made,
+    Name(f"{_SHARDED}.sharded_tensor.metadata", "MEM_FORMAT_ENCODING"): made,
+    Name(f"{_SHARDED}.metadata", "ShardMetadata"): made,
+    Name(f"{_SHARDED}.sharding_spec.chunk_sharding_spec", "ChunkShardingSpec"): made,
+    Name(f"{_SHARDED}.sharding_spec.api", "EnumerableShardingSpec"): made,
+    Name("torch.distributed.remote_device", "_remote_device"): made,
+}

@@ -1,22 +1,167 @@
-"""DTensors: where a rank's part belongs, and everything that says something else."""
+"""DTensors: where a rank's part belongs, and everything that says something else; held indexes against torch's own splitting."""
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed.tensor import placement_types as torchs
 
 from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats.pickles import Name
-from ckptsync.layouts.dtensor import Meshes, share
+from ckptsync.layouts.dtensor import Placement, Shard, boxes, held, is_even, local_shape, read_mesh, share
 from ckptsync.layouts.wrapped import Share, Wrapped
 from tests.made_pickles import OLD, dtensor, made, mesh, older_mesh, replicate, shard, stored, strided
+
+SHAPES = st.lists(st.integers(0, 9), min_size=1, max_size=3).map(tuple)
+MESHES = st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple)
+
+
+def by_torch(shape: tuple[int, ...], mesh: tuple[int, ...], at: tuple[int, ...], placements: list[Placement]) -> torch.Tensor:
+    """The indexes that torch gives to the rank at ``at``."""
+    tensor = torch.arange(prod(shape)).reshape(shape)
+    for parts, place, placement in zip(mesh, at, placements, strict=True):
+        if placement:
+            kind = (
+                torchs.Shard(placement.dim)
+                if placement.factor == 1
+                else torchs._StridedShard(placement.dim, split_factor=placement.factor)
+            )
+            tensor = kind._split_tensor(tensor, parts, with_padding=False)[0][place]
+    return tensor
+
+
+def by_boxes(shape: tuple[int, ...], runs: tuple[tuple[tuple[int, int], ...], ...]) -> np.ndarray:
+    """The indexes in the boxes, each put where the rank holds it."""
+    whole = np.arange(prod(shape)).reshape(shape)
+    found = np.full(local_shape(runs), -1)
+    for offsets, sizes, local in boxes(runs):
+        there = tuple(slice(o, o + n) for o, n in zip(offsets, sizes, strict=True))
+        found[tuple(slice(o, o + n) for o, n in zip(local, sizes, strict=True))] = whole[there]
+    return found
+
+
+@given(SHAPES, MESHES, st.data())
+def test_every_rank_holds_what_torch_gives_it(shape: tuple[int, ...], mesh: tuple[int, ...], data: st.DataObject) -> None:
+    kinds = st.one_of(st.none(), st.builds(Shard, st.integers(0, len(shape) - 1), st.sampled_from([1, 1, 2, 3])))
+    placements = [data.draw(kinds) for _ in mesh]
+    at = tuple(data.draw(st.integers(0, n - 1)) for n in mesh)
+    wanted = by_torch(shape, mesh, at, placements)
+    runs = held(shape, mesh, at, placements)
+    assert prod(local_shape(runs)) == wanted.numel()
+    if wanted.numel():
+        assert np.array_equal(by_boxes(shape, runs), wanted.numpy())
+
+
+@given(SHAPES, MESHES, st.data())
+def test_even_cuts_give_every_rank_as_much(shape: tuple[int, ...], mesh: tuple[int, ...], data: st.DataObject) -> None:
+    placements = [data.draw(st.builds(Shard, st.integers(0, len(shape) - 1))) for _ in mesh]
+    sizes = {local_shape(held(shape, mesh, at, placements)) for at in np.ndindex(*mesh)}
+    assert len(sizes) == 1 or not is_even(shape, mesh, placements)
+
+
+def test_a_cut_that_a_tensor_cannot_have_is_refused() -> None:
+    with pytest.raises(Corrupt, match="axis 2 of a tensor of 2"):
+        held((4, 4), (2,), (0,), [Shard(2)])
+    with pytest.raises(Corrupt):
+        held((4, 4), (2,), (0,), [Shard(-1)])
+    for factor, at in [(0, 0), (1 << 40, 0), (1, 2)]:
+        with pytest.raises(Unsupported):
+            held((4, 4), (2,), (at,), [Shard(0, factor)])
+
+
+def test_pieces_without_end_are_refused() -> None:
+    runs = held((4096, 4096), (2, 2), (0, 0), [Shard(0, 1024), Shard(1, 1024)])
+    with pytest.raises(Unsupported, match="separate pieces"):
+        next(boxes(runs))
+
+
+LAYOUT = "torch.distributed._mesh_layout"
+
+
+def flat(*axes: tuple[tuple[int, ...], tuple[int, ...]]) -> Any:
+    return made(LAYOUT, "_MeshLayout", {"axes": tuple(made(LAYOUT, "_FlatLayout", {"shape": n, "stride": s}) for n, s in axes)})
+
+
+def test_the_same_mesh_is_read_from_every_version() -> None:
+    found = read_mesh(mesh((2, 2), 1))
+    assert (found.shape, found.ranks, found.coordinate, found.world, found.rank) == ((2, 2), (0, 1, 2, 3), (0, 1), 4, 1)
+    assert read_mesh(older_mesh((2, 2), [0, 1], (0, 1, 2, 3))) == found
+    nested = made(LAYOUT, "_MeshLayout", {"shape": (2, 2), "stride": (2, 1)})  # 2.10 and 2.11
+    assert read_mesh(mesh((2, 2), 1, _layout=nested)) == found
+    single = made(LAYOUT, "_MeshLayout", {"shape": 4, "stride": 1})
+    assert read_mesh(mesh((4,), 1, _layout=single)).shape == (4,)
+
+
+def test_a_slice_of_a_mesh_has_the_ranks_of_its_own_row() -> None:
+    column = read_mesh(mesh((2, 2), 3, _layout=flat(((2,), (2,))), _coordinate_on_dim=(1,)))
+    assert (column.shape, column.ranks, column.world, column.rank) == ((2,), (1, 3), 4, 3)
+    row = read_mesh(mesh((2, 2), 3, _layout=flat(((2,), (1,))), _coordinate_on_dim=(1,)))
+    assert row.ranks == (2, 3)
+
+
+def test_ranks_need_not_be_in_order_and_axes_may_be_flattened() -> None:
+    assert read_mesh(mesh((2, 2), 3, ranks=(2, 3, 0, 1))).coordinate == (0, 1)
+    assert read_mesh(mesh((4,), 3, _layout=flat(((2, 2), (2, 1))))).ranks == (0, 1, 2, 3)
+    assert read_mesh(mesh((1,), 0, _layout=flat(((), ())))).shape == (1,)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"_coordinate_on_dim": (1, 0)},
+        {"_coordinate_on_dim": (0, 2)},
+        {"_coordinate_on_dim": (0,)},
+        {"_coordinate_on_dim": None},
+        {"_coordinate_on_dim": (0, -1)},
+        {"_rank": 2},
+        {"_flatten_rank_map": (0, 1, 2, 2)},
+        {"_flatten_rank_map": ()},
+        {"_flatten_rank_map": (0, 1, 2, 1 << 40)},
+        {"_flatten_rank_map": (0, 1)},
+        {"_flatten_rank_map": "0123"},
+        {"_layout": flat(((2,), (2,)), ((2,), (3,)))},
+        {"_layout": flat(((2,), (2,)), ((2,), (2,)))},
+        {"_layout": flat(((1 << 40,), (1,)), ((1,), (1,)))},
+        {"_layout": flat(((2,), (2,)), ((2, 2), (1,)))},
+        {"_layout": flat(((0,), (1,)), ((2,), (1,)))},
+        {"_layout": made(LAYOUT, "_MeshLayout", {"shape": (2, 2), "stride": (1,)})},
+        {"_layout": made(LAYOUT, "_MeshLayout", {"shape": (2, 2), "stride": ((1, (1,)), 1)})},
+        {"_layout": made(LAYOUT, "_MeshLayout", {"shape": ((1,) * 20, 2), "stride": ((1,) * 20, 1)})},
+    ],
+)
+def test_a_mesh_that_contradicts_itself_is_refused(changes: dict[str, Any]) -> None:
+    with pytest.raises((Corrupt, Unsupported)):
+        read_mesh(mesh((2, 2), 1, **changes))
+
+
+def test_an_older_mesh_that_contradicts_itself_is_refused() -> None:
+    for ranks, coordinate in [((0, 1, 2), [0, 1]), ((0, 1, 1, 2), [0, 1]), ((0, 1, 2, 3), [2, 0]), ((), [0, 0])]:
+        with pytest.raises(Corrupt):
+            read_mesh(older_mesh((2, 2), coordinate, ranks))
+
+
+def test_what_no_known_torch_writes_is_unsupported() -> None:
+    with pytest.raises(Unsupported, match="neither _layout nor mesh"):
+        read_mesh(made("", "DeviceMesh", {"_coordinate_on_dim": (0,)}))
+    with pytest.raises(Unsupported, match="without axes or shape"):
+        read_mesh(mesh((2,), 0, _layout=made(LAYOUT, "_MeshLayout", {"sizes": (2,)})))
+    with pytest.raises(Unsupported, match="does not say whose"):
+        read_mesh(mesh((2, 2), 3, _layout=flat(((2,), (2,))), _coordinate_on_dim=(1,), _rank=None))
+    with pytest.raises(Corrupt, match="no DeviceMesh"):
+        read_mesh({"_layout": 1})
+
 
 NEW_SPEC: dict[str, Any] = {"use_strided_shard_as_shard_order": True, "shard_order": None}
 
 
 def read(tensor: Wrapped) -> Share:
-    return share(tensor, Meshes())
+    return share(tensor, {})
 
 
 def test_rows_are_cut_as_torch_chunk_cuts_them() -> None:
@@ -25,7 +170,7 @@ def test_rows_are_cut_as_torch_chunk_cuts_them() -> None:
     ]
     assert [[(p.offsets, p.sizes) for p in f.pieces] for f in found] == [[((0, 0), (2, 3))], [((2, 0), (2, 3))], [((4, 0), (1, 3))]]
     assert [(f.rank, f.world, f.group) for f in found] == [(rank, 3, 3) for rank in range(3)]
-    assert len({str(f.told) for f in found}) == 1
+    assert len({str(f.cut) for f in found}) == 1
 
 
 @pytest.mark.parametrize("empty", [(0, 3), (0,)])
