@@ -57,7 +57,7 @@ class _Here:
     """
 
     node: str
-    location: Place | None
+    place: Place | None
     config: Config | None
     outputs: tuple[Path, ...]
     training: Mapping[str, str] = field(default_factory=dict)
@@ -92,7 +92,7 @@ def _examined(args: argparse.Namespace) -> Report:
     except StoreError as e:
         why = "whoever touches it waits for ever: trainers, the worker, and this command, which has looked at nothing else"
         return Report("", (), (refusal(e, "no-answer", args.node or node_id(), "", why),))
-    if args.publish and not here.location:
+    if args.publish and not here.place:
         raise ConfigError(_NO_STORE, hint=_WHICH_STORE)
     wanted = _wanted(args, here.environment) if args.wait else 0
     found = list(examining.runs(here.config, here.node)) if here.config else []
@@ -100,11 +100,11 @@ def _examined(args: argparse.Namespace) -> Report:
     asked = Asked(here.node, os.geteuid(), examining.expected(here.model, here.training), rate)
     found += examining.outputs(here.outputs, asked)
     answer = examining.Answer(())
-    if here.location:
-        answer = examining.store(here.location, here.node, here.outputs, creates=args.publish)
+    if here.place:
+        answer = examining.store(here.place, here.node, here.outputs, creates=args.publish)
     told, more = _asked(args, here, answer.clock)
     found += [*answer.findings, *more]
-    report = Report(here.location.url if here.location else "", (here.node,), (), asked=told)
+    report = Report(here.place.url if here.place else "", (here.node,), (), asked=told)
     facts = {**told, "findings": [asdict(finding) for finding in in_order(found)]}
     found += alone(told)
     if args.publish and answer.store:
@@ -187,12 +187,12 @@ def _of_launch(arrived: publishing.Arrived, time: str) -> tuple[Finding, ...]:
 
 def _compared(args: argparse.Namespace) -> Report:
     here = _here(args)
-    location = here.location
-    if location is None:
+    place = here.place
+    if place is None:
         raise ConfigError(_NO_STORE, hint=_WHICH_STORE)
-    store = examining.there(location)
+    store = examining.there(place)
     if store is None:
-        raise ConfigError(f"{location.url}: there is no store", hint="is the file system mounted, and the path right?")
+        raise ConfigError(f"{place.url}: there is no store", hint="is the file system mounted, and the path right?")
     clock = 0.0
     with contextlib.suppress(StoreError):  # who may only read cannot ask what time it is there
         clock = examining.clock(store, here.node)
@@ -243,17 +243,17 @@ def _here(args: argparse.Namespace) -> _Here:
         url = args.url or os.environ.get("CKPTSYNC_STORE", "")
         access = reached(args)
         _answer(located(url) if url else None)
-        location = Place(url, access.options, access.limits) if url else None
-        return _Here(args.node or node_id(), location, None, tuple(dict.fromkeys(Path(p).absolute() for p in given)), said, model)
+        place = Place(url, access.options, access.limits) if url else None
+        return _Here(args.node or node_id(), place, None, tuple(dict.fromkeys(Path(p).absolute() for p in given)), said, model)
     source = Path(args.config)
     own = dict(os.environ)
     os.environ.update(variables(source))  # as the service: systemd gives it these, and not this shell's
     config = read_configuration(source)
     _answer(located(config.store.url), *(run.path for run in config.worker.runs if "worker" in config.roles))
     served = _served(config) if "worker" in config.roles else []
-    location = Place(config.store.url, config.store.options, reach.limits(config.limits), deletes=_lets_go(config))
+    place = Place(config.store.url, config.store.options, reach.limits(config.limits), deletes=_lets_go(config))
     outputs = tuple(dict.fromkeys(Path(p).absolute() for p in (*served, *given)))
-    return _Here(args.node or config.node or node_id(), location, config, outputs, said, model, own)
+    return _Here(args.node or config.node or node_id(), place, config, outputs, said, model, own)
 
 
 def _answer(*paths: object) -> None:
@@ -281,8 +281,8 @@ def _facts(args: argparse.Namespace, here: _Here, clock: float | None) -> dict[s
     is_path = here.model.startswith("/") or bool(here.model and is_directory(Path(here.model)))  # else a name in a hub
     model = str(Path(here.model).absolute()) if is_path else ""
     shared = [str(path) for path in here.outputs] if args.publish else []
-    told = interpreters.ask_one(pythons, here.environment, locations=shared, node=here.node, model=model)
-    for path, about in told.get("locations", {}).items():
+    told = interpreters.ask_one(pythons, here.environment, places=shared, node=here.node, model=model)
+    for path, about in told.get("places", {}).items():
         mount = mount_of(path)
         about["server"] = mount.kind if mount.is_remote else ""
     return {**told, "training": dict(here.training), "clock": clock, "job": args.job}
