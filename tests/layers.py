@@ -152,9 +152,8 @@ IMPURE_OURS = frozenset(
         *(
             "stores.sftp.store",
             "stores.sftp.files",
-            "stores.sftp.link",
-            "stores.sftp.pool",
-            "stores.sftp.session",
+            "stores.sftp.connection",
+            "stores.sftp.protocol",
             "stores.sftp.upload",
         ),
         *("stores.trees", "stores.pieces"),

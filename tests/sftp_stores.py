@@ -8,9 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.sftp.files import ServerFiles
-from ckptsync.stores.sftp.place import Place, placed
-from ckptsync.stores.sftp.pool import Sessions
+from ckptsync.stores.sftp.connection import Address, parse_address
+from ckptsync.stores.sftp.files import ServerFiles, Sessions
 from ckptsync.stores.sftp.store import SftpStore
 from ckptsync.stores.urls import Remote
 from tests.sshd import sshd
@@ -50,12 +49,12 @@ def cut_after(count: int, command: Sequence[str]) -> Sequence[str]:
     return (sys.executable, "-S", "-E", "-c", _CUT, str(count), *command)
 
 
-def place_of(path: Path, *faults: str) -> Place:
-    return replace(placed(remote(f"sftp://head{path}"), {}), command=tuple(program(*faults)))
+def address_of(path: Path, *faults: str) -> Address:
+    return replace(parse_address(remote(f"sftp://head{path}"), {}), command=tuple(program(*faults)))
 
 
 def files_of(path: Path, *faults: str, limits: Limits = SOON) -> ServerFiles:
-    return ServerFiles(Sessions(place_of(path, *faults), limits))
+    return ServerFiles(Sessions(address_of(path, *faults), limits))
 
 
 def remote(url: str) -> Remote:

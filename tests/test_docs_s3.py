@@ -10,7 +10,7 @@ import yaml
 
 from ckptsync.config.settings import SETTINGS
 from ckptsync.stores.s3.access import Access
-from ckptsync.stores.sftp.place import KNOWN
+from ckptsync.stores.sftp.connection import OPTIONS as SFTP_OPTIONS
 from ckptsync.stores.urls import Remote, located
 
 TEXT = (Path(__file__).parent.parent / "docs" / "s3.md").read_text()
@@ -56,4 +56,4 @@ def test_an_option_of_the_table_is_taken(option: str) -> None:
 
 def test_the_options_of_ssh_are_those_that_are_known() -> None:
     row = next(line for line in TEXT.splitlines() if line.startswith("| `sftp://`"))
-    assert set(re.findall(r"`(\w+)`", row.split("|")[2])) == set(KNOWN)
+    assert set(re.findall(r"`(\w+)`", row.split("|")[2])) == set(SFTP_OPTIONS)

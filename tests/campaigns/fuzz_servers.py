@@ -18,7 +18,7 @@ from ckptsync.paths import checked_path
 from ckptsync.stores.contract import About, Store
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.s3.store import S3Store
-from ckptsync.stores.sftp import session
+from ckptsync.stores.sftp import protocol
 from ckptsync.stores.urls import Remote
 from tests.campaigns.fuzz import Case, Door, Wrong
 from tests.campaigns.fuzz_changes import NAMES, changed_bytes
@@ -300,7 +300,7 @@ def _run_sftp(case: Case, home: Path) -> str:
     (root / "b").mkdir(parents=True)
     (root / "a").write_bytes(CONTENT)
     (home / "store" / "changes").write_text(json.dumps(case["changes"]))
-    session._SLOW_S = 1.0  # it is waited for long while it syncs
+    protocol._FSYNC_S = 1.0  # it is waited for long while it syncs
     store = served(home / "store", f"changes={home}/store/changes", limits=Limits(patience=0.0, stall=1.0))
     with contextlib.suppress(Wrong):  # a server that lies of names or bytes cannot be known: manifests say what there is
         OPERATIONS[case["operation"]](store)

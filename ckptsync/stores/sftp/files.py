@@ -1,261 +1,378 @@
-"""The files of a directory on an SFTP server, by their names below it.  No link is followed, neither at a name's end nor on the way.
+"""The files and directories below a store's directory on an SFTP server, and the sessions that reach them.
 
-That is asked of the server first and done afterwards, since SFTP knows no other way: it keeps out links that stand there, not somebody
-who puts one there in between, who could write to the store anyway.
+No link is followed, neither at a name's end nor on the way.  SFTP has no way to open a file so, therefore each component is looked at first: that keeps out
+links that stand there, not somebody who puts one there in between, who could write to the store anyway.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
+import threading
 import time
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
-from ckptsync.errors import ConfigError, NotFound, StoreError
+from ckptsync.errors import ConfigError, NotFound, StoreError, Transient
 from ckptsync.records.names import STORE_FILE
-from ckptsync.stores.sftp.failures import refused, told_of
-from ckptsync.stores.sftp.pool import Sessions
-from ckptsync.stores.sftp.session import Reply, Request, Session
-from ckptsync.stores.sftp.wire import Attributes, Code, Flag, Kind, Refused, opening, text
+from ckptsync.stores.limits import Limits
+from ckptsync.stores.oserrors import HINTS
+from ckptsync.stores.retry import Persistence
+from ckptsync.stores.sftp.connection import Address, last_lines
+from ckptsync.stores.sftp.protocol import (
+    FSYNC,
+    Attributes,
+    Code,
+    Flag,
+    Kind,
+    Malformed,
+    Refused,
+    Reply,
+    Request,
+    Session,
+    close_request,
+    fsync_request,
+    text,
+)
 
-FSYNC = "fsync@openssh.com"
-_KEPT = 10_000
-_SMALL = 256 << 10  # bytes that are taken out of an answer, rather than read to where they belong
-TRUSTED_S = 30.0  # for so long a name that was seen to be a regular file is one, and the directories that it is in are no links
+T = TypeVar("T")
+STATVFS = "statvfs@openssh.com"
+SEEN_S = 30.0  # for so long a name that was a regular file is taken for one by readers
+_MOST_SEEN = 10_000
+_SMALL_READ = 256 << 10  # bytes that are read and closed in one round trip
+_READ_ONLY = 0x1
+_LITTLE_SPACE = 1 << 20  # bytes: a disk with less is full
+_TRIES = 8  # to make a directory that others delete meanwhile
+_REASONS: dict[int, str] = {
+    Code.PERMISSION_DENIED: "permission denied",
+    Code.NO_SUCH_FILE: "no such file or directory",
+    Code.FAILURE: "the server failed and gives no reason",
+    Code.BAD_MESSAGE: "the server does not take this request",
+    Code.OP_UNSUPPORTED: "the server cannot do this",
+}
+_PARENTS_SESSIONS: list[Session] = []  # of the process that we are a fork of: to end them here would end them there
+
+
+class Sessions:
+    """Sessions that threads take turns with, opened when needed and kept: at most ``limits.threads`` for uploads, and one more.
+
+    The only place of this store that tries again.
+    """
+
+    def __init__(self, address: Address, limits: Limits) -> None:
+        self.address, self._limits = address, limits
+        self._persistence = Persistence(limits.patience)
+        self._turns = threading.Semaphore(max(1, limits.threads) + 1)
+        self._idle: list[Session] = []
+        self._lock = threading.Lock()
+        self._process = os.getpid()
+        weakref.finalize(self, _close, self._idle)
+
+    def on(self, step: Callable[[Session], T]) -> T:
+        """Return what ``step`` returns.  It is called again, with another session, while it raises Transient: twice must be as good as once."""
+        return self._persistence.call(lambda: self.once(step))
+
+    def once(self, step: Callable[[Session], T]) -> T:
+        """Return what ``step`` returns, called a single time.  Raises Refused as it does; a Malformed answer is a StoreError."""
+        with self._turns:
+            session = self._take()
+            try:
+                return step(session)
+            except Malformed as e:
+                raise self._no_sftp(session.rejected(e)) from e
+            finally:
+                self._put_back(session)
+
+    def close(self) -> None:
+        """End the sessions that nobody uses."""
+        with self._lock:
+            _close(self._idle)
+
+    def _take(self) -> Session:
+        with self._lock:
+            if self._process != os.getpid():
+                self._process = os.getpid()
+                _PARENTS_SESSIONS.extend(self._idle)
+                self._idle.clear()
+            while self._idle:
+                session = self._idle.pop()
+                if session.is_usable:
+                    return session
+                session.close()
+        try:
+            return Session(self.address, self._limits)
+        except Malformed as e:
+            user = self.address.user or "this user"
+            raise self._no_sftp(e, f"does something that {user} logs in with print text, or is there a ForceCommand?") from e
+
+    def _put_back(self, session: Session) -> None:
+        if session.is_usable:
+            with self._lock:
+                self._idle.append(session)
+        else:
+            session.close()
+
+    def _no_sftp(self, e: Malformed, hint: str = "") -> StoreError:
+        return StoreError(f"{self.address.url}: the answer is no SFTP: {e}", hint=hint)
+
+
+def _close(sessions: list[Session]) -> None:
+    while sessions:
+        sessions.pop().close()
 
 
 class ServerFiles:
-    """Names below ``place.path``, which must exist: a file system that is not mounted is not an empty store."""
+    """Names below ``address.path``, which must exist: a file system that is not mounted is not an empty store."""
 
     def __init__(self, sessions: Sessions) -> None:
-        self.sessions, self.place = sessions, sessions.place
-        self._root = self.place.path.rstrip("/")
-        self._seen: dict[str, float] = {}
-        self._witness = 0
+        self.sessions, self.address = sessions, sessions.address
+        self._root = self.address.path.rstrip("/")
+        self._seen: dict[str, float] = {}  # regular files, and when they were seen
+        self._made: set[str] = set()  # directories that are there, with durable names
+        self._store_file = 0
         self._syncs_directories: bool | None = None
 
     def path(self, name: str = "") -> bytes:
-        """As the server knows it."""
+        """Return a name's path on the server."""
         return (f"{self._root}/{name}" if name else self._root or "/").encode("utf-8", "surrogateescape")
 
-    def told(self, name: str) -> str:
-        """As errors tell it."""
-        return self.path(name).decode("utf-8", "backslashreplace")
+    def shown(self, name: str) -> str:
+        """Return a name's host and path, for messages."""
+        return f"{self.address.host}:{self.path(name).decode('utf-8', 'backslashreplace')}"
 
-    def found(self, name: str) -> Attributes | None:
-        """What the server says of a regular file; nothing of links, and of what lies behind them."""
-        return self._looked(name, _parents(name))
+    # Looking
 
-    def _looked(self, name: str, way: Sequence[str]) -> Attributes | None:
-        *parents, last = self.sessions.on(lambda s: self.lstat(s, [*way, name]))
+    def find(self, name: str) -> Attributes | None:
+        """Return the attributes of a regular file that is reached over no link, else None."""
+        *parents, last = self.sessions.on(lambda s: self.lstat(s, [*_parents(name), name]))
         if last is None or not last.is_file or not all(p and p.is_directory for p in parents):
             return None
-        if len(self._seen) > _KEPT:
+        if len(self._seen) >= _MOST_SEEN:
             self._seen.clear()
-        self._seen.update(dict.fromkeys([*(f"{path}/" for path in way), name], time.monotonic()))
+        self._seen[name] = time.monotonic()
         return last
 
     def lstat(self, session: Session, names: Sequence[str]) -> list[Attributes | None]:
-        """What each name is, in one round trip; None where there is nothing."""
+        """Return what each name is, in one round trip; None where there is nothing."""
         replies = session.ask(*(Request(Kind.LSTAT, text(self.path(name))) for name in names))
-        return [self._found(name, reply) for name, reply in zip(names, replies, strict=True)]
+        return [self._attributes(reply, name) for reply, name in zip(replies, names, strict=True)]
+
+    def is_directory(self, prefix: str) -> bool:
+        """Return whether a prefix ("" or ending in "/") is a directory, reached over no link."""
+        return all(found and found.is_directory for found in self.sessions.on(lambda s: self.lstat(s, _parents(prefix))))
 
     def read_into(self, name: str, start: int, out: memoryview) -> int:
-        """Fill ``out``; fewer bytes than it holds are returned only where the file ends.  Raises NotFound."""
-        if self._is_strange(name) and self._looked(name, [p for p in _parents(name) if self._is_strange(f"{p}/")]) is None:
-            raise self.absent(name)
+        """Fill ``out``; return the bytes read, which are fewer than it holds only where the file ends.  Raises NotFound."""
+        is_seen = time.monotonic() - self._seen.get(name, -SEEN_S) < SEEN_S
+        if not is_seen and self.find(name) is None:
+            raise self.not_found(name)
         try:
-            return self.sessions.on(lambda s: self._read(s, name, start, out.cast("B") if out.nbytes else out), out.nbytes)
+            return self.sessions.on(lambda s: _read(s, self.path(name), start, out.cast("B") if out.nbytes else out))
         except Refused as e:
-            self._seen.pop(name, None)
-            if e.code == Code.NO_SUCH_FILE:
-                raise self.absent(name) from e
-            raise refused(self.place, self.told(name), e) from e
+            self.forget(name)
+            raise self.not_found(name) if e.code == Code.NO_SUCH_FILE else self.refusal(name, e) from e
 
-    def absent(self, name: str) -> NotFound:
-        """What to raise where a name is not there; raises StoreError where the root is not there."""
-        self.look()
-        return NotFound(f"{name}: not in {self.place.url}")
+    def forget(self, name: str) -> None:
+        """Look at the file again before it is read next."""
+        self._seen.pop(name, None)
 
-    def look(self) -> None:
-        """Raises StoreError if there is no root, or if the store that was there is not: a disk that is not mounted is not an empty store."""
-        root, witness = self.sessions.on(lambda s: (self._root_itself(s), self.lstat(s, [STORE_FILE])[0]))
+    def not_found(self, name: str) -> NotFound:
+        """Return the error for a missing name; raise StoreError where the store itself is missing."""
+        self.check_root()
+        return NotFound(f"{name}: not in {self.address.url}")
+
+    def check_root(self) -> None:
+        """Raise StoreError if the store's directory is missing, or is another one than before: a disk that is not mounted is not an empty store."""
+        root, store_file = self.sessions.on(lambda s: (self._stat_root(s), self.lstat(s, [STORE_FILE])[0]))
         if root is None or not root.is_directory:
             raise StoreError(
-                f"{self.place.url}: no such directory, a store's directory wanted",
-                hint=f"is the path right, is the file system mounted on {self.place.host}?  A store is made by the first worker or push",
+                f"{self.address.url}: no such directory",
+                hint=f"is the path right, is the file system mounted on {self.address.host}?  The first worker or push makes a store",
             )
-        time_ = witness.mtime if witness and witness.is_file else 0
-        if self._witness and time_ != self._witness:
+        written = store_file.mtime if store_file and store_file.is_file else 0
+        if self._store_file and written != self._store_file:
             raise StoreError(
-                f"{self.place.url}: not the store that was opened",
-                hint=f"is the file system mounted on {self.place.host}?  Then start again",
+                f"{self.address.url}: not the store that was opened",
+                hint=f"is the file system mounted on {self.address.host}?  Then start again",
             )
-        self._witness = time_
+        self._store_file = written
 
     def has_root(self) -> bool:
-        """Whether the store's directory is there."""
-        root = self.sessions.on(self._root_itself)
+        """Return whether the store's directory is there."""
+        root = self.sessions.on(self._stat_root)
         return root is not None and root.is_directory
 
     def missing_parent(self) -> str:
-        """The directory above the store's, if that is not there; else empty."""
+        """Return the directory above the store's if that is missing, else ""."""
         parent = self._root.rpartition("/")[0] or "/"
-        name = parent.encode("utf-8", "surrogateescape")
-        found = self.sessions.on(lambda s: self._found("", s.ask(Request(Kind.STAT, text(name)))[0]))
-        return "" if found and found.is_directory else f"{parent} on {self.place.host}"
+        request = Request(Kind.STAT, text(parent.encode("utf-8", "surrogateescape")))
+        found = self.sessions.on(lambda s: self._attributes(s.ask(request)[0]))
+        return "" if found and found.is_directory else f"{parent} on {self.address.host}"
 
-    def make_root(self) -> None:
-        """Make the directory, and those above it that are missing.  Raises ConfigError."""
-        parts = self._root.split("/")[1:]
-        try:
-            for n in range(len(parts)):
-                self._make_above(f"/{'/'.join(parts[: n + 1])}".encode())
-        except Refused as e:
-            why = refused(self.place, self.told(""), e)
-            raise ConfigError(f"{self.place.url}: no store can be made here: {why}", hint=why.hint) from e
-        if not self.has_root():
-            raise ConfigError(f"{self.place.url}: no store can be made here: not a directory", hint="is the path right?")
+    def _stat_root(self, session: Session) -> Attributes | None:
+        """Return what the store's directory is; it may be a link, since the operator named it."""
+        return self._attributes(session.ask(Request(Kind.STAT, text(self.path())))[0])
 
-    def make_directory(self, name: str) -> None:
-        """Make it, or find it there, durably; raises StoreError where something else is, Refused where one above is missing."""
-        self.sessions.on(lambda s: _make_directory(s, self.path(name)))
-        if not (is_there := self.sessions.on(lambda s: self.lstat(s, [name]))[0]) or not is_there.is_directory:
-            raise StoreError(
-                f"{self.place.host}:{self.told(name)}: no directory", hint="a file or a link stands where a directory should be"
-            )
-        self.sync_directory(name.rpartition("/")[0])
-
-    def sync_directory(self, name: str) -> None:
-        """Names in it are durable, where the server can do that: it opens a directory as a file, and brings it to its disk, as OpenSSH does."""
-        if self.syncs_directories():
-            with told_of(self.place, self.told(name)):
-                self._sync(self.path(name))
-
-    def syncs_directories(self) -> bool:
-        """Whether the server can do that; asked once."""
-        if self._syncs_directories is None:
-            self._syncs_directories = self._can_sync_directories()
-        return self._syncs_directories
-
-    def is_directory(self, prefix: str) -> bool:
-        """Whether it is one ("" or ending in "/"), and reached through no link."""
-        way = [prefix[:at] for at, c in enumerate(prefix) if c == "/"]
-        return all(found and found.is_directory for found in self.sessions.on(lambda s: self.lstat(s, way)))
-
-    def remove(self, name: str) -> None:
-        """A file; not being there is no error."""
-
-        def step(session: Session) -> None:
-            try:
-                session.answer(Kind.REMOVE, text(self.path(name)))
-            except Refused as e:
-                if e.code != Code.NO_SUCH_FILE:
-                    raise refused(self.place, self.told(name), e) from e
-
-        self._seen.pop(name, None)
-        self.sessions.on(step)
-
-    def remove_empty(self, name: str) -> bool:
-        """Whether a directory was removed: one that is not empty stays, and one that is not ours."""
-
-        def step(session: Session) -> bool:
-            try:
-                session.answer(Kind.RMDIR, text(self.path(name)))
-            except Refused:
-                return False  # what does no harm may stay
-            return True
-
-        self._seen.pop(f"{name}/", None)
-        return self.sessions.on(step)
-
-    def forget(self, name: str) -> None:
-        """Something was done to it."""
-        self._seen.pop(name, None)
-
-    def _is_strange(self, key: str) -> bool:
-        """Whether a file (or, with a slash, a directory) has to be looked at before it is read."""
-        return time.monotonic() - self._seen.get(key, -TRUSTED_S) >= TRUSTED_S
-
-    def _root_itself(self, session: Session) -> Attributes | None:
-        """The operator named it: it may be a link, other than anything below it."""
-        return self._found("", session.ask(Request(Kind.STAT, text(self.path())))[0])
-
-    def _make_above(self, path: bytes) -> None:
-        """Make a directory that is missing, and its name durable, as far as what is above it is ours to sync."""
-        if self.sessions.on(lambda s: is_there(s, path)):
-            return
-        self.sessions.on(lambda s: _make_directory(s, path))
-        with contextlib.suppress(Refused):
-            self._sync(path.rpartition(b"/")[0] or b"/")
-
-    def _found(self, name: str, reply: Reply) -> Attributes | None:
+    def _attributes(self, reply: Reply, name: str = "") -> Attributes | None:
         try:
             return reply.fields(Kind.ATTRS).attributes()
         except Refused as e:
             if e.code != Code.NO_SUCH_FILE:
-                raise refused(self.place, self.told(name), e) from e
+                raise self.refusal(name, e) from e
             return None
 
-    def _read(self, session: Session, name: str, start: int, out: memoryview) -> int:
-        count = 0
-        if 0 < len(out) <= min(session.read_size, _SMALL):
-            count = self._read_once(session, name, start, out)
-            if count in (0, len(out)):
-                return count
-        handle = self._opened(session, name)
-        try:
-            return count + session.read_into(handle, start + count, out[count:])
-        finally:
-            close(session, handle)
+    # Changing
 
-    def _read_once(self, session: Session, name: str, start: int, out: memoryview) -> int:
+    def make_root(self) -> None:
+        """Make the store's directory, and those above it that are missing, durably; raise ConfigError."""
+        parts = self._root.encode("utf-8", "surrogateescape").split(b"/")
         try:
-            return session.read_closing(self._opened(session, name), start, out)
+            for n in range(2, len(parts) + 1):
+                self._make_above(b"/".join(parts[:n]))
         except Refused as e:
-            if e.code != Code.EOF:
-                raise
-            return 0
+            reason = self.refusal("", e)
+            raise ConfigError(f"{self.address.url}: no store can be made here: {reason}", hint=reason.hint) from e
+        if not self.has_root():
+            raise ConfigError(f"{self.address.url}: no store can be made here: not a directory", hint="is the path right?")
 
-    def _opened(self, session: Session, name: str) -> bytes:
-        return session.answer(Kind.OPEN, opening(self.path(name), Flag.READ), Kind.HANDLE).handle()
+    def make_directories(self, directory: str) -> None:
+        """Make a directory ("" is the root, which must exist) and those above it, durably."""
+        self.in_directory(directory, lambda _: None)
 
-    def _can_sync_directories(self) -> bool:
-        """Tried on the root: where it is refused there, the server, or its file system, knows nothing of the kind."""
+    def _make_directories(self, directory: str) -> None:
+        """Raise Refused where a directory above vanishes meanwhile, StoreError where one cannot be made."""
+        if directory in self._made:
+            return
+        if not directory:
+            self.check_root()
+        else:
+            parent = directory.rpartition("/")[0]
+            self._make_directories(parent)
+            try:
+                self.sessions.on(lambda s: _make_directory(s, self.path(directory)))
+            except Refused as e:
+                if e.code == Code.NO_SUCH_FILE:
+                    raise
+                raise self.write_refusal(directory, e) from e
+            found = self.sessions.on(lambda s: self.lstat(s, [directory]))[0]
+            if not found or not found.is_directory:
+                raise StoreError(
+                    f"{self.shown(directory)}: not a directory", hint="a file or a link stands where a directory should be"
+                )
+            self.sync_directory(parent)  # also where another writer made it a moment ago: it may be killed before that is durable
+        self._made.add(directory)
+
+    def in_directory(self, directory: str, step: Callable[[Session], T]) -> T:
+        """Return what ``step`` returns, in a directory that is made if it is missing.  Raises Refused as the step does, StoreError."""
+        for _ in range(_TRIES):
+            try:
+                self._make_directories(directory)
+                result = self.sessions.on(step)
+            except Refused as e:
+                if e.code != Code.NO_SUCH_FILE:
+                    raise
+                self._made.clear()
+                continue
+            return result
+        raise StoreError(f"{self.shown(directory)}: others deleted it {_TRIES} times while it was made")
+
+    def sync_directory(self, directory: str) -> None:
+        """Make the names in a directory durable, where the server can: OpenSSH's opens a directory like a file, and brings it to its disk."""
+        if self.syncs_directories():
+            try:
+                self.sessions.on(lambda s: _sync(s, self.path(directory)))
+            except Refused as e:
+                raise self.refusal(directory, e) from e
+
+    def syncs_directories(self) -> bool:
+        """Return whether the server can sync directories; tried once, on the store's own."""
+        if self._syncs_directories is None:
+            try:
+                self.sessions.on(lambda s: _sync(s, self.path()))
+                self._syncs_directories = True
+            except Refused:
+                self._syncs_directories = False
+        return self._syncs_directories
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it is there."""
+        self.forget(name)
         try:
-            self._sync(self.path())
+            self.sessions.on(lambda s: s.call(Kind.REMOVE, self.path(name)))
+        except Refused as e:
+            if e.code != Code.NO_SUCH_FILE:
+                raise self.refusal(name, e) from e
+
+    def remove_empty(self, directory: str) -> bool:
+        """Remove a directory; return False where it has to stay: not empty, or not ours."""
+        self._made.clear()
+        try:
+            self.sessions.on(lambda s: s.call(Kind.RMDIR, self.path(directory)))
         except Refused:
             return False
         return True
 
-    def _sync(self, path: bytes) -> None:
-        def step(session: Session) -> None:
-            if FSYNC not in session.extensions:
-                raise Refused(Code.OP_UNSUPPORTED)
-            handle = session.answer(Kind.OPEN, opening(path, Flag.READ), Kind.HANDLE).handle()
-            try:
-                session.extended(FSYNC, text(handle), slow=True)
-            finally:
-                close(session, handle)
+    def _make_above(self, path: bytes) -> None:
+        """Make a directory that is missing, and its name durable as far as what is above it is ours to sync."""
+        if self.sessions.on(lambda s: _exists(s, path)):
+            return
+        self.sessions.on(lambda s: _make_directory(s, path))
+        with contextlib.suppress(Refused):
+            self.sessions.on(lambda s: _sync(s, path.rpartition(b"/")[0] or b"/"))
 
-        if self._syncs_directories is not False:
-            self.sessions.on(step)
+    # Refusals
+
+    def refusal(self, name: str, e: Refused) -> StoreError:
+        """Return the StoreError for a refused request."""
+        words = last_lines(e.text)
+        plain = {"failure", "failure.", "permission denied", "no such file", "bad message", "operation unsupported"}
+        said = f" ({words})" if words and words.lower() not in plain else ""
+        error = f"{self.shown(name)}: {_REASONS.get(e.code, 'refused')}{said}"
+        host = self.address.host
+        if e.code in (Code.NO_CONNECTION, Code.CONNECTION_LOST):
+            return Transient(error)
+        if e.code == Code.PERMISSION_DENIED:
+            user = self.address.user or "this user"
+            return StoreError(error, hint=f"{user} needs to read, write and search the store's directories on {host}")
+        return StoreError(error, hint=f"look at {host}: its disk, its quota, its log" if e.code == Code.FAILURE else "")
+
+    def write_refusal(self, name: str, e: Refused, needed: int = 0) -> StoreError:
+        """Return the StoreError for a refusal to write ``needed`` bytes.
+
+        Version 3 of the protocol calls a full disk FAILURE, as everything else: the server is asked for its free space (OpenSSH's PROTOCOL, 3.4).
+        """
+        if e.code == Code.FAILURE:
+            with contextlib.suppress(Refused, StoreError):
+                if code := self.sessions.once(lambda s: _disk_error(s, self.path(), max(needed, _LITTLE_SPACE))):
+                    return StoreError(f"{self.shown(name)}: {os.strerror(code).lower()}", hint=HINTS[code])
+        return self.refusal(name, e)
 
 
-def close(session: Session, handle: bytes) -> None:
-    """Let go of a file, where the connection still is one."""
-    if session.is_usable:
-        session.ask(Request(Kind.CLOSE, text(handle)))
-
-
-def _parents(name: str) -> list[str]:
-    """The directories it is in."""
-    return [name[:at] for at, c in enumerate(name) if c == "/"]
-
-
-def is_there(session: Session, path: bytes) -> bool:
-    """Whether the path names anything."""
+@contextlib.contextmanager
+def opened(session: Session, path: bytes, flags: int) -> Iterator[bytes]:
+    """Open a file, and close it, where the session can still be used.  Raises Refused."""
+    handle = session.open(path, flags)
     try:
-        session.answer(Kind.LSTAT, text(path), Kind.ATTRS)
+        yield handle
+    finally:
+        if session.is_usable:
+            session.ask(close_request(handle))
+
+
+def _read(session: Session, path: bytes, start: int, out: memoryview) -> int:
+    if 0 < len(out) <= min(session.read_size, _SMALL_READ):
+        count = session.read_and_close(session.open(path, Flag.READ), start, out)
+        if count is not None:
+            return count
+    with opened(session, path, Flag.READ) as handle:
+        return session.read_into(handle, start, out)
+
+
+def _exists(session: Session, path: bytes) -> bool:
+    try:
+        session.call(Kind.LSTAT, path, Kind.ATTRS)
     except Refused as e:
         if e.code != Code.NO_SUCH_FILE:
             raise
@@ -264,9 +381,32 @@ def is_there(session: Session, path: bytes) -> bool:
 
 
 def _make_directory(session: Session, path: bytes) -> None:
-    """Another writer may have made it: what is there is looked at afterwards."""
+    """Make a directory, or find something of that name."""
     try:
-        session.answer(Kind.MKDIR, text(path) + bytes(4))
+        session.answer(Request(Kind.MKDIR, text(path) + bytes(4)))
     except Refused:
-        if not is_there(session, path):
+        if not _exists(session, path):
             raise
+
+
+def _sync(session: Session, directory: bytes) -> None:
+    if FSYNC not in session.extensions:
+        raise Refused(Code.OP_UNSUPPORTED)
+    handle = session.open(directory, Flag.READ)
+    session.ask(fsync_request(handle), close_request(handle))[0].fields()
+
+
+def _disk_error(session: Session, path: bytes, needed: int) -> int:
+    """Return EROFS or ENOSPC if the server's disk is read-only or has no room for ``needed`` bytes, else 0."""
+    if STATVFS not in session.extensions:
+        return 0
+    fields = session.answer(Request(Kind.EXTENDED, text(STATVFS.encode()) + text(path)), Kind.EXTENDED_REPLY)
+    _, fragment, _, _, available, inodes, _, free_inodes, _, flags = (fields.u64() for _ in range(10))
+    if flags & _READ_ONLY:
+        return errno.EROFS
+    return errno.ENOSPC if available * fragment < needed or (inodes > 0 and free_inodes == 0) else 0
+
+
+def _parents(name: str) -> list[str]:
+    """Return the directories that a name is in; of a prefix, itself among them."""
+    return [name[:at] for at, c in enumerate(name) if c == "/"]

@@ -1,4 +1,7 @@
-"""What is below a directory on an SFTP server, in order of whole names, several directories at once."""
+"""List the files below a directory on an SFTP server, sorted by whole names, several directories in one round trip.
+
+A server may make up names, files and directories without end: all of them are bounded.
+"""
 
 from __future__ import annotations
 
@@ -10,137 +13,124 @@ from ckptsync.paths import checked_path
 from ckptsync.stores.beneath import Odd, Passed, nobody
 from ckptsync.stores.contract import Entry
 from ckptsync.stores.posix.draft import is_unfinished
-from ckptsync.stores.sftp.failures import refused
 from ckptsync.stores.sftp.files import ServerFiles
-from ckptsync.stores.sftp.session import Reply, Request, Session
-from ckptsync.stores.sftp.wire import Attributes, Code, Fields, Kind, Refused, text
+from ckptsync.stores.sftp.protocol import Attributes, Code, Kind, Refused, Reply, Request, Session, close_request, text
 
-AT_ONCE = 32  # directories that are listed together: on a distant server waiting is what listing costs
-MOST = 1_000_000  # files of directories that are listed together
-BYTES = 128 << 20  # of what a server says of them
-IDLE = 1000  # answers that bring nothing new, one after the other
-NAMES = 10_000_000  # files and directories of a store
-DEEPEST = 200  # directories in directories; a server could make them up for ever, as all of these
-_REMAINS = re.compile(r"\.nfs[0-9a-f]{8,}")  # a deleted file that some NFS client still has open
+AT_ONCE = 32  # directories that are listed together: waiting for a distant server is what listing costs
+MOST_FILES = 1_000_000  # of directories that are listed together
+MOST_BYTES = 128 << 20  # of the server's answers about them
+MOST_IDLE = 1000  # answers in a row that bring nothing new
+MOST_NAMES = 10_000_000  # files and directories of a store
+MOST_DEPTH = 200  # directories in directories
+_NFS_REMAINS = re.compile(r"\.nfs[0-9a-f]{8,}")  # a deleted file that some NFS client still has open
 
-Listing = dict[str, Attributes | Odd | None]  # directories with a slash and None: the slash makes them sort as whole paths do
+Listing = dict[str, Attributes | Odd | None]
+"""By name: a file's attributes, what no file of a checkpoint is, or None for a directory, whose name ends in a slash: so names sort as whole paths do."""
 
 
 def walk(files: ServerFiles, prefix: str, skips: Callable[[str], bool] = is_unfinished, passed: Passed = nobody) -> Iterator[Entry]:
-    """Every regular file below ``prefix`` ("" or ending in "/"), without unfinished writes.
+    """Yield every regular file below ``prefix`` ("" or ending in "/"), but those whose last name is skipped.
 
-    ``passed`` is told of links, and of all else that is no checkpoint's file, as `beneath.walk` tells of it.
+    ``passed`` is called for links, and for all else that is no file of a checkpoint.
     """
     if files.is_directory(prefix):
-        yield from _Walk(files, skips, passed).below(prefix, listings(files, [prefix])[0])
+        yield from _Walk(files, skips, passed).below(prefix, list_directories(files, [prefix])[0])
 
 
-def directories(files: ServerFiles, prefix: str) -> list[str]:
-    """The names of those directly below ``prefix``, sorted."""
+def subdirectories(files: ServerFiles, prefix: str) -> list[str]:
+    """Return the names of the directories directly below ``prefix``, sorted."""
     if not files.is_directory(prefix):
         return []
-    return sorted(key[:-1] for key, found in listings(files, [prefix])[0].items() if found is None and not is_unfinished(key[:-1]))
+    listing = list_directories(files, [prefix])[0]
+    return sorted(key[:-1] for key, found in listing.items() if found is None and not is_unfinished(key[:-1]))
 
 
-def listings(files: ServerFiles, prefixes: Sequence[str]) -> list[Listing]:
-    """What is in each of these directories; nothing where there is none."""
-    return files.sessions.on(lambda session: _Directories(session, files, prefixes).read())
+def list_directories(files: ServerFiles, prefixes: Sequence[str]) -> list[Listing]:
+    """Return what is in each of these directories; nothing where there is none."""
+    return files.sessions.on(lambda session: _list(session, files, prefixes))
 
 
 class _Walk:
-    """Through all directories, sorted by whole names."""
+    """A walk through all directories."""
 
     def __init__(self, files: ServerFiles, skips: Callable[[str], bool], passed: Passed) -> None:
         self._files, self._skips, self._passed = files, skips, passed
         self._count = 0
 
     def below(self, prefix: str, listing: Listing) -> Iterator[Entry]:
-        """The files of a directory, and of those in it."""
         self._count += len(listing) + 1
-        if self._count > NAMES or prefix.count("/") > DEEPEST:
-            many = f"more than {NAMES} files" if self._count > NAMES else f"directories {DEEPEST} deep"
-            raise StoreError(f"{self._files.place.host}:{self._files.told(prefix)[:200]}: {many}")
-        below = sorted(key for key, found in listing.items() if found is None)
-        known: dict[str, Listing] = {}
+        if self._count > MOST_NAMES or prefix.count("/") > MOST_DEPTH:
+            many = f"more than {MOST_NAMES} files" if self._count > MOST_NAMES else f"directories {MOST_DEPTH} deep"
+            raise StoreError(f"{self._files.shown(prefix)[:200]}: {many}")
+        directories = sorted(key for key, found in listing.items() if found is None)
+        read: dict[str, Listing] = {}
         for key, found in sorted(listing.items(), key=lambda each: each[0]):
-            if found is not None:
-                if isinstance(found, str):
-                    self._passed(prefix + key, found)
-                elif not self._skips(key):
-                    yield Entry(prefix + key, found.size, float(found.mtime))
+            if found is None:
+                if key not in read:
+                    batch = directories[:AT_ONCE]
+                    read = dict(zip(batch, list_directories(self._files, [prefix + k for k in batch]), strict=True))
+                directories.remove(key)
+                yield from self.below(prefix + key, read.pop(key))
+            elif isinstance(found, str):
+                self._passed(prefix + key, found)
+            elif not self._skips(key):
+                yield Entry(prefix + key, found.size, float(found.mtime))
+
+
+def _list(session: Session, files: ServerFiles, prefixes: Sequence[str]) -> list[Listing]:
+    """List directories with one READDIR for each under way, since servers may not like two."""
+    found: list[Listing] = [{} for _ in prefixes]
+    idle, size = [0] * len(prefixes), 0
+    replies = session.ask(*(Request(Kind.OPENDIR, text(files.path(prefix[:-1]))) for prefix in prefixes))
+    handles: dict[int, bytes] = {}
+    for n, reply in enumerate(replies):
+        try:
+            handle = reply.fields(Kind.HANDLE).handle()
+        except Refused as e:
+            if e.code == Code.NO_SUCH_FILE:  # deleted since it was listed
                 continue
-            if key not in known:
-                several = below[:AT_ONCE]
-                known = dict(zip(several, listings(self._files, [prefix + k for k in several]), strict=True))
-            below.remove(key)
-            yield from self.below(prefix + key, known.pop(key))
+            raise files.refusal(prefixes[n][:-1], e) from e
+        handles[n] = handle
+    reading = list(handles)
+    while reading:
+        replies = session.ask(*(Request(Kind.READDIR, text(handles[n])) for n in reading))
+        reading, asked = [], reading
+        for n, reply in zip(asked, replies, strict=True):
+            before = len(found[n])
+            if _add_names(files, prefixes[n], reply, found[n]):
+                reading.append(n)
+            size += len(reply.body)
+            idle[n] = 0 if len(found[n]) > before else idle[n] + 1
+            if idle[n] > MOST_IDLE:
+                raise StoreError(f"{files.shown(prefixes[n])}: its listing does not end")
+            if size > MOST_BYTES or sum(map(len, found)) > MOST_FILES:
+                raise StoreError(f"{files.shown(prefixes[n])}: more than {MOST_FILES} files, or {MOST_BYTES >> 20} MiB of names")
+    session.ask(*map(close_request, handles.values()))
+    return found
 
 
-class _Directories:
-    """Several that are read at once, with one request for each under way, since servers may not like two."""
-
-    def __init__(self, session: Session, files: ServerFiles, prefixes: Sequence[str]) -> None:
-        self._session, self._files, self._prefixes = session, files, prefixes
-        self._found: list[Listing] = [{} for _ in prefixes]
-        self._idle = [0] * len(prefixes)
-        self._size = 0
-
-    def read(self) -> list[Listing]:
-        """What is in each of them."""
-        replies = self._session.ask(*(Request(Kind.OPENDIR, text(self._files.path(prefix[:-1]))) for prefix in self._prefixes))
-        opened = {n: handle for n, reply in enumerate(replies) if (handle := self._opened(n, reply)) is not None}
-        reading = dict(opened)
-        while reading:
-            replies = self._session.ask(*(Request(Kind.READDIR, text(handle)) for handle in reading.values()))
-            reading = {n: opened[n] for n, reply in zip(reading, replies, strict=True) if self._is_more(n, reply)}
-        self._session.ask(*(Request(Kind.CLOSE, text(handle)) for handle in opened.values()))
-        return self._found
-
-    def _opened(self, n: int, reply: Reply) -> bytes | None:
-        """A handle, unless the directory was deleted since it was listed."""
-        try:
-            return reply.fields(Kind.HANDLE).handle()
-        except Refused as e:
-            if e.code != Code.NO_SUCH_FILE:
-                raise self._refused(n, e) from e
-            return None
-
-    def _is_more(self, n: int, reply: Reply) -> bool:
-        """Whether there may be more in it."""
-        try:
-            more = list(_entries(reply.fields(Kind.NAME)))
-        except Refused as e:
-            if e.code != Code.EOF:
-                raise self._refused(n, e) from e
-            return False
-        found, before = self._found[n], len(self._found[n])
-        found.update(filter(None, more))
-        self._size += len(reply.body)
-        self._idle[n] = 0 if len(found) > before else self._idle[n] + 1
-        if self._size > BYTES or self._idle[n] > IDLE or sum(map(len, self._found)) > MOST:
-            many = "its listing does not end" if self._idle[n] > IDLE else f"more than {MOST} files, or {BYTES >> 20} MiB of names"
-            raise StoreError(f"{self._files.place.host}:{self._files.told(self._prefixes[n])}: {many}")
-        return bool(more)
-
-    def _refused(self, n: int, e: Refused) -> StoreError:
-        return refused(self._files.place, self._files.told(self._prefixes[n][:-1]), e)
-
-
-def _entries(fields: Fields) -> Iterator[tuple[str, Attributes | Odd | None] | None]:
-    """What an answer to READDIR names, None for what is nothing of the directory's; what a server calls them is anything."""
-    for _ in range(fields.u32()):
+def _add_names(files: ServerFiles, prefix: str, reply: Reply, listing: Listing) -> bool:
+    """Add the names in an answer to READDIR; return whether there may be more."""
+    try:
+        fields = reply.fields(Kind.NAME)
+    except Refused as e:
+        if e.code != Code.EOF:
+            raise files.refusal(prefix[:-1], e) from e
+        return False
+    count = fields.u32()
+    for _ in range(count):
         name = fields.text().decode("utf-8", "surrogateescape")
-        fields.text()  # as `ls -l` would print it
+        fields.text()  # the line that `ls -l` would print
         found = fields.attributes()
-        yield None if name in ("", ".", "..") or _REMAINS.fullmatch(name) else _entry(name, found)
-
-
-def _entry(name: str, found: Attributes) -> tuple[str, Attributes | Odd | None]:
-    if not _is_plain(name):
-        return name[:255], "name"
-    if found.is_directory:
-        return name + "/", None
-    return name, found if found.is_file else "link" if found.is_link else "special file"
+        if name in ("", ".", "..") or _NFS_REMAINS.fullmatch(name):
+            continue
+        if not _is_plain(name):
+            listing[name[:255]] = "name"
+        elif found.is_directory:
+            listing[name + "/"] = None
+        else:
+            listing[name] = found if found.is_file else "link" if found.is_link else "special file"
+    return count > 0
 
 
 def _is_plain(name: str) -> bool:

@@ -1,20 +1,20 @@
-"""Writing a file on an SFTP server: under a temporary name in the directory where it will be, then one step that gives it its name.
+"""Write a file on an SFTP server: under a temporary name in its directory, then one rename that publishes it.
 
-The temporary name is ``.ckptsync-<token>-<ours>.part``.  The token is made of name and origin, so a writer that was killed is found again; what is
-found is first renamed to have ``ours`` in its name, which nobody else ever uses.  So a path with ``ours`` in it means one file for ever: the one that
-this upload has made or taken over, and all that is written through it is in the file that it commits.
+The temporary name of a large file is ``.ckptsync-<token>-<owner>.part``.  The token is made of name and origin, so the next writer finds what a killed one has
+left.  It renames that file to an owner of its own, a random word that nobody else uses.  So a temporary name means one file for ever, and whatever an upload
+writes lies in the file that it publishes.
 
-Two writers of one token (a daemon and a push on one node) write the same bytes, for this is what an origin promises.  The second one takes the file away
-from the first, which notices at its next part or at its commit, and gives up (Transient: nothing is wrong with trying again).  What it still had in flight
-lands in a file of the same bytes, also if that was committed meanwhile.
+Two writers of one token (a service and a push on one node) write the same bytes, as the same origin promises.  The second one takes the file from the first,
+whose next part or commit fails (Transient).  What the first one still had in flight lands in a file of the same bytes, also if that is published meanwhile.
 
-What a taken file has is read back and compared, part by part.  That costs what sending costs, so a writer that is restarted often would never get on:
-from time to time the server brings the file to its disk, and then an empty file ``.ckptsync-<token>-<ours>.<bytes>.part`` says how many of its first bytes
-are there for good.  Of those the beginning of each part is compared.
+An upload that goes on with a file reads its parts back and compares them, which costs what sending costs.  So that a writer which is restarted often gets on, the
+server brings the file to its disk from time to time, and an empty file ``.ckptsync-<token>-<owner>.<bytes>.part`` records how many of its first bytes are
+durable.  Of those the beginning of each part is compared.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import secrets
@@ -24,104 +24,37 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ckptsync.errors import StoreError, Transient
+from ckptsync.errors import Exists, StoreError, Transient
 from ckptsync.stores.contract import About
 from ckptsync.stores.parts import Part
-from ckptsync.stores.sftp.files import FSYNC, ServerFiles, close
-from ckptsync.stores.sftp.listing import listings
-from ckptsync.stores.sftp.session import Session
-from ckptsync.stores.sftp.space import why
-from ckptsync.stores.sftp.ways import Ways
-from ckptsync.stores.sftp.wire import Attributes, Code, Flag, Kind, Refused, cut_to, opening, text
+from ckptsync.stores.sftp.files import ServerFiles, opened
+from ckptsync.stores.sftp.listing import list_directories
+from ckptsync.stores.sftp.protocol import (
+    FSYNC,
+    Attributes,
+    Code,
+    Flag,
+    Kind,
+    Refused,
+    Request,
+    Session,
+    close_request,
+    fsync_request,
+    text,
+    truncate_request,
+)
 
-_T = TypeVar("_T")
-NEW = Flag.WRITE | Flag.CREATE | Flag.TRUNCATE
-_STEP = 1 << 20  # bytes that are read back at once, to be compared
-_FIRST = 64 << 10  # of a part: where it was never written, so much tells
-STEP_S = 10.0  # seconds, at least, between two records of what is durable: under a bandwidth limit, too
-
-Publish = Callable[[str, int], None]  # from a temporary name and the size to the file's name; see `sftp.commit`
-
-
-@dataclass(frozen=True, slots=True)
-class SftpTarget:
-    """A name of the store that is about to be written."""
-
-    files: ServerFiles
-    ways: Ways
-    name: str
-    about: About
-    publish: Publish
-
-    def put_whole(self, data: memoryview) -> None:
-        """As `parts.Target` says: no part of it is worth finding again."""
-        part = unfinished(self.name, secrets.token_hex(8))
-
-        def step(session: Session) -> None:
-            handle = session.answer(Kind.OPEN, opening(self.files.path(part), NEW), Kind.HANDLE).handle()
-            try:
-                session.write(handle, 0, data)
-                sync(session, handle)
-            finally:
-                close(session, handle)
-
-        try:
-            self._beside(step, len(data))
-            self.publish(part, len(data))
-        except Exception:
-            SftpUpload(self, part).give_up()
-            raise
-
-    def begin(self) -> SftpUpload:
-        """As `parts.Target` says."""
-        part = unfinished(self.name, f"{token(self.name, self.about)}-{secrets.token_hex(8)}")
-        left = left_behind(self.files, self.name, self.about)
-        records = [record for each in left for record in each.records]
-        for n, old in enumerate(left):
-            if self._is_taken_over(old, part):
-                return SftpUpload(self, part, old, [*records, *(other.part for other in left[n + 1 :])])
-        self._beside(lambda s: self._make(s, part), 0)
-        return SftpUpload(self, part, others=records)
-
-    def _is_taken_over(self, old: Left, part: str) -> bool:
-        """Whether what an earlier writer has left is ours now.  Its record goes before it: a writer killed in between loses nothing."""
-        record = recorded(part, old.durable)
-        if old.durable:
-            self._beside(lambda s: self._make(s, record), 0)
-        if self._is_taken(old.part, part):
-            return True
-        if old.durable:
-            self.files.remove(record)
-        return False
-
-    def _make(self, session: Session, part: str) -> None:
-        close(session, session.answer(Kind.OPEN, opening(self.files.path(part), NEW), Kind.HANDLE).handle())
-
-    def _beside(self, step: Callable[[Session], None], needed: int) -> None:
-        """Take a step that makes a file in the name's directory, which is made if it is not there."""
-        try:
-            self.ways.within(self.name.rpartition("/")[0], step)
-        except Refused as e:
-            raise why(self.files, self.name, e, needed) from e
-
-    def _is_taken(self, old: str, new: str) -> bool:
-        asked = False
-
-        def step(session: Session) -> bool:
-            nonlocal asked
-            was_asked, asked = asked, True
-            try:
-                session.answer(Kind.RENAME, text(self.files.path(old)) + text(self.files.path(new)))
-            except Refused:  # somebody else was faster; or it was us, and only the answer was lost
-                return was_asked and self.files.lstat(session, [new])[0] is not None
-            return True
-
-        return self.files.sessions.on(step)
+T = TypeVar("T")
+RENAME_OVER = "posix-rename@openssh.com"
+RECORD_S = 10.0  # s between two records of what is durable, at least
+_NEW = Flag.WRITE | Flag.CREATE | Flag.TRUNCATE
+_STEP = 1 << 20  # bytes that are read back and compared at once
+_FIRST = 64 << 10  # of a part: enough to see whether it was ever written
 
 
 @dataclass(frozen=True, slots=True)
-class Left:
-    """An unfinished file that an earlier writer has left: its first ``durable`` bytes are there for good, as its ``records`` say."""
+class Leftover:
+    """An unfinished file of an earlier writer.  Its first ``durable`` bytes are on the server's disk, as the names of its ``records`` say."""
 
     part: str
     size: int
@@ -129,189 +62,289 @@ class Left:
     records: tuple[str, ...] = ()
 
 
-class SftpUpload:
-    """An unfinished file, and what was ``left`` of it.  ``others``: further files that are left, of no use once this one is whole."""
+@dataclass(frozen=True, slots=True)
+class SftpTarget:
+    """A `parts.Target`: a name that is about to be written.  ``replaces``: whatever is there; else the name must be free."""
 
-    def __init__(self, target: SftpTarget, part: str, left: Left | None = None, others: Sequence[str] = ()) -> None:
-        self.target, self.part, self.left = target, part, left or Left(part, 0)
-        self._others, self._lock = others, threading.Lock()
-        self._done: dict[int, int] = {}  # from where to where the file has what it should, beyond `_whole`
+    files: ServerFiles
+    name: str
+    about: About
+    replaces: bool
+
+    @property
+    def directory(self) -> str:
+        """The directory of the file, and of its temporary names."""
+        return self.name.rpartition("/")[0]
+
+    def put_whole(self, data: memoryview) -> None:
+        """Write all of a small file: open, write, rename.  The requests of one step share a round trip."""
+        part = temporary_name(self.name, secrets.token_hex(8))
+
+        def step(session: Session) -> None:
+            handle = session.open(self.files.path(part), _NEW)
+            syncs = [fsync_request(handle)] if FSYNC in session.extensions else []
+            replies = session.ask(*session.write_requests(handle, 0, data), *syncs, close_request(handle))
+            for reply in replies:
+                reply.fields()
+
+        try:
+            self._in_directory(step, len(data))
+            self.publish(part, len(data))
+        except Exception:
+            with contextlib.suppress(StoreError):  # the first error is the one to raise, and what is left is never listed
+                self.files.remove(part)
+            raise
+
+    def begin(self) -> SftpUpload:
+        """Take over what an earlier writer has left, or make a new temporary file."""
+        part = temporary_name(self.name, f"{token(self.name, self.about)}-{secrets.token_hex(8)}")
+        leftovers = find_leftovers(self.files, self.name, self.about)
+        records = [record for each in leftovers for record in each.records]
+        for n, leftover in enumerate(leftovers):
+            if self._take_over(leftover, part):
+                return SftpUpload(self, part, leftover, [*records, *(other.part for other in leftovers[n + 1 :])])
+        self._make_empty(part)
+        return SftpUpload(self, part, Leftover(part, 0), records)
+
+    def publish(self, part: str, size: int) -> None:
+        """Rename a durable temporary file to its name, durably.  Raises Exists; Transient where another writer has taken the file.
+
+        ``rename`` of version 3 refuses a name that is taken (filexfer-02, 6.5).  OpenSSH does it by a hard link, so that holds against other writers, too;
+        another server may replace, therefore the name is looked at before.  ``posix-rename@openssh.com`` replaces in one step; a server without
+        that extension can replace nothing: to remove first would leave nothing where a writer is killed in between.
+        """
+        was_asked = False
+
+        def is_published(session: Session) -> bool:
+            nonlocal was_asked
+            names = [part, self.name]
+            left, found = self.files.lstat(session, names)
+            if was_asked and left is None and found is not None and found.is_file and found.size == size:
+                return True  # only the answer was lost: nobody else knows the temporary name
+            if found is not None and not self.replaces:
+                raise Exists(f"{self.name}: already there")
+            old, new = (text(self.files.path(name)) for name in names)
+            request = Request(Kind.RENAME, old + new)
+            if self.replaces and RENAME_OVER in session.extensions:
+                request = Request(Kind.EXTENDED, text(RENAME_OVER.encode()) + old + new)
+            elif found is not None:
+                raise StoreError(
+                    f"{self.files.shown(self.name)}: cannot be replaced, since the server has no {RENAME_OVER}",
+                    hint="OpenSSH's sftp-server has it",
+                )
+            was_asked = True
+            try:
+                session.answer(request)
+            except Refused as e:
+                left, found = self.files.lstat(session, names)
+                if left is None:
+                    return False
+                raise Exists(f"{self.name}: already there") if found is not None else self.files.refusal(self.name, e) from e
+            return True
+
+        try:
+            if not self.files.sessions.on(is_published):
+                raise _taken_over(self.name)
+        except Exists:
+            self.files.sync_directory(self.directory)  # the name that is said to be there survives a power cut
+            raise
+        finally:
+            self.files.forget(self.name)
+        self.files.sync_directory(self.directory)
+
+    def _take_over(self, leftover: Leftover, part: str) -> bool:
+        """Return whether an earlier writer's file is ours now.  Its record is made first: a writer killed in between loses nothing."""
+        record = record_name(part, leftover.durable)
+        if leftover.durable:
+            self._make_empty(record)
+        was_asked = False
+
+        def step(session: Session) -> bool:
+            nonlocal was_asked
+            again, was_asked = was_asked, True
+            try:
+                session.answer(Request(Kind.RENAME, text(self.files.path(leftover.part)) + text(self.files.path(part))))
+            except Refused:  # another writer was faster; or it was us, and only the answer was lost
+                return again and self.files.lstat(session, [part])[0] is not None
+            return True
+
+        if self.files.sessions.on(step):
+            return True
+        if leftover.durable:
+            self.files.remove(record)
+        return False
+
+    def _make_empty(self, name: str) -> None:
+        def step(session: Session) -> None:
+            with opened(session, self.files.path(name), _NEW):
+                pass
+
+        self._in_directory(step, 0)
+
+    def _in_directory(self, step: Callable[[Session], None], needed: int) -> None:
+        try:
+            self.files.in_directory(self.directory, step)
+        except Refused as e:
+            raise self.files.write_refusal(self.name, e, needed) from e
+
+
+class SftpUpload:
+    """A `parts.Upload`: a temporary file, and what an earlier writer had ``left`` of it.  ``useless``: other temporary files, to be removed in the end."""
+
+    def __init__(self, target: SftpTarget, part: str, left: Leftover, useless: Sequence[str]) -> None:
+        self.target, self.part, self.left = target, part, left
+        self._useless, self._lock = useless, threading.Lock()
+        self._done: dict[int, int] = {}  # parts beyond `_whole` that are in the file: from where to where
         self._whole, self._since = 0, time.monotonic()
         self._due = self._recorded = self.left.durable
 
     def is_there(self, part: Part) -> bool:
-        """As `parts.Upload` says: read back, since a server can digest nothing for us."""
+        """Return whether the file has these bytes already: read back, since a server can digest nothing for us."""
         end = part.start + len(part.data)
         if end > self.left.size:
             return False
         data = part.data[:_FIRST] if end <= self.left.durable else part.data
-        if not self._on(lambda session: self._is_same(session, part.start, data), 0, len(data)):
+
+        def is_same(session: Session) -> bool:
+            at, step = 0, _FIRST
+            with opened(session, self._path, Flag.READ) as handle:
+                while at < len(data):
+                    wanted = data[at : at + step]
+                    found = bytearray(len(wanted))
+                    if session.read_into(handle, part.start + at, memoryview(found)) < len(wanted) or found != wanted:
+                        return False
+                    at, step = at + step, _STEP
+            return True
+
+        if not self._on(is_same):
             return False
         self._have(part)
         return True
 
     def put(self, part: Part) -> None:
-        """As `parts.Upload` says."""
+        """Write a part."""
 
         def step(session: Session) -> None:
-            handle = self._opened(session, Flag.WRITE)
-            try:
+            with opened(session, self._path, Flag.WRITE) as handle:
                 session.write(handle, part.start, part.data)
-            finally:
-                close(session, handle)
 
-        self._on(step, len(part.data), len(part.data))
+        self._on(step, len(part.data))
         self._have(part)
 
+    def commit(self, size: int) -> None:
+        """Make the file durable, ``size`` bytes long, and publish it."""
+
+        def step(session: Session) -> None:
+            with opened(session, self._path, Flag.WRITE) as handle:
+                seen = self.target.files.lstat(session, [self.part])[
+                    0
+                ]  # not of the handle: servers with caches know the size by name
+                found = seen.size if seen else 0
+                if found < size:
+                    raise StoreError(f"{self.target.files.shown(self.part)}: has {found} bytes where {size} were written")
+                if found > size:
+                    session.answer(truncate_request(handle, size))
+                if FSYNC in session.extensions:
+                    session.answer(fsync_request(handle))
+
+        self._on(step)
+        self.target.publish(self.part, size)
+        self._remove_record(self._recorded)
+        for other in self._useless:
+            self.target.files.remove(other)
+
+    def abandon(self) -> None:
+        """Remove the file: nobody will go on with it."""
+        self._remove_record(self._recorded)
+        self.target.files.remove(self.part)
+
+    @property
+    def _path(self) -> bytes:
+        return self.target.files.path(self.part)
+
+    def _on(self, step: Callable[[Session], T], needed: int = 0) -> T:
+        """Return what ``step`` returns.  It never makes the file: a missing one was taken over, and must not come back with holes."""
+        files = self.target.files
+        try:
+            return files.sessions.on(step)
+        except Refused as e:
+            if e.code == Code.NO_SUCH_FILE:
+                raise _taken_over(self.target.name) from e
+            raise files.write_refusal(self.target.name, e, needed) from e
+
     def _have(self, part: Part) -> None:
-        """Record what is durable, from time to time."""
+        """Note that a part is in the file; from time to time record how much is durable."""
         with self._lock:
             self._done[part.start] = part.start + len(part.data)
             while (end := self._done.pop(self._whole, 0)) > self._whole:
                 self._whole = end
             whole = self._whole
-            if whole <= self._due or time.monotonic() - self._since < STEP_S:
+            if whole <= self._due or time.monotonic() - self._since < RECORD_S:
                 return
             self._due, self._since = whole, time.monotonic()
         self._record(whole)
 
     def _record(self, whole: int) -> None:
-        """The name is all that it says, and it is made after the bytes are durable."""
+        """Bring the file to the server's disk, then make the record."""
 
         def step(session: Session) -> bool:
             if FSYNC not in session.extensions:
                 return False
-            handle = self._opened(session, Flag.WRITE)
-            try:
-                sync(session, handle)
-            finally:
-                close(session, handle)
-            path = self.target.files.path(recorded(self.part, whole))
-            close(session, session.answer(Kind.OPEN, opening(path, NEW), Kind.HANDLE).handle())
-            return True
+            with opened(session, self._path, Flag.WRITE) as handle:
+                session.answer(fsync_request(handle))
+            with opened(session, self.target.files.path(record_name(self.part, whole)), _NEW):
+                return True
 
-        if self._on(step, 0):
-            with self._lock:  # two threads may be at it
+        if self._on(step):
+            with self._lock:  # two threads may record at once
                 less, self._recorded = sorted([whole, self._recorded])
             self._remove_record(less)
 
     def _remove_record(self, count: int) -> None:
         if count:
-            self.target.files.remove(recorded(self.part, count))
-
-    def commit(self, size: int) -> None:
-        """As `parts.Upload` says."""
-
-        def step(session: Session) -> None:
-            handle = self._opened(session, Flag.WRITE)
-            try:
-                self._end_at(session, handle, size)
-                sync(session, handle)
-            finally:
-                close(session, handle)
-
-        self._on(step, 0)
-        self.target.publish(self.part, size)
-        self._remove_record(self._recorded)
-        for other in self._others:
-            self.target.files.remove(other)
-
-    def abandon(self) -> None:
-        """As `parts.Upload` says."""
-        self._remove_record(self._recorded)
-        self.target.files.remove(self.part)
-
-    def give_up(self) -> None:
-        """Abandon it, if that can be done: the error that made us is the one to tell."""
-        try:
-            self.abandon()
-        except StoreError:
-            return  # never listed
-
-    def _opened(self, session: Session, flag: Flag) -> bytes:
-        """Never makes it: what is gone has been taken over, and must not come back with holes."""
-        return session.answer(Kind.OPEN, opening(self.target.files.path(self.part), flag), Kind.HANDLE).handle()
-
-    def _is_same(self, session: Session, start: int, data: memoryview) -> bool:
-        handle = self._opened(session, Flag.READ)
-        try:
-            at, step = 0, _FIRST
-            while at < len(data):
-                wanted = data[at : at + step]
-                found = bytearray(len(wanted))
-                if session.read_into(handle, start + at, memoryview(found)) < len(wanted) or found != wanted:
-                    return False
-                at, step = at + step, _STEP
-        finally:
-            close(session, handle)
-        return True
-
-    def _end_at(self, session: Session, handle: bytes, size: int) -> None:
-        seen = self.target.files.lstat(session, [self.part])[0]  # not of the handle: servers with caches know the size by name
-        found = seen.size if seen else 0
-        if found < size:
-            raise StoreError(f"{self.target.files.told(self.part)}: has {found} bytes where {size} were written")
-        if found > size:
-            session.answer(Kind.FSETSTAT, cut_to(handle, size))
-
-    def _on(self, step: Callable[[Session], _T], needed: int, moves: int = 0) -> _T:
-        files = self.target.files
-        try:
-            return files.sessions.on(step, moves)
-        except Refused as e:
-            if e.code == Code.NO_SUCH_FILE:
-                raise taken_over(self.target.name) from e
-            raise why(files, self.target.name, e, needed) from e
+            self.target.files.remove(record_name(self.part, count))
 
 
-def unfinished(name: str, words: str) -> str:
-    """A temporary name beside ``name``."""
-    way, slash, _ = name.rpartition("/")
-    return f"{way}{slash}.ckptsync-{words}.part"
+def temporary_name(name: str, words: str) -> str:
+    """Return a temporary name in the directory of ``name``."""
+    directory, slash, _ = name.rpartition("/")
+    return f"{directory}{slash}.ckptsync-{words}.part"
 
 
-def recorded(part: str, count: int) -> str:
-    """The name that says of a temporary file that its first ``count`` bytes are durable."""
+def record_name(part: str, count: int) -> str:
+    """Return the name that says of a temporary file that its first ``count`` bytes are durable."""
     return f"{part.removesuffix('.part')}.{count}.part"
 
 
 def token(name: str, about: About) -> str:
-    """The same for the same name and origin, on every machine; nobody's without an origin."""
+    """Return the same word for the same name and origin, on every machine; a random one without an origin."""
     if not about.origin:
         return secrets.token_hex(8)
     return hashlib.blake2b(f"{name}\0{about.origin}".encode(), digest_size=8).hexdigest()
 
 
-def left_behind(files: ServerFiles, name: str, about: About) -> list[Left]:
-    """Unfinished files that earlier writers of the same name and origin have left; the largest first."""
+def find_leftovers(files: ServerFiles, name: str, about: About) -> list[Leftover]:
+    """Return the unfinished files that earlier writers of the same name and origin have left, the largest first."""
     if not about.origin:
         return []
-    way, slash, _ = name.rpartition("/")
+    directory, slash, _ = name.rpartition("/")
     pattern = re.compile(rf"\.ckptsync-{token(name, about)}-([^.]*)(?:\.([0-9]{{1,19}}))?\.part")
     sizes: dict[str, int] = {}
-    records: dict[str, list[int]] = {}
-    for key, seen in listings(files, [way + slash])[0].items():
-        if isinstance(seen, Attributes) and (found := pattern.fullmatch(key)):
-            if found[2]:
-                records.setdefault(f"{key[: found.end(1)]}.part", []).append(int(found[2]))
+    durable: dict[str, list[int]] = {}
+    for key, found in list_directories(files, [directory + slash])[0].items():
+        if isinstance(found, Attributes) and (match := pattern.fullmatch(key)):
+            if match[2]:
+                durable.setdefault(f"{key[: match.end(1)]}.part", []).append(int(match[2]))
             else:
-                sizes[key] = seen.size
-    left = []
-    for key in sizes.keys() | records.keys():
-        said = records.get(key, [])
-        part = f"{way}{slash}{key}"
-        left.append(Left(part, sizes.get(key, 0), max([0, *said]), tuple(recorded(part, count) for count in said)))
-    return sorted(left, key=lambda each: -each.size)
+                sizes[key] = found.size
+    leftovers = []
+    for key in sizes.keys() | durable.keys():
+        counts, part = durable.get(key, []), f"{directory}{slash}{key}"
+        leftovers.append(Leftover(part, sizes.get(key, 0), max([0, *counts]), tuple(record_name(part, count) for count in counts)))
+    return sorted(leftovers, key=lambda each: -each.size)
 
 
-def sync(session: Session, handle: bytes) -> None:
-    """What was written is on the server's disk, where the server can say so."""
-    if FSYNC in session.extensions:
-        session.extended(FSYNC, text(handle), slow=True)
-
-
-def taken_over(name: str) -> Transient:
-    """Another writer of the same bytes has what was written, and goes on with it."""
+def _taken_over(name: str) -> Transient:
     return Transient(
         f"{name}: another writer of the same file has taken over what was written", hint="do two workers send the same files?"
     )

@@ -1,30 +1,63 @@
+"""Packets and sessions: bytes come back as they went in, whatever the server is like, and a lying server is believed nothing."""
+
 from __future__ import annotations
 
 import random
+import stat
+import struct
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ckptsync.errors import StoreError, Transient
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.sftp.pool import Sessions
-from ckptsync.stores.sftp.session import PIECE, Session
-from ckptsync.stores.sftp.wire import Flag, Kind, Refused, opening, text
+from ckptsync.stores.sftp.files import Sessions
+from ckptsync.stores.sftp.protocol import PIECE, Attributes, Fields, Flag, Kind, Malformed, Refused, Session, text
 from tests.paced import Counted
-from tests.sftp_stores import AT_ONCE, SOON, place_of
+from tests.sftp_stores import AT_ONCE, SOON, address_of
+
+
+def test_attributes_are_read_whichever_of_them_come() -> None:
+    body = struct.pack(">IQIIIII", 0x80000001 | 2 | 4 | 8, 9, 1, 2, stat.S_IFREG | 0o644, 3, 4)
+    found = Fields(body + struct.pack(">I", 1) + text(b"more") + text(b"")).attributes()
+    assert found == Attributes(9, stat.S_IFREG | 0o644, 4)
+    assert found.is_file
+    assert not found.is_directory
+    assert Fields(struct.pack(">II", 4, stat.S_IFDIR)).attributes().is_directory
+    assert not Fields(struct.pack(">II", 4, stat.S_IFLNK)).attributes().is_file
+
+
+@pytest.mark.parametrize("body", [struct.pack(">IQ", 1, 5), struct.pack(">II", 4, stat.S_IFREG), struct.pack(">I", 0)])
+def test_what_tells_no_file_from_a_link_is_refused(body: bytes) -> None:
+    with pytest.raises(Malformed, match="neither type nor size"):
+        Fields(body).attributes()
+
+
+@given(st.binary(max_size=60))
+def test_a_lying_packet_is_malformed_and_nothing_else(body: bytes) -> None:
+    for parse in (Fields.text, Fields.u32, Fields.u64, Fields.attributes):
+        fields = Fields(body)
+        try:
+            while not fields.is_over:
+                parse(fields)
+        except Malformed:
+            pass  # the only error there may be
+
 
 CONTENT = random.Random(1).randbytes(3_000_001)
 
 
 def opened(session: Session, path: Path, flags: int = Flag.READ) -> bytes:
-    return session.answer(Kind.OPEN, opening(bytes(path), flags), Kind.HANDLE).text()
+    return session.open(bytes(path), flags)
 
 
 @pytest.mark.parametrize(
     "faults", [(), ("plain",), ("reorder",), ("short",), ("limits=100000",), ("limits=1",), ("limits=999999999999",)]
 )
 def test_bytes_come_back_as_they_went_in_whatever_the_server_is_like(tmp_path: Path, faults: tuple[str, ...]) -> None:
-    session = Session(place_of(tmp_path, *faults), SOON)
+    session = Session(address_of(tmp_path, *faults), SOON)
     content = CONTENT[: 200_000 if "short" in faults else None]
     session.write(opened(session, tmp_path / "a", Flag.WRITE | Flag.CREATE), 7, memoryview(content))
     out = bytearray(len(content) + 100)
@@ -38,7 +71,7 @@ def test_bytes_come_back_as_they_went_in_whatever_the_server_is_like(tmp_path: P
 @pytest.mark.parametrize("fault", ["plain", "reorder", "short"])
 def test_where_a_file_ends_is_told_however_much_is_asked_for(tmp_path: Path, fault: str) -> None:
     (tmp_path / "a").write_bytes(CONTENT[:40_000])
-    session, out = Session(place_of(tmp_path, fault), SOON), bytearray(1 << 20)
+    session, out = Session(address_of(tmp_path, fault), SOON), bytearray(1 << 20)
     handle = opened(session, tmp_path / "a")
     assert session.read_into(handle, 0, memoryview(out)) == 40_000
     assert bytes(out[:40_000]) == CONTENT[:40_000]
@@ -50,14 +83,14 @@ def test_where_a_file_ends_is_told_however_much_is_asked_for(tmp_path: Path, fau
     ("fault", "size"), [("limits=100000", 100_000), ("limits=1", 32 << 10), ("limits=999999999999", PIECE), ("plain", 32 << 10)]
 )
 def test_requests_are_as_large_as_the_server_says_within_reason(tmp_path: Path, fault: str, size: int) -> None:
-    session = Session(place_of(tmp_path, fault), SOON)
+    session = Session(address_of(tmp_path, fault), SOON)
     assert session.read_size == session.write_size == size
     session.close()
 
 
 def test_every_piece_is_paced_and_small(tmp_path: Path) -> None:
     pace = Counted()
-    session = Session(place_of(tmp_path, "limits=999999999"), Limits(pace=pace))
+    session = Session(address_of(tmp_path, "limits=999999999"), Limits(pace=pace))
     session.write(opened(session, tmp_path / "a", Flag.WRITE | Flag.CREATE), 0, memoryview(CONTENT))
     assert sum(pace.taken) == len(CONTENT)
     session.read_into(opened(session, tmp_path / "a"), 0, memoryview(bytearray(len(CONTENT))))
@@ -69,12 +102,11 @@ def test_every_piece_is_paced_and_small(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fault", ["huge", "vast", "more", "empty", "strange", "modeless"])
 def test_a_lying_server_is_believed_nothing_and_asked_no_more(tmp_path: Path, fault: str) -> None:
     (tmp_path / "a").write_bytes(b"x" * 100_000)
-    sessions, out = Sessions(place_of(tmp_path, fault), AT_ONCE), memoryview(bytearray(50_000))
+    sessions, out = Sessions(address_of(tmp_path, fault), AT_ONCE), memoryview(bytearray(50_000))
 
     def step(session: Session) -> None:
         handle = opened(session, tmp_path / "a")
-        answer = session.answer(Kind.FSTAT, text(handle), Kind.ATTRS)
-        answer.attributes()
+        session.call(Kind.FSTAT, handle, Kind.ATTRS).attributes()
         session.read_into(handle, 0, out)
 
     with pytest.raises(StoreError, match="the answer is no SFTP") as caught:
@@ -83,24 +115,24 @@ def test_a_lying_server_is_believed_nothing_and_asked_no_more(tmp_path: Path, fa
     assert sessions._idle == []
 
 
-@pytest.mark.parametrize(("fault", "text"), [("chatty", "it begins with b'Welco'"), ("old", "version 2 is offered")])
+@pytest.mark.parametrize(("fault", "text"), [("chatty", "it begins with b'Welco'"), ("old", "the server offers version 2")])
 def test_what_is_no_sftp_of_version_3_is_said_to_be_none(tmp_path: Path, fault: str, text: str) -> None:
     with pytest.raises(StoreError, match=text):
-        Session(place_of(tmp_path, fault), AT_ONCE)
+        Sessions(address_of(tmp_path, fault), AT_ONCE).on(lambda _: None)
 
 
 def test_a_server_that_says_nothing_is_given_up(tmp_path: Path) -> None:
     with pytest.raises(Transient, match="not a byte came for 0 s"):
-        Session(place_of(tmp_path, "silent"), Limits(stall=0.2))
+        Session(address_of(tmp_path, "silent"), Limits(stall=0.2))
 
 
 def test_after_a_refusal_the_session_goes_on(tmp_path: Path) -> None:
-    session = Session(place_of(tmp_path, "full"), SOON)
+    session = Session(address_of(tmp_path, "full"), SOON)
     with pytest.raises(Refused, match="status 2"):
         opened(session, tmp_path / "not there")
     handle = opened(session, tmp_path / "a", Flag.WRITE | Flag.CREATE)
     with pytest.raises(Refused, match="status 4"):
         session.write(handle, 0, memoryview(CONTENT))
     assert session.is_usable
-    assert session.answer(Kind.LSTAT, b"\0\0\0\1/", Kind.ATTRS).attributes().is_directory
+    assert session.call(Kind.LSTAT, b"/", Kind.ATTRS).attributes().is_directory
     session.close()

@@ -1,9 +1,11 @@
+"""Uploads: resuming, taking over, publishing, lost answers, and small files of several threads."""
+
 from __future__ import annotations
 
 import contextlib
 import random
 from collections.abc import Iterator
-from functools import partial
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,18 +14,17 @@ from ckptsync.errors import Exists, StoreError, Transient
 from ckptsync.stores.contract import About
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.parts import PART, Part
-from ckptsync.stores.sftp.commit import claim, replace
 from ckptsync.stores.sftp.files import ServerFiles
-from ckptsync.stores.sftp.upload import SftpTarget, left_behind, token
-from ckptsync.stores.sftp.ways import Ways
+from ckptsync.stores.sftp.store import SftpStore
+from ckptsync.stores.sftp.upload import SftpTarget, find_leftovers, token
 from tests.paced import Counted
-from tests.sftp_stores import files_of, over_ssh, served
+from tests.sftp_stores import SOON, files_of, over_ssh, served
 
 ABOUT = About(8, "node:/a:8:1")
 
 
-def target(files: ServerFiles, about: About = ABOUT, name: str = "run/a") -> SftpTarget:
-    return SftpTarget(files, Ways(files), name, about, partial(claim, files, name))
+def target(files: ServerFiles, about: About = ABOUT, name: str = "run/a", *, replaces: bool = False) -> SftpTarget:
+    return SftpTarget(files, name, about, replaces)
 
 
 def part(number: int, start: int, data: bytes) -> Part:
@@ -79,7 +80,7 @@ def test_another_origin_or_none_continues_nothing(tmp_path: Path) -> None:
     assert len(unfinished(tmp_path)) == 3
     assert token("a", About(8)) != token("a", About(8))
     assert token("a", ABOUT) == token("a", ABOUT) != token("b", ABOUT)
-    assert left_behind(files_of(tmp_path), "run/a", About(8)) == []
+    assert find_leftovers(files_of(tmp_path), "run/a", About(8)) == []
 
 
 def test_what_is_longer_than_the_content_is_cut_and_what_is_shorter_refused(tmp_path: Path) -> None:
@@ -150,14 +151,13 @@ def test_a_name_taken_meanwhile_is_told_and_nothing_left(tmp_path: Path) -> None
     (tmp_path / "run/a").write_bytes(b"first")
     with pytest.raises(Exists):
         upload.commit(8)
-    files = files_of(tmp_path)
-    SftpTarget(files, Ways(files), "run/a", ABOUT, partial(replace, files, "run/a")).put_whole(memoryview(b"repaired"))
+    target(files_of(tmp_path), replaces=True).put_whole(memoryview(b"repaired"))
     assert (tmp_path / "run/a").read_bytes() == b"repaired"
 
 
 def test_what_is_recorded_to_be_durable_is_not_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading costs what sending does: a writer restarted sooner than it has read everything would never get on."""
-    monkeypatch.setattr("ckptsync.stores.sftp.upload.STEP_S", 0.0)
+    monkeypatch.setattr("ckptsync.stores.sftp.upload.RECORD_S", 0.0)
     content = random.Random(1).randbytes(5 * PART + 5)
     about, moved = About(len(content), "node:/a"), []
 
@@ -192,3 +192,91 @@ def test_a_writer_killed_while_it_takes_over_leaves_the_record_and_another_s_sta
     upload.put(part(2, 4, b"more"))
     upload.commit(8)
     assert [p.name for p in (tmp_path / "run").iterdir()] == ["a"]
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+@pytest.mark.parametrize("faults", [(), ("plain",), ("replaces",), ("lose",)])
+def test_a_name_that_is_free_is_given(tmp_path: Path, faults: tuple[str, ...], *, replaces: bool) -> None:
+    if faults == ("lose",):
+        faults = (f"lose={200 if replaces else 18}={tmp_path / 'marker'}",)
+    (tmp_path / "part").write_bytes(b"xyz")
+    target(files_of(tmp_path, *faults), name="a", replaces=replaces).publish("part", 3)
+    assert (tmp_path / "a").read_bytes() == b"xyz"
+    assert not (tmp_path / "part").exists()
+
+
+@pytest.mark.parametrize("fault", ["plain", "replaces", "unsynced"])
+def test_a_name_that_is_taken_is_never_claimed(tmp_path: Path, fault: str) -> None:
+    (tmp_path / "part").write_bytes(b"xyz")
+    (tmp_path / "a").write_bytes(b"old")
+    with pytest.raises(Exists, match="a: already there"):
+        target(files_of(tmp_path, fault), name="a").publish("part", 3)
+    assert (tmp_path / "a").read_bytes() == b"old"
+
+
+def test_replacing_is_atomic_or_refused(tmp_path: Path) -> None:
+    (tmp_path / "part").write_bytes(b"xyz")
+    (tmp_path / "a").write_bytes(b"old")
+    with pytest.raises(StoreError, match=r"a: cannot be replaced, since the server has no posix-rename@openssh\.com"):
+        target(files_of(tmp_path, "plain"), name="a", replaces=True).publish("part", 3)
+    assert (tmp_path / "a").read_bytes() == b"old"
+    target(files_of(tmp_path, f"lose=200={tmp_path / 'marker'}"), name="a", replaces=True).publish("part", 3)
+    assert (tmp_path / "a").read_bytes() == b"xyz"
+
+
+@pytest.mark.parametrize("replaces", [False, True])
+def test_what_another_writer_has_taken_over_is_not_committed(tmp_path: Path, *, replaces: bool) -> None:
+    with pytest.raises(Transient, match="taken over"):
+        target(files_of(tmp_path), name="a", replaces=replaces).publish("part", 3)
+    (tmp_path / "a").write_bytes(b"xyz")
+    with pytest.raises((Transient, Exists)):
+        target(files_of(tmp_path), name="a", replaces=replaces).publish("part", 3)
+
+
+FILES = {f"run/d{n % 3}/f{n}": bytes([n]) * (n * 777) for n in range(40)}
+
+
+def created(store: SftpStore) -> list[BaseException | None]:
+    """What came of creating all of them at once."""
+    with ThreadPoolExecutor(16) as pool:
+        futures = [pool.submit(store.create, name, [data], About(len(data))) for name, data in FILES.items()]
+    return [future.exception() for future in futures]
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    return {p.relative_to(path).as_posix(): p.read_bytes() for p in path.rglob("*") if p.is_file() and p.name != "marker"}
+
+
+@pytest.mark.parametrize("faults", [(), ("plain",), ("reorder",), ("unsynced",), ("replaces",), ("limits=1",)])
+def test_many_are_there_whole_whatever_the_server_is_like(tmp_path: Path, faults: tuple[str, ...]) -> None:
+    store = served(tmp_path, *faults)
+    assert {*created(store)} == {None}
+    assert contents(tmp_path) == FILES
+    assert {type(e) for e in created(store)} == {Exists}
+    assert contents(tmp_path) == FILES
+
+
+def test_many_are_there_whole_over_ssh(tmp_path: Path) -> None:
+    assert {*created(over_ssh(tmp_path))} == {None}
+    assert contents(tmp_path) == FILES
+
+
+@pytest.mark.parametrize("fault", ["", "replaces"])
+def test_of_many_with_one_name_one_is_created(tmp_path: Path, fault: str) -> None:
+    stores = [served(tmp_path, *filter(None, [fault])) for _ in range(2)]
+    with ThreadPoolExecutor(8) as pool:
+        futures = [pool.submit(stores[n % 2].create, "b", [bytes([n])], About(1)) for n in range(8)]
+    found = [type(f.exception()) for f in futures]
+    if not fault:  # where a rename replaces, `create` can only look first
+        assert sorted(t.__name__ for t in found) == ["Exists"] * 7 + ["NoneType"]
+    assert {*found} <= {Exists, type(None)}
+    assert [p.name for p in tmp_path.iterdir()] == ["b"]
+
+
+# the answer to the first of these is lost, with the connection: LSTAT, OPEN, WRITE, fsync, CLOSE, RENAME
+@pytest.mark.parametrize("lost", [7, 3, 6, 200, 4, 18])
+def test_a_connection_that_is_lost_at_any_step_costs_no_file(tmp_path: Path, lost: int) -> None:
+    store = served(tmp_path, f"lose={lost}={tmp_path / 'marker'}", limits=SOON)
+    assert {*created(store)} <= {None}
+    assert (tmp_path / "marker").exists()
+    assert {name: data for name, data in contents(tmp_path).items() if not name.endswith(".part")} == FILES

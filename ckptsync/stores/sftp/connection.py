@@ -1,0 +1,346 @@
+"""Connect to an SFTP server with the system's own ``ssh``: its command line, its pipes, and why a connection ended.
+
+OpenSSH's client knows keys, agents, jump hosts, certificates and ciphers, and reads the user's ~/.ssh/config.  A few options are always set, whatever
+that file says (see `ALWAYS`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import select
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ckptsync.errors import ConfigError, StoreError, Transient
+from ckptsync.stores.urls import Remote
+
+OPTIONS = ("client_keys", "config", "key_filename", "known_hosts", "port", "user", "username")
+_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+(?:%[A-Za-z0-9_.-]+)?\]")
+_USER = re.compile(r"[A-Za-z0-9_.][A-Za-z0-9_.@+-]*\$?")
+_EXAMPLE = "write sftp://user@host/srv/checkpoints or sftp://user@host:2222/srv/checkpoints"
+
+# See ssh_config(5): check the host's key, forward nothing, ask nobody, share no connection of others, notice a dead network within a minute.
+ALWAYS = (
+    "StrictHostKeyChecking=yes",
+    "NoHostAuthenticationForLocalhost=no",
+    "VerifyHostKeyDNS=no",
+    "UpdateHostKeys=no",
+    "BatchMode=yes",
+    "ClearAllForwardings=yes",
+    "ForwardAgent=no",
+    "ForwardX11=no",
+    "Tunnel=no",
+    "PermitLocalCommand=no",
+    "RemoteCommand=none",
+    "RequestTTY=no",
+    "EscapeChar=none",
+    "ControlMaster=no",
+    "ControlPath=none",
+    "ConnectTimeout=20",
+    "ConnectionAttempts=1",
+    "ServerAliveInterval=15",
+    "ServerAliveCountMax=3",
+    "LogLevel=INFO",
+)
+
+_PIPE = 1 << 20  # bytes: larger pipes mean fewer turns between ssh and us; Linux grants this size to any user
+_AHEAD = 64 << 10  # bytes that one system call reads beyond what was asked for: many small answers at once
+_VECTOR = 512  # buffers of one system call; Linux takes 1024
+_MESSAGES = 8 << 10  # bytes of ssh's messages that are kept
+_SHOWN = 300  # characters of them in an error
+_EXIT_S = 2.0
+
+_HOST_KEY = re.compile(
+    r"Host key verification failed|host key is known|authenticity of host|HAS CHANGED|REVOKED HOST KEY", re.IGNORECASE
+)
+_LOGIN = re.compile(
+    r"Permission denied [(,]|Permission denied, please|Too many authentication failures|No supported authentication methods"
+)
+_SETTINGS = re.compile(
+    r"bad configuration option|bad owner or permissions|terminating, [0-9]+ bad|no matching [a-z ]+ found|missing argument"
+    r"|can't open user config file|unsupported option|no argument after keyword",
+    re.IGNORECASE,
+)
+_NO_SFTP = re.compile(r"subsystem request failed|sftp-server.*(not found|No such file)")
+_NO_SUCH_HOST = re.compile(r"not known|No address associated")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a store is: an absolute ``path`` on ``host``.  ``command``: a program that speaks SFTP with it on standard input and output."""
+
+    url: str
+    host: str
+    user: str
+    port: int | None
+    path: str
+    command: tuple[str, ...]
+    known_hosts: str = "~/.ssh/known_hosts"
+
+
+def parse_address(remote: Remote, options: Mapping[str, object], command: Sequence[str] = ()) -> Address:
+    """Return what an sftp:// URL and its storage_options mean; raise ConfigError, without any password in it."""
+    authority, _, path = remote.rest.partition("/")
+    login, at, server = authority.rpartition("@")
+    user, colon, _ = login.partition(":")
+    found = re.fullmatch(r"(\[[^\]]*\]|[^:]*)(?::(.*))?", server)
+    if not found or not _HOST.fullmatch(found[1]):
+        raise ConfigError("sftp: no valid host in the URL", hint=_EXAMPLE)
+    host = found[1].strip("[]")
+    where = f"sftp://{host}"
+    if colon:
+        raise ConfigError(f"{where}: a password in the URL", hint="it would appear in logs and process lists: use a key")
+    if at and not user:
+        raise ConfigError(f"{where}: no user before the @", hint=_EXAMPLE)
+    if unknown := sorted(set(options) - set(OPTIONS)):
+        raise ConfigError(
+            f"{where}: unknown storage_options: {', '.join(unknown)}",
+            hint=f"known: {', '.join(OPTIONS)}; passwords are not accepted and host keys are always checked; all else belongs into ~/.ssh/config",
+        )
+    user = _user(where, user, options)
+    port = _port(where, options.get("port") if found[2] is None else found[2])
+    known_hosts = _file(where, "known_hosts", options["known_hosts"]) if "known_hosts" in options else ""
+    words = [*_options(where, options, known_hosts), *(["-l", user] if user else []), *(["-p", str(port)] if port else [])]
+    return Address(
+        url=remote.url,
+        host=host,
+        user=user,
+        port=port,
+        path=_path(where, path),
+        command=tuple(command) or ("ssh", *words, "-s", "--", host, "sftp"),
+        known_hosts=known_hosts or "~/.ssh/known_hosts",
+    )
+
+
+def _user(where: str, name: str, options: Mapping[str, object]) -> str:
+    users = {str(v) for v in (name or None, options.get("user"), options.get("username")) if v is not None}
+    if len(users) > 1:
+        raise ConfigError(f"{where}: several users: {', '.join(sorted(users))}", hint="name one, in the URL or as username")
+    user = "".join(users)
+    if users and not _USER.fullmatch(user):
+        raise ConfigError(f"{where}: invalid user name {user!r}", hint="letters, digits and _ . @ + - are allowed")
+    return user
+
+
+def _port(where: str, value: object) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not re.fullmatch(r"[0-9]{1,5}", str(value)) or not 0 < int(str(value)) < 1 << 16:
+        raise ConfigError(f"{where}: invalid port: a number from 1 to 65535 is needed")
+    return int(str(value))
+
+
+def _path(where: str, path: str) -> str:
+    parts = [p for p in path.split("/") if p]
+    if not parts:
+        raise ConfigError(f"{where}: no directory in the URL", hint=_EXAMPLE)
+    if parts[0].startswith("~") or any(p in (".", "..") for p in parts):
+        raise ConfigError(f"{where}/{path}: not an absolute path", hint="write the whole path on the server, without ~, . and ..")
+    return "/" + "/".join(parts)
+
+
+def _options(where: str, options: Mapping[str, object], known_hosts: str) -> Iterator[str]:
+    config = options.get("config")
+    if config is not None:
+        yield from ("-F", "none" if config == "none" else _file(where, "config", config))
+    for option in ALWAYS:
+        yield from ("-o", option)
+    if known_hosts:
+        quoted = known_hosts.replace("%", "%%")
+        yield from ("-o", f'UserKnownHostsFile="{quoted}"', "-o", "GlobalKnownHostsFile=/dev/null", "-o", "KnownHostsCommand=none")
+    given = [options[name] for name in ("key_filename", "client_keys") if options.get(name) is not None]
+    keys = [key for value in given for key in (value if isinstance(value, list | tuple) else [value])]
+    for key in keys:
+        yield from ("-i", _file(where, "key_filename", key).replace("%", "%%"))
+    if keys:
+        yield from ("-o", "IdentitiesOnly=yes")
+
+
+def _file(where: str, option: str, value: object) -> str:
+    """Return the absolute path of an existing file whose name ssh cannot take for anything else (quotes, tokens, variables)."""
+    if not isinstance(value, str | Path) or any(c in '"\\$' or ord(c) < 32 for c in str(value)):
+        raise ConfigError(f"{where}: {option}: the path of a file is needed")
+    path = Path(value).expanduser().absolute()
+    if not path.is_file():
+        raise ConfigError(f"{where}: {option}: {path}: no such file")
+    return str(path)
+
+
+class Connection:
+    """The pipes to and from one ``ssh`` process, for one thread at a time.
+
+    ``stall``: seconds without a byte after which a transfer fails.  Errors of `send` and `receive` are `connection_error`s, or Transient.
+    """
+
+    def __init__(self, address: Address, stall: float) -> None:
+        self.address, self.stall = address, stall
+        self._is_broken = self._has_answered = False
+        self._messages = b""
+        self._ahead = memoryview(bytearray(_AHEAD))
+        self._next = self._end = 0  # of the unread bytes in it
+        self._process = _start(address.command)
+        self._pipes = [p for p in (self._process.stdin, self._process.stdout, self._process.stderr) if p]
+        self._stdin, self._stdout, self._stderr = (p.fileno() for p in self._pipes)
+        for fd in (self._stdin, self._stdout, self._stderr):
+            os.set_blocking(fd, False)
+        for fd in (self._stdin, self._stdout):
+            with contextlib.suppress(OSError, AttributeError):  # not Linux, or the user's limit on pipes: slower, no more
+                fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it can be used no more."""
+        return self._is_broken or self._process.poll() is not None
+
+    def send(self, *buffers: bytes | memoryview) -> None:
+        """Send all bytes of all buffers."""
+        views = [memoryview(b) for b in buffers]
+        while views:
+            try:
+                count = os.writev(self._stdin, views[:_VECTOR])
+            except BlockingIOError:
+                self._wait(self._stdin, select.POLLOUT, self.stall)
+                continue
+            except OSError as e:
+                raise self._ended() from e
+            while views and count >= len(views[0]):
+                count -= len(views.pop(0))
+            if views:
+                views[0] = views[0][count:]
+
+    def receive(self, out: memoryview, patience: float = 0.0) -> None:
+        """Fill ``out``; wait ``patience`` seconds longer than usual for each byte."""
+        done = min(len(out), self._end - self._next)
+        out[:done] = self._ahead[self._next : self._next + done]
+        self._next += done
+        while done < len(out):
+            try:
+                count = os.readv(self._stdout, [out[done:], self._ahead])
+            except BlockingIOError:
+                self._wait(self._stdout, select.POLLIN, self.stall + patience)
+                continue
+            if not count:
+                raise self._ended()
+            self._next, self._end = 0, max(0, count - (len(out) - done))
+            done += count
+        self._has_answered = True
+
+    def receive_bytes(self, size: int, patience: float = 0.0) -> bytes:
+        """Return the next bytes: as `receive`, for few of them."""
+        start, end = self._next, self._next + size
+        if end <= self._end:
+            self._next = end
+            return bytes(self._ahead[start:end])
+        out = bytearray(size)
+        self.receive(memoryview(out), patience)
+        return bytes(out)
+
+    def close(self) -> None:
+        """Kill ssh, and wait for its end."""
+        self._is_broken = True
+        self._process.kill()
+        self._process.wait()
+        for pipe in self._pipes:
+            pipe.close()
+
+    def _wait(self, fd: int, event: int, seconds: float) -> None:
+        """Wait until ``fd`` is ready.  Read ssh's messages meanwhile: ssh stops while that pipe is full."""
+        deadline = time.monotonic() + seconds
+        poll = select.poll()
+        poll.register(fd, event)
+        poll.register(self._stderr, select.POLLIN)
+        while True:
+            ready = [at for at, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000)]
+            if not ready or (fd not in ready and time.monotonic() > deadline):  # a message is no answer
+                self._is_broken = True
+                raise Transient(f"{self.address.url}: not a byte came for {seconds:.0f} s")
+            if self._stderr in ready and not self._read_messages():
+                poll.unregister(self._stderr)
+            if fd in ready:
+                return
+
+    def _read_messages(self) -> bool:
+        """Read what ssh says; return whether there was anything."""
+        try:
+            found = os.read(self._stderr, 4096)
+        except BlockingIOError:
+            return False
+        self._messages = (self._messages + found)[-_MESSAGES:]
+        return bool(found)
+
+    def _ended(self) -> ConfigError | StoreError:
+        self._is_broken = True
+        code = None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(_EXIT_S)
+        for _ in range(_MESSAGES):  # bounded: a server may talk for ever
+            if not self._read_messages():
+                break
+        return connection_error(self.address, self._messages, code, has_answered=self._has_answered)
+
+
+def connection_error(address: Address, messages: bytes, code: int | None, *, has_answered: bool) -> ConfigError | StoreError:
+    """Return why there is no connection, in ssh's own words: ``messages`` is its standard error, ``code`` its exit code.
+
+    ConfigError: the operator has to change something.  Transient: trying again may help.
+    """
+    text = messages.decode("utf-8", "replace")
+    reason = last_lines(text) or "ssh gives no reason"
+    if has_answered:  # the server was serving: it has no say about keys any more
+        return Transient(f"{address.url}: the connection is gone: {reason}")
+    error = f"{address.url}: no connection: {reason}"
+    if _HOST_KEY.search(text):
+        port = f"-p {address.port} " if address.port else ""
+        known = f"[{address.host}]:{address.port}" if address.port and address.port != 22 else address.host
+        return ConfigError(
+            error,
+            hint=f"ssh-keyscan {port}{address.host} >> {address.known_hosts}, and compare the fingerprint (ssh-keygen -lf) with the one on "
+            f"{address.host} itself; if its key has changed, and you know why, first: ssh-keygen -R '{known}' -f {address.known_hosts}",
+        )
+    if _LOGIN.search(text):
+        user = address.user or "this user"
+        return ConfigError(
+            error,
+            hint=f"is the public key in authorized_keys of {user} on {address.host}, is the private key readable by its owner alone (chmod 600), "
+            "and without a passphrase or in an agent?  `ssh -v` tells more",
+        )
+    if _SETTINGS.search(text):
+        return ConfigError(error, hint="look at ~/.ssh/config, and at the server's sshd_config")
+    if _NO_SFTP.search(text) or code == 127:
+        return ConfigError(f"{error}: no SFTP", hint="the server's sshd_config needs: Subsystem sftp internal-sftp")
+    if _NO_SUCH_HOST.search(text):
+        return StoreError(error, hint="is the host's name right, does the name server answer?")
+    return Transient(error, hint="is the machine up, does sshd listen on this port?")
+
+
+def last_lines(text: str) -> str:
+    """Return the last two lines as one, without anything that a terminal obeys: a stranger may have written them."""
+    lines = ["".join(c for c in line if c.isprintable()).strip() for line in text.splitlines()]
+    return "; ".join([line for line in lines if line][-2:])[-_SHOWN:]
+
+
+def _start(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(  # noqa: S603 (`parse_address` makes every word of it)
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env={**os.environ, "LC_ALL": "C", "SSH_ASKPASS_REQUIRE": "never"},
+            start_new_session=True,  # no terminal to ask at; and Ctrl-C is ours to answer
+        )
+    except FileNotFoundError as e:
+        raise ConfigError(
+            f"no program {command[0]} here", hint="stores on sftp:// need OpenSSH's client: install openssh-client"
+        ) from e
+    except OSError as e:
+        kind = Transient if e.errno in (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE) else ConfigError
+        raise kind(f"{command[0]} could not be started: {(e.strerror or str(e)).lower()}") from e

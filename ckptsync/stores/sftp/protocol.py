@@ -1,0 +1,426 @@
+"""SFTP version 3: packets as bytes, and a session that sends requests and receives their answers, many at once.
+
+Sources: draft-ietf-secsh-filexfer-02 (packets, attributes, statuses) and OpenSSH's file PROTOCOL (extensions).  A server may lie: every length is
+checked against its packet before anything is made of it, and after an answer that makes no sense the session is used no more.
+
+One thread uses a session at a time.  Requests to read are small, and answers to writes are small: so the pipes in both directions can never be full
+at once, with both sides waiting for the other.
+"""
+
+from __future__ import annotations
+
+import stat
+import struct
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+from ckptsync.stores.limits import Limits
+from ckptsync.stores.sftp.connection import Address, Connection
+
+VERSION = 3
+FSYNC = "fsync@openssh.com"
+PIECE = 255 << 10  # bytes of a READ or WRITE, where the server takes so many: OpenSSH's limit
+_LEAST_PIECE = 32 << 10  # what every server takes (filexfer-02, 3)
+_MOST_PACKET = 256 << 10  # bytes of any packet; OpenSSH's limit
+_MOST_HANDLE = 256  # bytes (filexfer-02, 6.3)
+_MOST_EXTENSIONS = 64
+_READS = 64  # READs that wait for their answers at once
+_BATCH = 16 << 20  # bytes of WRITEs that are sent before the first answer is read
+_FSYNC_S = 540.0  # s of further patience with a server that brings a file to its disk: ssh itself notices a dead network
+_SIZE, _OWNER, _MODE, _TIMES, _EXTENDED = 0x1, 0x2, 0x4, 0x8, 0x80000000
+_HEAD = struct.Struct(">IBI")
+
+
+class Kind(IntEnum):
+    """Types of packets."""
+
+    INIT = 1
+    VERSION = 2
+    OPEN = 3
+    CLOSE = 4
+    READ = 5
+    WRITE = 6
+    LSTAT = 7
+    FSTAT = 8
+    FSETSTAT = 10
+    OPENDIR = 11
+    READDIR = 12
+    REMOVE = 13
+    MKDIR = 14
+    RMDIR = 15
+    STAT = 17
+    RENAME = 18
+    STATUS = 101
+    HANDLE = 102
+    DATA = 103
+    NAME = 104
+    ATTRS = 105
+    EXTENDED = 200
+    EXTENDED_REPLY = 201
+
+
+class Code(IntEnum):
+    """What a STATUS packet says; servers may have further codes."""
+
+    OK = 0
+    EOF = 1
+    NO_SUCH_FILE = 2
+    PERMISSION_DENIED = 3
+    FAILURE = 4
+    BAD_MESSAGE = 5
+    NO_CONNECTION = 6
+    CONNECTION_LOST = 7
+    OP_UNSUPPORTED = 8
+
+
+class Flag(IntEnum):
+    """How a file is opened."""
+
+    READ = 0x01
+    WRITE = 0x02
+    CREATE = 0x08
+    TRUNCATE = 0x10
+
+
+class Malformed(Exception):
+    """The server does not speak SFTP, or not as it should."""
+
+
+class Refused(Exception):
+    """The server answered no, and goes on serving."""
+
+    def __init__(self, code: int, text: str = "") -> None:
+        super().__init__(f"status {code}: {text}")
+        self.code, self.text = code, text
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """What a server says of a file.  ``mtime``: whole seconds on the server's clock."""
+
+    size: int
+    mode: int
+    mtime: int
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it is a regular file."""
+        return stat.S_ISREG(self.mode)
+
+    @property
+    def is_directory(self) -> bool:
+        """Whether it is a directory, and no link to one."""
+        return stat.S_ISDIR(self.mode)
+
+    @property
+    def is_link(self) -> bool:
+        """Whether it is a symbolic link."""
+        return stat.S_ISLNK(self.mode)
+
+
+class Fields:
+    """The body of a packet, read from front to back; raises Malformed where it ends inside a field."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body, self._at = body, 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether all of it was read."""
+        return self._at >= len(self._body)
+
+    def u32(self) -> int:
+        """Read a number of four bytes."""
+        return int.from_bytes(self._take(4), "big")
+
+    def u64(self) -> int:
+        """Read a number of eight bytes."""
+        return int.from_bytes(self._take(8), "big")
+
+    def text(self) -> bytes:
+        """Read what the protocol calls a string."""
+        return self._take(self.u32())
+
+    def handle(self) -> bytes:
+        """Read the server's name for an open file or directory."""
+        found = self.text()
+        if not 0 < len(found) <= _MOST_HANDLE:
+            raise Malformed(f"a handle of {len(found)} bytes")
+        return found
+
+    def attributes(self) -> Attributes:
+        """Read a file's attributes; raise Malformed if they lack its type, or a regular file's size."""
+        flags = self.u32()
+        size = self.u64() if flags & _SIZE else None
+        if flags & _OWNER:
+            self._take(8)
+        mode = self.u32() if flags & _MODE else None
+        mtime = (self.u32(), self.u32())[1] if flags & _TIMES else 0
+        if flags & _EXTENDED:
+            for _ in range(self.u32()):
+                self.text(), self.text()
+        if mode is None or (size is None and stat.S_ISREG(mode)):
+            raise Malformed("the server gives neither type nor size of files")
+        if size and size >> 63:
+            raise Malformed(f"a file of {size} bytes")
+        return Attributes(size or 0, mode, mtime)
+
+    def _take(self, count: int) -> bytes:
+        end = self._at + count
+        if end > len(self._body):
+            raise Malformed(f"a packet ends at byte {len(self._body)}, its fields at {end} or later")
+        self._at, found = end, self._body[self._at : end]
+        return found
+
+
+def text(value: bytes) -> bytes:
+    """Return what the protocol calls a string: its length, and its bytes."""
+    return struct.pack(">I", len(value)) + value
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A packet to send.  ``is_slow``: its answer may take minutes.  ``data``: the bytes that follow the fields of a WRITE."""
+
+    kind: Kind
+    fields: bytes
+    is_slow: bool = False
+    data: memoryview | None = None
+
+
+def open_request(path: bytes, flags: int) -> Request:
+    """Open a file; a new one has the permissions that the server's umask leaves of 0666."""
+    return Request(Kind.OPEN, text(path) + struct.pack(">II", flags, 0))
+
+
+def close_request(handle: bytes) -> Request:
+    """Close a file or directory."""
+    return Request(Kind.CLOSE, text(handle))
+
+
+def read_request(handle: bytes, start: int, size: int) -> Request:
+    """Read at most ``size`` bytes."""
+    return Request(Kind.READ, text(handle) + struct.pack(">QI", start, size))
+
+
+def fsync_request(handle: bytes) -> Request:
+    """Bring a file, or the names in a directory, to the server's disk."""
+    return Request(Kind.EXTENDED, text(FSYNC.encode()) + text(handle), is_slow=True)
+
+
+def truncate_request(handle: bytes, size: int) -> Request:
+    """Make a file ``size`` bytes long."""
+    return Request(Kind.FSETSTAT, text(handle) + struct.pack(">IQ", _SIZE, size))
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer."""
+
+    kind: int
+    body: bytes
+
+    def fields(self, wanted: Kind = Kind.STATUS) -> Fields:
+        """Return the fields of an answer of this kind; raise Refused if the server said no, Malformed if it said anything else."""
+        fields = Fields(self.body)
+        if self.kind == Kind.STATUS:
+            code = fields.u32()
+            words = "" if fields.is_over else fields.text().decode("utf-8", "replace")
+            if code != Code.OK or wanted != Kind.STATUS:
+                raise Refused(code, words)
+        elif self.kind != wanted:
+            raise Malformed(f"a packet of type {self.kind} came, {wanted} was expected")
+        return fields
+
+
+class Session:
+    """An SFTP session on a connection of its own.  ``extensions``: what the server offers beyond the protocol.  Raises Malformed."""
+
+    def __init__(self, address: Address, limits: Limits) -> None:
+        self.read_size = self.write_size = _LEAST_PIECE
+        self._pace = limits.pace
+        self._number = self._unanswered = 0
+        self._is_malformed = False
+        self._connection = Connection(address, limits.stall)
+        try:
+            self.extensions = self._greet()
+            if "limits@openssh.com" in self.extensions:
+                self._ask_limits()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it can be used again: nothing is unanswered, and nothing broke."""
+        return not (self._unanswered or self._is_malformed or self._connection.is_over)
+
+    def close(self) -> None:
+        """End the connection."""
+        self._connection.close()
+
+    def ask(self, *requests: Request) -> list[Reply]:
+        """Send all requests, then return their answers in the same order."""
+        numbers = self._send(requests)
+        patience = _FSYNC_S if any(r.is_slow for r in requests) else 0.0
+        waiting, found = set(numbers), {}
+        while waiting:
+            number, kind, size = self._head(patience)
+            if number not in waiting:
+                raise self._broken(f"an answer to request {number}, which was not asked")
+            waiting.remove(number)
+            found[number] = Reply(kind, self._connection.receive_bytes(size))
+        return [found[number] for number in numbers]
+
+    def answer(self, request: Request, wanted: Kind = Kind.STATUS) -> Fields:
+        """Return the fields of the answer to one request; raise Refused."""
+        return self.ask(request)[0].fields(wanted)
+
+    def call(self, kind: Kind, path: bytes, wanted: Kind = Kind.STATUS) -> Fields:
+        """Return the fields of the answer to a request that has a path alone; raise Refused."""
+        return self.answer(Request(kind, text(path)), wanted)
+
+    def open(self, path: bytes, flags: int) -> bytes:
+        """Return the handle of an opened file; raise Refused."""
+        return self.answer(open_request(path, flags), Kind.HANDLE).handle()
+
+    def rejected(self, e: Malformed) -> Malformed:
+        """Return ``e``, found in the fields of an answer; the session is used no more."""
+        self._is_malformed = True
+        return e
+
+    def write_requests(self, handle: bytes, start: int, data: memoryview) -> list[Request]:
+        """Return the requests that write ``data``."""
+        pieces = [(at, data[at : at + self.write_size]) for at in range(0, len(data), self.write_size)]
+        return [Request(Kind.WRITE, text(handle) + struct.pack(">QI", start + at, len(p)), data=p) for at, p in pieces]
+
+    def write(self, handle: bytes, start: int, data: memoryview) -> None:
+        """Write all of ``data``; raise Refused."""
+        for at in range(0, len(data), _BATCH):
+            for reply in self.ask(*self.write_requests(handle, start + at, data[at : at + _BATCH])):
+                reply.fields()
+
+    def read_into(self, handle: bytes, start: int, out: memoryview) -> int:
+        """Fill ``out``; return the bytes read, which are fewer than it holds only where the file ends.  Raise Refused."""
+        end, refusal = len(out), None
+        ahead = ((at, min(self.read_size, len(out) - at)) for at in range(0, len(out), self.read_size))
+        again: deque[tuple[int, int]] = deque()  # what short answers have left out
+        asked: dict[int, tuple[int, int]] = {}
+        while True:
+            while not refusal and len(asked) < _READS and (piece := again.popleft() if again else self._next(ahead)):
+                if piece[0] < end:
+                    (number,) = self._send([read_request(handle, start + piece[0], piece[1])])
+                    asked[number] = piece
+            if not asked:
+                break
+            number, kind, size = self._head()
+            if number not in asked:
+                raise self._broken(f"an answer to request {number}, which was not asked")
+            at, wanted = asked.pop(number)
+            if kind == Kind.DATA:
+                count = self._data(size, out[at : at + wanted])
+                if count < wanted:
+                    again.append((at + count, wanted - count))
+                continue
+            try:
+                Reply(kind, self._connection.receive_bytes(size)).fields(Kind.DATA)
+            except Refused as e:
+                if e.code == Code.EOF:
+                    end = min(end, at)
+                else:
+                    refusal = refusal or e
+        if refusal:
+            raise refusal
+        return end
+
+    def read_and_close(self, handle: bytes, start: int, out: memoryview) -> int | None:
+        """Read at most ``read_size`` bytes and close the file, in one round trip; return None where fewer came than the file may have."""
+        self._pace.take(len(out))
+        reply, _ = self.ask(read_request(handle, start, len(out)), close_request(handle))
+        try:
+            data = reply.fields(Kind.DATA).text()
+        except Refused as e:
+            if e.code != Code.EOF:
+                raise
+            return 0
+        if len(data) != len(out):
+            return None
+        out[:] = data
+        return len(data)
+
+    def _next(self, pieces: Iterator[tuple[int, int]]) -> tuple[int, int] | None:
+        piece = next(pieces, None)
+        if piece:
+            self._pace.take(piece[1])
+        return piece
+
+    def _data(self, size: int, out: memoryview) -> int:
+        """Receive the bytes of a DATA packet straight into ``out``; return how many they are."""
+        count = int.from_bytes(self._connection.receive_bytes(4), "big") if size >= 4 else 0
+        if not 0 < count <= len(out) or size != 4 + count:
+            raise self._broken(f"{count} bytes in a packet of {size} came where up to {len(out)} were asked for")
+        self._connection.receive(out[:count])
+        return count
+
+    def _send(self, requests: Sequence[Request]) -> list[int]:
+        """Send requests; return their numbers.  Bytes of files wait until the rate limit lets them go."""
+        numbers: list[int] = []
+        buffers: list[bytes | memoryview] = []
+        waiting = 0
+        for request in requests:
+            self._number = (self._number + 1) & 0xFFFFFFFF
+            self._unanswered += 1
+            numbers.append(self._number)
+            size = len(request.data) if request.data is not None else 0
+            buffers.append(_HEAD.pack(5 + len(request.fields) + size, request.kind, self._number) + request.fields)
+            if request.data is not None:
+                self._pace.take(size)
+                buffers.append(request.data)
+                waiting += size
+            if waiting >= PIECE:
+                self._connection.send(*buffers)
+                buffers, waiting = [], 0
+        self._connection.send(*buffers)
+        return numbers
+
+    def _head(self, patience: float = 0.0) -> tuple[int, int, int]:
+        """Receive the head of the next answer: the number of its request, its type, and how many bytes follow."""
+        found = self._connection.receive_bytes(9, patience)
+        size, kind, number = _HEAD.unpack(found)
+        if not 5 <= size <= _MOST_PACKET + 1024:
+            raise self._broken(f"a packet of {size} bytes came ({found!r})")
+        self._unanswered -= 1
+        return number, kind, size - 5
+
+    def _broken(self, what: str) -> Malformed:
+        """Return what to raise where the beginning of the next answer is unknown."""
+        return self.rejected(Malformed(what))
+
+    def _greet(self) -> dict[str, bytes]:
+        """Say hello; return the server's extensions, and what it says of each."""
+        self._connection.send(b"\0\0\0\5" + bytes([Kind.INIT]) + VERSION.to_bytes(4, "big"))
+        found = self._connection.receive_bytes(5)
+        size = int.from_bytes(found[:4], "big")
+        if not 5 <= size <= _MOST_PACKET or found[4] != Kind.VERSION:
+            raise Malformed(f"it begins with {found!r}")
+        fields = Fields(self._connection.receive_bytes(size - 1))
+        if (version := fields.u32()) != VERSION:
+            raise Malformed(f"the server offers version {version}, {VERSION} is needed")
+        extensions: dict[str, bytes] = {}
+        while not fields.is_over and len(extensions) < _MOST_EXTENSIONS:
+            name, value = fields.text(), fields.text()
+            extensions[name.decode("ascii", "replace")] = value
+        return extensions
+
+    def _ask_limits(self) -> None:
+        """Learn how large requests may be; 0 means that the server does not say."""
+        try:
+            fields = self.answer(Request(Kind.EXTENDED, text(b"limits@openssh.com")), Kind.EXTENDED_REPLY)
+            packet, read, write = fields.u64(), fields.u64(), fields.u64()
+        except Refused:
+            return  # it offers what it cannot do
+        room = packet - 1024 if packet else PIECE
+        self.read_size = min(PIECE, max(_LEAST_PIECE, min(read, room)))
+        self.write_size = min(PIECE, max(_LEAST_PIECE, min(write, room)))

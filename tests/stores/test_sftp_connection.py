@@ -1,0 +1,290 @@
+"""How a store over SSH is reached: URL, options, the ssh process, host keys and keys, and what is tried again."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ckptsync.errors import ConfigError, StoreError, Transient
+from ckptsync.stores.opening import bare
+from ckptsync.stores.sftp.connection import ALWAYS, Connection, connection_error, parse_address
+from tests.sftp_stores import AT_ONCE, address_of, over_ssh, remote
+from tests.sshd import another_sshd, sshd, wanted
+
+ADDRESS = parse_address(remote("sftp://me@head:2222/srv"), {})
+
+
+@pytest.mark.parametrize(
+    ("url", "wanted"),
+    [
+        ("sftp://head/srv/store", ("head", "", None, "/srv/store")),
+        ("sftp://me@head:2222//srv//store", ("head", "me", 2222, "/srv/store")),
+        ("sftp://me@[fe80::1%eth0]:22/srv", ("fe80::1%eth0", "me", 22, "/srv")),
+        ("sftp://me@realm@head/s", ("head", "me@realm", None, "/s")),
+        ("sftp://head/srv/a b%20c#?", ("head", "", None, "/srv/a b%20c#?")),
+    ],
+)
+def test_a_url_says_host_user_port_and_an_absolute_path(url: str, wanted: tuple[object, ...]) -> None:
+    address = parse_address(remote(url), {})
+    assert (address.host, address.user, address.port, address.path) == wanted
+    assert address.url == url
+
+
+def test_the_command_is_strict_whatever_else_is_configured(tmp_path: Path) -> None:
+    key, hosts, config = tmp_path / "my 100% key", tmp_path / "known hosts", tmp_path / "config"
+    for file in (key, hosts):
+        file.write_bytes(b"")
+    config.write_text(
+        "StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nForwardAgent yes\nControlMaster auto\nControlPath /tmp/x\nBatchMode no\n"
+        "NoHostAuthenticationForLocalhost yes\nVerifyHostKeyDNS yes\nRemoteCommand date\nPermitLocalCommand yes\nLocalCommand date\n"
+        "LocalForward 1234 localhost:80\n"
+    )
+    options = {"key_filename": str(key), "known_hosts": str(hosts), "config": str(config), "port": "2222", "username": "me"}
+    address = parse_address(remote("sftp://head/srv"), options)
+    wanted()
+    told = subprocess.run([address.command[0], "-G", *address.command[1:]], check=True, capture_output=True, text=True).stdout
+    said = dict(line.split(" ", 1) for line in told.splitlines() if " " in line)
+    assert said["stricthostkeychecking"] in ("true", "yes")
+    assert said["batchmode"] == said["identitiesonly"] == said["clearallforwardings"] == "yes"
+    assert said["forwardagent"] == said["permitlocalcommand"] == said["nohostauthenticationforlocalhost"] == "no"
+    assert said["verifyhostkeydns"] in ("false", "no")
+    assert said["userknownhostsfile"].replace("%%", "%").strip('"') == str(hosts)
+    assert said["globalknownhostsfile"] == "/dev/null"
+    assert said["controlmaster"] in ("false", "no")
+    assert (said["user"], said["port"], said["hostname"]) == ("me", "2222", "head")
+    assert not {"controlpath", "remotecommand", "localforward"} & set(said)
+    assert int(said["serveraliveinterval"]) * int(said["serveralivecountmax"]) < 100
+
+
+def test_without_options_ssh_finds_keys_and_known_hosts_itself() -> None:
+    words = parse_address(remote("sftp://head/srv"), {}).command
+    assert words == ("ssh", *(w for word in ALWAYS for w in ("-o", word)), "-s", "--", "head", "sftp")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *(
+            "sftp://head",
+            "sftp://head/",
+            "sftp:///srv",
+            "sftp://head/~/x",
+            "sftp://head/~me/x",
+            "sftp://head/a/../b",
+            "sftp://@head/a",
+        ),
+        *("sftp://-oProxyCommand=date/srv", "sftp://-lroot@head/srv", "sftp://a b@head/srv", "sftp://$(date)@head/srv"),
+        *(
+            "sftp://he`ad/srv",
+            "sftp://he;ad/srv",
+            "sftp://head:0/srv",
+            "sftp://head:x/srv",
+            "sftp://head:99999/srv",
+            "sftp://[::1/srv",
+        ),
+    ],
+)
+def test_what_could_be_an_option_or_means_nothing_is_refused(url: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_address(remote(url), {})
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("sftp://me:sekrit@head/srv", {}),
+        ("sftp://me:sek@rit@head/srv", {}),
+        ("sftp://:sekrit@head/srv", {}),
+        ("sftp://head:sekrit/srv", {}),
+        ("sftp://head/srv", {"password": "sekrit"}),
+        ("sftp://head/srv", {"passphrase": "sekrit"}),
+        ("sftp://head/srv", {"token": "sekrit"}),
+        ("sftp://head/srv", {"port": "sekrit"}),
+    ],
+)
+def test_a_password_is_refused_and_not_repeated(url: str, options: dict[str, object]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_address(remote(url), options)
+    assert "sekrit" not in f"{caught.value} {caught.value.hint}"
+
+
+@pytest.mark.parametrize("value", [None, "", "none", "auto_add", "/dev/null", False, b"x", "/no/such/file", "a\nb"])
+def test_host_keys_are_always_checked(value: object) -> None:
+    with pytest.raises(ConfigError, match="known_hosts"):
+        parse_address(remote("sftp://head/srv"), {"known_hosts": value})
+
+
+def test_an_option_that_is_not_known_is_told_with_those_that_are() -> None:
+    with pytest.raises(ConfigError, match="keyfile") as caught:
+        parse_address(remote("sftp://head/srv"), {"keyfile": "/a"})
+    assert "key_filename" in caught.value.hint
+    with pytest.raises(ConfigError, match="host_key_policy") as caught:
+        parse_address(remote("sftp://head/srv"), {"host_key_policy": "auto_add"})
+    assert "host keys are always checked" in caught.value.hint
+    with pytest.raises(ConfigError, match="several users"):
+        parse_address(remote("sftp://me@head/srv"), {"username": "you"})
+    with pytest.raises(ConfigError, match="no such file"):
+        parse_address(remote("sftp://head/srv"), {"key_filename": "/no/such/key"})
+
+
+def running(tmp_path: Path, script: str, stall: float = 10.0) -> Connection:
+    return Connection(replace(address_of(tmp_path), command=(sys.executable, "-S", "-E", "-c", script)), stall)
+
+
+def test_bytes_go_through_in_both_directions_however_many(tmp_path: Path) -> None:
+    connection = running(tmp_path, "import sys; d = sys.stdin.buffer.read(9_000_000); sys.stdout.buffer.write(d)")
+    sent, out = bytes(range(256)) * 35157, bytearray(9_000_000)
+    connection.send(b"", memoryview(sent)[:4_000_000], sent[4_000_000:9_000_000], b"")
+    connection.receive(memoryview(out))
+    assert out == sent[:9_000_000]
+    connection.close()
+
+
+def test_a_program_that_talks_is_listened_to_and_remembered_a_little(tmp_path: Path) -> None:
+    connection = running(
+        tmp_path,
+        "import os, sys; [os.write(2, b'noise ' * 1000) for _ in range(200)]; os.write(2, b'Connection reset'); os.write(1, b'x')",
+    )
+    out = bytearray(1)
+    connection.receive(memoryview(out))
+    with pytest.raises(Transient, match=r"the connection is gone: .*Connection reset"):
+        connection.receive(memoryview(out))
+    assert connection.is_over
+    assert len(connection._messages) <= 8 << 10
+    connection.close()
+
+
+@pytest.mark.parametrize("way", ["in", "out"])
+def test_one_that_does_nothing_is_given_up(tmp_path: Path, way: str) -> None:
+    connection = running(tmp_path, "import time; time.sleep(60)", 0.2)
+    with pytest.raises(Transient, match="not a byte came"):
+        connection.send(bytes(4 << 20)) if way == "out" else connection.receive(memoryview(bytearray(1)))
+    assert connection.is_over
+    connection.close()
+
+
+def test_its_end_is_told_and_it_leaves_no_process(tmp_path: Path) -> None:
+    connection = running(tmp_path, "import sys; sys.exit(255)")
+    with pytest.raises(Transient, match="no connection"):
+        connection.receive(memoryview(bytearray(1)))
+    connection.close()
+    connection.close()
+    assert connection._process.returncode == 255
+
+
+def test_a_program_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no program /no/such"):
+        Connection(replace(address_of(tmp_path), command=("/no/such",)), 1.0)
+
+
+def test_an_unknown_host_key_fails_closed_and_says_how_to_learn_it(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_bytes(b"")
+    with pytest.raises(
+        ConfigError, match=f"{sshd().port}.*: no connection: .*host key is known for .*Host key verification failed"
+    ) as caught:
+        over_ssh(tmp_path, options={"known_hosts": str(hosts)}).size("a")
+    assert f"ssh-keyscan -p {sshd().port} 127.0.0.1 >> {hosts}" in caught.value.hint
+    assert caught.value.exit_code == 2
+    assert hosts.read_bytes() == b""
+
+
+def test_a_host_key_that_changed_fails_closed_and_is_not_learnt(tmp_path: Path) -> None:
+    hosts, other = tmp_path / "hosts", tmp_path / "other"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", other], check=True)
+    line = f"[127.0.0.1]:{sshd().port} {other.with_suffix('.pub').read_text()}"
+    hosts.write_text(line)
+    with pytest.raises(ConfigError, match=r"Host key for .* has changed") as caught:
+        over_ssh(tmp_path, options={"known_hosts": str(hosts)}).size("a")
+    assert f"ssh-keygen -R '[127.0.0.1]:{sshd().port}'" in caught.value.hint
+    assert hosts.read_text() == line
+
+
+def test_a_key_that_lets_nobody_in_is_a_configuration_error(tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", other], check=True)
+    with pytest.raises(ConfigError, match=r"no connection: .*Permission denied \(publickey\)") as caught:
+        over_ssh(tmp_path, options={"key_filename": str(other)}).size("a")
+    assert "authorized_keys" in caught.value.hint
+
+
+def test_a_key_that_was_let_in_before_is_tried_again(tmp_path: Path) -> None:
+    with another_sshd() as server:
+        allowed = server.dir / "authorized_keys"
+        key = allowed.read_text()
+        store = bare(server.url(tmp_path), server.options, replace(AT_ONCE, patience=2.0))
+        store.write("a", [b"x"])
+        allowed.write_text("")
+        again = bare(server.url(tmp_path), server.options, AT_ONCE)
+        with pytest.raises(ConfigError, match="Permission denied"):
+            again.size("a")
+        for child in Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split():
+            if Path(f"/proc/{child}/comm").read_text() == "ssh\n":
+                os.kill(int(child), signal.SIGKILL)
+        with pytest.raises(Transient, match="Permission denied"):
+            store.size("a")
+        allowed.write_text(key)
+        assert store.size("a") == again.size("a") == 1
+
+
+def test_without_ssh_the_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = over_ssh(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match="no program ssh here") as caught:
+        store.size("a")
+    assert "openssh-client" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("more", "error", "text"),
+    [
+        ("Subsystem none /bin/false", ConfigError, "subsystem request failed.*: no SFTP"),
+        ("ForceCommand echo Welcome to this machine", StoreError, "the answer is no SFTP"),
+        ("Ciphers aes128-ctr", ConfigError, "no matching cipher found"),
+    ],
+)
+def test_a_server_that_is_set_up_otherwise_is_told_once(tmp_path: Path, more: str, error: type[Exception], text: str) -> None:
+    config = tmp_path / "config"
+    config.write_text("Ciphers aes256-ctr\n")
+    with another_sshd(more) as server, pytest.raises(error, match=text) as caught:
+        bare(server.url(tmp_path), {**server.options, "config": str(config)}, AT_ONCE).size("a")
+    assert not isinstance(caught.value, Transient)
+
+
+@pytest.mark.parametrize(
+    ("said", "error"),
+    [
+        ("ssh: connect to host head port 22: Connection refused", Transient),
+        ("ssh: connect to host head port 22: Connection timed out", Transient),
+        ("ssh: connect to host head port 22: No route to host", Transient),
+        ("kex_exchange_identification: Connection closed by remote host", Transient),  # MaxStartups
+        ("ssh: Could not resolve hostname head: Temporary failure in name resolution", Transient),
+        ("mux_client_request_session: session request failed: Session open refused by peer", Transient),
+        ("", Transient),
+        ("ssh: Could not resolve hostname head: Name or service not known", StoreError),
+        ("Too many authentication failures", ConfigError),
+        ("Bad owner or permissions on /home/me/.ssh/config", ConfigError),
+        ("Host key verification failed.", ConfigError),
+        ("Permissions 0644 for '/home/me/key' are too open.\nPermission denied (publickey).", ConfigError),
+    ],
+)
+def test_only_what_may_pass_by_itself_is_tried_again(said: str, error: type[Exception]) -> None:
+    assert type(connection_error(ADDRESS, said.encode(), 255, has_answered=False)) is error
+
+
+def test_what_a_serving_machine_says_is_never_about_keys() -> None:
+    found = connection_error(ADDRESS, b"Host key verification failed.\r\n\x1b[31mConnection reset\n", 255, has_answered=True)
+    assert type(found) is Transient
+    assert "\x1b" not in str(found)
+    assert "\n" not in str(found)
+
+
+def test_a_stranger_may_not_say_much() -> None:
+    assert len(str(connection_error(ADDRESS, b"x" * 8000 + b"\xff", None, has_answered=False))) < 500
