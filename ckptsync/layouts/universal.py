@@ -15,7 +15,6 @@ from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import torch_pickle, torch_save
 from ckptsync.formats.pickles import Build, Name, brief, made
 from ckptsync.formats.torch_pickle import Stored
-from ckptsync.layouts import zero_agreement, zero_experts
 from ckptsync.layouts.names import join
 from ckptsync.layouts.zero_files import (
     MODEL,
@@ -24,13 +23,14 @@ from ckptsync.layouts.zero_files import (
     Setup,
     StateFile,
     buffers,
+    check_agreement,
     configuration,
     load,
     of_rank,
     parallel,
     section,
 )
-from ckptsync.layouts.zero_rank import Rank, groups_of, own_of, tensors_of
+from ckptsync.layouts.zero_rank import Rank, expert_counts, groups_of, own_of, tensors_of
 from ckptsync.layouts.zero_tensor_parallel import replica
 from ckptsync.model import Copy, Extent, Files, Shape, Tensor
 
@@ -44,18 +44,18 @@ _ALLOWED: Mapping[Name, Build] = {
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
-    """Directories with ``zero/<parameter>/fp32.pt`` in them."""
+    """Return the directories with ``zero/<parameter>/fp32.pt`` in them."""
     parts = (name.rsplit("/", 3) for name in names if name.endswith(f"/{_FILE}"))
     return tuple(sorted({p[0] if p[3:] else "" for p in parts if p[-3:-2] == ["zero"] and len(p) > 2}))
 
 
 def holds_weights(root: str) -> bool:
-    """Always."""
+    """Return True: every one does."""
     return root is not None
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:
-    """The model files that it was made from, and the file of every parameter that they name."""
+    """Return the model files that it was made from, and the file of every parameter that they name."""
     _, names = _setup(files, root)
     model = load(files, names[0])
     trained = [name for shapes in groups_of(model) or () for name in shapes]
@@ -63,11 +63,11 @@ def demands(files: Files, root: str) -> dict[str, int | None]:
 
 
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
-    """Parameters with their merged masters, and from the model files what else there is."""
+    """Return parameters with their merged masters, and from the model files what else there is."""
     files = Once(files)
     what, names = _setup(files, root)
     models = [load(files, name) for name in names]
-    zero_agreement.check(what, models, [])
+    check_agreement(what, models, [])
     _check_is_all_there(root, models)
     if what.mp > 1 or models[0].content.get("module") is None:
         return _merged(files, root, models)
@@ -81,7 +81,10 @@ def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
 
 
 def _is_mixed_up(model: StateFile) -> bool:
-    """``ds_to_universal`` cuts masters by ``param_slice_mappings``: with round-robin gradients of several ranks elsewhere than they lie."""
+    """Return whether the conversion mixed up masters, because parameters were dealt out to several ranks.
+
+    ``ds_to_universal`` cuts by ``param_slice_mappings``, and with round-robin gradients masters lie elsewhere.
+    """
     zero = section(configuration(model), "zero_optimization")
     return zero.get("round_robin_gradients") is True and zero.get("stage") in {1, 2} and model.content.get("dp_world_size") != 1
 
@@ -91,7 +94,7 @@ def _path(root: str, name: str) -> str:
 
 
 def _setup(files: Files, root: str) -> tuple[Setup, list[str]]:
-    """What the model files say; of stage 3 there is one a rank."""
+    """Return what the model files say, and their names; of stage 3 there is one a rank."""
     plain, ranked = of_rank(files.sizes(), root, MODEL), of_rank(files.sizes(), root, MODEL_OF_RANK)
     there = plain or ranked
     if not there:
@@ -110,7 +113,7 @@ def _setup(files: Files, root: str) -> tuple[Setup, list[str]]:
 
 
 def _check_is_all_there(root: str, models: Sequence[StateFile]) -> None:
-    if zero_experts.counts(models[0]):
+    if expert_counts(models[0]):
         raise Unsupported(
             f"{root or '.'}: a universal checkpoint of a model with experts, which ds_to_universal leaves out",
             hint="merge the checkpoint that it was made from",
@@ -125,7 +128,7 @@ def _check_is_all_there(root: str, models: Sequence[StateFile]) -> None:
 
 
 def _merged(files: Files, root: str, models: Sequence[StateFile]) -> tuple[Tensor, ...]:
-    """Tensor-parallel ranks and pipeline stages: only the masters are whole; of what else there is, nothing may be lost."""
+    """Return the tensors of tensor-parallel ranks and pipeline stages: only the masters are whole; of what else there is, nothing may be lost."""
     if _is_mixed_up(models[0]):
         raise Unsupported(f"{root or '.'}: {_MIXED_UP}", hint="merge the checkpoint that it was made from")
     own_dtype = _own_dtype(models[0])
@@ -140,7 +143,7 @@ def _merged(files: Files, root: str, models: Sequence[StateFile]) -> tuple[Tenso
 
 
 def _others(files: Files, root: str, models: Sequence[StateFile], known: set[str]) -> list[Tensor]:
-    """Buffers, which all tensor-parallel ranks have alike."""
+    """Return buffers, which all tensor-parallel ranks have alike."""
     owns = [own_of(model) for model in models]
     named = buffers(models[0])
     odd = sorted(
@@ -166,7 +169,7 @@ def _tied_names(models: Sequence[StateFile]) -> set[str]:
 
 
 def _own_dtype(model: StateFile) -> str:
-    """What the model trains in, as DeepSpeed was told."""
+    """Return what the model trains in, by DeepSpeed's configuration."""
     config = configuration(model)
     if (section(config, "bf16") or section(config, "bfloat16")).get("enabled") is True:
         return "BF16"
@@ -174,7 +177,7 @@ def _own_dtype(model: StateFile) -> str:
 
 
 def _master(files: Files, root: str, name: str, shape: Shape | None) -> Copy:
-    """One merged master: a tensor, flat at stage 3, or a dictionary with one.  ``shape`` is what it must be, where it is known."""
+    """Return one merged master: a tensor, flat at stage 3, or a dictionary with one.  ``shape`` is what it must be, where it is known."""
     path = _path(root, name)
     if path not in files.sizes():
         raise Incomplete(f"{path}: not there", hint="was the conversion finished, and copied whole?")

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO files: their names, and what is in them.
+"""DeepSpeed's ZeRO files: their names, what is in them, and whether they are of one save.
 
 Sources: ``deepspeed/runtime/engine.py`` (names, model states), ``deepspeed/runtime/zero/{stage_1_and_2,stage3}.py`` and
 ``deepspeed/runtime/bf16_optimizer.py`` (optimizer states), 0.19.8.
@@ -7,8 +7,9 @@ Sources: ``deepspeed/runtime/engine.py`` (names, model states), ``deepspeed/runt
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isclose
 from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
@@ -16,6 +17,7 @@ from ckptsync.formats import torch_pickle, torch_save
 from ckptsync.formats.pickles import Anybodys, Build, Made, Name, brief, made, with_unknown
 from ckptsync.formats.torch_pickle import Stored
 from ckptsync.layouts.names import inside, join
+from ckptsync.layouts.rank_names import MOST as MOST_RANKS
 from ckptsync.model import Extent, Files, Part
 
 OPTIM = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_([0-9]+)_mp_rank_([0-9]+)_optim_states\.pt")
@@ -25,8 +27,8 @@ EXPERT = re.compile(r"(?:layer_([0-9]+)_)?expert_([0-9]+)_mp_rank_([0-9]+)_model
 LAYER = re.compile(r"layer_([0-9]+)(?:-model_([0-9]+))?-model_states\.pt")
 _OTHERS = re.compile(r"layer_[0-9]+.*model_states\.pt|expert_[0-9]+_.*|mp_rank_[0-9]+_[0-9]+_model_states\.pt")
 EXPERT_OPTIM = re.compile(r"expp_rank_[0-9]+_mp_rank_[0-9]+_optim_states\.pt")
+_KNOWN = (OPTIM, MODEL_OF_RANK, MODEL, EXPERT, LAYER, EXPERT_OPTIM)
 MASTERS = "single_partition_of_fp32_groups"
-MOST_RANKS = 1 << 20
 
 _ALLOWED: Mapping[Name, Build] = {
     **torch_pickle.ALLOWED,
@@ -54,13 +56,13 @@ class StateFile:
     content: dict[str, Any]
 
     def part(self, files: Files, tensor: Any) -> Part:
-        """Where one of its tensors lies."""
+        """Return where one of its tensors lies."""
         if not isinstance(tensor, Stored):
             raise Corrupt(f"{self.name}: something else where a tensor is due")
         return torch_save.part(files, self.archive, tensor)
 
     def get(self, key: str, kind: type[Any]) -> Any:
-        """An entry that must be a ``kind``; an empty one if it is absent or None."""
+        """Return an entry that must be a ``kind``; an empty one if it is absent or None."""
         value = self.content.get(key)
         value = kind() if value is None else value
         if not isinstance(value, kind):
@@ -69,7 +71,7 @@ class StateFile:
 
 
 def buffers(file: StateFile) -> set[str]:
-    """``buffer_names``; what else the list may hold is never hashed."""
+    """Return ``buffer_names``; what else the list may hold is never hashed."""
     return {name for name in file.get("buffer_names", list) if isinstance(name, str)}
 
 
@@ -110,7 +112,7 @@ def _load(files: Files, name: str) -> StateFile:
 
 
 def _read(files: Files, where: Extent) -> tuple[Any, torch_save.Container]:
-    """What is pickled.  A script's ``client_state`` lies among DeepSpeed's own entries, with classes of its own: such entries are left out."""
+    """Return what is pickled. A script's ``client_state`` lies among DeepSpeed's own entries, with classes of its own: such entries are left out."""
     try:
         return torch_save.load(files, where, _ALLOWED)
     except Unsupported as refused:
@@ -128,24 +130,18 @@ def _read(files: Files, where: Extent) -> tuple[Any, torch_save.Container]:
 
 
 def is_ours(base: str) -> bool:
-    """Whether a file of this name belongs to a ZeRO checkpoint."""
+    """Return whether a file of this name belongs to a ZeRO checkpoint."""
     return any(pattern.fullmatch(base) for pattern in (OPTIM, MODEL_OF_RANK, MODEL))
 
 
-def is_stranger(base: str) -> bool:
-    """Whether DeepSpeed wrote a file of this name in a way that nothing here reads."""
-    known = (OPTIM, MODEL_OF_RANK, MODEL, EXPERT, LAYER, EXPERT_OPTIM)
-    return bool(_OTHERS.fullmatch(base)) and not any(pattern.fullmatch(base) for pattern in known)
-
-
 def of_rank(names: Iterable[str], root: str, pattern: re.Pattern[str]) -> dict[tuple[int, int], str]:
-    """(Model-parallel rank, data-parallel rank) → file; a file that is of no data-parallel rank is under rank 0.
+    """Return files by (model-parallel rank, data-parallel rank); a file that is of no data-parallel rank is under rank 0.
 
     Raises Unsupported for files that DeepSpeed names so and that nothing here reads.
     """
     found: dict[tuple[int, int], str] = {}
     for base, name in inside(names, root).items():
-        if is_stranger(base):
+        if _OTHERS.fullmatch(base) and not any(known.fullmatch(base) for known in _KNOWN):
             raise Unsupported(f"{name}: a kind of DeepSpeed file that is not known", hint="convert it with ds_to_universal first")
         if match := pattern.fullmatch(base):
             numbers = [int(n or 0) for n in match.groups()]
@@ -168,12 +164,12 @@ class Setup:
     mp: int = 1
 
     def optim(self, root: str, mp: int = 0) -> list[str]:
-        """The optimizer file of every data-parallel rank, in their order; without ZeRO there is none."""
+        """Return the optimizer file of every data-parallel rank, in their order; without ZeRO there is none."""
         ranks = range(self.world if self.stage else 0)
         return [join(root, f"{self.prefix}zero_pp_rank_{r}_mp_rank_{mp:02d}_optim_states.pt") for r in ranks]
 
     def models(self, names: Iterable[str], root: str, mp: int = 0) -> list[str]:
-        """The model file; at stage 3 that of every data-parallel rank."""
+        """Return the model file; at stage 3 that of every data-parallel rank."""
         if self.stage < 3:
             return [join(root, f"mp_rank_{mp:02d}_model_states.pt")]
         there = of_rank(names, root, MODEL_OF_RANK)
@@ -181,7 +177,7 @@ class Setup:
 
 
 def setup(files: Files, root: str) -> Setup:
-    """What the files here say of the whole; raises Incomplete if none does."""
+    """Return what the files here say of the whole; raises Incomplete if none does."""
     optim = of_rank(files.sizes(), root, OPTIM)
     if not optim:
         return _setup_without_optimizer(files, root)
@@ -192,7 +188,7 @@ def setup(files: Files, root: str) -> Setup:
 
 
 def optimizer_state(file: StateFile) -> dict[str, Any]:
-    """The ZeRO optimizer's own state dict."""
+    """Return the ZeRO optimizer's own state dict."""
     state = file.content.get("optimizer_state_dict")
     if not isinstance(state, dict):
         raise Corrupt(f"{file.name}: no optimizer_state_dict")
@@ -200,7 +196,7 @@ def optimizer_state(file: StateFile) -> dict[str, Any]:
 
 
 def parallel(file: StateFile) -> int:
-    """How many model-parallel ranks a model file says that there are; before DeepSpeed said so, one."""
+    """Return how many model-parallel ranks a model file says that there are; before DeepSpeed said so, one."""
     mp = file.content.get("mp_world_size", 1)
     if type(mp) is not int or not 0 < mp < MOST_RANKS:
         raise Corrupt(f"{file.name}: mp_world_size is {brief(mp)}")
@@ -208,23 +204,23 @@ def parallel(file: StateFile) -> int:
 
 
 def _parallel(files: Files, root: str) -> int:
-    """As many model-parallel ranks as a model file tells; where none is here, as many as the names show."""
+    """Return how many model-parallel ranks a model file gives; where none is here, how many the names show."""
     models = of_rank(files.sizes(), root, MODEL) or of_rank(files.sizes(), root, MODEL_OF_RANK)
     seen = {mp for mp, _ in [*models, *of_rank(files.sizes(), root, OPTIM)]}
     if not models:
         return max(seen) + 1
     name = models[min(models)]
-    told = parallel(load(files, name))
-    if max(seen) >= told:
+    count = parallel(load(files, name))
+    if max(seen) >= count:
         raise Unsupported(
-            f"{root or '.'}: files of {max(seen) + 1} tensor or pipeline parallel ranks, {name} tells of {told}",
+            f"{root or '.'}: files of {max(seen) + 1} tensor or pipeline parallel ranks, {name} says {count}",
             hint="they are of different saves: give those of one alone; mp_rank_00 of several is not the model",
         )
-    return told
+    return count
 
 
 def _stage(state: Mapping[str, Any]) -> int:
-    """``BF16_Optimizer`` writes none; it partitions as stage 1 does."""
+    """Return the stage. ``BF16_Optimizer`` writes none; it partitions as stage 1 does."""
     stage = state.get("zero_stage", 1)
     stage = stage.args[0] if isinstance(stage, Made) and stage.args else stage
     if stage not in (1, 2, 3):
@@ -233,7 +229,7 @@ def _stage(state: Mapping[str, Any]) -> int:
 
 
 def _world(state: Mapping[str, Any], name: str) -> int:
-    """``partition_count``: a number at stage 3, one for each parameter group at stages 1 and 2."""
+    """Return the world size out of ``partition_count``: a number at stage 3, one for each parameter group at stages 1 and 2."""
     count = state.get("partition_count")
     counts = count if isinstance(count, (list, tuple)) else [count]
     if not counts or any(type(n) is not int or not 0 < n < MOST_RANKS for n in counts):
@@ -242,7 +238,7 @@ def _world(state: Mapping[str, Any], name: str) -> int:
 
 
 def _setup_without_optimizer(files: Files, root: str) -> Setup:
-    """DeepSpeed without ZeRO keeps everything in the model file; with ZeRO-3, a node always has optimizer files too."""
+    """Return what a model file says: DeepSpeed without ZeRO keeps everything in the model file; with ZeRO-3, a node always has optimizer files too."""
     models = of_rank(files.sizes(), root, MODEL)
     if not models:
         raise Incomplete(f"{root or '.'}: no file here says how many ranks there are")
@@ -259,11 +255,122 @@ def _setup_without_optimizer(files: Files, root: str) -> Setup:
 
 
 def configuration(file: StateFile) -> dict[str, Any]:
-    """What DeepSpeed was told; empty if it was told by the name of a file."""
+    """Return DeepSpeed's configuration; empty if the checkpoint has only the name of its file."""
     return section(file.content, "ds_config")
 
 
 def section(config: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """A part of DeepSpeed's configuration, empty if it has none."""
+    """Return a part of a configuration, empty if it has none."""
     found = config.get(key)
     return found if isinstance(found, dict) else {}
+
+
+# Whether the files are of one save
+
+_OF_A_MODEL = ("global_steps", "global_samples", "skipped_steps", "dp_world_size", "mp_world_size", "ds_version")
+_ALIKE = 1e-9  # learning rates are computed on every machine; from step to step they change by far more
+
+
+def check_agreement(what: Setup, models: Sequence[StateFile], ranks: Sequence[Sequence[StateFile]]) -> None:
+    """Raise Corrupt if two files record different values of the same, Unsupported for what another kind of rank wrote.
+
+    DeepSpeed names a rank's file by the rank alone, so one that another save left behind has the same name and, mostly, the same
+    size. ``ranks``: the optimizer files of each model-parallel rank; pipeline stages need not have the same parameter groups.
+    Sources: ``_common_checkpoint_state`` and ``_save_zero_checkpoint`` of ``deepspeed/runtime/engine.py``, 0.19.8.
+    """
+    _check_alike(models, lambda file: [(key, file.content.get(key)) for key in _OF_A_MODEL])
+    for each in ranks:
+        _check_alike(each, _of_an_optimizer)
+    optim = [file for each in ranks for file in each]
+    _check_alike([*models, *optim], lambda file: [("ds_version", file.content.get("ds_version"))])
+    for file in models:
+        if parallel(file) != what.mp:
+            raise Unsupported(
+                f"{file.name}: says that there are {parallel(file)} tensor or pipeline parallel ranks, {what.mp} expected by the files here",
+                hint="give the files of one save, of every node; mp_rank_00 alone is not the model",
+            )
+        world = file.content.get("dp_world_size")
+        if what.stage and type(world) is int and world != what.world:
+            raise Corrupt(f"{file.name}: dp_world_size is {world}, the optimizer files are of {what.world} ranks")
+    for file in optim:
+        if optimizer_state(file).get("ds_zero_partition_groups"):
+            raise Unsupported(
+                f"{file.name}: experts as AutoEP keeps them cannot be joined yet", hint="convert it with ds_to_universal"
+            )
+        if (MASTERS in optimizer_state(file)) == (what.stage == 3):
+            raise Corrupt(f"{file.name}: not an optimizer state of ZeRO stage {what.stage}", hint="it is of another save")
+
+
+def _check_alike(files: Sequence[StateFile], values: Callable[[StateFile], Iterable[tuple[str, Any]]]) -> None:
+    first: dict[str, tuple[str, Any]] = {}
+    for file in files:
+        for key, value in values(file):
+            name, expected = first.setdefault(key, (file.name, value))
+            if not _is_alike(value, expected):
+                raise Corrupt(
+                    f"{file.name}: {key} is {brief(value)}, {brief(expected)} in {name}",
+                    hint="the files are of different saves: give those that one save wrote",
+                )
+
+
+def _is_alike(one: Any, other: Any) -> bool:
+    if type(one) is float and type(other) is float:
+        return isclose(one, other, rel_tol=_ALIKE)
+    are_plain = all(type(value) in (bool, int, float, str) for value in (one, other))
+    return not are_plain or bool(one == other)
+
+
+def _of_an_optimizer(file: StateFile) -> Iterator[tuple[str, Any]]:
+    """Yield numbers that are one for all ranks: what the loss scaler has come to, step counts, learning rates."""
+    state = optimizer_state(file)
+    stage = state.get("zero_stage")
+    yield "zero_stage", stage.args[0] if isinstance(stage, Made) and stage.args else stage
+    counts = state.get("partition_count")
+    for number, count in enumerate(counts if isinstance(counts, (list, tuple)) else [counts]):
+        yield f"partition_count {number}", count
+    scaler = state.get("loss_scaler")
+    if isinstance(scaler, Made) and isinstance(scaler.state, dict):
+        yield from (("loss_scaler " + key, scaler.state.get(key)) for key in ("cur_iter", "cur_scale", "last_overflow_iter"))
+    yield "base_optimizer_state_step", state.get("base_optimizer_state_step")
+    base = state.get("base_optimizer_state", state.get("optimizer_state_dict"))
+    groups, states = (base.get("param_groups"), base.get("state")) if isinstance(base, dict) else (None, None)
+    for number, group in enumerate(groups if isinstance(groups, list) else []):
+        if isinstance(group, dict):
+            yield from ((f"{key} of parameter group {number}", group.get(key)) for key in ("lr", "step", "weight_decay"))
+    for number, one in states.items() if isinstance(states, dict) else ():
+        if isinstance(one, dict):
+            yield f"step of parameter {brief(number)}", one.get("step")
+
+
+def refuse_what_is_elsewhere(names: Iterable[str], root: str, models: Sequence[StateFile]) -> None:
+    """Raise Unsupported where the fp32 weights lie in swap files, or are sharded in a way that the files do not tell."""
+    config = section(configuration(models[0]), "zero_optimization") if models else {}
+    swapped = next((n for n in names if n.startswith(f"{root}/offloaded_tensors/".lstrip("/"))), "")
+    if swapped or section(config, "offload_optimizer").get("device") == "nvme":
+        raise Unsupported(
+            f"{root or '.'}: the optimizer's tensors were offloaded to NVMe, and its files do not hold them",
+            hint="save again with the optimizer offloaded to the CPU, or with stage3_gather_16bit_weights_on_model_save",
+        )
+    size = config.get("mics_shard_size")
+    if type(size) is int and size > 0:
+        raise Unsupported(
+            f"{root or '.'}: MiCS shards the parameters over groups of {size} ranks, which cannot be joined yet",
+            hint="save with stage3_gather_16bit_weights_on_model_save",
+        )
+
+
+def unlike(model: StateFile) -> str:
+    """Return why the model's own weights need not be the fp32 masters rounded; empty if they are, as in plain ZeRO.
+
+    ZenFlow updates masters later than weights; ``quantize_training`` and ``compression_training`` quantise the weights after each step
+    (``deepspeed/runtime/zenflow``, ``engine.py`` of 0.9); ``zero_quantized_weights`` gathers them quantised.
+    """
+    config = configuration(model)
+    zero = section(config, "zero_optimization")
+    used = [key for key in ("quantize_training", "compression_training") if config.get(key)]
+    used += [key for key in ("zenflow", "zero_quantized_weights") if zero.get(key)]
+    return (
+        f"trained with {used[0]}: the model's own weights may differ from the fp32 masters, and are not compared with them"
+        if used
+        else ""
+    )

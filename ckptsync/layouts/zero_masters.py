@@ -1,24 +1,35 @@
-"""From flat partitions back to parameters: arithmetic on where DeepSpeed puts elements.
+"""From DeepSpeed's flat partitions back to parameters: arithmetic on where the elements of fp32 masters lie.
 
-Source: ``_zero2_merge_trainable_params`` and ``_zero3_merge_trainable_params`` of ``deepspeed/utils/zero_to_fp32.py``.
+Stages 1 and 2 flatten each parameter group and cut it into one partition a rank; stage 3 cuts every parameter into
+``ceil(numel / W)`` elements a rank, padded, in flat groups. Source: ``_zero2_merge_trainable_params`` and
+``_zero3_merge_trainable_params`` of ``deepspeed/utils/zero_to_fp32.py``.
+
+``param_slice_mappings`` is which elements of which parameter each rank says that its partition holds. Stages 1 and 2 and
+``BF16_Optimizer`` write it since DeepSpeed 0.8 (``deepspeed/runtime/bf16_optimizer.py``, ``deepspeed/utils/tensor_fragment.py``,
+0.19.8). It names parameters where nothing else does, and shows that a rank's file is its own. With ``round_robin_gradients`` the
+elements lie as parameters were dealt out to the ranks, which is the order of ``param_shapes``, but ``_link_all_hp_params``
+(``deepspeed/runtime/zero/stage_1_and_2.py``) goes by the order before that, and so do the slices.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
-from typing import Any
+from typing import Any, TypeVar
 
-from ckptsync.errors import Corrupt
+from ckptsync.errors import Corrupt, Unsupported
 from ckptsync.formats.dtypes import ITEMSIZE
+from ckptsync.formats.pickles import Made, brief
 from ckptsync.formats.torch_pickle import Stored
 from ckptsync.layouts.zero_files import MASTERS, StateFile, optimizer_state
 from ckptsync.model import Copy, Extent, Files, Part, Shape
 
+T = TypeVar("T")
 Groups = Sequence[dict[str, Shape]]
+Slices = dict[str, tuple[int, int]]  # parameter → (first element in the partition, elements)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +42,7 @@ class Flat:
     numel: int
 
     def cut(self, start: int, count: int, into: int = 0) -> list[Part]:
-        """Elements ``start`` to ``start + count`` as boxes of a flattened tensor in which they begin at ``into``."""
+        """Return elements ``start`` to ``start + count`` as boxes of a flattened tensor in which they begin at ``into``."""
         item = ITEMSIZE[self.dtype]
         at, end = start, start + count
         index = bisect_right(self.starts, at) - 1
@@ -49,7 +60,7 @@ class Flat:
 
 
 def concatenate(dtype: str, runs: Iterable[Part]) -> Flat:
-    """The runs end to end; empty ones are dropped.  Raises Corrupt for a run whose elements do not follow each other."""
+    """Return the runs end to end; empty ones are dropped.  Raises Corrupt for a run whose elements do not follow each other."""
     kept = tuple(run for run in runs if run.extent.size)
     if any(run.strides for run in kept):
         raise Corrupt(f"{kept[0].extent.file}: a flat tensor whose elements do not follow each other")
@@ -57,24 +68,47 @@ def concatenate(dtype: str, runs: Iterable[Part]) -> Flat:
     return Flat(dtype, kept, (0, *ends[:-1]) if ends else (), ends[-1] if ends else 0)
 
 
-def copies(files: Files, stage: int, optim: Sequence[StateFile], groups: Groups) -> dict[str, Copy]:
-    """The fp32 master of every trained parameter, as extents of the ranks' optimizer files."""
-    if stage == 3:
-        return dict(_stage3([_flat(files, file, "fp32_flat_groups", slice(None)) for file in optim], groups))
+def stage3_masters(files: Files, optim: Sequence[StateFile], groups: Groups) -> dict[str, Copy]:
+    """Return the fp32 master of every trained parameter at stage 3.
+
+    Each parameter takes the same ``ceil(numel / W)`` elements of every rank; groups merge into one walk.
+    """
+    ranks = [_flat(files, file, "fp32_flat_groups", slice(None)) for file in optim]
+    at, dtype = 0, _dtype(ranks)
     found: dict[str, Copy] = {}
-    for index, shapes in enumerate(groups):
-        found |= group(files, optim, index, shapes)
+    for name, shape in ((name, shape) for shapes in groups for name, shape in shapes.items()):
+        numel = prod(shape)
+        found[name] = Copy(dtype, (numel,), tuple(_across(ranks, at, numel)))
+        at += -(-numel // len(ranks))
+    if any(flat.numel != at for flat in ranks):
+        raise Corrupt(f"the parameters take {at} elements of every rank, the ranks have {sorted({flat.numel for flat in ranks})}")
     return found
 
 
-def group(files: Files, optim: Sequence[StateFile], index: int, shapes: dict[str, Shape]) -> dict[str, Copy]:
-    """The masters of one parameter group at stages 1 and 2, cut over the ranks whose files these are."""
+def group_masters(files: Files, optim: Sequence[StateFile], index: int, shapes: dict[str, Shape]) -> dict[str, Copy]:
+    """Return the masters of one parameter group at stages 1 and 2, cut over the ranks whose files these are.
+
+    Partitions in rank order are the flattened group; parameters follow each other, with gaps behind them.
+    """
     ranks = [_flat(files, file, MASTERS, slice(index, index + 1)) for file in optim]
-    return dict(_stage12(ranks, shapes, _alignments(optim[0], index, len(shapes)), _paddings(optim, index)))
+    whole = concatenate(_dtype(ranks), [run for flat in ranks for run in flat.runs])
+    found: dict[str, Copy] = {}
+    at = 0
+    for (name, shape), gap in zip(shapes.items(), _alignments(optim[0], index, len(shapes)), strict=True):
+        numel = prod(shape)
+        if at + numel > whole.numel:
+            raise Corrupt(f"{name}: ends at element {at + numel}, the partitions of its group have {whole.numel}")
+        found[name] = Copy(whole.dtype, (numel,), tuple(whole.cut(at, numel)))
+        at += numel + gap
+    align = 2 * len(ranks)
+    if -(-at // align) != -(-whole.numel // align) and whole.numel - at != _paddings(optim, index):
+        raise Corrupt(f"a parameter group has {at} elements, its partitions {whole.numel}")
+    _check_slices(files, optim, index, found)
+    return found
 
 
 def from_fragments(name: str, shape: Shape, dtype: str, parts: Sequence[Part]) -> Copy:
-    """A frozen parameter at stage 3: rank r holds elements from ``r * ceil(numel / W)``; the last ones are padding."""
+    """Return a frozen parameter at stage 3: rank r holds elements from ``r * ceil(numel / W)``; the last ones are padding."""
     flats = [concatenate(dtype, [part]) for part in parts]
     numel = prod(shape)
     each = -(-numel // len(flats))
@@ -84,7 +118,7 @@ def from_fragments(name: str, shape: Shape, dtype: str, parts: Sequence[Part]) -
 
 
 def _flat(files: Files, file: StateFile, key: str, which: slice) -> Flat:
-    """One rank's tensors under ``key``, end to end."""
+    """Return one rank's tensors under ``key``, end to end."""
     held = optimizer_state(file).get(key)
     if not isinstance(held, (list, tuple)) or not all(isinstance(t, Stored) and len(t.shape) == 1 for t in held):
         raise Corrupt(f"{file.name}: no {key} of flat tensors")
@@ -94,23 +128,8 @@ def _flat(files: Files, file: StateFile, key: str, which: slice) -> Flat:
     return concatenate(dtypes.pop(), [file.part(files, tensor) for tensor in held[which]])
 
 
-def _stage12(ranks: Sequence[Flat], shapes: dict[str, Shape], gaps: Sequence[int], padding: int) -> Iterator[tuple[str, Copy]]:
-    """Partitions in rank order are the flattened group; parameters follow each other, with ``gaps`` behind them."""
-    whole = concatenate(_dtype(ranks), [run for flat in ranks for run in flat.runs])
-    at = 0
-    for (name, shape), gap in zip(shapes.items(), gaps, strict=True):
-        numel = prod(shape)
-        if at + numel > whole.numel:
-            raise Corrupt(f"{name}: ends at element {at + numel}, the partitions of its group have {whole.numel}")
-        yield name, Copy(whole.dtype, (numel,), tuple(whole.cut(at, numel)))
-        at += numel + gap
-    align = 2 * len(ranks)
-    if -(-at // align) != -(-whole.numel // align) and whole.numel - at != padding:
-        raise Corrupt(f"a parameter group has {at} elements, its partitions {whole.numel}")
-
-
 def _dtype(ranks: Sequence[Flat]) -> str:
-    """The element type of all ranks' partitions; raises Corrupt where they differ."""
+    """Return the element type of all ranks' partitions; raises Corrupt where they differ."""
     dtypes = {flat.dtype for flat in ranks}
     if len(dtypes) != 1:
         raise Corrupt(f"the ranks' partitions have different element types: {', '.join(sorted(dtypes))}")
@@ -118,7 +137,7 @@ def _dtype(ranks: Sequence[Flat]) -> str:
 
 
 def _alignments(file: StateFile, group: int, count: int) -> Sequence[int]:
-    """Elements of padding behind each parameter (DeepSpeed 0.19; none before)."""
+    """Return the elements of padding behind each parameter (DeepSpeed 0.19; none before)."""
     per_group = optimizer_state(file).get("param_alignment_paddings")
     gaps: Any = per_group[group] if isinstance(per_group, (list, tuple)) and group < len(per_group) else [0] * count
     if not isinstance(gaps, (list, tuple)) or len(gaps) != count or any(type(n) is not int or n < 0 for n in gaps):
@@ -127,20 +146,9 @@ def _alignments(file: StateFile, group: int, count: int) -> Sequence[int]:
 
 
 def _paddings(optim: Sequence[StateFile], group: int) -> int:
-    """Padding that the ranks recorded; ``BF16_Optimizer`` leaves it in the partition."""
-    told = [optimizer_state(file).get("group_paddings") for file in optim]
-    return sum(t[group] for t in told if isinstance(t, (list, tuple)) and group < len(t) and type(t[group]) is int)
-
-
-def _stage3(ranks: Sequence[Flat], groups: Groups) -> Iterator[tuple[str, Copy]]:
-    """Each parameter takes the same ``ceil(numel / W)`` elements of every rank; groups merge into one walk."""
-    at, dtype = 0, _dtype(ranks)
-    for name, shape in ((name, shape) for shapes in groups for name, shape in shapes.items()):
-        numel = prod(shape)
-        yield name, Copy(dtype, (numel,), tuple(_across(ranks, at, numel)))
-        at += -(-numel // len(ranks))
-    if any(flat.numel != at for flat in ranks):
-        raise Corrupt(f"the parameters take {at} elements of every rank, the ranks have {sorted({flat.numel for flat in ranks})}")
+    """Return the padding that the ranks recorded; ``BF16_Optimizer`` leaves it in the partition."""
+    found = [optimizer_state(file).get("group_paddings") for file in optim]
+    return sum(p[group] for p in found if isinstance(p, (list, tuple)) and group < len(p) and type(p[group]) is int)
 
 
 def _across(ranks: Sequence[Flat], at: int, numel: int) -> Iterator[Part]:
@@ -151,3 +159,100 @@ def _across(ranks: Sequence[Flat], at: int, numel: int) -> Iterator[Part]:
             if at + count > flat.numel:
                 raise Corrupt(f"rank {rank} has {flat.numel} elements, {at + count} wanted")
             yield from flat.cut(at, count, rank * each)
+
+
+def slices(file: StateFile, group: int) -> Slices | None:
+    """Return what one rank's file says of one parameter group; None if it says nothing."""
+    groups = optimizer_state(file).get("param_slice_mappings")
+    if groups is None:
+        return None
+    if not isinstance(groups, (list, tuple)) or group >= len(groups) or not isinstance(groups[group], dict):
+        raise Corrupt(f"{file.name}: param_slice_mappings do not fit parameter group {group}")
+    return {name: _slice(file, name, value) for name, value in groups[group].items()}
+
+
+def _slice(file: StateFile, name: Any, value: Any) -> tuple[int, int]:
+    """Return start and numel of a ``fragment_address(numel, start)``, a dataclass."""
+    fields = value.state if isinstance(value, Made) and isinstance(value.state, dict) else {}
+    start, numel = fields.get("start"), fields.get("numel")
+    if not isinstance(name, str) or type(start) is not int or type(numel) is not int or start < 0 or numel < 0:
+        raise Corrupt(f"{file.name}: param_slice_mappings give {brief(name)} no elements")
+    return start, numel
+
+
+def group_numbers(file: StateFile) -> range:
+    """Return the numbers of the parameter groups."""
+    held = optimizer_state(file).get(MASTERS)
+    return range(len(held) if isinstance(held, (list, tuple)) else 0)
+
+
+def groups_of_slices(
+    optim: Sequence[Sequence[StateFile]], shapes: Mapping[str, Shape], *, dealt: bool = False
+) -> list[dict[str, Shape]]:
+    """Return ``param_shapes`` of a checkpoint that has none: names in the order of their elements, ``shapes`` from the model itself.
+
+    ``optim``: for each group, the files of the ranks that it is cut over.  ``dealt``: with ``round_robin_gradients``.
+    """
+    found = [_group(files, group, shapes) for group, files in enumerate(optim)]
+    if not dealt:
+        return found
+    return [{name: one[name] for name in _dealt(list(one), len(files))} for one, files in zip(found, optim, strict=True)]
+
+
+def _dealt(names: Sequence[T], ranks: int) -> list[T]:
+    """Return items as ``_round_robin_reorder`` orders them: what is dealt to the first rank, then to the next."""
+    return [name for rank in range(ranks) for name in names[rank::ranks]]
+
+
+def _group(optim: Sequence[StateFile], group: int, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
+    held: dict[str, int] = {}
+    for file in optim:
+        own = slices(file, group)
+        if own is None:
+            raise Unsupported(
+                f"{file.name}: names no parameters, and the model file has no param_shapes", hint="written by an old DeepSpeed?"
+            )
+        for name, (_, numel) in own.items():
+            held[name] = held.get(name, 0) + numel
+    odd = next((name for name, numel in held.items() if name not in shapes or prod(shapes[name]) != numel), None)
+    if odd is not None:
+        raise Corrupt(f"{optim[0].name}: {odd} has {held[odd]} elements in the optimizer, {shapes.get(odd)} in the model")
+    return {name: shapes[name] for name in held}
+
+
+def _check_slices(files: Files, optim: Sequence[StateFile], group: int, copies: Mapping[str, Copy]) -> None:
+    """Raise Corrupt unless every rank's partition holds what its own file says that it does, or said before parameters were dealt."""
+    held: dict[str, Slices] = {file.name: {} for file in optim}
+    starts = {file.name: file.part(files, optimizer_state(file)[MASTERS][group]).extent.start for file in optim}
+    for name, copy in copies.items():
+        for part in copy.parts:
+            item, file_name = ITEMSIZE[copy.dtype], part.extent.file
+            held[file_name][name] = ((part.extent.start - starts[file_name]) // item, part.sizes[0])
+    recorded: dict[str, Slices] = {}
+    for file in optim:
+        own = slices(file, group)
+        if own is not None:
+            recorded[file.name] = {name: found for name, found in own.items() if found[1]}
+    odd = next((file for file, found in recorded.items() if found != held[file]), None)
+    if odd is not None and not _are_before_dealing(recorded, [file.name for file in optim], copies):
+        name = min(dict(recorded[odd].items() ^ held[odd].items()))
+        raise Corrupt(
+            f"{odd}: its slice of {name} is {recorded[odd].get(name)}, {held[odd].get(name)} expected",
+            hint="the file is of another rank, or of another save",
+        )
+
+
+def _are_before_dealing(recorded: Mapping[str, Slices], ranks: Sequence[str], copies: Mapping[str, Copy]) -> bool:
+    """Return whether all ranks' slices are those of ``copies`` in the order before ``_round_robin_reorder``, flattened without gaps."""
+    names = list(copies)
+    order = sorted(zip(_dealt(range(len(names)), len(ranks)), names, strict=True))
+    each = 2 * -(-sum(prod(copy.grid) for copy in copies.values()) // (2 * len(ranks)))
+    held: dict[str, Slices] = {file: {} for file in ranks}
+    at = 0
+    for _, name in order:
+        end = at + prod(copies[name].grid)
+        for rank in range(at // each, -(-end // each)) if each else ():
+            begin, behind = max(at, rank * each), min(end, (rank + 1) * each)
+            held[ranks[rank]][name] = (begin - rank * each, behind - begin)
+        at = end
+    return all(found == held[file] for file, found in recorded.items())

@@ -1,28 +1,32 @@
 """Tensor-parallel ranks of DeepSpeed, joined as the checkpoint itself says: ``universal_checkpoint_info`` of its model files.
 
-AutoTP writes an ``affine_map`` (which block of the parameter each rank holds) and, like Megatron-DeepSpeed, lists of patterns by kind.
-What neither tells is refused.  Sources: ``merge_tp_slices`` of ``deepspeed/checkpoint/ds_to_universal.py``,
+AutoTP writes an ``affine_map`` (which block of the parameter each rank holds) and, like Megatron-DeepSpeed, lists of patterns by
+kind. What neither says is refused. Sources: ``merge_tp_slices`` of ``deepspeed/checkpoint/ds_to_universal.py``,
 ``deepspeed/checkpoint/affine.py``, 0.19.8.
+
+In reading order: joining ranks (`joined`), the rules (`Rules`), patterns of names, boxes of flat tensors.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 from ckptsync.errors import Corrupt, Unsupported
+from ckptsync.formats.dtypes import ITEMSIZE
 from ckptsync.formats.pickles import brief
-from ckptsync.formats.torch_pickle import row_major
-from ckptsync.layouts import zero_patterns
-from ckptsync.layouts.boxes import Box, place
+from ckptsync.formats.torch_pickle import row_major, span
 from ckptsync.layouts.zero_files import StateFile, buffers, section
 from ckptsync.layouts.zero_rank import groups_of
-from ckptsync.model import Copy, Shape, Tensor
+from ckptsync.model import Copy, Extent, Part, Shape, Tensor
 
+Box = tuple[Shape, Shape]  # offsets, sizes
 _HINT = "convert it with DeepSpeed's ds_to_universal, or save the gathered model"
 _FORMAT = 1  # of affine maps
-_ASKED = ("tp_replicated_parameter_patterns", "parameter_with_row_parallelism_patterns", "vocabulary_parameter_patterns")
+_READ = ("tp_replicated_parameter_patterns", "parameter_with_row_parallelism_patterns", "vocabulary_parameter_patterns")
 _UNREAD = ("parameter_to_average_patterns", "parameter_with_2_sub_params_cat_dim_0")
 
 
@@ -48,7 +52,7 @@ class Joining:
 
 
 def joined(ranks: Sequence[Sequence[Tensor]], model: StateFile) -> tuple[Tensor, ...]:
-    """The tensors of all ranks, each made of its shards.  Raises Unsupported where nothing says how."""
+    """Return the tensors of all ranks, each made of its shards.  Raises Unsupported where nothing says how."""
     rules = Rules(model)
     shards = [{tensor.name: tensor for tensor in tensors} for tensors in ranks]
     if any(held.keys() != shards[0].keys() for held in shards):
@@ -90,7 +94,7 @@ def _copy(how: Joining, number: int, shards: Mapping[int, Tensor], dtype: str) -
 
 
 def replica(shards: Sequence[Tensor]) -> Tensor:
-    """A buffer, of which nothing is told: it is one if all ranks' bytes have the same CRC32."""
+    """Return a buffer, of which nothing is said: it is one if all ranks' bytes have the same CRC32."""
     sums = [[(p.extent.size, p.checksum and p.checksum.crc32) for p in shard.copies[0].parts] for shard in shards]
     if any(s.shape != shards[0].shape or s.dtype != shards[0].dtype for s in shards) or any(s != sums[0] for s in sums):
         raise Unsupported(f"{shards[0].name}: a buffer that is not the same on all tensor-parallel ranks", hint=_HINT)
@@ -102,7 +106,7 @@ def replica(shards: Sequence[Tensor]) -> Tensor:
 
 
 class Rules:
-    """What ``universal_checkpoint_info`` says of each parameter.  Raises Unsupported for what it may say and nothing here does."""
+    """What ``universal_checkpoint_info`` says of each parameter. Raises Unsupported for what it may say and nothing here does."""
 
     def __init__(self, model: StateFile) -> None:
         info = section(model.content, "universal_checkpoint_info")
@@ -114,14 +118,14 @@ class Rules:
         maps = section(info, "affine_map")
         if maps and maps.get("version", _FORMAT) != _FORMAT:
             raise Unsupported(f"{model.name}: an affine_map of version {brief(maps.get('version'))}, {_FORMAT} is known")
-        self._maps = zero_patterns.Patterns(section(maps, "params"), model.name)
-        self._kinds = {key: zero_patterns.Patterns(_listed(info, key), model.name) for key in (*_ASKED, *_UNREAD)}
-        self._sub = zero_patterns.Patterns(dict.fromkeys(_of_sub_params(info)), model.name)
-        self._unsupported = zero_patterns.Patterns(_listed(info, "autotp_unsupported_parameter_patterns"), model.name)
+        self._maps = Patterns(section(maps, "params"), model.name)
+        self._kinds = {key: Patterns(_listed(info, key), model.name) for key in (*_READ, *_UNREAD)}
+        self._sub = Patterns(dict.fromkeys(_of_sub_params(info)), model.name)
+        self._unsupported = Patterns(_listed(info, "autotp_unsupported_parameter_patterns"), model.name)
         self._rows: Any = info.get("original_vocab_size")
 
     def joining(self, name: str, shapes: Sequence[Shape]) -> Joining:
-        """How the shards of one parameter, of these shapes, make the whole."""
+        """Return how the shards of one parameter, of these shapes, make the whole."""
         if self._unsupported.finds(name):
             raise Unsupported(f"{name}: AutoTP says that its shards cannot be joined", hint=_HINT)
         found = self._maps.find(name)
@@ -153,24 +157,24 @@ class Rules:
 
 def _listed(info: Mapping[str, Any], key: str) -> dict[Any, Any]:
     value = info.get(key)
-    return value if isinstance(value, dict) else dict.fromkeys(value) if isinstance(value, list) and _all_text(value) else {}
+    return value if isinstance(value, dict) else dict.fromkeys(_texts(value) or ())
 
 
-def _all_text(values: Sequence[Any]) -> bool:
-    return all(isinstance(v, str) for v in values)
+def _texts(value: Any) -> list[str] | None:
+    return value if isinstance(value, list) and all(isinstance(v, str) for v in value) else None
 
 
 def _of_sub_params(info: Mapping[str, Any]) -> Iterator[Any]:
-    told = info.get("parameter_with_sub_params")
-    for one in told if isinstance(told, list) else []:
-        patterns = one.get("patterns") if isinstance(one, dict) else None
-        if not isinstance(patterns, list) or not _all_text(patterns):
+    entries = info.get("parameter_with_sub_params")
+    for entry in entries if isinstance(entries, list) else []:
+        patterns = _texts(entry.get("patterns")) if isinstance(entry, dict) else None
+        if patterns is None:
             raise Unsupported("parameter_with_sub_params: patterns of a kind that is not known", hint=_HINT)
         yield from patterns
 
 
 def _along(name: str, axis: int, shapes: Sequence[Shape]) -> Joining:
-    """Shards that follow each other along one axis."""
+    """Return how shards that follow each other along one axis make the whole."""
     if any(len(s) <= axis or s[:axis] + s[axis + 1 :] != shapes[0][:axis] + shapes[0][axis + 1 :] for s in shapes):
         raise Corrupt(f"{name}: shards of {brief(tuple(map(str, shapes)))} do not follow each other on axis {axis}")
     pieces, at = [], 0
@@ -181,13 +185,13 @@ def _along(name: str, axis: int, shapes: Sequence[Shape]) -> Joining:
     return Joining((*shapes[0][:axis], at, *shapes[0][axis + 1 :]), tuple(pieces))
 
 
-def _by_map(name: str, told: Any, shapes: Sequence[Shape]) -> Joining:
-    """An affine map: for every rank its blocks, as ``[offset, strides]`` in the whole and in the shard."""
+def _by_map(name: str, blocks: Any, shapes: Sequence[Shape]) -> Joining:
+    """Return what an affine map says: for every rank its blocks, as ``[offset, strides]`` in the whole and in the shard."""
     try:
-        whole = _natural(told["logical_shape"])
+        whole = _natural(blocks["logical_shape"])
         pieces = []
         for rank, shape in enumerate(shapes):
-            mine = told["ranks"].get(rank, told["ranks"].get(str(rank)))
+            mine = blocks["ranks"].get(rank, blocks["ranks"].get(str(rank)))
             if _natural(mine["shard_shape"]) != shape:
                 raise Corrupt(f"{name}: rank {rank} has {shape}, its affine map tells of another shape")
             pieces += [p for one in mine["pieces"] for p in _piece(name, rank, one, whole, shape)]
@@ -196,22 +200,22 @@ def _by_map(name: str, told: Any, shapes: Sequence[Shape]) -> Joining:
     return Joining(whole, tuple(pieces))
 
 
-def _piece(name: str, rank: int, told: Any, whole: Shape, shard: Shape) -> Iterator[Piece]:
-    shape: Shape = _natural(told["shape"])
+def _piece(name: str, rank: int, block: Any, whole: Shape, shard: Shape) -> Iterator[Piece]:
+    shape: Shape = _natural(block["shape"])
     if 0 in shape:
         return  # a rank without any of it
-    if told.get("scale", 1.0) != 1.0:
+    if block.get("scale", 1.0) != 1.0:
         raise Unsupported(f"{name}: its shards are scaled, and a merge never computes", hint=_HINT)
-    into, held = _corner(name, told["source"], shape, whole), _corner(name, told["dest"], shape, shard)
-    locations = _natural([int(n) for n in told["locations"]])
+    into, held = _corner(name, block["source"], shape, whole), _corner(name, block["dest"], shape, shard)
+    locations = _natural([int(n) for n in block["locations"]])
     if rank not in locations:
         raise Corrupt(f"{name}: rank {rank} has a block that its affine map gives to others")
     yield Piece(rank, (held, shape), into, len({n for n in locations if n < rank}))
 
 
-def _corner(name: str, told: Any, shape: Shape, of: Shape) -> Shape:
-    """Where a block begins in a tensor, if it is a box of it: strides of the tensor's own rows."""
-    offset, strides = told
+def _corner(name: str, place: Any, shape: Shape, of: Shape) -> Shape:
+    """Return where a block begins in a tensor, if it is a box of it: strides of the tensor's own rows."""
+    offset, strides = place
     plain = row_major(of)
     if len(shape) != len(of) or any(n > 1 and s != p for n, s, p in zip(shape, _natural(strides), plain, strict=True)):
         raise Unsupported(f"{name}: an affine map whose blocks are no boxes", hint=_HINT)
@@ -229,3 +233,120 @@ def _natural(values: Any) -> Shape:
     if not isinstance(values, (list, tuple)) or any(type(v) is not int or v < 0 for v in values):
         raise ValueError("not natural numbers")
     return tuple(values)
+
+
+# Patterns of names
+
+_LONGEST_PATTERN = 512
+_TOKEN = re.compile(r"(?P<repeat>\\d\+|\.\*|\\d\*|\.\+)|\\(?P<escaped>[^A-Za-z0-9])|(?P<any>\.)|(?P<plain>[\w\-:/ ])")
+_MOST_REPEATS = 3
+
+
+class Patterns:
+    r"""Values by the pattern of a name, without ever running a file's regular expression as it stands.
+
+    AutoTP writes ``^name$`` with escapes; Megatron-DeepSpeed writes a few ``\\d+`` and ``.*`` (matched from the start, as
+    ``re.match`` does). Those are matched; anything else could take for ever: it raises Unsupported.
+    """
+
+    def __init__(self, values: Mapping[Any, Any], where: str) -> None:
+        self._exact: dict[str, Any] = {}
+        self._open: list[tuple[re.Pattern[str], Any]] = []
+        for pattern, value in values.items():
+            exact, literal = _read(pattern, where)
+            if exact:
+                self._exact[literal] = (value,)
+            else:
+                self._open.append((re.compile(pattern), (value,)))
+
+    def find(self, name: str) -> Any:
+        """Return the value of the pattern that matches; None if none does. Raises Corrupt if several do."""
+        found = self._found(name)
+        return found[0][0] if found else None
+
+    def finds(self, name: str) -> bool:
+        """Return whether a pattern matches."""
+        return bool(self._found(name))
+
+    def _found(self, name: str) -> list[Any]:
+        found = [self._exact[name]] if name in self._exact else []
+        found += [value for pattern, value in self._open if pattern.match(name)]
+        if len(found) > 1:
+            raise Corrupt(f"{name}: {len(found)} patterns of one kind match it")
+        return found
+
+
+def _read(pattern: Any, where: str) -> tuple[bool, str]:
+    """Return whether a pattern means one name alone, and that name. Raises Unsupported for what is not known."""
+    if not isinstance(pattern, str) or len(pattern) > _LONGEST_PATTERN:
+        raise Unsupported(f"{where}: a pattern of names that is none: {brief(pattern)}")
+    body = pattern.removeprefix("^")
+    is_closed = pattern.startswith("^") and body.endswith("$") and not body.endswith("\\$")
+    body = body[:-1] if body.endswith("$") and not body.endswith("\\$") else body
+    at, literal, repeats = 0, [], 0
+    while at < len(body):
+        token = _TOKEN.match(body, at)
+        if token is None:
+            raise Unsupported(f"{where}: a pattern of names of a kind that is not known: {brief(pattern)}")
+        repeats += token["repeat"] is not None
+        is_closed = is_closed and (token["escaped"] or token["plain"]) is not None
+        literal.append(token["escaped"] or token["plain"] or "")
+        at = token.end()
+    if repeats > _MOST_REPEATS:
+        raise Unsupported(f"{where}: a pattern of names with {repeats} repetitions: {brief(pattern)}")
+    return is_closed, "".join(literal)
+
+
+# Boxes of flat tensors
+
+
+def place(copy: Copy, shape: Shape, held: Box, into: Shape) -> Iterator[Part]:
+    """Yield the parts of the box ``held`` of a stored tensor of ``shape``, as boxes of a larger tensor in which it begins at ``into``.
+
+    ``copy`` has the grid of the tensor, in one part, or a flat one in any number of parts.
+    """
+    strides = row_major(shape)
+    for part in copy.parts:
+        whole = part.strides is not None and ((0,) * len(shape), shape)
+        flat = part.offsets[0] if copy.grid != shape or len(shape) == 1 else 0
+        for offsets, sizes in [whole] if whole else cut(shape, flat, flat + prod(part.sizes)):
+            low = tuple(map(max, offsets, held[0]))
+            high = (min(o + n, h + m) for o, n, h, m in zip(offsets, sizes, *held, strict=True))
+            box = tuple(b - a for a, b in zip(low, high, strict=True))
+            if all(n > 0 for n in box):
+                at = tuple(i + a - h for i, a, h in zip(into, low, held[0], strict=True))
+                skip = sum(a * s for a, s in zip(low, part.strides or strides, strict=True)) - flat
+                moved = replace(part, offsets=at, sizes=box, strides=part.strides or strides)
+                yield _skipped(moved, skip * ITEMSIZE[copy.dtype], ITEMSIZE[copy.dtype])
+
+
+def _skipped(part: Part, skip: int, item: int) -> Part:
+    """Return the part with the extent that its strides reach over, ``skip`` bytes behind the old start."""
+    sizes, strides = part.sizes, part.strides or ()
+    is_plain = all(n <= 1 or s == p for n, s, p in zip(sizes, strides, row_major(sizes), strict=True))
+    extent = Extent(part.extent.file, part.extent.start + skip, span(sizes, strides) * item)
+    return replace(part, extent=extent, strides=None if is_plain else strides)
+
+
+def cut(shape: Shape, start: int, stop: int) -> Iterator[Box]:
+    """Yield boxes that hold the elements ``start`` to ``stop`` of a row-major tensor, in their order."""
+    if not shape or (start <= 0 and stop >= prod(shape)):
+        if start < stop:
+            yield (0,) * len(shape), shape
+        return
+    row = prod(shape[1:])
+    first, last = -(-start // row), stop // row  # whole rows
+    if first > last:
+        yield from _row(shape, last, start - last * row, stop - last * row)
+        return
+    if start < first * row:
+        yield from _row(shape, first - 1, start - (first - 1) * row, row)
+    if first < last:
+        yield (first, *(0 for _ in shape[1:])), (last - first, *shape[1:])
+    if last * row < stop:
+        yield from _row(shape, last, 0, stop - last * row)
+
+
+def _row(shape: Shape, index: int, start: int, stop: int) -> Iterator[Box]:
+    for offsets, sizes in cut(shape[1:], start, stop):
+        yield (index, *offsets), (1, *sizes)

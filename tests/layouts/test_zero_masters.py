@@ -1,6 +1,8 @@
-"""Partitions that do not add up are found out; those that do are tested whole in ``test_layouts_zero``."""
+"""Partitions that do not add up are found out; what a rank says of its partition, against where its elements are. Whole checkpoints: ``test_zero``."""
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -8,12 +10,26 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsync.errors import Corrupt
-from ckptsync.layouts.zero_files import StateFile, load
-from ckptsync.layouts.zero_masters import Flat, concatenate, copies, from_fragments
+from ckptsync.errors import Corrupt, Unsupported
+from ckptsync.formats.pickles import Made, Name
+from ckptsync.layouts import zero
+from ckptsync.layouts.zero_files import StateFile, load, optimizer_state
+from ckptsync.layouts.zero_masters import (
+    Flat,
+    concatenate,
+    from_fragments,
+    group_masters,
+    group_numbers,
+    groups_of_slices,
+    slices,
+    stage3_masters,
+)
 from ckptsync.model import Checksum, Copy, Extent, Part, Shape
+from tests.deepspeed_files import TAG, held
 from tests.plain_files import MemoryFiles
 from tests.torch_files import saved
+from tests.zero_checkpoint import Zero, merged, values
+from tests.zero_checkpoint import files as checkpoint
 
 SHAPES: dict[str, Shape] = {"a": (2, 3), "b": (4,)}
 
@@ -25,17 +41,17 @@ def ranks(*states: dict[str, object]) -> tuple[MemoryFiles, list[StateFile]]:
 
 def stage2(*sizes: int, **more: object) -> dict[str, Copy]:
     states: list[dict[str, object]] = [{"single_partition_of_fp32_groups": [torch.zeros(n)], **more} for n in sizes]
-    return copies(*_with(2, *states))
+    return masters(2, *states)
 
 
 def stage3(*sizes: list[int]) -> dict[str, Copy]:
     states: list[dict[str, object]] = [{"fp32_flat_groups": [torch.zeros(n) for n in groups]} for groups in sizes]
-    return copies(*_with(3, *states))
+    return masters(3, *states)
 
 
-def _with(stage: int, *states: dict[str, object]) -> tuple[MemoryFiles, int, list[StateFile], list[dict[str, Shape]]]:
+def masters(stage: int, *states: dict[str, object]) -> dict[str, Copy]:
     files, optim = ranks(*states)
-    return files, stage, optim, [SHAPES]
+    return stage3_masters(files, optim, [SHAPES]) if stage == 3 else group_masters(files, optim, 0, SHAPES)
 
 
 def pieces(copy: Copy) -> list[tuple[str, int, int]]:
@@ -64,10 +80,8 @@ def test_partitions_that_are_longer_than_padding_explains_are_corrupt() -> None:
     stage2(4, 4, 4)
     with pytest.raises(Corrupt, match="has 10 elements, its partitions 21"):
         stage2(7, 7, 7)
-    files, stage, optim, groups = _with(
-        2, *({"single_partition_of_fp32_groups": [torch.zeros(7)], "group_paddings": [n]} for n in (0, 4, 7))
-    )
-    assert copies(files, stage, optim, groups).keys() == SHAPES.keys()
+    padded = ({"single_partition_of_fp32_groups": [torch.zeros(7)], "group_paddings": [n]} for n in (0, 4, 7))
+    assert masters(2, *padded).keys() == SHAPES.keys()
 
 
 @pytest.mark.parametrize("sizes", [([5], [4]), ([5, 1], [6]), ([5], [5, 1]), ([4], [4])])
@@ -94,13 +108,13 @@ def test_alignments_are_skipped() -> None:
 def test_what_is_no_list_of_flat_tensors_of_one_element_type_is_corrupt(held: object) -> None:
     for stage, key in [(2, "single_partition_of_fp32_groups"), (3, "fp32_flat_groups")]:
         with pytest.raises(Corrupt, match=key):
-            copies(*_with(stage, {key: held}))
+            masters(stage, {key: held})
 
 
 def test_a_strided_partition_is_not_read_as_if_it_were_not() -> None:
     for stage, key in [(2, "single_partition_of_fp32_groups"), (3, "fp32_flat_groups")]:
         with pytest.raises(Corrupt, match="do not follow each other"):
-            copies(*_with(stage, {key: [torch.zeros(20)[::2]]}))
+            masters(stage, {key: [torch.zeros(20)[::2]]})
 
 
 def fragment(file: str, count: int) -> Part:
@@ -169,3 +183,83 @@ def test_nothing_has_no_elements() -> None:
 def test_a_run_with_gaps_is_refused() -> None:
     with pytest.raises(Corrupt, match="do not follow each other"):
         concatenate("F32", [Part((0,), (2,), Extent("f", 0, 12), (2,))])
+
+
+VECTORS = [
+    "raw-ds-zero1-bf16",
+    "raw-ds-zero2-odd",
+    "raw-ds-zero1-bf16-fp32acc",
+    "raw-ds-zero2-aligned",
+    "raw-ds-zero2-dealt",
+    "raw-ds-experts",
+]
+
+
+def optim(files: MemoryFiles) -> list[str]:
+    return sorted(name for name in files.content if "optim" in name)
+
+
+def first_optim(files: MemoryFiles) -> StateFile:
+    return load(files, optim(files)[0])
+
+
+@pytest.mark.parametrize("name", VECTORS)
+def test_real_ranks_say_what_is_found_and_ranks_under_each_others_names_do_not(name: str) -> None:
+    files = held(name)
+    assert zero.tensors(files, TAG)
+    one, other, *_ = optim(files)
+    swapped = MemoryFiles({**files.content, one: files.content[other], other: files.content[one]})
+    with pytest.raises(Corrupt, match=r"slice of|padding|elements"):
+        merged(swapped, "keep")
+
+
+def test_slices_are_starts_and_elements_in_the_partition() -> None:
+    found = slices(first_optim(held("raw-ds-zero2-odd")), 0)
+    assert found is not None
+    starts = sorted(found.values())
+    assert starts[0][0] == 0
+    assert all(a + n <= b for (a, n), (b, _) in pairwise(starts))
+
+
+def test_a_file_that_says_nothing_says_nothing() -> None:
+    file = load(MemoryFiles({"o": saved({"optimizer_state_dict": {}})}), "o")
+    assert slices(file, 0) is None
+    with pytest.raises(Unsupported, match="names no parameters"):
+        groups_of_slices([[file]], {})
+
+
+@pytest.mark.parametrize("junk", [5, [], [5], [{"w": 5}], [{"w": None}], {"a": 1}, [{5: 5}]])
+def test_slices_that_are_none_are_corrupt(junk: object) -> None:
+    with pytest.raises(Corrupt, match="param_slice_mappings"):
+        slices(load(MemoryFiles({"o": saved({"optimizer_state_dict": {"param_slice_mappings": junk}})}), "o"), 0)
+
+
+def test_names_and_order_come_from_the_slices_where_no_shapes_are_told() -> None:
+    files = held("raw-ds-zero1-bf16-fp32acc")
+    ranks = [load(files, name) for name in optim(files)]
+    told = load(files, f"{TAG}/mp_rank_00_model_states.pt").content["param_shapes"]
+    shapes = {name: shape for group in told for name, shape in group.items()}
+    found = groups_of_slices([ranks for _ in group_numbers(ranks[0])], shapes)
+    assert [list(group.items()) for group in found] == [list(group.items()) for group in told]
+    with pytest.raises(Corrupt, match="elements in the optimizer"):
+        groups_of_slices([ranks], {name: (*shape, 2) for name, shape in shapes.items()})
+    assert optimizer_state(ranks[0])
+
+
+def test_parameters_that_were_dealt_out_are_found_where_they_lie_though_no_shapes_are_told() -> None:
+    files = held("raw-ds-zero2-dealt")
+    ranks = [load(files, name) for name in optim(files)]
+    told = load(files, f"{TAG}/mp_rank_00_model_states.pt").content["param_shapes"]
+    shapes = {name: shape for group in told for name, shape in group.items()}
+    found = [list(groups_of_slices([ranks], shapes, dealt=dealt)[0]) for dealt in (True, False)]
+    assert found[0] == list(told[0]) != found[1]
+
+
+@pytest.mark.parametrize("numel", [0, 1])
+def test_a_slice_of_no_elements_where_the_partition_has_some_is_corrupt(numel: int) -> None:
+    held = checkpoint(Zero(2, 2, [{"w": values((8,), 0)}]))
+    files_of_ranks = [load(held, n) for n in optim(held)]
+    fragment = Made(Name("deepspeed.utils.tensor_fragment", "fragment_address"), (), {"start": 0, "numel": numel})
+    optimizer_state(files_of_ranks[1])["param_slice_mappings"] = [{"w": fragment}]
+    with pytest.raises(Corrupt, match=r"optim_states\.pt: its slice of w is"):
+        group_masters(held, files_of_ranks, 0, {"w": (8,)})

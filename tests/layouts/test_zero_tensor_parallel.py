@@ -1,14 +1,21 @@
-"""A real tensor-parallel checkpoint, whole in ``test_merge_vectors``; here every other rule, and what nothing tells."""
+"""A real tensor-parallel checkpoint, whole in ``test_merge_vectors``; here every other rule, patterns of names, and boxes of shards against torch's slices."""
 
 from __future__ import annotations
 
+import re
+from itertools import pairwise
+from math import prod
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
+from ckptsync.layouts.zero_tensor_parallel import Patterns, cut, place
 from ckptsync.merge.plan import DType
+from ckptsync.model import Copy, Extent, Part
 from tests.deepspeed_files import TAG, changed, held, without
 from tests.plain_files import MemoryFiles
 from tests.zero_checkpoint import Tensors, merged
@@ -158,3 +165,96 @@ def test_a_replicated_parameter_with_other_values_on_one_rank_is_corrupt(info: A
     spoilt = changed(of, MODELS[rank], lambda model: model["module"].update({name: model["module"][name] + 1}))
     with pytest.raises(Corrupt, match=f"its values of {name} are not those in"):
         merged(spoilt, "auto")
+
+
+NAMES = [
+    "layers.0.up.weight",
+    "layers.10.up.weight",
+    "tied_modules.embed.word_embeddings.weight",
+    "3.mlp.dense_h_to_4h.bias",
+    "x",
+    "",
+]
+PATTERNS = [
+    r"^layers\.0\.up\.weight$",
+    r"\d+.mlp.dense_h_to_4h.bias",
+    r"tied_modules.embed.word_embeddings.weight",
+    r"layers.\d+.up.weight",
+    r".*\.weight",
+    r"^x",
+    "x",
+    r"^.$",
+]
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_pattern_means_what_deepspeed_means_by_it(pattern: str) -> None:
+    found = Patterns({pattern: 5}, "a")
+    assert [found.finds(name) for name in NAMES] == [re.match(pattern, name) is not None for name in NAMES]
+    assert [found.find(name) for name in NAMES] == [5 if re.match(pattern, name) else None for name in NAMES]
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=["Cs"]), min_size=1, max_size=30))
+def test_any_name_that_is_escaped_matches_itself_alone_or_is_refused(name: str) -> None:
+    try:
+        found = Patterns({f"^{re.escape(name)}$": 1}, "a")
+    except Unsupported:
+        return
+    assert found.finds(name)
+    assert not found.finds(name + "x")
+
+
+@pytest.mark.parametrize("pattern", ["(a+)+$", "a|b", "[ab]", "a{5}", ".*.*.*.*", r"\w+", "a" * 600, 5, None, r"\1", "a?", "a$b"])
+def test_a_pattern_that_could_take_for_ever_or_is_none_is_refused(pattern: object) -> None:
+    with pytest.raises(Unsupported, match="pattern"):
+        Patterns({pattern: 1}, "a")
+
+
+def test_two_patterns_for_one_name_are_corrupt() -> None:
+    with pytest.raises(Corrupt, match="2 patterns"):
+        Patterns({"x": 1, "^x$": 2}, "a").find("x")
+
+
+SHAPES = st.lists(st.integers(1, 4), min_size=1, max_size=4).map(tuple)
+
+
+@given(SHAPES, st.data())
+def test_a_run_of_elements_is_cut_into_boxes_that_follow_each_other(shape: tuple[int, ...], data: st.DataObject) -> None:
+    numbers = torch.arange(prod(shape)).reshape(shape)
+    start, stop = sorted(data.draw(st.tuples(st.integers(0, prod(shape)), st.integers(0, prod(shape)))))
+    found = [numbers[tuple(slice(o, o + n) for o, n in zip(*box, strict=True))].reshape(-1) for box in cut(shape, start, stop)]
+    assert torch.cat([torch.empty(0, dtype=torch.int64), *found]).tolist() == list(range(start, stop))
+    assert len(found) <= 2 * len(shape)
+
+
+def read(copy: Copy, whole: torch.Tensor, stored: torch.Tensor) -> torch.Tensor:
+    """Do what the merge engine does with parts, in the slowest way."""
+    out = whole.clone()
+    for part in copy.parts:
+        strides = part.strides or torch.empty(part.sizes).stride()
+        block = torch.as_strided(stored, part.sizes, strides, part.extent.start // 8)
+        out[tuple(slice(o, o + n) for o, n in zip(part.offsets, part.sizes, strict=True))] = block
+    return out
+
+
+@given(SHAPES, st.data())
+def test_any_box_of_a_shard_in_any_pieces_lands_where_it_belongs(shape: tuple[int, ...], data: st.DataObject) -> None:
+    shard = torch.arange(prod(shape)).reshape(shape) + 1
+    held = [sorted(data.draw(st.tuples(st.integers(0, n), st.integers(0, n)))) for n in shape]
+    box = tuple(a for a, _ in held), tuple(b - a for a, b in held)
+    into = tuple(data.draw(st.integers(0, 2)) for _ in shape)
+    ends = sorted({0, prod(shape), *data.draw(st.lists(st.integers(0, prod(shape)), max_size=3))})
+    parts = tuple(Part((a,), (b - a,), Extent("f", 8 * a, 8 * (b - a))) for a, b in pairwise(ends))
+    of = Copy("I64", (prod(shape),), parts)
+    whole = torch.zeros([i + n for i, n in zip(into, box[1], strict=True)], dtype=torch.int64)
+    wanted = whole.clone()
+    wanted[tuple(slice(i, None) for i in into)] = shard[tuple(slice(a, b) for a, b in held)]
+    placed = Copy("I64", tuple(whole.shape), tuple(place(of, shape, box, into)))
+    assert torch.equal(read(placed, whole, shard.reshape(-1)), wanted)
+
+
+def test_a_shard_that_is_stored_by_columns_keeps_its_strides() -> None:
+    stored = torch.arange(6)  # a (2, 3) tensor, transposed
+    of = Copy("I64", (2, 3), (Part((0, 0), (2, 3), Extent("f", 0, 48), (1, 2)),))
+    placed = Copy("I64", (2, 2), tuple(place(of, (2, 3), ((0, 1), (2, 2)), (0, 0))))
+    assert torch.equal(read(placed, torch.zeros(2, 2, dtype=torch.int64), stored), stored.reshape(3, 2).T[:, 1:])
