@@ -117,7 +117,7 @@ PURE = (
     *(f"verify.{m}" for m in ("bits", "due", "expected", "findings", "naming", "ranges", "structure", "reporting")),
     *(f"verify.{m}" for m in ("archives", "baseline", "checksums", "sampling", "units", "waiting")),
     *(f"pull.{m}" for m in ("choose", "plan")),
-    *(f"doctor.{m}" for m in ("compare", "findings", "launch", "machines", "nodes", "versions")),
+    *(f"doctor.{m}" for m in ("checks", "facts", "launch")),
     "daemon.phases",
     "daemon.orders",
     "daemon.waits",

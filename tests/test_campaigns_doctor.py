@@ -11,7 +11,7 @@ from tests.campaigns import doctor
 from tests.campaigns.doctor_faults import FAULTS, Planted, library
 from tests.campaigns.doctor_sound import SOUND
 from tests.campaigns.nodes import Network, can_isolate
-from tests.test_docs_doctor import kinds_of_the_code
+from tests.doctor.test_documents import kinds_of_the_code
 
 # What this machine has not got, and tests of their own plant: rights of a server's users, adapters for RDMA, what a heart says.
 ELSEWHERE = {

@@ -1,8 +1,6 @@
 """Find what makes a training on several nodes hang or lose files, before it starts.
 
-``probe`` gathers the facts of a machine and of the Python that trains, as JSON; ``interpreters`` runs it in that Python.  ``nodes`` reads facts as values.
-``compare`` is the table of checks: facts in, ``findings`` out.  The checks are in ``launch``, ``machines`` and ``versions``.  All of these need the standard library alone.
-
-``examining`` checks this node as the service uses it: the store (``permissions``), the ``output_dirs`` and their file systems (``mounting``).  ``training`` reads the training's own file.
-``publishing`` writes facts and findings to a store, and waits for the other nodes.
+In reading order: `facts` holds what a node tells of itself and what is found wrong with it; `probe` gathers those facts of a machine and a Python; `checks` is
+the table of checks over them, with those of `launch`.  These need the standard library alone.  `training` runs the probe in the Python that trains;
+`directories` and `store` try what the worker does on this node; `publishing` exchanges facts through the store; `report` puts it all together.
 """

@@ -1,7 +1,7 @@
-"""What a machine, and the Python that trains on it, say of themselves: a dict that JSON can hold.
+"""Gather the facts of a machine and of the Python that trains on it, as a dict that JSON can hold.
 
-The standard library alone, Python 3.8 or newer, and nothing of ckptsync: `ckptsync doctor --python` runs this very file in another interpreter, and Ray hands
-`gather` to its workers.  No library is imported to learn its version.  Of the environment only what `variables` lets pass is told: nothing that could be a secret.
+Needs the standard library of Python 3.8 and nothing of ckptsync: `ckptsync doctor --python` runs this very file in another interpreter, and Ray hands
+`gather` to its workers.  No library is imported to learn its version.  Of the environment only what `variables` returns is told: nothing secret.
 """
 
 from __future__ import annotations
@@ -14,17 +14,15 @@ import hashlib
 import json
 import os
 import platform
-import pwd
 import re
 import resource
 import secrets
-import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -39,22 +37,21 @@ PREFIXES = ("NCCL_", "RCCL_", "GLOO_", "TORCH_NCCL_")
 NVIDIA, _NETWORK = Path("/proc/driver/nvidia"), Path("/proc/self/ns/net")
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|CRED|AUTH", re.IGNORECASE)
 _LONGEST = 200  # characters of a value
-_BEST = ("answers", "refused", "silent", "unreachable")  # of a name's addresses any will do: not all need be of networks here
-_PATIENCE, _LOOKUP = 3.0, 15.0  # seconds for an answer of MASTER_ADDR, and for one of who knows names
+_BEST = ("answers", "refused", "silent", "unreachable")  # one address of a name is enough: not all need be of networks here
+_PATIENCE, _LOOKUP = 3.0, 15.0  # seconds for an answer of MASTER_ADDR, and of a name server
 _NOBODY = 65534
-_LATE = 120.0  # seconds
-_BESIDE = ".ckptsync-doctor"  # where nothing of ours is yet: the output directory itself is made by the training
+_BESIDE = ".ckptsync-doctor"  # where nothing of ours is yet: the training makes the output directory itself
 _BUILD = re.compile(r"^(cuda|hip)\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
 
 
 def gather(places: Sequence[str] = (), node: str = "", model: str = "", left: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Now.  ``places``: output directories, there or not; ``model``: the directory of the model that is trained.
+    """Return the facts of now.  ``places``: output directories, there or not.  ``model``: the directory of the model that is trained.
 
-    ``left``: what `leave` gave; without it that is done now, so that only nodes which gather later see it.
+    ``left``: what `leave` returned.  Without it `leave` is called now, and only nodes that gather later see the words.
     """
     node = node or socket.gethostname()
     nonces = leave(places, node) if left is None else left
-    told = variables(os.environ)
+    passed = variables(os.environ)
     return {
         "format": 1,
         "at": time.time(),
@@ -66,10 +63,10 @@ def gather(places: Sequence[str] = (), node: str = "", model: str = "", left: Ma
         "driver": _driver(),
         "driver_cuda": _driver_cuda(),
         "overrides": overrides(os.environ),
-        "variables": told,
+        "variables": passed,
         "interfaces": _interfaces(),
         "addresses": _addresses(socket.gethostname()),
-        "master": _master(told.get("MASTER_ADDR", ""), told.get("MASTER_PORT", "")),
+        "master": _master(passed.get("MASTER_ADDR", ""), passed.get("MASTER_PORT", "")),
         "limits": _limits(),
         "places": {place: {"nonce": nonces.get(place, ""), "seen": _seen(place)} for place in places},
         "model": {"path": model, "digest": _digest(model)} if model else {},
@@ -77,7 +74,7 @@ def gather(places: Sequence[str] = (), node: str = "", model: str = "", left: Ma
 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """How the nodes are told of each other, with what NCCL's own files say (nccl.conf, which the environment goes before); nothing that could be a secret."""
+    """Return the variables that tell nodes of each other, and those of NCCL's own files where the environment has none; nothing that could be a secret."""
     given = {**_nccl_files(environment), **environment}
     wanted = {*LAUNCH, *MASTER, *DEVICES, *OTHERS}
     passed = (name for name in sorted(given) if (name in wanted or name.startswith(PREFIXES)) and not _SECRET.search(name))
@@ -85,7 +82,7 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def overrides(environment: Mapping[str, str]) -> list[str]:
-    """The libnccl that are loaded instead of torch's own: by LD_PRELOAD, by the directories of LD_LIBRARY_PATH."""
+    """Return the libnccl that are loaded instead of torch's own, by LD_PRELOAD or LD_LIBRARY_PATH."""
     preloaded = [Path(p) for p in re.split(r"[: ]+", environment.get("LD_PRELOAD", "")) if "nccl" in p]
     folders = [Path(p) for p in environment.get("LD_LIBRARY_PATH", "").split(":") if p.startswith("/")]
     found = [*preloaded, *(path for folder in folders for path in sorted(folder.glob("libnccl.so.[0-9]")))]
@@ -93,94 +90,30 @@ def overrides(environment: Mapping[str, str]) -> list[str]:
 
 
 def leave(places: Iterable[str], node: str) -> dict[str, str]:
-    """A word of chance beside each place, for other nodes to look for; places where nothing can be written are left out."""
-    name = re.sub(r"[^A-Za-z0-9_.-]", "-", node)
-    words = {place: secrets.token_hex(8) for place in places}
-    return {place: word for place, word in words.items() if _tried(place, _leave_word, name, word)}
+    """Write a random word beside each place, for other nodes to look for; return the words by place, without places where nothing can be written."""
+    name, words = re.sub(r"[^A-Za-z0-9_.-]", "-", node), {}
+    for place in places:
+        word = secrets.token_hex(8)
+        with contextlib.suppress(OSError):  # whether output can be written is another check's question
+            _write_word(place, name, word)
+            words[place] = word
+    return words
 
 
-def _seen(place: str) -> list[str]:
-    return _tried(place, _words) or []
-
-
-def as_user(owner: int, work: Callable[[], Any]) -> Any:
-    """What ``work`` returns, as JSON gives it back.  Root lets the ``owner`` of what it is done to, if that is another user, do it: a child that has become that user.
-
-    So root makes and tries nothing where somebody else decides what a name means.  Raises OSError where that user cannot be had, or the child fails.
-    """
-    if os.geteuid() != 0 or owner == 0:
-        return json.loads(json.dumps(work()))
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        os._exit(_answered(owner, work, writing))
-    os.close(writing)
-    killing = threading.Timer(_LATE, os.kill, (child, signal.SIGKILL))  # that user may stop what has become his
-    killing.daemon = True
-    killing.start()
-    try:
-        with os.fdopen(reading, "rb") as answer:
-            told = answer.read()
-        status = os.waitpid(child, 0)[1]
-    finally:
-        killing.cancel()
-    if status:
-        raise OSError(errno.EPERM, f"nothing can be tried as uid {owner}")
-    return json.loads(told)
-
-
-def groups_of(owner: int) -> tuple[int, list[int]]:
-    """A user's own group, and all groups that he is in."""
-    try:
-        name, group = pwd.getpwuid(owner)[0:4:3]
-        return group, os.getgrouplist(name, group)
-    except KeyError:  # a user of a container
-        return _NOBODY, []
-
-
-def _answered(owner: int, work: Callable[[], Any], writing: int) -> int:
-    """In the child: the exit code.  Whoever becomes another user is not to be traced by him."""
-    try:
-        group, groups = groups_of(owner)
-        os.setgroups(groups)
-        os.setgid(group)
-        os.setuid(owner)
-        with os.fdopen(writing, "wb") as answer:
-            answer.write(json.dumps(work()).encode())
-    except BaseException:  # noqa: BLE001 - the parent says that it failed
-        return 1
-    return 0
-
-
-def _tried(place: str, work: Callable[..., Any], *given: str) -> Any:
-    """``work`` done by the owner of the directory that the place is in; ``None`` where it cannot be."""
-    path = Path(place).absolute()
-    with contextlib.suppress(OSError):  # whether output can be written is another check's question
-        above = next((str(each) for each in [path, *list(path.parents)[:-1]] if each.is_dir()), "")
-        steps = ("_ckptsync", "doctor") if above == str(path) else (_BESIDE,)  # in the spool of a directory that is there
-        return as_user(Path(above).stat().st_uid, lambda: work(above, steps, *given)) if above else None
-    return None
-
-
-def _leave_word(above: str, steps: Sequence[str], name: str, word: str) -> bool:
-    with _opened(above, steps, is_made=True) as fd:
-        fresh = f".{name}.{word}"
-        made = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=fd)
+def _write_word(place: str, name: str, word: str) -> None:
+    with _opened(place, is_made=True) as fd:
+        made = os.open(f".{name}.{word}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=fd)
         try:
-            is_ours = os.fstat(made).st_uid == os.fstat(fd).st_uid  # as servers and mounts decide it
             os.write(made, word.encode())
         finally:
             os.close(made)
-        if is_ours:
-            os.replace(fresh, name, src_dir_fd=fd, dst_dir_fd=fd)
-        else:
-            os.unlink(fresh, dir_fd=fd)
-    return is_ours
+        os.replace(f".{name}.{word}", name, src_dir_fd=fd, dst_dir_fd=fd)
 
 
-def _words(above: str, steps: Sequence[str]) -> list[str]:
+def _seen(place: str) -> list[str]:
+    """Return the words beside a place that can be read."""
     found = []
-    with _opened(above, steps) as fd:
+    with contextlib.suppress(OSError), _opened(place) as fd:
         with os.scandir(fd) as entries:
             names = [entry.name for entry in entries if not entry.name.startswith(".")]
         for name in names:
@@ -194,11 +127,18 @@ def _words(above: str, steps: Sequence[str]) -> list[str]:
 
 
 @contextlib.contextmanager
-def _opened(above: str, steps: Sequence[str], *, is_made: bool = False) -> Iterator[int]:
-    """A directory of ours, opened step by step and through no link; root goes into no other user's."""
+def _opened(place: str, *, is_made: bool = False) -> Iterator[int]:
+    """Open the directory of words: in the spool of an output directory that is there, else in the nearest directory above it.
+
+    Opened step by step, through no link; root goes into no other user's directory.  Raises OSError.
+    """
+    path = Path(place).absolute()
+    above = next(str(each) for each in [path, *path.parents] if each.is_dir())
+    if above == "/":
+        raise FileNotFoundError(errno.ENOENT, "no directory above it", place)
     fd = os.open(above, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        for step in ("", *steps):
+        for step in ("", "_ckptsync", "doctor") if above == str(path) else ("", _BESIDE):
             if step:
                 if is_made:
                     with contextlib.suppress(FileExistsError):
@@ -227,7 +167,7 @@ def _machine() -> dict[str, Any]:
 
 
 def _booted() -> float:
-    """When, in seconds on this clock; 0 where the system does not say."""
+    """Return the time of the boot in seconds on this clock; 0 where the system does not say."""
     uptime = _text("/proc/uptime").split(" ")[0]
     return time.time() - float(uptime) if uptime else 0.0
 
@@ -247,17 +187,17 @@ def _version(library: str) -> str:
 
 
 def _builds() -> dict[str, str]:
-    """The CUDA, or HIP, that torch is built for: as torch/version.py says, read and not run."""
+    """Return the CUDA, or HIP, that torch is built for, from torch/version.py, which is read and not run."""
     with contextlib.suppress(metadata.PackageNotFoundError):
         return dict(_BUILD.findall(_text(str(metadata.distribution("torch").locate_file("torch/version.py")))))
     return {}
 
 
 def _gpus() -> list[str]:
-    """A name for each that the driver shows here: NVIDIA's, else AMD's."""
-    told = [_text(str(path)) for path in sorted(NVIDIA.glob("gpus/*/information"))]
-    models = [line.partition(":")[2].strip() for text in told for line in text.splitlines() if line.startswith("Model:")]
-    if models := models or _asked("name"):
+    """Return a name for each GPU that the driver shows: NVIDIA's, else AMD's."""
+    about = [_text(str(path)) for path in sorted(NVIDIA.glob("gpus/*/information"))]
+    models = [line.partition(":")[2].strip() for text in about for line in text.splitlines() if line.startswith("Model:")]
+    if models := models or _ask_nvidia_smi("name"):
         return models
     nodes = sorted(Path("/sys/class/kfd/kfd/topology/nodes").glob("*"))
     found = [(_text(f"{node}/properties"), _text(f"{node}/name")) for node in nodes]
@@ -266,11 +206,11 @@ def _gpus() -> list[str]:
 
 def _driver() -> str:
     found = re.search(r"\b\d{3,}\.\d+(\.\d+)?\b", _text(str(NVIDIA / "version")).partition("\n")[0])
-    return (found[0] if found else next(iter(_asked("driver_version")), "")) or _text("/sys/module/amdgpu/version").strip()
+    return (found[0] if found else next(iter(_ask_nvidia_smi("driver_version")), "")) or _text("/sys/module/amdgpu/version").strip()
 
 
-def _asked(field: str) -> list[str]:
-    """What nvidia-smi says of each GPU."""
+def _ask_nvidia_smi(field: str) -> list[str]:
+    """Return what nvidia-smi says of each GPU."""
     command = ["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)  # noqa: S603 - as the training would find it
@@ -280,7 +220,7 @@ def _asked(field: str) -> list[str]:
 
 
 def _driver_cuda() -> str:
-    """The newest CUDA that the driver knows."""
+    """Return the newest CUDA that the driver knows."""
     version = ctypes.c_int()
     with contextlib.suppress(OSError, AttributeError):  # no driver of NVIDIA's
         if not ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)):
@@ -289,7 +229,7 @@ def _driver_cuda() -> str:
 
 
 def _interfaces() -> dict[str, dict[str, str]]:
-    """By name: the link's state, MTU and speed in Mb/s, as far as the system says."""
+    """Return by name the link's state, MTU, speed in Mb/s, and whether it has an address, as far as the system says."""
     keys = {"state": "operstate", "mtu": "mtu", "speed": "speed"}
     names = [name for _, name in socket.if_nameindex()]
     of = {name: {key: _text(f"/sys/class/net/{name}/{file}").strip() for key, file in keys.items()} for name in names}
@@ -297,7 +237,7 @@ def _interfaces() -> dict[str, dict[str, str]]:
 
 
 def _address(name: str) -> str:
-    """Whether an interface has one beyond its own link: netdevice(7), and the kernel's list for IPv6."""
+    """Return whether an interface has an address beyond its own link: netdevice(7), and the kernel's list for IPv6."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking, contextlib.suppress(OSError):
         fcntl.ioctl(asking.fileno(), 0x8915, name.encode().ljust(40, b"\0"))  # SIOCGIFADDR
         return "yes"
@@ -306,7 +246,7 @@ def _address(name: str) -> str:
 
 
 def _addresses(host: str) -> list[str]:
-    """Nothing where nobody knows it, or says so in time: a resolver may take minutes to find out that its servers are dead."""
+    """Return a host's addresses; none where nobody answers in time: a resolver may take minutes to find out that its servers are dead."""
     found: list[str] = []
 
     def ask() -> None:
@@ -320,15 +260,15 @@ def _addresses(host: str) -> list[str]:
 
 
 def _master(address: str, port: str) -> dict[str, Any]:
-    """What MASTER_ADDR means here; ``port``: free or taken on its own machine, elsewhere answers, refused, silent or unreachable."""
+    """Return what MASTER_ADDR means here.  ``port``: free or taken on its own machine; elsewhere answers, refused, silent or unreachable."""
     if not address:
         return {}
     found = _addresses(address)
     ours = [one for one in found if _binds(one, 0) == "free"]
-    told: dict[str, Any] = {"addresses": found, "is_here": bool(ours), "port": ""}
+    about: dict[str, Any] = {"addresses": found, "is_here": bool(ours), "port": ""}
     if found and port.isdecimal() and 0 < int(port) < 65536:
-        told["port"] = _binds(ours[0], int(port)) if ours else min((_answers(one, int(port)) for one in found), key=_BEST.index)
-    return told
+        about["port"] = _binds(ours[0], int(port)) if ours else min((_answers(one, int(port)) for one in found), key=_BEST.index)
+    return about
 
 
 def _binds(address: str, port: int) -> str:
@@ -344,7 +284,7 @@ def _binds(address: str, port: int) -> str:
 
 
 def _answers(address: str, port: int) -> str:
-    """Who refuses is there; a firewall is silent."""
+    """Return how a port answers: a machine that refuses is there, a firewall is silent."""
     try:
         socket.create_connection((address, port), _PATIENCE).close()
     except ConnectionRefusedError:
@@ -357,27 +297,27 @@ def _answers(address: str, port: int) -> str:
 
 
 def _limits() -> dict[str, int]:
-    """-1 where there is none; ``shm``: bytes that are free in /dev/shm; ``hcas``: adapters for RDMA."""
-    asked = {"nofile": resource.RLIMIT_NOFILE, "memlock": resource.RLIMIT_MEMLOCK}
-    soft = {name: resource.getrlimit(which)[0] for name, which in asked.items()}
+    """Return limits, -1 where there is none.  ``shm``: bytes that are free in /dev/shm.  ``hcas``: adapters for RDMA."""
+    named = {"nofile": resource.RLIMIT_NOFILE, "memlock": resource.RLIMIT_MEMLOCK}
+    soft = {name: resource.getrlimit(which)[0] for name, which in named.items()}
     found = {name: -1 if limit == resource.RLIM_INFINITY else limit for name, limit in soft.items()}
-    with contextlib.suppress(OSError):  # containers without it: nothing is told
+    with contextlib.suppress(OSError):  # containers without it
         shm = os.statvfs("/dev/shm")  # noqa: S108 - looked at, and never written
         found["shm"] = shm.f_bavail * shm.f_frsize
     return {**found, "hcas": len(list(Path("/sys/class/infiniband").glob("*")))}
 
 
 def _digest(model: str) -> str:
-    """Of its configuration and of the names and sizes of its weights; empty for what is no directory here."""
-    folder, told = Path(model), [_text(f"{model}/config.json")]
-    if told[0]:  # else it may be anything, or not to be looked at
-        told += [_text(str(path)) for path in sorted(folder.glob("*.index.json"))]
-        told += [f"{path.name} {path.stat().st_size}" for path in sorted(folder.glob("*.safetensors")) if path.is_file()]
-    return hashlib.sha256("\0".join(told).encode()).hexdigest()[:16] if told[0] else ""
+    """Return a digest of a model's configuration and of the names and sizes of its weights; empty for what is no directory here."""
+    folder, parts = Path(model), [_text(f"{model}/config.json")]
+    if parts[0]:  # else it may be anything
+        parts += [_text(str(path)) for path in sorted(folder.glob("*.index.json"))]
+        parts += [f"{path.name} {path.stat().st_size}" for path in sorted(folder.glob("*.safetensors")) if path.is_file()]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16] if parts[0] else ""
 
 
 def _nccl_files(environment: Mapping[str, str]) -> dict[str, str]:
-    """As NCCL reads them: the user's own file, or the system's."""
+    """Return the variables of NCCL's own files, as NCCL reads them: the system's, then the user's."""
     home = environment.get("NCCL_CONF_FILE") or str(Path(environment.get("HOME", "")) / ".nccl.conf")
     lines = [*_text("/etc/nccl.conf").splitlines(), *_text(home).splitlines()]
     pairs = (line.partition("=") for line in lines if "=" in line and not line.lstrip().startswith("#"))
@@ -385,7 +325,7 @@ def _nccl_files(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _text(path: str) -> str:
-    with contextlib.suppress(OSError):  # the system does not tell
+    with contextlib.suppress(OSError):  # the system does not say
         return Path(path).read_text("utf-8", "replace")
     return ""
 

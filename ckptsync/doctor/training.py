@@ -1,18 +1,29 @@
-"""What a training's own file says of how it saves: LLaMA-Factory's YAML, TrainingArguments as JSON, a DeepSpeed or accelerate configuration.
+"""What trains here: the facts of the Python that trains (`ask_python`), and the training's own configuration (`read`).
 
-Only the keys in `KEYS` are taken, and no URLs: nothing else of the file is told to anybody.
+The Python may have none of our libraries, and we none of its: `ckptsync.doctor.probe` runs in it as a script.  Of the training's file only the keys in `KEYS`
+are read, and no URLs.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
-from collections.abc import Iterator, Mapping
+import pwd
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ckptsync import parsing
 from ckptsync.config.yaml_lines import LIMIT, parse
+from ckptsync.doctor import probe
+from ckptsync.doctor.directories import user_name
 from ckptsync.errors import ConfigError, Corrupt
+from ckptsync.walk import is_kept
 
 KEYS = (
     "output_dir",
@@ -24,27 +35,130 @@ KEYS = (
     "ray_num_workers",
     "model_name_or_path",
 )
+_PATIENCE = 120.0  # seconds: a driver that wakes its GPUs takes some
+_KEPT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "VIRTUAL_ENV", "CONDA_PREFIX", "LANG", "LC_ALL")
+_NAMED = "--python names the Python that trains, 3.8 or newer"
+_AS_TRAINER = "ask as the user who trains: sudo -u USER ckptsync doctor …"
+_TRAINING = "--training names the training's own YAML or JSON"
+
+
+def candidates(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the Python of the active environment; else the first in PATH, and our own."""
+    active = [Path(environment[name], "bin", "python") for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if environment.get(name)]
+    if found := next((str(path) for path in active if path.exists()), None):
+        return (found,)
+    first = shutil.which("python3", path=environment.get("PATH"))
+    return tuple(dict.fromkeys(python for python in (first, sys.executable) if python))
+
+
+def ask_first(pythons: Sequence[str], environment: Mapping[str, str], **wanted: Any) -> dict[str, Any]:
+    """Return the facts of the first Python that has torch, or else of the first.  Raises ConfigError where it cannot be asked."""
+    facts = ask_python(pythons[0], environment, **wanted)
+    if facts["versions"].get("torch"):
+        return facts
+    others = (ask_python(python, environment, **wanted) for python in pythons[1:])
+    return next((other for other in others if other["versions"].get("torch")), facts)
+
+
+def ask_python(python: str, environment: Mapping[str, str], **wanted: Any) -> dict[str, Any]:
+    """Return what `probe.gather` gathers in that Python, which gets this ``environment``.  Raises ConfigError where it cannot be run, or prints something else.
+
+    Root has another user's Python run by that user, without anything of the environment that could be a secret.
+    """
+    found = shutil.which(python, path=environment.get("PATH")) or python
+    named = os.path.abspath(found)  # noqa: PTH100 - links stay: they name an environment
+    command = [named, "-", json.dumps(wanted)]  # by its input: that user may not be able to read our files
+    owner = _owner(Path(named)) if os.geteuid() == 0 else 0
+    other: dict[str, Any] = {}
+    if owner:
+        group, groups = groups_of(owner)
+        other = {"user": owner, "group": group, "extra_groups": groups, "start_new_session": True}
+    try:
+        done = subprocess.run(  # noqa: S603 - the operator names it
+            command,
+            input=Path(probe.__file__).read_text("utf-8"),
+            cwd="/",  # where no module of anybody's lies
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE,
+            check=True,
+            env=environment_of(owner, environment) if owner else environment,
+            **other,
+        )
+        facts = parsing.parse(
+            (done.stdout.splitlines() or [""])[-1], python
+        )  # what an environment prints when it starts comes before
+    except subprocess.CalledProcessError as e:
+        last = (e.stderr.strip().splitlines() or ["nothing"])[-1]
+        raise ConfigError(f"{python}: gives no facts (exit code {e.returncode}): {last}", hint=_NAMED) from e
+    except (OSError, subprocess.SubprocessError, ValueError, Corrupt) as e:
+        late = f"no answer within {_PATIENCE:g} s" if isinstance(e, subprocess.TimeoutExpired) else str(e)
+        raise ConfigError(f"{python}: gives no facts: {e.strerror if isinstance(e, OSError) else late}", hint=_NAMED) from e
+    if not isinstance(facts, dict) or not all(isinstance(facts.get(key), dict) for key in ("versions", "places")):
+        raise ConfigError(f"{python}: gives no facts: its answer is no list of them", hint="what does it print when it starts?")
+    return facts
+
+
+def _owner(python: Path) -> int:
+    """Return who decides what a Python does, root or one other user; raises ConfigError where several users do, or anybody may.
+
+    The program counts, the links and directories that lead to it, and where it imports from.
+    """
+    ways = {python, Path(os.path.realpath(python)), *([python.parent / python.readlink()] if python.is_symlink() else [])}
+    patterns = ("pyvenv.cfg", "lib*", "lib*/python3*", "lib*/python3*/site-packages")
+    inside = {found for way in ways for pattern in patterns for found in way.parent.parent.glob(pattern)}
+    owners: dict[int, Path] = {}
+    for path in sorted({*ways, *inside, *(above for way in ways for above in way.parents)}):
+        with contextlib.suppress(OSError):  # not there: running it says so
+            info = path.lstat()
+            if stat.S_ISDIR(info.st_mode) and info.st_uid == 0 and not is_kept(info):
+                hint = f"chmod o-w {path}, or {_AS_TRAINER}"
+                raise ConfigError(f"{python}: asked by root, and others may write to {path}", hint=hint)
+            owners.setdefault(info.st_uid, path)
+    others = sorted(owners.keys() - {0})
+    if len(others) > 1:
+        whose = ", ".join(f"{owners[uid]} is {user_name(uid)}'s" for uid in others)
+        raise ConfigError(f"{python}: asked by root, and {whose}", hint=_AS_TRAINER)
+    return others[0] if others else 0
+
+
+def groups_of(uid: int) -> tuple[int, list[int]]:
+    """Return a user's own group, and all groups that the user is in."""
+    try:
+        known = pwd.getpwuid(uid)
+    except KeyError:  # a user of a container
+        return 65534, []
+    return known.pw_gid, os.getgrouplist(known.pw_name, known.pw_gid)
+
+
+def environment_of(uid: int, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what another user may see of an environment, with that user's home."""
+    kept = {name: value for name, value in environment.items() if name in _KEPT or name in probe.variables(environment)}
+    with contextlib.suppress(KeyError):
+        known = pwd.getpwuid(uid)
+        kept |= {"HOME": known.pw_dir, "LOGNAME": known.pw_name}
+    return kept
 
 
 def read(path: Path) -> dict[str, str]:
-    """Texts by key, with ``zero_stage`` and ``gather_16bit``; raises ConfigError where the file cannot be read.
+    """Return texts by key, with ``zero_stage`` and ``gather_16bit``.  Raises ConfigError where the file cannot be read.
 
-    A DeepSpeed configuration that it names is read too; where that is not there it is the training's to say so.
+    The file may be LLaMA-Factory's YAML, TrainingArguments as JSON, a DeepSpeed or accelerate configuration.  A DeepSpeed configuration that it names is read too.
     """
-    said = _mapping(path)
-    told = {key: text for key in KEYS if key in said and "://" not in (text := _text(said[key]))}
-    inner = said.get("deepspeed")
+    given = _mapping(path)
+    texts = {key: text for key in KEYS if key in given and "://" not in (text := _text(given[key]))}
+    inner = given.get("deepspeed")
     if isinstance(inner, str) and inner:
         there = next((p for p in (Path(inner), path.parent / inner) if p.is_file()), None)
-        inner = _mapping(there) if there else {}
-    for config in (said, inner, said.get("deepspeed_config")):
+        inner = _mapping(there) if there else {}  # the training says that it is not there
+    for config in (given, inner, given.get("deepspeed_config")):
         if isinstance(config, Mapping):
-            told |= dict(_zero(config))
-    return told
+            texts |= dict(_zero(config))
+    return texts
 
 
 def _zero(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """ZeRO's stage, and whether it gathers the model when it is saved: DeepSpeed does not unless it is told (runtime/zero/config.py)."""
+    """Yield ZeRO's stage, and whether it gathers the model when it saves; without the key DeepSpeed does not (runtime/zero/config.py)."""
     zero = config.get("zero_optimization")
     if isinstance(zero, Mapping):
         yield "zero_stage", _text(zero.get("stage", ""))
@@ -60,14 +174,14 @@ def _mapping(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             text = file.read(LIMIT + 1).decode("utf-8")
     except (OSError, UnicodeDecodeError) as e:
-        reason = e.strerror if isinstance(e, OSError) else "not UTF-8"
-        raise ConfigError(f"{path}: cannot be read: {reason}", hint="--training names the training's own YAML or JSON") from e
+        why = e.strerror if isinstance(e, OSError) else "not UTF-8"
+        raise ConfigError(f"{path}: cannot be read: {why}", hint=_TRAINING) from e
     try:
         values = parsing.parse(text, os.fspath(path))
     except Corrupt:
         values = parse(text, os.fspath(path)).values
     if not isinstance(values, dict):
-        raise ConfigError(f"{path}: not a mapping of keys to values", hint="--training names the training's own YAML or JSON")
+        raise ConfigError(f"{path}: not a mapping of keys to values", hint=_TRAINING)
     return {str(key): value for key, value in values.items()}
 
 

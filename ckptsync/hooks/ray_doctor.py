@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ckptsync.doctor.compare import compare
-from ckptsync.doctor.findings import Finding
+from ckptsync.doctor.checks import compare
+from ckptsync.doctor.facts import Finding
 
 LEVELS = ("fail", "warn", "off")
 

@@ -95,7 +95,6 @@ _OTHERS = "chown -R 12345 {home}/out/run/checkpoint-1; chmod %s {home}/out/run/c
 USER = ("unshare", "--user", "--map-user=1000", "--map-group=1000")  # no root, and yet the owner of what root has made
 _HOLDS = "import os, socket, sys; s = socket.create_server(('0.0.0.0', 29500)); s.set_inheritable(True); os.execvp(sys.argv[1], sys.argv[1:])"
 LOOPBACK = "sed 's/.* {node} .*/127.0.1.1 {node}/' {home}/hosts > {home}/{node}/hosts; mount --bind {home}/{node}/hosts /etc/hosts"
-_INOTIFY = ("unshare", "--map-root-user", "sh", "-c")
 THREE = {"NNODES": "3"}
 _S3 = {"url": "s3://bucket/x", "options": {"endpoint_url": "http://127.0.0.1:9", "key": "k", "secret": "s3cret"}}
 _OLDER = '#!/bin/sh\n"{python}" "$@" | sed \'s/"python": "3[.][0-9]*[.]/"python": "3.99./\'\n'
@@ -165,7 +164,9 @@ ONE_NODE = {
         needs="users",
         within=USER,
     ),
-    "asked-by-root": told("asked-as-root", "chown -R 12345 {home}/out/run; chmod a+rx {home} {home}/out"),
+    "asked-by-root": told(
+        "asked-as-root", "chown -R 12345 {home}/out/run; chmod a+rx {home} {home}/out; chmod -R a+rwX {home}/shared"
+    ),
     "output-read-only": told("output-not-writable", "mount --bind {home}/out {home}/out; mount -o remount,ro,bind {home}/out"),
     "spool-elsewhere": told("links-cross", "mkdir -p {home}/out/run/_ckptsync; mount -t tmpfs none {home}/out/run/_ckptsync"),
     "no-links": told("no-links", _REFUSE, needs="cc", within=("env", "LD_PRELOAD={home}/refuse.so")),
@@ -174,19 +175,8 @@ ONE_NODE = {
         "mount -t tmpfs -o size=300m none {home}/out; mkdir -p {home}/out/run/checkpoint-1; head -c 120m /dev/zero > {home}/out/run/checkpoint-1/model.safetensors",
     ),
     "inodes": told("inodes", "mount -t tmpfs -o size=1g,nr_inodes=50 none {home}/out; mkdir {home}/out/run"),
-    "inotify-instances": told(
-        "inotify", needs="users", within=(*_INOTIFY, 'echo 0 > /proc/sys/user/max_inotify_instances; exec "$@"', "sh")
-    ),
-    "inotify-watches": told(
-        "inotify", needs="users", within=(*_INOTIFY, 'echo 1 > /proc/sys/user/max_inotify_watches; exec "$@"', "sh")
-    ),
     "nfs-soft": nfs("nfs-soft no-events", more=",soft", on=None),
     "nfs-late": nfs("late-names no-events", more=",actimeo=600", on=None),
-    "too-slow": told(
-        "too-slow",
-        "mkdir {home}/out/run/checkpoint-2; head -c 9m /dev/zero > {home}/out/run/checkpoint-2/model.safetensors; touch -d '-1 minute' {home}/out/run/checkpoint-1/*",
-        config={"limits": {"bandwidth": "100KB/s"}},
-    ),
     "few-files": told("few-files", "ulimit -n 512"),
     "small-shm": told("small-shm", "mount -t tmpfs -o size=64m none /dev/shm"),
     "python": Planted(frozenset({"python"}), Told(python="#!/bin/sh\nexit 3\n"), is_compared=False),

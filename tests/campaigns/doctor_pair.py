@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.campaigns.cluster import CLEAN
 from tests.campaigns.nodes import TRAIN, Network
-from tests.doctor_real import PROJECT, environment
+from tests.doctor.real import PROJECT, environment
 
 VERSIONS = {
     "torch": "2.8.0",

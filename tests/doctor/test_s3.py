@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from ckptsync.doctor import examining
-from ckptsync.doctor.examining import Answer, Place
+from ckptsync.doctor.store import Checked, Target, check_store
 from ckptsync.stores.limits import Limits
 from tests.policies import policy, without
 from tests.weed import weed
@@ -19,11 +18,11 @@ def bucket() -> str:
     return weed().bucket()
 
 
-def asked(bucket: str, options: dict[str, Any], *, deletes: bool = False) -> Answer:
-    return examining.store(Place(f"s3://{bucket}/store", options, Limits(), deletes), "n0", [])
+def asked(bucket: str, options: dict[str, Any], *, deletes: bool = False) -> Checked:
+    return check_store(Target(f"s3://{bucket}/store", options, Limits(), deletes), "n0", [])
 
 
-def found(answer: Answer) -> list[tuple[str, int]]:
+def found(answer: Checked) -> list[tuple[str, int]]:
     return [(finding.kind, finding.exit_code) for finding in answer.findings]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.doctor import probe
-from tests.doctor_real import environment
+from tests.doctor.real import environment
 
 
 def test_it_runs_in_a_python_that_has_nothing_of_ours_and_imports_no_library(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
-"""Output directories as the worker would find them: on real disks, of real users."""
+"""Output directories as the worker would find them: on real disks, of real users, on mounts that are dead, missing or lose files."""
 
 from __future__ import annotations
 
-import contextlib
+import json
 import os
 import shutil
 import subprocess
@@ -11,25 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.doctor.asking import Asked
-from ckptsync.doctor.output_dirs import (
-    check_inotify,
-    check_output_dir,
-    check_rate,
-    check_space,
-    full_checkpoint_size,
-    last_two,
-    mean_rate,
-    parameters,
-)
-from ckptsync.scan import Found
-from ckptsync.stores.timetable import parse
-from ckptsync.walk import Stat
-from tests.doctor_real import PROJECT, doctor, kinds, needs_namespaces, open_to_all
-from tests.exhaustive import sampled
-from tests.test_spool_folders import SWAP
+from ckptsync.doctor import directories
+from ckptsync.doctor.directories import check_output_dir, check_space, checkpoint_size, parameters
+from tests.doctor.real import PROJECT, doctor, kinds, needs_namespaces, open_to_all
 
-HERE = Asked("n0", os.geteuid())
+HASTY = "import sys; from ckptsync.doctor import directories; directories.PATIENCE = 2.0; from ckptsync.cli.main import main; sys.exit(main(sys.argv[1:]))"
+DEAD = "exec 9<>/dev/fuse; mount -i -t fuse -o fd=9,rootmode=40000,user_id=0,group_id=0 dead {path}"  # nobody ever reads what it is asked
+needs_fuse = pytest.mark.skipif(not os.access("/dev/fuse", os.R_OK | os.W_OK), reason="no FUSE here")
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes files of other users")
 
 
@@ -42,8 +30,8 @@ def save(out: Path, step: int, *, size: int = 1000, at: int = 0) -> Path:
     return folder / "model.safetensors"
 
 
-def found(path: Path, asked: Asked = HERE) -> list[tuple[str, str]]:
-    return [(f.level, f.kind) for f in check_output_dir(path, asked) if f.kind != "no-events"]
+def found(path: Path) -> list[tuple[str, str]]:
+    return [(f.level, f.kind) for f in check_output_dir(path, "n0") if f.kind != "no-events"]
 
 
 def test_a_sound_directory_has_no_fault_and_keeps_no_trace(tmp_path: Path) -> None:
@@ -56,75 +44,21 @@ def test_a_sound_directory_has_no_fault_and_keeps_no_trace(tmp_path: Path) -> No
         assert (tmp_path / "_ckptsync").is_dir() == has_spool
 
 
-def test_the_newest_two_are_by_the_times_of_their_files(tmp_path: Path) -> None:
-    for step, at in ((10, 300), (9, 100), (2, 200)):
-        save(tmp_path, step, at=at)
-    newest, before = last_two(tmp_path)
-    assert newest is not None
-    assert before is not None
-    assert (newest.name, before.name) == ("checkpoint-10", "checkpoint-2")
-
-
 def test_a_spool_that_is_no_directory_is_found(tmp_path: Path) -> None:
     (tmp_path / "_ckptsync").touch()
     assert ("fail", "output-not-writable") in found(tmp_path)
 
 
-def test_saves_that_come_faster_than_they_may_be_sent_are_found(tmp_path: Path) -> None:
-    save(tmp_path, 1, at=1000)
-    save(tmp_path, 2, size=5000, at=1010)
-    assert found(tmp_path, Asked("n0", os.geteuid(), rate=400.0)) == [("warn", "too-slow")]
-    assert found(tmp_path, Asked("n0", os.geteuid(), rate=600.0)) == []
-
-
 def test_a_model_that_would_not_fit_twice_is_a_warning_as_long_as_nothing_was_saved(tmp_path: Path) -> None:
-    (one,) = check_space(tmp_path, None, Asked("n0", 0, expected=1 << 60))
+    (one,) = check_space(tmp_path, None, "n0", 1 << 60)
     assert (one.level, one.kind, one.exit_code) == ("warn", "disk-full", 4)
-    assert "room for two" in one.what
+    assert "two checkpoints" in one.what
 
 
-@as_root
-def test_root_is_told_that_it_is_not_the_worker_and_lets_the_worker_try(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    out.mkdir()
-    os.chown(out, 65534, 65534)
-    open_to_all(out)
-    assert found(out) == [("warn", "asked-as-root")]
-    one = save(out, 5)
-    one.chmod(0o600)
-    assert found(out) == [("warn", "asked-as-root"), ("fail", "unreadable")]
-    (out / "_ckptsync").mkdir()
-    assert ("fail", "output-not-writable") in found(out), "a spool of root's is not the worker's"
-
-
-@as_root
-def test_root_gives_nothing_of_its_own_to_who_swaps_the_spool(tmp_path: Path) -> None:
-    """`_ckptsync` was made, and then given away by its name, which was a link to a file of root's by then."""
-    out, target = tmp_path / "out", tmp_path / "shadow"
-    out.mkdir()
-    os.chown(out, 65534, 65534)
-    open_to_all(out)
-    target.mkdir(mode=0o700)
-    given: list[object] = []
-    swapping = subprocess.Popen([sys.executable, "-c", SWAP, out, target])
-    try:
-        for _ in sampled(range(100), 4):
-            found(out)
-            given += [path for path in (target, *target.iterdir()) if path.stat().st_uid]
-            with contextlib.suppress(FileNotFoundError):  # swapped while it was looked at
-                given += [path for path in out.rglob("*") if path.lstat().st_uid == 0]
-    finally:
-        swapping.kill()
-        swapping.wait()
-    assert given == []
-    assert list(target.iterdir()) == []
-
-
-ASK = """import os, sys
+ASK = """import sys
 from pathlib import Path
-from ckptsync.doctor.asking import Asked
-from ckptsync.doctor.output_dirs import check_output_dir
-print(*[f.kind for f in check_output_dir(Path(sys.argv[1]), Asked("n0", os.geteuid()))])"""
+from ckptsync.doctor.directories import check_output_dir
+print(*[f.kind for f in check_output_dir(Path(sys.argv[1]), "n0")])"""
 
 
 def found_by_nobody(out: Path) -> list[str]:
@@ -152,7 +86,7 @@ def test_a_file_that_only_its_owner_reads_is_found(tmp_path: Path) -> None:
 def test_a_directory_that_cannot_be_listed_is_found(tmp_path: Path) -> None:
     save(tmp_path / "out", 5)
     (tmp_path / "out").chmod(0o711)
-    assert found_by_nobody(tmp_path / "out") == ["other-user", "output-not-writable", "output-unreadable"]
+    assert found_by_nobody(tmp_path / "out") == ["output-not-writable", "other-user", "output-unreadable"]
 
 
 def test_a_directory_that_has_gone_is_found(tmp_path: Path) -> None:
@@ -215,30 +149,9 @@ def test_before_the_first_save_a_directory_of_another_user_is_found_but_for_one_
     assert found_by_nobody(out) == kinds
 
 
-@as_root
-def test_root_makes_nothing_in_another_users_directory(tmp_path: Path) -> None:
-    """Whatever is made there is made by a child that has become that user."""
-    out = tmp_path / "out"
-    save(out, 5)
-    os.chown(out, 65534, 65534)
-    open_to_all(out)
-    program = "import sys; from pathlib import Path; from tests.test_doctor_output_dirs import found; found(Path(sys.argv[1]))"
-    trace = tmp_path / "trace"
-    calls = "trace=openat,mkdirat,mkdir,linkat,link,chown,fchownat,fchown,renameat2,rename,renameat,setuid"
-    subprocess.run(
-        ["strace", "-f", "-e", calls, "-o", str(trace), sys.executable, "-c", program, str(out)], check=True, cwd=PROJECT
-    )
-    lines = trace.read_text().splitlines()
-    became = {line.split()[0] for line in lines if "setuid(65534)" in line}
-    made = [line for line in lines if "O_CREAT" in line or "mkdir" in line or "link" in line.split("(")[0] or "chown" in line]
-    assert became
-    assert made
-    assert [line for line in made if line.split()[0] not in became and "__pycache__" not in line and "/run/mount" not in line] == []
-
-
 def test_a_file_system_that_tells_no_size_has_room() -> None:
     assert os.statvfs("/proc").f_blocks == 0
-    assert list(check_space(Path("/proc"), None, HERE)) == []
+    assert list(check_space(Path("/proc"), None, "n0")) == []
 
 
 def test_a_small_disk_of_which_nothing_is_known_may_do_and_a_full_one_does_not(tmp_path: Path) -> None:
@@ -248,24 +161,15 @@ def test_a_small_disk_of_which_nothing_is_known_may_do_and_a_full_one_does_not(t
         assert [f["level"] for f in told["findings"] if f["kind"] == "disk-full"] == [level]
 
 
-def saved(step: int, size: int, at: float) -> Found:
-    return Found(f"checkpoint-{step}", "trainer", Path("/o"), (Stat("m", size, int(at * 1e9), 1, 1),), (), ())
-
-
-def test_the_mean_of_a_timetable_is_over_a_week() -> None:
-    assert mean_rate(parse("10MB/s")) == 10e6
-    half = mean_rate(parse("00:00,1MB 12:00,3MB"))
-    assert half is not None
-    assert round(half) == 2_000_000
-    assert mean_rate(parse("08:00,50M 19:00,off")) is mean_rate(None) is None
-
-
-def test_a_save_that_takes_longer_than_the_time_between_two_is_found() -> None:
-    pair = saved(2, 1000, 20.0), saved(1, 900, 10.0)
-    assert [f.kind for f in check_rate(*pair, 99.0, ("n0",), "/o")] == ["too-slow"]
-    assert list(check_rate(*pair, 101.0, ("n0",), "/o")) == []
-    assert list(check_rate(*pair, None, ("n0",), "/o")) == []
-    assert list(check_rate(pair[0], pair[0], 1.0, ("n0",), "/o")) == []
+MIXTRAL = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "vocab_size": 32000,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "intermediate_size": 14336,
+    "num_local_experts": 8,
+}
 
 
 QWEN_05 = {
@@ -299,10 +203,7 @@ MIXTRAL = {
 @pytest.mark.parametrize(("config", "billions"), [(QWEN_05, 0.494), (LLAMA_8, 8.03), (MIXTRAL, 46.7)])
 def test_parameters_are_those_that_the_models_have(config: dict[str, int], billions: float) -> None:
     assert abs(parameters(config) / 1e9 / billions - 1) < 0.01
-
-
-def test_a_checkpoint_takes_fourteen_bytes_for_each() -> None:
-    assert full_checkpoint_size(LLAMA_8) == parameters(LLAMA_8) * 14
+    assert checkpoint_size(config) == parameters(config) * 14
 
 
 def test_a_model_within_another_is_the_one_that_counts_and_other_kinds_are_not_guessed() -> None:
@@ -311,19 +212,60 @@ def test_a_model_within_another_is_the_one_that_counts_and_other_kinds_are_not_g
     assert parameters({**LLAMA_8, "hidden_size": True}) == parameters({**LLAMA_8, "vocab_size": -1}) == 0
 
 
-INOTIFY = "import sys; from pathlib import Path; from ckptsync.doctor.output_dirs import check_inotify\nprint([f.subject for f in check_inotify('n0', [Path(sys.argv[1])])])"
+def test_how_nfs_is_mounted_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "mountinfo"
+    monkeypatch.setattr("ckptsync.stores.mounts.TABLE", str(table))
+    for options, wanted in (("vers=4.2,hard", []), ("vers=4.2,soft", ["nfs-soft"]), ("hard,actimeo=600", ["late-names"])):
+        table.write_text(f"40 22 0:40 / / rw - nfs4 head:/srv rw,{options}\n")
+        assert [f.kind for f in directories.check_mount(tmp_path, "n0")] == wanted
+        assert "no-events" in [f.kind for f in check_output_dir(tmp_path, "n0")]
 
 
-def test_a_machine_with_enough_has_no_fault(tmp_path: Path) -> None:
-    assert list(check_inotify("n0", [tmp_path, tmp_path / "none"])) == []
+def test_what_stands_before_a_wildcard_is_fixed() -> None:
+    assert directories.fixed(Path("/data/*/out")) == Path("/data")
+    assert directories.fixed(Path("/data/out")) == Path("/data/out")
+
+
+def test_what_answers_is_not_silent_whether_it_is_there_or_not(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert directories.silent([tmp_path, tmp_path / "none", tmp_path / "file/x", Path("/proc/self")]) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "level"), [("defaults", "fail"), ("nofail,bind", "fail"), ("noauto,user", "warn"), ("", "fail")]
+)
+def test_a_mount_point_of_fstab_without_a_mount_is_found(
+    options: str, level: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "fstab").write_text(f"# ours\nhead:/srv {tmp_path}/with\\040blank nfs4 {options} 0 0\nUUID=1 none swap sw\n")
+    monkeypatch.setattr(directories, "FSTAB", tmp_path / "fstab")
+    (tmp_path / "with blank/out").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "with blank/out")
+    for path in (tmp_path / "with blank/out", tmp_path / "link"):
+        assert [(f.level, f.kind) for f in directories.check_mount(path, "n0")] == [(level, "not-mounted")]
+    assert list(directories.check_mount(tmp_path / "elsewhere", "n0")) == []
 
 
 @needs_namespaces
-@pytest.mark.parametrize(("limit", "value"), [("instances", 0), ("watches", 3)])
-def test_a_limit_that_is_reached_is_named(tmp_path: Path, limit: str, value: int) -> None:
-    for n in range(5):
-        (tmp_path / f"checkpoint-{n}").mkdir()
-    set_it = f'echo {value} > /proc/sys/user/max_inotify_{limit}; exec "$@"'
-    command = ["unshare", "--map-root-user", "sh", "-e", "-c", set_it, "sh", sys.executable, "-c", INOTIFY, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=PROJECT, check=False)
-    assert done.stdout == f"['fs.inotify.max_user_{limit}']\n", done.stderr
+def test_a_directory_that_is_bound_over_another_of_its_own_disk_is_mounted(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "out").mkdir()
+    (tmp_path / "fstab").write_text(f"{tmp_path}/disk {tmp_path}/out none bind 0 0\n")
+    words, table = ["--output-dir", tmp_path / "out", "--python", sys.executable], f"mount --bind {tmp_path}/fstab /etc/fstab"
+    assert "not-mounted" in kinds(doctor(words, table))
+    assert "not-mounted" not in kinds(doctor(words, f"{table}; mount --bind {tmp_path}/disk {tmp_path}/out"))
+
+
+@needs_fuse
+@needs_namespaces
+@pytest.mark.parametrize("what", ["store", "out"])
+def test_a_mount_whose_server_is_dead_is_a_finding_and_nothing_waits_for_it(what: str, tmp_path: Path) -> None:
+    for name in ("store", "out"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "worker.yaml").write_text(f"store: {{url: {tmp_path}/store}}\nworker: {{runs: [{{path: {tmp_path}/out/*}}]}}\n")
+    words = [sys.executable, "-c", HASTY, "doctor", "--json", "-c", str(tmp_path / "worker.yaml"), "--python", sys.executable]
+    isolated = ["unshare", "--map-root-user", "--mount", "sh", "-e", "-c", f'{DEAD.format(path=tmp_path / what)}\nexec "$@"', "sh"]
+    done = subprocess.run([*isolated, *words], capture_output=True, text=True, check=False, cwd=PROJECT, timeout=60)
+    (one,) = json.loads(done.stdout)["findings"]
+    assert (one["level"], one["kind"], done.returncode) == ("fail", "no-answer", 4)
+    assert str(tmp_path / what) in one["what"]

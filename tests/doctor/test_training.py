@@ -1,3 +1,6 @@
+"""The Python that trains, and the training's own file."""
+
+import json
 import os
 import shutil
 import sys
@@ -5,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.doctor.interpreters import ask, ask_one, candidates
+from ckptsync.doctor.training import ask_first, ask_python, candidates, read
 from ckptsync.errors import ConfigError
-from tests.doctor_real import environment, open_to_all
+from tests.doctor.real import environment, open_to_all
 
 
 def test_the_python_that_trains_is_of_the_active_environment_or_the_first_in_path(tmp_path: Path) -> None:
@@ -25,12 +28,12 @@ def test_the_python_that_trains_is_of_the_active_environment_or_the_first_in_pat
 def test_of_several_the_first_is_asked_that_has_torch(tmp_path: Path) -> None:
     without = environment(tmp_path / "without", {"ray": "2.55.0"})
     having = environment(tmp_path / "having", {"torch": "2.8.0"})
-    assert ask_one([without, having])["prefix"] == str(tmp_path / "having")
-    assert ask_one([without, without])["prefix"] == str(tmp_path / "without")
+    assert ask_first([without, having], os.environ)["prefix"] == str(tmp_path / "having")
+    assert ask_first([without, without], os.environ)["prefix"] == str(tmp_path / "without")
 
 
 def test_another_environment_is_asked_by_its_own_python(tmp_path: Path) -> None:
-    told = ask(environment(tmp_path / "venv", {"transformers": "5.15.0", "peft": "0.17.1"}), node="n7")
+    told = ask_python(environment(tmp_path / "venv", {"transformers": "5.15.0", "peft": "0.17.1"}), os.environ, node="n7")
     assert (told["node"], told["versions"]) == ("n7", {"transformers": "5.15.0", "peft": "0.17.1"})
 
 
@@ -38,16 +41,16 @@ def test_a_python_that_cannot_be_asked_is_named(tmp_path: Path) -> None:
     old = tmp_path / "python"
     old.write_text("#!/bin/sh\necho 'SyntaxError: invalid syntax' >&2; exit 1\n")
     old.chmod(0o755)
-    for python, words in ((str(old), "SyntaxError"), ("/nowhere/python", "no such file"), ("/bin/true", "cannot tell of itself")):
+    for python, words in ((str(old), "SyntaxError"), ("/nowhere/python", "no such file"), ("/bin/true", "gives no facts")):
         with pytest.raises(ConfigError, match=f"(?i){words}"):
-            ask(python)
+            ask_python(python, os.environ)
 
 
 def test_what_an_environment_prints_when_it_starts_is_no_answer(tmp_path: Path) -> None:
     python = environment(tmp_path / "venv", {"torch": "2.8.0"})
     (packages,) = (tmp_path / "venv/lib").glob("python*/site-packages")
     (packages / "banner.pth").write_text("import sys; print('welcome'); print('{}')\n")
-    assert ask(python)["versions"] == {"torch": "2.8.0"}
+    assert ask_python(python, os.environ)["versions"] == {"torch": "2.8.0"}
 
 
 @pytest.mark.parametrize("theirs", ["bin/python", "pyvenv.cfg", "lib/python3.99/site-packages", "."])
@@ -63,13 +66,13 @@ def test_root_lets_another_users_python_be_asked_by_that_user_without_its_own_se
     python.chmod(0o755)
     open_to_all(tmp_path / "any")
     environment = {"PATH": os.environ["PATH"], "AWS_SECRET_ACCESS_KEY": "s3cr3t", "NCCL_DEBUG": "INFO"}
-    ask(str(python), environment)
+    ask_python(str(python), environment)
     assert (said / "uid").read_text() == "0\n"
     shutil.rmtree(said)
     said.mkdir(0o777)
     said.chmod(0o777)
     os.chown(tmp_path / "venv" / theirs, 65534, 65534)
-    ask(str(python), environment)
+    ask_python(str(python), environment)
     assert (said / "uid").read_text() == "65534\n"
     assert "s3cr3t" not in (said / "env").read_text()
     assert "NCCL_DEBUG=INFO" in (said / "env").read_text()
@@ -80,17 +83,64 @@ def test_root_asks_no_python_that_anybody_or_several_users_may_change(tmp_path: 
     python = Path(environment(tmp_path / "venv", {"torch": "2.8.0"}))
     (tmp_path / "venv").chmod(0o777)
     with pytest.raises(ConfigError, match="others may write to /"):
-        ask(str(python))
+        ask_python(str(python), os.environ)
     (tmp_path / "venv").chmod(0o755)
     os.chown(tmp_path / "venv", 12345, 12345)
     os.chown(tmp_path / "venv/pyvenv.cfg", 65534, 65534)
     with pytest.raises(ConfigError, match="asked by root, and /"):
-        ask(str(python))
+        ask_python(str(python), os.environ)
 
 
 def test_an_answer_that_is_none_is_said(tmp_path: Path) -> None:
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\necho '[]'\n")
     python.chmod(0o755)
-    with pytest.raises(ConfigError, match="its answer is none"):
-        ask(str(python))
+    with pytest.raises(ConfigError, match="no list of them"):
+        ask_python(str(python), os.environ)
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_of_llama_factorys_file_only_known_keys_are_taken_and_no_secret(tmp_path: Path) -> None:
+    told = read(
+        write(
+            tmp_path / "x.yaml",
+            "output_dir: saves/x\nsave_on_each_node: true\nsave_steps: 5\nhub_token: hf_1\nfinetuning_type: full\n",
+        )
+    )
+    assert told == {"output_dir": "saves/x", "save_on_each_node": "true", "save_steps": "5", "finetuning_type": "full"}
+
+
+@pytest.mark.parametrize(
+    ("zero", "gathers"),
+    [
+        ({"stage": 3}, "false"),
+        ({"stage": 3, "stage3_gather_16bit_weights_on_model_save": True}, "true"),
+        ({"stage": 3, "stage3_gather_fp16_weights_on_model_save": False}, "false"),
+    ],
+)
+def test_the_deepspeed_file_that_it_names_is_read(tmp_path: Path, zero: dict[str, object], gathers: str) -> None:
+    write(tmp_path / "ds.json", json.dumps({"zero_optimization": zero}, indent="\t"))
+    told = read(write(tmp_path / "x.yaml", "deepspeed: ds.json\n"))
+    assert told == {"zero_stage": "3", "gather_16bit": gathers}
+    assert read(tmp_path / "ds.json") == told
+
+
+def test_accelerates_own_words_are_understood(tmp_path: Path) -> None:
+    text = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 3\n  zero3_save_16bit_model: false\n"
+    assert read(write(tmp_path / "a.yaml", text)) == {"zero_stage": "3", "gather_16bit": "false"}
+
+
+def test_a_deepspeed_file_that_is_not_there_is_the_trainings_to_say(tmp_path: Path) -> None:
+    assert read(write(tmp_path / "x.yaml", "deepspeed: gone.json\n")) == {}
+
+
+@pytest.mark.parametrize("text", ["- a\n", "a: [", "\x00"])
+def test_what_is_no_mapping_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ConfigError):
+        read(write(tmp_path / "x.yaml", text))
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read(tmp_path / "none.yaml")

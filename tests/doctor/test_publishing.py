@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ckptsync.doctor.compare import compare
+from ckptsync.doctor.checks import compare
 from ckptsync.doctor.publishing import FOLDER, Arrived, jobs, launch_name, living, meet, publish, published, repeated, trainings
 from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.fleet import facts as facts_of
@@ -17,7 +17,7 @@ from ckptsync.fleet.heartbeat import LIMIT, Heartbeat
 from ckptsync.stores.contract import Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.posix.store import PosixStore
-from tests.doctor_nodes import pair
+from tests.doctor.nodes import pair
 
 HOOK = {
     "python": "3.11.4",
@@ -145,9 +145,7 @@ def waits(store: Store, *nodes: dict[str, Any], wanted: int = 2, seconds: float 
 
     def one(node: dict[str, Any]) -> Arrived | ConfigError:
         try:
-            return meet(
-                store, {**node, "at": time.time()}, wanted, seconds, write=lambda work: work(), progress=lambda arrived: None
-            )
+            return meet(store, {**node, "at": time.time()}, wanted, seconds)
         except ConfigError as e:
             return e
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from ckptsync.doctor.compare import compare
-from ckptsync.doctor.findings import Finding
+from ckptsync.doctor.checks import compare
+from ckptsync.doctor.facts import Finding
 
 _SOUND: dict[str, Any] = {
     "user": "train",

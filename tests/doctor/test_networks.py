@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.campaigns.nodes import TRAIN, Network, can_isolate
-from tests.doctor_real import doctor, environment
+from tests.doctor.real import doctor, environment
 
 pytestmark = pytest.mark.skipif(not can_isolate(), reason="only root may make network namespaces")
 SYSFS = ("unshare", "--mount", "sh", "-e", "-c", 'mount -t sysfs sysfs /sys; mount --bind $1 /etc/hosts; shift; exec "$@"', "sh")

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-PROJECT = Path(__file__).parent.parent
+PROJECT = Path(__file__).parents[2]
 _ISOLATED = ("unshare", "--map-root-user", "--mount", "--uts", "sh", "-e", "-c")
 
 

@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 from ckptsync.cli.main import main
-from tests.doctor_real import doctor, environment, kinds, needs_namespaces, open_to_all
+from tests.doctor.real import doctor, environment, kinds, needs_namespaces, open_to_all
 
 PORT = str(20000 + os.getpid() % 12000)  # which no other process of these tests has
-SHIFTED = Path(__file__).parent / "campaigns/shifted_clock.c"
+SHIFTED = Path(__file__).parents[1] / "campaigns/shifted_clock.c"
 VERSIONS = {"torch": "2.8.0", "transformers": "4.57.1", "accelerate": "1.11.0", "nvidia-nccl-cu12": "2.27.3"}
 
 
@@ -88,6 +88,12 @@ def interface() -> str:
     names = [name for _, name in socket.if_nameindex() if name != "lo"]
     found = [name for name in names if Path(f"/sys/class/net/{name}/operstate").read_text().strip() in ("up", "unknown")]
     return found[0] if found else pytest.skip("this machine is in no network")
+
+
+def others_can_read(*paths: Path) -> bool:
+    """Whether users who own nothing can read files, and reach them."""
+    real = [path.resolve() for path in paths]
+    return all(path.stat().st_mode & 0o004 and all(above.stat().st_mode & 0o001 for above in path.parents) for path in real)
 
 
 @needs_namespaces
@@ -382,7 +388,7 @@ def test_what_this_user_cannot_reach_is_found_and_said_in_our_words(what: str, t
     )
     words = ["-c", tmp_path / "worker.yaml", "--publish", "--python", python, "--model", tmp_path / "model/x"]
     told = doctor(words, within=["setpriv", "--bounding-set=-dac_override,-dac_read_search"])
-    wanted = {"store": ["store-unreachable"], "out": ["configuration"], "model": []}[what]
+    wanted = {"store": ["asked-as-root"], "out": ["configuration"], "model": []}[what]
     assert [f["kind"] for f in told["findings"] if f["level"] == "fail"] == wanted
     assert bool(told["published"]) == (not wanted)
 
@@ -395,16 +401,41 @@ def test_a_password_in_a_stores_url_is_not_told(capsys: pytest.CaptureFixture[st
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root makes directories of others")
-def test_what_root_says_in_another_users_store_is_said_by_that_user(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "theirs").mkdir()
+@pytest.mark.skipif(not others_can_read(Path(os.__file__), Path(sys.executable)), reason="Python is root's alone here")
+def test_root_becomes_the_user_who_trains(tmp_path: Path, python: str) -> None:
+    """A store that root would leave to that user with files of root's could not be written any more."""
+    out, store = tmp_path / "out", tmp_path / "store"
+    for path in (out, store):
+        path.mkdir()
+        os.chown(path, 65534, 65534)
     open_to_all(tmp_path / "any")
-    os.chown(tmp_path / "theirs", 65534, 65534)
-    for store in (tmp_path / "theirs", tmp_path / "theirs/new"):
-        told = asked(capsys, "--publish", store, "--node", "n0")
-        assert told["published"], told
-    assert {path.lstat().st_uid for path in (tmp_path / "theirs").rglob("*")} == {65534}
-    (tmp_path / "theirs/elsewhere").mkdir()
-    shutil.rmtree(tmp_path / "theirs/.ckptsync")
-    (tmp_path / "theirs/.ckptsync").symlink_to(tmp_path / "theirs/elsewhere")
-    told = asked(capsys, "--publish", tmp_path / "theirs", "--node", "n0")
-    assert (kinds(told), told["published"]) == (["store-create"], None)
+    for url, output_dirs in ((store, [out]), (store / "new", [])):
+        words = ["--publish", url, "--node", "n0", "--python", python, *(word for o in output_dirs for word in ("--output-dir", o))]
+        told = doctor(words)
+        assert (kinds(told), bool(told["published"])) == (["asked-as-root"], True)
+    assert {path.lstat().st_uid for path in (*out.rglob("*"), *store.rglob("*"))} == {65534}
+    (out / "checkpoint-5").mkdir()
+    (out / "checkpoint-5/model.safetensors").write_bytes(b"w")
+    (out / "checkpoint-5/model.safetensors").chmod(0o600)
+    assert kinds(doctor(["--output-dir", out, "--python", python])) == ["asked-as-root", "unreadable"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes directories of others")
+def test_root_tries_nothing_in_directories_of_several_users(tmp_path: Path, python: str) -> None:
+    for uid in (65534, 12345):
+        (tmp_path / f"out{uid}").mkdir()
+        os.chown(tmp_path / f"out{uid}", uid, uid)
+    words = [word for uid in (65534, 12345) for word in ("--output-dir", tmp_path / f"out{uid}")]
+    told = doctor([*words, "--python", python])
+    assert [f["kind"] for f in told["findings"]] == ["asked-as-root"] * 2
+    assert all("nothing was tried" in f["why"] for f in told["findings"])
+    assert not any(path for uid in (65534, 12345) for path in (tmp_path / f"out{uid}").iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root makes directories of others")
+def test_root_makes_nothing_in_a_store_of_another_user_that_it_cannot_become(tmp_path: Path, python: str) -> None:
+    (tmp_path / "store").mkdir()
+    os.chown(tmp_path / "store", 65534, 65534)
+    told = doctor(["--publish", tmp_path / "store", "--python", python, "--output-dir", tmp_path])
+    assert ([f["kind"] for f in told["findings"] if f["level"] == "fail"], told["published"]) == (["asked-as-root"], None)
+    assert list((tmp_path / "store").iterdir()) == []
