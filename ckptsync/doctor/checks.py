@@ -239,7 +239,7 @@ def compare_identities(nodes: Sequence[Node]) -> Iterator[Finding]:
 
 def compare_outputs(nodes: Sequence[Node]) -> Iterator[Finding]:
     """Check that output directories are the same strings everywhere, but for nodes that are one machine."""
-    groups = grouped((n for n in nodes if n.places), lambda node: ", ".join(sorted(node.places)))
+    groups = grouped((n for n in nodes if n.output_dirs), lambda node: ", ".join(sorted(node.output_dirs)))
     if len(groups) > 1 and not share_a_network(nodes):
         why = "rank 0 tells the others where to resume from, and each looks at its own path; runs get different names in the store"
         yield warn(
@@ -249,16 +249,16 @@ def compare_outputs(nodes: Sequence[Node]) -> Iterator[Finding]:
 
 def compare_disks(nodes: Sequence[Node]) -> Iterator[Finding]:
     """Check that a path is one disk for all nodes, or a disk of its own for each."""
-    for path in sorted({path for node in nodes for path in node.places}):
+    for path in sorted({path for node in nodes for path in node.output_dirs}):
         yield from _compare_disk(
-            path, sorted((n for n in nodes if path in n.places and n.places[path].nonce), key=lambda n: n.name)
+            path, sorted((n for n in nodes if path in n.output_dirs and n.output_dirs[path].nonce), key=lambda n: n.name)
         )
 
 
 def _compare_disk(path: str, nodes: Sequence[Node]) -> Iterator[Finding]:
     names, shared, apart = tuple(node.name for node in nodes), set[str](), False
     for a, b in combinations(nodes, 2):
-        here, there = a.places[path], b.places[path]
+        here, there = a.output_dirs[path], b.output_dirs[path]
         if here.nonce in there.seen or there.nonce in here.seen:  # whoever gathered later saw the other's word
             shared |= {a.name, b.name}
         else:
@@ -268,8 +268,8 @@ def _compare_disk(path: str, nodes: Sequence[Node]) -> Iterator[Finding]:
         what = f"one disk for {', '.join(sorted(shared))}, another for {', '.join(sorted({*names} - shared)) or 'some of them'}"
         why = "trainers take an output directory for shared, or for each node's own: files that they leave out are nowhere then"
         yield fail("disk-differs", names, path, what, why=why, hint=remount, code=STORAGE)
-    elif apart and len({bool(node.places[path].server) for node in nodes}) > 1:
-        what = show(grouped(nodes, lambda node: node.places[path].server or "a disk of the node's own"))
+    elif apart and len({bool(node.output_dirs[path].server) for node in nodes}) > 1:
+        what = show(grouped(nodes, lambda node: node.output_dirs[path].server or "a disk of the node's own"))
         why = "a mount is missing: files that the nodes mean to share lie on one machine's own disk"
         yield fail("disk-differs", names, path, what, why=why, hint=remount, code=STORAGE)
     elif shared and len({node.uid for node in nodes if node.uid is not None}) > 1:

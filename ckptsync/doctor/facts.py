@@ -123,7 +123,7 @@ class Node:
     is_master: bool | None = None
     port: str = ""
     limits: Mapping[str, int] = field(default_factory=dict)
-    places: Mapping[str, OutputDir] = field(default_factory=dict)
+    output_dirs: Mapping[str, OutputDir] = field(default_factory=dict)
     model: str = ""
     digest: str = ""
     training: Mapping[str, str] = field(default_factory=dict)
@@ -157,7 +157,7 @@ def read(raw: Mapping[str, Any]) -> Node:
         is_master=is_here if isinstance(is_here, bool) else None,
         port=_text(master.get("port")),
         limits={name: n for name, value in _mapping(given.get("limits")).items() if (n := _whole(value)) is not None},
-        places={path: _output_dir(about) for path, about in _mapping(given.get("places")).items()},
+        output_dirs={path: _output_dir(about) for path, about in _mapping(given.get("output_dirs")).items()},
         model=_text(model.get("path")),
         digest=_text(model.get("digest")),
         training=_texts_by_key(given.get("training")),

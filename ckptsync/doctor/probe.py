@@ -44,13 +44,15 @@ _BESIDE = ".ckptsync-doctor"  # where nothing of ours is yet: the training makes
 _BUILD = re.compile(r"^(cuda|hip)\b[^=\n]*=\s*['\"]([^'\"]+)['\"]", re.MULTILINE)
 
 
-def gather(places: Sequence[str] = (), node: str = "", model: str = "", left: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Return the facts of now.  ``places``: output directories, there or not.  ``model``: the directory of the model that is trained.
+def gather(
+    output_dirs: Sequence[str] = (), node: str = "", model: str = "", left: Mapping[str, str] | None = None
+) -> dict[str, Any]:
+    """Return the facts of now.  ``output_dirs``: output directories, there or not.  ``model``: the directory of the model that is trained.
 
     ``left``: what `leave` returned.  Without it `leave` is called now, and only nodes that gather later see the words.
     """
     node = node or socket.gethostname()
-    nonces = leave(places, node) if left is None else left
+    nonces = leave(output_dirs, node) if left is None else left
     passed = variables(os.environ)
     return {
         "format": 1,
@@ -68,7 +70,7 @@ def gather(places: Sequence[str] = (), node: str = "", model: str = "", left: Ma
         "addresses": _addresses(socket.gethostname()),
         "master": _master(passed.get("MASTER_ADDR", ""), passed.get("MASTER_PORT", "")),
         "limits": _limits(),
-        "places": {place: {"nonce": nonces.get(place, ""), "seen": _seen(place)} for place in places},
+        "output_dirs": {path: {"nonce": nonces.get(path, ""), "seen": _seen(path)} for path in output_dirs},
         "model": {"path": model, "digest": _digest(model)} if model else {},
     }
 
@@ -89,19 +91,19 @@ def overrides(environment: Mapping[str, str]) -> list[str]:
     return [os.path.realpath(path) for path in dict.fromkeys(found)]
 
 
-def leave(places: Iterable[str], node: str) -> dict[str, str]:
-    """Write a random word beside each place, for other nodes to look for; return the words by place, without places where nothing can be written."""
+def leave(output_dirs: Iterable[str], node: str) -> dict[str, str]:
+    """Write a random word beside each directory, for other nodes to look for; return the words by path, without those where nothing can be written."""
     name, words = re.sub(r"[^A-Za-z0-9_.-]", "-", node), {}
-    for place in places:
+    for path in output_dirs:
         word = secrets.token_hex(8)
         with contextlib.suppress(OSError):  # whether output can be written is another check's question
-            _write_word(place, name, word)
-            words[place] = word
+            _write_word(path, name, word)
+            words[path] = word
     return words
 
 
-def _write_word(place: str, name: str, word: str) -> None:
-    with _opened(place, is_made=True) as fd:
+def _write_word(output_dir: str, name: str, word: str) -> None:
+    with _opened(output_dir, is_made=True) as fd:
         made = os.open(f".{name}.{word}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=fd)
         try:
             os.write(made, word.encode())
@@ -110,10 +112,10 @@ def _write_word(place: str, name: str, word: str) -> None:
         os.replace(f".{name}.{word}", name, src_dir_fd=fd, dst_dir_fd=fd)
 
 
-def _seen(place: str) -> list[str]:
-    """Return the words beside a place that can be read."""
+def _seen(output_dir: str) -> list[str]:
+    """Return the words beside an output directory that can be read."""
     found = []
-    with contextlib.suppress(OSError), _opened(place) as fd:
+    with contextlib.suppress(OSError), _opened(output_dir) as fd:
         with os.scandir(fd) as entries:
             names = [entry.name for entry in entries if not entry.name.startswith(".")]
         for name in names:
@@ -127,15 +129,15 @@ def _seen(place: str) -> list[str]:
 
 
 @contextlib.contextmanager
-def _opened(place: str, *, is_made: bool = False) -> Iterator[int]:
+def _opened(output_dir: str, *, is_made: bool = False) -> Iterator[int]:
     """Open the directory of words: in the spool of an output directory that is there, else in the nearest directory above it.
 
     Opened step by step, through no link; root goes into no other user's directory.  Raises OSError.
     """
-    path = Path(place).absolute()
+    path = Path(output_dir).absolute()
     above = next(str(each) for each in [path, *path.parents] if each.is_dir())
     if above == "/":
-        raise FileNotFoundError(errno.ENOENT, "no directory above it", place)
+        raise FileNotFoundError(errno.ENOENT, "no directory above it", output_dir)
     fd = os.open(above, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         for step in ("", "_ckptsync", "doctor") if above == str(path) else ("", _BESIDE):

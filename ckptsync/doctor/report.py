@@ -169,15 +169,15 @@ def _facts(request: Request, clock: float | None) -> tuple[dict[str, Any], list[
     pythons = [request.python] if request.python else training.candidates(request.environment)
     is_path = request.model.startswith("/") or bool(request.model and is_directory(Path(request.model)))  # else a name in a hub
     model = str(Path(request.model).absolute()) if is_path else ""
-    places = [str(path) for path in request.output_dirs] if request.publishes else []
+    output_dirs = [str(path) for path in request.output_dirs] if request.publishes else []
     try:
-        facts = training.ask_first(pythons, request.environment, places=places, node=request.node, model=model)
+        facts = training.ask_first(pythons, request.environment, output_dirs=output_dirs, node=request.node, model=model)
     except ConfigError as e:
         unknown = {"python": "", "prefix": "", "versions": {}, "builds": {}}
         why = "nothing is known of what trains here"
         found = refusal(e, "python", request.node, request.python or "--python", why)
         return {**probe.gather(node=request.node), **unknown, **more}, [found]
-    for path, about in facts["places"].items():
+    for path, about in facts["output_dirs"].items():
         mount = mount_of(path)
         about["server"] = mount.kind if mount.is_remote else ""
     if not request.publishes or facts["versions"].get("torch"):

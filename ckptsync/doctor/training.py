@@ -94,7 +94,7 @@ def ask_python(python: str, environment: Mapping[str, str], **wanted: Any) -> di
     except (OSError, subprocess.SubprocessError, ValueError, Corrupt) as e:
         late = f"no answer within {_PATIENCE:g} s" if isinstance(e, subprocess.TimeoutExpired) else str(e)
         raise ConfigError(f"{python}: gives no facts: {e.strerror if isinstance(e, OSError) else late}", hint=_NAMED) from e
-    if not isinstance(facts, dict) or not all(isinstance(facts.get(key), dict) for key in ("versions", "places")):
+    if not isinstance(facts, dict) or not all(isinstance(facts.get(key), dict) for key in ("versions", "output_dirs")):
         raise ConfigError(f"{python}: gives no facts: its answer is no list of them", hint="what does it print when it starts?")
     return facts
 

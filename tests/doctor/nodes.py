@@ -62,7 +62,7 @@ def _node(rank: int) -> dict[str, Any]:
         },
         "addresses": [f"10.0.0.{rank + 1}"],
         "master": {"addresses": ["10.0.0.1"], "is_here": rank == 0, "port": ["free", "refused"][rank]},
-        "places": {"/data/out": {"nonce": f"nonce{rank}", "seen": [f"nonce{rank}"]}},
+        "output_dirs": {"/data/out": {"nonce": f"nonce{rank}", "seen": [f"nonce{rank}"]}},
     }
 
 

@@ -27,7 +27,7 @@ def test_nothing_is_found_on_a_sound_node_that_waits_for_others() -> None:
 
 def test_what_says_nothing_is_no_fault() -> None:
     assert compare([]) == ()
-    assert compare([{}, {"node": 3, "gpus": "many", "variables": ["NNODES"], "places": None, "clock": True}]) == ()
+    assert compare([{}, {"node": 3, "gpus": "many", "variables": ["NNODES"], "output_dirs": None, "clock": True}]) == ()
 
 
 def test_several_processes_of_one_node_are_one_node() -> None:
@@ -321,7 +321,7 @@ def test_machines_that_share_a_name_or_an_id_are_found() -> None:
 
 def test_another_output_directory_is_found() -> None:
     first, second = pair()
-    second["places"] = {"/scratch/out": {"nonce": "nonce1", "seen": ["nonce1"]}}
+    second["output_dirs"] = {"/scratch/out": {"nonce": "nonce1", "seen": ["nonce1"]}}
     assert kinds(first, second) == [("warn", "output-differs", "output_dir")]
     one = [n | {"boot": "boot", "network": "4026531840"} for n in (first, second)]
     assert kinds(*one) == [], "two nodes on one machine cannot have one directory each under one name"
@@ -330,7 +330,7 @@ def test_another_output_directory_is_found() -> None:
 def test_one_path_that_is_one_disk_for_some_nodes_only_is_found() -> None:
     first, second = pair()
     third = pair()[1] | {"node": "n2", "host": "gpu2", "machine": "2" * 32, "boot": "boot-2", "addresses": ["10.0.0.3"]}
-    third["places"] = {"/data/out": {"nonce": "nonce2", "seen": ["nonce0", "nonce2"]}}
+    third["output_dirs"] = {"/data/out": {"nonce": "nonce2", "seen": ["nonce0", "nonce2"]}}
     for node, rank in ((first, 0), (second, 1), (third, 2)):
         node["variables"] |= {"NNODES": "3", "NODE_RANK": str(rank)}
     (one,) = found(first, second, third)
@@ -340,14 +340,14 @@ def test_one_path_that_is_one_disk_for_some_nodes_only_is_found() -> None:
         STORAGE,
         "one disk for n0, n2, another for n1",
     )
-    third["places"]["/data/out"]["seen"] = ["nonce2"]
+    third["output_dirs"]["/data/out"]["seen"] = ["nonce2"]
     assert found(first, second, third) == []
 
 
 def test_a_shared_disk_is_sound_but_with_save_on_each_node() -> None:
     shared = {"/data/out": {"nonce": "nonce1", "seen": ["nonce0", "nonce1"]}}
-    assert planted(places=shared) == []
-    assert planted(places=shared, training={"save_on_each_node": "true"}) == [("fail", "disk-shared", "/data/out")]
+    assert planted(output_dirs=shared) == []
+    assert planted(output_dirs=shared, training={"save_on_each_node": "true"}) == [("fail", "disk-shared", "/data/out")]
     assert planted(training={"save_on_each_node": "true"}) == []
 
 
@@ -357,11 +357,11 @@ def test_another_base_model_is_found() -> None:
 
 
 def test_a_path_that_is_a_servers_for_one_node_and_a_local_disk_for_the_other_is_found() -> None:
-    assert planted(places={"/data/out": {"nonce": "nonce1", "seen": ["nonce1"], "server": "nfs4"}}) == [
+    assert planted(output_dirs={"/data/out": {"nonce": "nonce1", "seen": ["nonce1"], "server": "nfs4"}}) == [
         ("fail", "disk-differs", "/data/out")
     ]
     shared = {"/data/out": {"nonce": "nonce1", "seen": ["nonce0", "nonce1"], "server": "fuse.bindfs"}}
-    assert planted(places=shared) == [], "it was tried"
+    assert planted(output_dirs=shared) == [], "it was tried"
 
 
 def test_two_machines_whose_names_lead_to_one_address_are_found() -> None:
@@ -373,7 +373,7 @@ def test_two_machines_whose_names_lead_to_one_address_are_found() -> None:
 
 def test_users_of_other_numbers_are_found_where_the_disk_is_one() -> None:
     shared = {"/data/out": {"nonce": "nonce1", "seen": ["nonce0", "nonce1"]}}
-    assert planted(places=shared, uid=1001) == [("warn", "users-differ", "/data/out")]
+    assert planted(output_dirs=shared, uid=1001) == [("warn", "users-differ", "/data/out")]
     assert planted(uid=1001) == []
 
 
@@ -382,14 +382,14 @@ def test_what_the_probe_gathers_is_read(tmp_path: Path) -> None:
     node = read(raw)
     assert (node.name, node.host, node.python) == ("n0", raw["host"], raw["python"])
     assert node.gpus == tuple(raw["gpus"])
-    assert node.places[str(tmp_path)].nonce in node.places[str(tmp_path)].seen
+    assert node.output_dirs[str(tmp_path)].nonce in node.output_dirs[str(tmp_path)].seen
     assert node.limits["nofile"] > 0
 
 
 def test_what_is_not_of_its_type_was_not_said() -> None:
-    places = {"/a": {"nonce": 1, "seen": ["b", 2]}}
-    odd = {"node": "n", "uid": True, "cpus": "8", "versions": {"torch": 2, 3: "x"}, "places": places, "clock": "now"}
-    assert read(odd) == Node("n", versions={"torch": ""}, places={"/a": OutputDir("", ("b",))})
+    output_dirs = {"/a": {"nonce": 1, "seen": ["b", 2]}}
+    odd = {"node": "n", "uid": True, "cpus": "8", "versions": {"torch": 2, 3: "x"}, "output_dirs": output_dirs, "clock": "now"}
+    assert read(odd) == Node("n", versions={"torch": ""}, output_dirs={"/a": OutputDir("", ("b",))})
     assert read([]).name == "?"  # type: ignore[arg-type]
     assert len(read({"host": "x" * 5000}).host) == 1000
 

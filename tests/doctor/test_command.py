@@ -174,7 +174,7 @@ def test_a_disk_that_two_nodes_share_and_a_third_does_not_is_found(
     for node in ("n0", "n1"):
         asked(capsys, "--publish", store, "--node", node, "--python", python, "--output-dir", tmp_path / "out")
     third = json.loads((store / ".ckptsync/launches/n1.json").read_text())
-    third["places"][str(tmp_path / "out")] = {"nonce": "c", "seen": ["c"]}
+    third["output_dirs"][str(tmp_path / "out")] = {"nonce": "c", "seen": ["c"]}
     (store / ".ckptsync/launches/n2.json").write_text(json.dumps(third))
     assert "disk-differs" in kinds(asked(capsys, store))
 

@@ -77,7 +77,7 @@ def test_two_nodes_see_each_others_word_where_the_disk_is_one(tmp_path: Path) ->
     for made in (False, True):
         if made:
             out.mkdir()
-        first, second = (probe.gather([str(out)], node)["places"][str(out)] for node in ("n0", "n1"))
+        first, second = (probe.gather([str(out)], node)["output_dirs"][str(out)] for node in ("n0", "n1"))
         assert first["nonce"] in second["seen"]
         assert second["nonce"] not in first["seen"], "it was not there yet"
     assert sorted(p.name for p in (out / "_ckptsync/doctor").iterdir()) == ["n0", "n1"]
@@ -87,7 +87,7 @@ def test_words_are_left_first_and_looked_for_later_where_nodes_gather_at_once(tm
     place = str(tmp_path / "out")
     left = {node: probe.leave([place], node) for node in ("n0", "n1")}
     for node in left:
-        told = probe.gather([place], node, left=left[node])["places"][place]
+        told = probe.gather([place], node, left=left[node])["output_dirs"][place]
         assert set(told["seen"]) == {word[place] for word in left.values()}
 
 
@@ -96,7 +96,7 @@ def test_a_place_where_nothing_can_be_written_has_no_word(tmp_path: Path) -> Non
     (tmp_path / "out").mkdir()
     (tmp_path / "out/_ckptsync").touch()
     assert probe.leave([str(tmp_path / "out"), "/no such directory/out"], "n0") == {}
-    assert probe.gather([str(tmp_path / "out")], "n0")["places"] == {str(tmp_path / "out"): {"nonce": "", "seen": []}}
+    assert probe.gather([str(tmp_path / "out")], "n0")["output_dirs"] == {str(tmp_path / "out"): {"nonce": "", "seen": []}}
 
 
 def test_a_models_digest_is_of_its_configuration_and_its_files(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_root_lets_another_users_python_be_asked_by_that_user_without_its_own_se
     (tmp_path / "venv/pyvenv.cfg").touch()
     said.mkdir(0o777)
     said.chmod(0o777)
-    python.write_text(f'#!/bin/sh\nid -u > {said}/uid; env > {said}/env; echo \'{{"versions": {{}}, "places": {{}}}}\'\n')
+    python.write_text(f'#!/bin/sh\nid -u > {said}/uid; env > {said}/env; echo \'{{"versions": {{}}, "output_dirs": {{}}}}\'\n')
     python.chmod(0o755)
     open_to_all(tmp_path / "any")
     environment = {"PATH": os.environ["PATH"], "AWS_SECRET_ACCESS_KEY": "s3cr3t", "NCCL_DEBUG": "INFO"}
