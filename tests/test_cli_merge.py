@@ -91,7 +91,7 @@ def test_code_in_a_checkpoint_is_left_out_and_said_and_code_that_is_named_is_tak
     [
         ([FSDP[1], "{out}"], 3, "pytorch_model_fsdp_0/.metadata: not there"),
         ([*FSDP, "{out}", "--source", "zero"], 5, "source 'zero'"),
-        ([str(DATA / "base"), "{out}"], 5, "no layout claims these files"),
+        ([str(DATA / "base"), "{out}"], 5, "no known checkpoint among these"),
         (["s3://", "{out}"], 2, "names no location"),
         (["{out}/absent", "{out}"], 2, "no such directory"),
         ([*FSDP, "{out}", "--jobs", "0"], 2, "--jobs: 0: at least one is wanted"),
@@ -155,7 +155,7 @@ VECTORS = Path(__file__).parent / "vectors"
         (("acc-fsdp2-bf16-tied", "base"), 0, "compared with the base model's 21 tensors"),
         (("raw-ds-zero2-odd", "base"), 3, "tensors are missing"),
         (("hf-fsdp2-lora", "hf-ddp/out/checkpoint-4"), 0, "no adapter_config.json was found"),
-        (("hf-fsdp2-lora", "dcp-fp8"), 5, "no layout claims these files"),
+        (("hf-fsdp2-lora", "dcp-fp8"), 5, "no known checkpoint among these"),
         (("hf-fsdp1", "peft-adapter/out"), 5, "an adapter, a model is wanted"),
     ],
 )

@@ -1,8 +1,8 @@
 """Lightning's checkpoint of one file, ``epoch=0-step=10.ckpt``: by ``torch.save``, the model's state dict beside the training's states.
 
-A root is the file's name.  Sources: ``dump_checkpoint`` of ``lightning/pytorch/trainer/connectors/checkpoint_connector.py`` 2.6
-(``state_dict``), ``Fabric.save`` of ``lightning/fabric/fabric.py``, whose keys are the script's own.  Hyperparameters, callbacks and data
-modules may hold objects of any class: they are words here, as everything in a pickle is, and what is needed of them is nothing.
+A root is the file's name. Sources: ``dump_checkpoint`` of ``lightning/pytorch/trainer/connectors/checkpoint_connector.py`` 2.6
+(``state_dict``), ``Fabric.save`` of ``lightning/fabric/fabric.py``, whose keys are the script's own. Hyperparameters, callbacks and
+data modules may hold objects of any class: they are words here, as everything in a pickle is, and nothing of them is needed.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import torch_save, torch_zip
 from ckptsync.formats.pickles import Anybodys, Made, brief
-from ckptsync.formats.torch_pickle import Stored
-from ckptsync.layouts import whole_bin
+from ckptsync.formats.torch_pickle import ALLOWED, Stored
 from ckptsync.layouts.names import inside
+from ckptsync.layouts.whole_bin import state_tensors
 from ckptsync.model import Extent, Files, Tensor
 
 NAME = "lightning"
@@ -23,46 +23,45 @@ _END = ".ckpt"
 _STATE = "state_dict"
 _OF_FABRIC = ("model", "module", "model_state_dict")
 _EXTRA = "_extra_state"  # what a module keeps beside its tensors, in a form of its own
-_ALLOWED = Anybodys(whole_bin.ALLOWED)
+_ALLOWED = Anybodys(ALLOWED)
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
-    """Every such file in the checkpoint's own directory: in a store there is one in each."""
+    """Return every such file in the checkpoint's own directory: in a store there is one in each."""
     return tuple(sorted(name for name in inside(names, "") if name.endswith(_END) and name != _END))
 
 
 def holds_weights(root: str) -> bool:
-    """Always."""
+    """Return True: every one does."""
     return root != ""
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:
-    """The file as it is, if it has the end that torch gives it; raises Incomplete where it has not, or was not written by torch."""
+    """Return the file as it is, if it has the end that torch gives it.
+
+    Raises Incomplete where it has not, or was not written by torch: beside shards such a file is the script's own.
+    """
     where = _where(files, root)
-    if not (_is_whole_legacy(files, where) if torch_save.is_legacy(files, where) else torch_zip.has_end(files, where)):
+    try:
+        is_whole = torch_save.has_end(files, where, _ALLOWED)
+    except Unsupported:
+        is_whole = False
+    if not is_whole:
         raise Incomplete(
             f"{root}: has no end as torch.save writes it", hint="it is being written, was cut short, or is none of torch's"
         )
     return {root: where.size}
 
 
-def _is_whole_legacy(files: Files, where: Extent) -> bool:
-    try:
-        torch_save.load(files, where, _ALLOWED)
-    except (Corrupt, Unsupported):  # nothing but its pickles says where it ends
-        return False
-    return True
-
-
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
-    """The model's tensors, under the names that the LightningModule gives them."""
-    value, container = _loaded(files, _where(files, root))
+    """Return the model's tensors, under the names that the LightningModule gives them."""
+    value, container = _load(files, _where(files, root))
     state = _state(value, root)
     for key, held in state.items():
         if isinstance(held, Made) and not str(key).endswith(_EXTRA):
             raise Unsupported(f"{root}: {brief(key)} is a {held.name}, a tensor expected", hint="save whole, plain tensors")
     try:
-        return whole_bin.of_state(files, container, state)
+        return state_tensors(files, container, state)
     except (Corrupt, Unsupported) as e:
         raise type(e)(f"{root}: {e}", hint=e.hint) from e
 
@@ -73,25 +72,22 @@ def _where(files: Files, root: str) -> Extent:
     return Extent(root, 0, files.sizes()[root])
 
 
-def _loaded(files: Files, where: Extent) -> tuple[Any, torch_save.Container]:
-    """What is pickled, and where its tensors lie.  Scripts pickle what they like: what is odd, and has its CRC32, is no damage."""
+def _load(files: Files, where: Extent) -> tuple[Any, torch_save.Container]:
+    """Read the pickle. Scripts pickle what they like: what is odd, and has its CRC32, is no damage."""
     try:
         return torch_save.load(files, where, _ALLOWED)
     except Corrupt as e:
-        if torch_save.is_legacy(files, where) or not _has_crc(files, where):
+        if torch_save.is_legacy(files, where):
+            raise
+        archive = torch_zip.open_archive(files, where)
+        torch_zip.pickle_of(files, archive)  # raises Corrupt where the pickle is not the one that was written
+        if not archive.summed:
             raise
         raise Unsupported(f"{where.file}: {e}", hint="it is as it was written, and not what this program reads") from e
 
 
-def _has_crc(files: Files, where: Extent) -> bool:
-    """Whether the pickle is proven to be the one that was written.  Raises Corrupt where it is proven not to be."""
-    archive = torch_zip.open_archive(files, where)
-    torch_zip.pickle_of(files, archive)
-    return archive.summed
-
-
 def _state(value: Any, root: str) -> Mapping[Any, Any]:
-    """Lightning's own key, else the one that a script of Fabric's gave the model, else the file is a state dict itself."""
+    """Return Lightning's own key, else the one that a script of Fabric's gave the model, else the value as a state dict itself."""
     if isinstance(value, dict):
         named = [key for key in (_STATE, *_OF_FABRIC) if isinstance(value.get(key), dict) and _has_tensors(value[key])]
         if named[:1] == [_STATE] or len(named) == 1:

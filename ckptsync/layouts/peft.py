@@ -16,24 +16,24 @@ CONFIG = "adapter_config.json"
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
-    """The checkpoint's own directory if it holds an adapter, else the one in it that does."""
+    """Return the checkpoint's own directory if it holds an adapter, else the one in it that does."""
     return home(names, {WEIGHTS, OLD_WEIGHTS}.intersection)
 
 
 def holds_weights(root: str) -> bool:
-    """Always."""
+    """Return True: every one does."""
     return root is not None
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:
-    """Both files: weights without their configuration cannot be loaded."""
+    """Return both files: weights without their configuration cannot be loaded."""
     return {join(root, name): files.sizes().get(join(root, name)) for name in (_weights(files, root), CONFIG)}
 
 
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
-    """The adapter's tensors under peft's own names."""
+    """Return the adapter's tensors under peft's own names."""
     name = join(root, _weights(files, root))
-    return safetensors.tensors(files, name) if name.endswith(WEIGHTS) else whole_bin.of_file(files, name)
+    return safetensors.tensors(files, name) if name.endswith(WEIGHTS) else whole_bin.file_tensors(files, name)
 
 
 def _weights(files: Files, root: str) -> str:

@@ -1,4 +1,7 @@
-"""The table of layouts, and the questions that can be asked of any checkpoint without knowing which one it has."""
+"""The table of layouts, and what can be known of any checkpoint without knowing which layout it has.
+
+`sources` finds its sets of weights, `choose` takes one, `tensors` reads it; `demands` says which files there should be.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
-from ckptsync.formats import safetensors, torch_save, torch_zip
+from ckptsync.formats import safetensors, torch_save
 from ckptsync.layouts import dcp, dcp_safetensors, lightning, peft, per_rank, refused, universal, whole, whole_bin, zero
 from ckptsync.layouts.names import Within, join
 from ckptsync.layouts.rank_names import ranks
@@ -26,19 +29,19 @@ class Layout(Protocol):
     NAME: str
 
     def roots(self, names: Collection[str]) -> tuple[str, ...]:
-        """The directories that this layout claims, judged by names alone."""
+        """Return the roots that have this layout, judged by names alone."""
         ...
 
     def holds_weights(self, root: str) -> bool:
-        """False for a root of optimizer states only."""
+        """Return False for a root of optimizer states only."""
         ...
 
     def demands(self, files: Files, root: str) -> dict[str, int | None]:
-        """Every file that the layout's own metadata needs, with its size where known; raises Incomplete if it is not here."""
+        """Return every file that the layout's own metadata needs, with its size where known; raises Incomplete without metadata."""
         ...
 
     def tensors(self, files: Files, root: str) -> tuple[Tensor, ...]:
-        """The weights, of a root whose demands are met.  Raises Incomplete, Unsupported or Corrupt; reads no tensor bytes."""
+        """Return the weights of a root whose demands are met. Raises Incomplete, Unsupported or Corrupt; reads no tensor bytes."""
         ...
 
 
@@ -55,9 +58,9 @@ LAYOUTS: dict[str, Layout] = {  # preferred first: whole weights win over shards
     "refused": refused,
 }
 
-# Their demands are told by the very pickles that their tensors are read from, and not all of them are needed for every merge:
-# they read each once, and name what is missing.
-LOOK_THEMSELVES = frozenset({"zero", "universal"})
+# What they demand is in the very pickles that their tensors are read from, and not all of it is needed for every merge: they
+# read each once, and name what is missing.
+_CHECK_THEMSELVES = frozenset({zero.NAME, universal.NAME})
 
 _LOOK = 128 << 10  # bytes at the beginning and the end of a file that mostly tell what is in it
 _WHOLE = ("whole", "peft", "bin")
@@ -68,7 +71,7 @@ _RNG = re.compile(r"((?:checkpoint/)?(?:rng_state_|random_states_))[0-9]+(\.pth|
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One set of weights in a checkpoint.  ``str(source)`` is what ``--source`` takes: ``zero:global_step4``, ``whole:.``."""
+    """One set of weights in a checkpoint. ``str(source)`` is what ``--source`` takes: ``zero:global_step4``, ``whole:.``."""
 
     layout: str
     root: str
@@ -78,27 +81,27 @@ class Source:
 
     @classmethod
     def named(cls, text: str) -> Source:
-        """Return the source that is called so."""
+        """Return the source of that text."""
         layout, _, root = text.partition(":")
         return cls(layout, "" if root == "." else root)
 
 
 def sources(files: Files) -> tuple[Source, ...]:
-    """Every set of weights, the preferred one first; empty if this is no checkpoint that we know."""
+    """Return every set of weights, the preferred one first; empty if this is no known checkpoint."""
     names = files.sizes()
     found = [Source(name, root) for name, layout in LAYOUTS.items() for root in layout.roots(names) if layout.holds_weights(root)]
-    tag = zero.preferred(files, tuple(s.root for s in found if s.layout == "zero"))
-    return tuple(sorted(found, key=lambda s: (_is_hollow(files, s), s.layout == "zero" and s.root != tag)))
+    tag = zero.preferred(files, tuple(s.root for s in found if s.layout == zero.NAME))
+    return tuple(sorted(found, key=lambda s: (_is_hollow(files, s), s.layout == zero.NAME and s.root != tag)))
 
 
-def choose(files: Files, wanted: str | None) -> Source:
-    """The source of that name, or the preferred one; raises Unsupported where there is none, or no telling."""
+def choose(files: Files, name: str | None) -> Source:
+    """Return the source of that name, or the preferred one; raises Unsupported where there is none, or where it is not clear."""
     found = sources(files)
-    if wanted is not None:
-        chosen = [s for s in found if wanted in (str(s), s.layout, s.root)] or _within(found, wanted)
+    if name is not None:
+        chosen = [s for s in found if name in (str(s), s.layout, s.root)] or _section(found, name)
         if len(chosen) != 1:
             raise Unsupported(
-                f"source {wanted!r}: {len(chosen)} of that name", hint=f"there are: {', '.join(map(str, found)) or 'none'}"
+                f"source {name!r}: {len(chosen)} of that name", hint=f"there are: {', '.join(map(str, found)) or 'none'}"
             )
         return chosen[0]
     if not found:
@@ -111,15 +114,15 @@ def choose(files: Files, wanted: str | None) -> Source:
     return found[0]
 
 
-def _within(found: Sequence[Source], wanted: str) -> list[Source]:
-    """``dcp:x#ema``: what is more to be said of a distributed checkpoint; see ``tensors`` of its layouts."""
-    whole, mark, section = wanted.rpartition("#")
+def _section(found: Sequence[Source], name: str) -> list[Source]:
+    """Return the source of ``dcp:x#ema``, a part of a distributed checkpoint; see ``tensors`` of its layouts."""
+    whole, mark, section = name.rpartition("#")
     ours = [s for s in found if mark and s.layout in (dcp.NAME, dcp_safetensors.NAME) and whole in (str(s), s.layout, s.root)]
     return [Source(s.layout, f"{s.root or '.'}#{section}") for s in ours]
 
 
 def no_weights(files: Files) -> CkptsyncError:
-    """What to say of files that no layout claims: a trainer's checkpoint lacks its weights (3), anything else is not known (5)."""
+    """Return the error for files of no layout: a trainer's checkpoint lacks its weights (3), anything else is not known (5)."""
     names = files.sizes()
     if _TRAINED & names.keys() or any(map(_RNG.fullmatch, names)):
         return Incomplete(
@@ -127,23 +130,23 @@ def no_weights(files: Files) -> CkptsyncError:
             hint="model.safetensors, or the shards, are missing: fetch them from the node that wrote them",
         )
     return Unsupported(
-        "no layout claims these files",
+        f"no known checkpoint among these {len(names)} files",
         hint=f"known layouts: {', '.join(name for name in LAYOUTS if name != refused.NAME)}; point at the checkpoint's directory",
     )
 
 
 def _rivals(files: Files, found: Sequence[Source]) -> list[Source]:
-    """Sets of weights with as good a claim as the first: whole ones win, and of DeepSpeed's tags the one that ``latest`` names."""
+    """Return the sets of weights that nothing ranks: whole ones win, and of DeepSpeed's tags the one that ``latest`` names."""
     if found[0].layout in _WHOLE:
         return [s for s in found if s.layout == found[0].layout]
-    found = [s for s in found if not (s.layout == "dcp" and Source(dcp_safetensors.NAME, s.root) in found)]  # the optimizer's
+    found = [s for s in found if not (s.layout == dcp.NAME and Source(dcp_safetensors.NAME, s.root) in found)]  # the optimizer's
     found = [s for s in found if s.layout != lightning.NAME] or found  # beside shards such a file is the script's own
-    tag = zero.preferred(files, tuple(s.root for s in found if s.layout == "zero"))
-    return [s for s in found if s.layout not in _WHOLE and not (s.layout == "zero" and tag is not None and s.root != tag)]
+    tag = zero.preferred(files, tuple(s.root for s in found if s.layout == zero.NAME))
+    return [s for s in found if s.layout not in _WHOLE and not (s.layout == zero.NAME and tag is not None and s.root != tag)]
 
 
 def beside(files: Files, source: Source) -> tuple[Source, ...]:
-    """Other sources that hold weights of the same save: of DeepSpeed's shards the whole model that the Trainer put above them, and back.
+    """Return other sources that hold weights of the same save: of DeepSpeed's shards the whole model that the Trainer put above them, and back.
 
     Only where the step in ``trainer_state.json`` is that of DeepSpeed's tag: elsewhere the whole model may be of a later save.
     """
@@ -157,32 +160,32 @@ def beside(files: Files, source: Source) -> tuple[Source, ...]:
 
 
 def _step(files: Files, home: str) -> int | None:
-    """The step that the Trainer says a checkpoint is of."""
+    """Return the step of a checkpoint, as the Trainer wrote it."""
     name = join(home, _TRAINER_STATE)
     try:
         state = parse(read_whole(files, name), name) if name in files.sizes() else None
     except Corrupt:
-        return None  # who resumes is told so; nothing else depends on it
+        return None  # resuming fails on it; nothing else depends on it
     step = state.get("global_step") if isinstance(state, dict) else None
     return step if type(step) is int else None
 
 
 def tensors(files: Files, source: Source, outside: Outside | None = None) -> tuple[Tensor, ...]:
-    """The weights of one source, once every file it demands is there with its size.
+    """Return the weights of one source, once every file it demands is there with its size.
 
     ``outside``: what else is known of the model, for the layout that needs a proof from elsewhere.
     """
     if source.layout == dcp_safetensors.NAME:
         return dcp_safetensors.tensors(files, source.root, outside or Outside())
     layout = LAYOUTS[source.layout]
-    expect(files, _told_of_themselves(files, source))
-    if source.layout not in LOOK_THEMSELVES:
+    expect(files, _heads_and_tails(files, source))
+    if source.layout not in _CHECK_THEMSELVES:
         require(files, layout.demands(files, source.root))
     return layout.tensors(files, source.root)
 
 
-def _told_of_themselves(files: Files, source: Source) -> Iterator[Extent]:
-    """Where the containers of a source say what is in them: all that is read before its tensors are known, unless it is long."""
+def _heads_and_tails(files: Files, source: Source) -> Iterator[Extent]:
+    """Yield where the containers of a source say what is in them: all that is read before its tensors are known, unless it is long."""
     for name, size in files.sizes().items():
         if not name.startswith(join(source.root, "")):
             continue
@@ -193,24 +196,24 @@ def _told_of_themselves(files: Files, source: Source) -> Iterator[Extent]:
 
 
 def around(files: Files, source: Source) -> tuple[Files, ...]:
-    """Directories of the checkpoint in which the framework keeps configuration and tokenizer of this source, the nearest first."""
+    """Return the directories of the checkpoint in which the framework keeps configuration and tokenizer of this source, the nearest first."""
     own = [per_rank.configuration(source.root)] if source.layout == per_rank.NAME else []
     parts = source.root.split("/")
     above = ["/".join(parts[:n]) for n in range(len(parts), 0, -1)]
     return tuple(Within(files, home) for home in (*own, *above) if home)
 
 
-def require(files: Files, wanted: Mapping[str, int | None]) -> None:
+def require(files: Files, needed: Mapping[str, int | None]) -> None:
     """Raise Incomplete if a file is missing (3: fetch it), Corrupt if one has another size (10: it was cut or rewritten)."""
     sizes = files.sizes()
-    missing = sorted(name for name in wanted if name not in sizes)
+    missing = sorted(name for name in needed if name not in sizes)
     if missing:
         more = f" and {len(missing) - 1} more" if missing[1:] else ""
         raise Incomplete(
-            f"{missing[0]}{more}: not there, of {len(wanted)} files that the checkpoint needs",
+            f"{missing[0]}{more}: not there, of {len(needed)} files that the checkpoint needs",
             hint="give the other nodes' directories too",
         )
-    for name, size in wanted.items():
+    for name, size in needed.items():
         if size not in (None, sizes[name]):
             raise Corrupt(
                 f"{name}: {sizes[name]} bytes, {size} expected by the metadata", hint="it was cut short, or belongs to another save"
@@ -218,24 +221,28 @@ def require(files: Files, wanted: Mapping[str, int | None]) -> None:
 
 
 def demands(files: Files) -> Demands:
-    """What the metadata here demands; where this node's files do not tell, nothing.  Raises Corrupt or Unsupported."""
+    """Return what the metadata here demands; nothing where this node's files have none. Raises Corrupt or Unsupported."""
     found = sources(files)
-    model = _told(files, found[0]) if found else {}
+    model = _demands(files, found[0]) if found else {}
     others = [Source(name, root) for name, layout in LAYOUTS.items() for root in layout.roots(files.sizes())]
-    resume = {k: v for source in others for k, v in _told(files, source).items() if k not in model}
+    resume = {k: v for source in others for k, v in _demands(files, source).items() if k not in model}
     world = _world(files, others, model)
     resume |= {name: files.sizes().get(name) for name in _random_states(files.sizes(), world)}
     return Demands(model, resume, world)
 
 
 def closed(name: str, files: Files) -> bool:
-    """Whether a file has the end that its format gives it.  True for formats that have none."""
+    """Return whether a file has the end that its format gives it. True for formats that have none."""
     size = files.sizes()[name]
     try:
         if name.endswith(".safetensors"):
             return bool(safetensors.tensors(files, name)) or size > 8
         if name.endswith((".pt", ".pth", ".bin", ".ckpt")):
-            return torch_zip.has_end(files, Extent(name, 0, size)) or _has_older_end(files, Extent(name, 0, size))
+            where = Extent(name, 0, size)
+            if torch_save.has_end(files, where, per_rank.ALLOWED):
+                return True
+            # what begins as neither container has no end that is known; a file cut short to nothing could become an archive
+            return size >= 2 and read(files, Extent(name, 0, 2)) != b"PK" and not torch_save.is_legacy(files, where)
         if name.endswith(".json"):
             parse(read_whole(files, name), name)
     except Corrupt:
@@ -245,28 +252,18 @@ def closed(name: str, files: Files) -> bool:
     return True
 
 
-def _has_older_end(files: Files, where: Extent) -> bool:
-    """Whether a file that is no archive is torch's older format, whole; what begins otherwise has no end that we know.
-
-    A file cut short to nothing could still become an archive.
-    """
-    if torch_save.is_legacy(files, where):
-        return bool(torch_save.load(files, where, per_rank.ALLOWED))
-    return where.size >= 2 and read(files, Extent(where.file, 0, 2)) != b"PK"
-
-
 def _is_hollow(files: Files, source: Source) -> bool:
-    """Whole weights that ZeRO-3 wrote as empty placeholders (LlamaFactory#1226, peft#2500) do not win."""
+    """Return whether whole weights are empty placeholders of ZeRO-3 (LlamaFactory#1226, peft#2500): these do not win."""
     if source.layout not in _WHOLE:
         return False
     try:
         found = tensors(files, source)
     except (Incomplete, Corrupt, Unsupported):
-        return False  # it is asked again, and answers for itself, when it is used
+        return False  # the same error comes when it is used
     return any(t.shape == (0,) for t in found)
 
 
-def _told(files: Files, source: Source) -> dict[str, int | None]:
+def _demands(files: Files, source: Source) -> dict[str, int | None]:
     try:
         return LAYOUTS[source.layout].demands(files, source.root)
     except Incomplete:
@@ -274,15 +271,15 @@ def _told(files: Files, source: Source) -> dict[str, int | None]:
 
 
 def _world(files: Files, found: Iterable[Source], model: Iterable[str]) -> int | None:
-    """Ranks as ZeRO records them, or as the names of the files that DCP's metadata refers to."""
+    """Return the number of ranks as ZeRO records it, or by the names of the files that DCP's metadata refers to."""
     for source in found:
-        if source.layout == "zero" and _told(files, source):
+        if source.layout == zero.NAME and _demands(files, source):
             return zero.world(files, source.root)
     seen = ranks(model)
     return seen[-1] + 1 if seen else None
 
 
 def _random_states(names: Iterable[str], world: int | None) -> list[str]:
-    """The files of random states that every rank writes, if any rank here wrote one."""
+    """Return the files of random states that every rank writes, if any rank here wrote one."""
     kinds = {(m[1], m[2]) for m in map(_RNG.fullmatch, names) if m}
     return [f"{stem}{rank}{end}" for stem, end in sorted(kinds) for rank in range(world or 0)]

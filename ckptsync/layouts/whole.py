@@ -1,9 +1,13 @@
-"""Whole models as ``save_pretrained`` writes them: ``model.safetensors``, or numbered files with an index."""
+"""Whole models as ``save_pretrained`` writes them: ``model.safetensors``, or numbered files with an index.
+
+Files of ``torch.save`` are named in the same ways, so `whole_bin` uses what is here: a stem (``model``), an end
+(``.safetensors``), and between them nothing, or ``-00001-of-00004``; the index is ``<stem><end>.index.json``.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 
 from ckptsync.errors import Corrupt
 from ckptsync.formats import safetensors
@@ -15,63 +19,72 @@ from ckptsync.paths import checked_path
 NAME = "whole"
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-_NUMBERED = re.compile(r"model-([0-9]{5})-of-([0-9]{5})\.safetensors")
+_END = ".safetensors"
+_NUMBERED = re.compile(r"model-[0-9]{5}-of-[0-9]{5}\.safetensors")
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
-    """The checkpoint's own directory if it holds a model, else the one in it that does."""
+    """Return the checkpoint's own directory if it holds a model, else the one in it that does."""
     return home(names, lambda own: SINGLE in own or INDEX in own or any(map(_NUMBERED.fullmatch, own)))
 
 
 def holds_weights(root: str) -> bool:
-    """Always."""
+    """Return True: every one does."""
     return root is not None
 
 
 def demands(files: Files, root: str) -> dict[str, int | None]:
-    """The files of the model, and the index where there is one; their sizes are only known to themselves."""
-    names = inside(files.sizes(), root)
-    if INDEX in names:
-        return dict.fromkeys((join(root, INDEX), *sorted(set(_weight_map(files, root).values()))))
-    counts = {int(m[2]) for m in map(_NUMBERED.fullmatch, names) if m}
-    if len(counts) > 1:
-        raise Corrupt(f"{root or '.'}: numbered model files of {len(counts)} different sets")
-    if counts and SINGLE not in names:
-        total = counts.pop()
-        return {join(root, f"model-{n:05d}-of-{total:05d}.safetensors"): None for n in range(1, total + 1)}
-    return {join(root, SINGLE): None}
+    """Return the files of the model, and the index where there is one; their sizes are only known to themselves."""
+    return model_files(files, join(root, "model"), _END)
 
 
 def tensors(files: Files, root: str) -> tuple[Tensor, ...]:
-    """Every tensor of every file; an index must name exactly these."""
-    found: dict[str, tuple[str, Tensor]] = {}
-    for name in demands(files, root):
-        for tensor in safetensors.tensors(files, name) if name.endswith(".safetensors") else ():
+    """Return every tensor of every file; an index must name exactly these."""
+    return model_tensors(files, join(root, "model"), _END, safetensors.tensors)
+
+
+def model_files(files: Files, stem: str, end: str) -> dict[str, int | None]:
+    """Return the files whose names begin with ``stem``: of the index, else of the numbers, else the single one."""
+    names = files.sizes()
+    index, single = f"{stem}{end}.index.json", stem + end
+    if index in names:
+        return dict.fromkeys((index, *sorted(set(_weight_map(files, index, end).values()))))
+    folder, _, base = stem.rpartition("/")
+    numbered = re.compile(rf"{re.escape(base)}-[0-9]{{5}}-of-([0-9]{{5}}){re.escape(end)}")
+    counts = {int(m[1]) for m in map(numbered.fullmatch, inside(names, folder)) if m}
+    if len(counts) > 1:
+        raise Corrupt(f"{stem}: numbered model files of {len(counts)} different sets")
+    if counts and single not in names:
+        total = counts.pop()
+        return {f"{stem}-{n:05d}-of-{total:05d}{end}": None for n in range(1, total + 1)}
+    return {single: None}
+
+
+def model_tensors(files: Files, stem: str, end: str, read_tensors: Callable[[Files, str], Iterable[Tensor]]) -> tuple[Tensor, ...]:
+    """Return every tensor of those files; an index must name exactly these."""
+    found: dict[str, Tensor] = {}
+    held: dict[str, str] = {}
+    for name in model_files(files, stem, end):
+        for tensor in read_tensors(files, name) if name.endswith(end) else ():
             if tensor.name in found:
-                raise Corrupt(f"{name}: {tensor.name} is also in {found[tensor.name][0]}")
-            found[tensor.name] = (name, tensor)
-    if INDEX in inside(files.sizes(), root):
-        _check_index(_weight_map(files, root), {key: file for key, (file, _) in found.items()})
-    return tuple(tensor for _, tensor in found.values())
+                raise Corrupt(f"{name}: {tensor.name} is also in {held[tensor.name]}")
+            found[tensor.name], held[tensor.name] = tensor, name
+    index = f"{stem}{end}.index.json"
+    if index in files.sizes():
+        named = _weight_map(files, index, end)
+        odd = sorted(key for key in named.keys() | held.keys() if named.get(key) != held.get(key))
+        if odd:
+            raise Corrupt(f"{index}: {len(odd)} tensors are not where it says, such as {odd[0]}")
+    return tuple(found.values())
 
 
-def _weight_map(files: Files, root: str) -> dict[str, str]:
-    """Tensor → file.  Names are joined to a directory, and come from anyone."""
-    name = join(root, INDEX)
+def _weight_map(files: Files, index: str, end: str) -> dict[str, str]:
+    """Return the file of each tensor. Names are joined to a directory, and come from anyone."""
     try:
-        weight_map = parse(read_whole(files, name), name, "an index")["weight_map"]
-        return {str(key): join(root, _shard_name(name, value)) for key, value in weight_map.items()}
+        weight_map = parse(read_whole(files, index), index, "an index")["weight_map"]
+        for value in weight_map.values():
+            if "/" in checked_path(value) or not value.endswith(end):
+                raise Corrupt(f"{index}: {value!r:.100} is not a file beside it")
+        return {str(key): join(index.rpartition("/")[0], value) for key, value in weight_map.items()}
     except (KeyError, TypeError, AttributeError) as e:
-        raise Corrupt(f"{name}: not an index: {type(e).__name__}: {e}") from e
-
-
-def _shard_name(index: str, value: str) -> str:
-    if "/" in checked_path(value) or not value.endswith(".safetensors"):
-        raise Corrupt(f"{index}: {value!r:.100} is not a file beside it")
-    return value
-
-
-def _check_index(told: dict[str, str], found: dict[str, str]) -> None:
-    if told != found:
-        odd = sorted(key for key in told.keys() | found.keys() if told.get(key) != found.get(key))
-        raise Corrupt(f"{INDEX}: {len(odd)} tensors are not where it says, such as {odd[0]}")
+        raise Corrupt(f"{index}: not an index: {type(e).__name__}: {e}") from e

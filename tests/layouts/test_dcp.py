@@ -101,7 +101,7 @@ def test_a_checkpoint_of_nothing_but_other_things_is_unsupported() -> None:
 def test_optimizer_states_alone_are_not_taken_for_a_model() -> None:
     files = one(root="optimizer_0")
     assert table.sources(files) == ()
-    with pytest.raises(Unsupported, match="no layout claims"):
+    with pytest.raises(Unsupported, match="no known checkpoint among"):
         table.choose(files, None)
 
 

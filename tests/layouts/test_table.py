@@ -119,7 +119,7 @@ def test_two_sets_of_shards_are_never_guessed_between() -> None:
 
 
 def test_what_nobody_claims_is_unsupported() -> None:
-    with pytest.raises(Unsupported, match="no layout claims") as raised:
+    with pytest.raises(Unsupported, match="no known checkpoint among") as raised:
         table.choose(MemoryFiles({"pytorch_model.txt": b""}), None)
     assert "lightning; point" in raised.value.hint
     assert table.demands(MemoryFiles({"a": b""})) == Demands()
