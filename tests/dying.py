@@ -15,14 +15,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 
-from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store, StoreWrapper
 
 
 class Crash(BaseException):
     """The process is dead.  No `Exception`: code that is dead handles no errors."""
 
 
-class Dying:
+class Dying(StoreWrapper):
     """A store in front of ``store`` that dies at the ``lives``-th moment, and stays dead for every call.
 
     A mutating call (write, create, delete) has three moments: before it, in the middle of its chunks, after its effect.
@@ -30,34 +30,34 @@ class Dying:
     """
 
     def __init__(self, store: Store, lives: int) -> None:
-        self.url, self.late, self.is_exclusive = store.url, store.late, store.is_exclusive
-        self._store, self._lives, self._is_dead = store, lives, False
+        super().__init__(store)
+        self._lives, self._is_dead = lives, False
         self._lock = threading.Lock()
 
     def names(self, prefix: str) -> Iterator[Entry]:
         self._live()
-        yield from self._store.names(prefix)
+        yield from self.inner.names(prefix)
 
     def dirs(self, prefix: str, start: str = "") -> list[str]:
         self._live()
-        return self._store.dirs(prefix, start)
+        return self.inner.dirs(prefix, start)
 
     def size(self, name: str) -> int:
         self._live()
-        return self._store.size(name)
+        return self.inner.size(name)
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         self._live()
-        self._store.read_into(name, start, out)
+        self.inner.read_into(name, start, out)
 
     def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        self._mutate(lambda: self._store.write(name, self._dying(chunks), about))
+        self._mutate(lambda: self.inner.write(name, self._dying(chunks), about))
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        self._mutate(lambda: self._store.create(name, self._dying(chunks), about))
+        self._mutate(lambda: self.inner.create(name, self._dying(chunks), about))
 
     def delete(self, name: str) -> None:
-        self._mutate(lambda: self._store.delete(name))
+        self._mutate(lambda: self.inner.delete(name))
 
     def _mutate(self, effect: Callable[[], None]) -> None:
         self._pass_moment()

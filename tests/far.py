@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ckptsync.merge.consolidate import Merged
@@ -12,7 +12,7 @@ from ckptsync.merge.copying import Work
 from ckptsync.merge.looking import Asked, look
 from ckptsync.merge.plan import Options
 from ckptsync.merge.remote import carry_out_into, check_free
-from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store, read_all
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, StoreWrapper, read_all
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.trees import Access, Place
@@ -61,40 +61,27 @@ def merge_into(
     return carry_out_into(store, look(Asked(sources or tuple(stores), OUT, options), access), work=work)
 
 
-class Counting:
+class Counting(StoreWrapper):
     """A store in front of another that counts what is asked of it, and bytes."""
 
     def __init__(self, store: Store) -> None:
-        self.url, self.late, self.is_exclusive = store.url, store.late, store.is_exclusive
-        self.store = store
+        super().__init__(store)
         self.reads: Counter[str] = Counter()
         self.writes: Counter[str] = Counter()
         self.read = 0
         self._lock = threading.Lock()
 
-    def names(self, prefix: str) -> Iterator[Entry]:
-        return self.store.names(prefix)
-
-    def dirs(self, prefix: str, start: str = "") -> list[str]:
-        return self.store.dirs(prefix, start)
-
-    def size(self, name: str) -> int:
-        return self.store.size(name)
-
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         with self._lock:
             self.reads[name] += 1
             self.read += out.nbytes
-        self.store.read_into(name, start, out)
+        self.inner.read_into(name, start, out)
 
     def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         with self._lock:
             self.writes[name] += 1
-        self.store.write(name, chunks, about)
+        self.inner.write(name, chunks, about)
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         self.writes[name] += 1
-        self.store.create(name, chunks, about)
-
-    def delete(self, name: str) -> None:
-        self.store.delete(name)
+        self.inner.create(name, chunks, about)

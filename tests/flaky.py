@@ -7,44 +7,44 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from ckptsync.errors import Transient
-from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store, StoreWrapper
 
 T = TypeVar("T")
 
 
-class Flaky:
+class Flaky(StoreWrapper):
     """As ``store``, but every ``nth`` moment is a failure; a write has one before, one between chunks and one after its effect."""
 
     def __init__(self, store: Store, nth: int) -> None:
-        self.url, self.late, self.is_exclusive = store.url, store.late, store.is_exclusive
-        self._store, self._nth, self._moments = store, nth, itertools.count(1)
+        super().__init__(store)
+        self._nth, self._moments = nth, itertools.count(1)
         self.failures = 0
 
     def names(self, prefix: str) -> Iterator[Entry]:
         self._pass_moment()
-        for n, entry in enumerate(self._store.names(prefix)):
+        for n, entry in enumerate(self.inner.names(prefix)):
             if n == 1:  # and not at every name, else a long listing would never end
                 self._pass_moment()
             yield entry
 
     def dirs(self, prefix: str, start: str = "") -> list[str]:
-        return self._asked(lambda: self._store.dirs(prefix, start))
+        return self._asked(lambda: self.inner.dirs(prefix, start))
 
     def size(self, name: str) -> int:
-        return self._asked(lambda: self._store.size(name))
+        return self._asked(lambda: self.inner.size(name))
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
-        self._asked(lambda: self._store.read_into(name, start, out))
+        self._asked(lambda: self.inner.read_into(name, start, out))
 
     def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        self._asked(lambda: self._store.write(name, self._shaky(chunks), about))
+        self._asked(lambda: self.inner.write(name, self._shaky(chunks), about))
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         self._pass_moment()  # none after the effect: whoever is told Exists may find his own bytes, and tests count winners
-        self._store.create(name, self._shaky(chunks), about)
+        self.inner.create(name, self._shaky(chunks), about)
 
     def delete(self, name: str) -> None:
-        self._asked(lambda: self._store.delete(name))
+        self._asked(lambda: self.inner.delete(name))
 
     def _asked(self, effect: Callable[[], T]) -> T:
         self._pass_moment()

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from ckptsync.errors import Exists, NotFound
-from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store, StoreWrapper
 from ckptsync.stores.memory import MemoryStore
 
 
@@ -65,46 +65,46 @@ class Turns:
             self._changed.notify_all()
 
 
-class OneOf:
+class OneOf(StoreWrapper):
     """A node's view of a store that others use, too.  ``late`` and everything else are the store's."""
 
     def __init__(self, store: Store, node: str, turns: Turns, *, is_exclusive: bool = True) -> None:
-        self.url, self.late, self.is_exclusive = store.url, store.late, is_exclusive
-        self._store, self._node, self._turns = store, node, turns
+        super().__init__(store)
+        self.is_exclusive, self._node, self._turns = is_exclusive, node, turns
 
     def names(self, prefix: str) -> Iterator[Entry]:
         self._turns.take(self._node)
-        yield from list(self._store.names(prefix))
+        yield from list(self.inner.names(prefix))
 
     def dirs(self, prefix: str, start: str = "") -> list[str]:
         self._turns.take(self._node)
-        return self._store.dirs(prefix, start)
+        return self.inner.dirs(prefix, start)
 
     def size(self, name: str) -> int:
         self._turns.take(self._node)
-        return self._store.size(name)
+        return self.inner.size(name)
 
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         self._turns.take(self._node)
-        self._store.read_into(name, start, out)
+        self.inner.read_into(name, start, out)
 
     def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        self._store.write(name, self._last(chunks), about)
+        self.inner.write(name, self._last(chunks), about)
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         if self._is_there(name):
             raise Exists(f"{name}: already there")
         if self.is_exclusive:
-            self._store.create(name, self._last(chunks), about)
+            self.inner.create(name, self._last(chunks), about)
             return
         content = [bytes(chunk) for chunk in chunks]
         if self._is_there(name):
             raise Exists(f"{name}: already there")
-        self._store.write(name, self._last(content), about)
+        self.inner.write(name, self._last(content), about)
 
     def delete(self, name: str) -> None:
         self._turns.take(self._node)
-        self._store.delete(name)
+        self.inner.delete(name)
 
     def _is_there(self, name: str) -> bool:
         try:

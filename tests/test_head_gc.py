@@ -19,7 +19,7 @@ from ckptsync.head.removing import LEASE
 from ckptsync.head.rules import Best, Rules
 from ckptsync.head.tombs import Grave, write
 from ckptsync.records.tombstone import Scope, Stage
-from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store, StoreWrapper
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
 from ckptsync.verify.location import verify_location
@@ -223,40 +223,37 @@ def mark(store: Store, location: str, stage: Stage = "said", scope: Scope = "loc
     write(store, Grave({name: read_manifests(store, [name])[0]}, scope, "by a head with another view"), stage)
 
 
-class Meeting:
+class Meeting(StoreWrapper):
     """A store in front of which, before the ``n``-th call, somebody else does something."""
 
     def __init__(self, store: Store, n: int, other: Callable[[], object]) -> None:
-        self.url, self.late, self.is_exclusive = store.url, store.late, store.is_exclusive
-        self._store, self._n, self._other, self._lock = store, n, other, threading.Lock()
+        super().__init__(store)
+        self._n, self._other, self._lock = n, other, threading.Lock()
         self.was_met = False
 
     def names(self, prefix: str) -> Iterator[Entry]:
         self._call()
-        yield from list(self._store.names(prefix))
+        yield from list(self.inner.names(prefix))
 
     def dirs(self, prefix: str, start: str = "") -> list[str]:
         self._call()
-        return self._store.dirs(prefix, start)
+        return self.inner.dirs(prefix, start)
 
     def size(self, name: str) -> int:
         self._call()
-        return self._store.size(name)
-
-    def read_into(self, name: str, start: int, out: memoryview) -> None:
-        self._store.read_into(name, start, out)
+        return self.inner.size(name)
 
     def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         self._call()
-        self._store.write(name, chunks, about)
+        self.inner.write(name, chunks, about)
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         self._call()
-        self._store.create(name, chunks, about)
+        self.inner.create(name, chunks, about)
 
     def delete(self, name: str) -> None:
         self._call()
-        self._store.delete(name)
+        self.inner.delete(name)
 
     def _call(self) -> None:
         with self._lock:  # a catalogue asks from several threads

@@ -176,7 +176,7 @@ class Changing(Counting):
     def read_into(self, name: str, start: int, out: memoryview) -> None:
         super().read_into(name, start, out)
         if out.nbytes > 1000:
-            self.store.write(name, [read_all(self.store, name)])
+            self.inner.write(name, [read_all(self.inner, name)])
 
 
 @pytest.mark.parametrize("size", [20_000, 1 << 30])
@@ -228,13 +228,13 @@ class Racing(Counting):
     """A store in which the same merge is done by somebody else at the first write."""
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        merge_into(self.store, far(TWO_NODES.sources))
+        merge_into(self.inner, far(TWO_NODES.sources))
         super().create(name, chunks, about)
 
     def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         if name == WEIGHTS[1] and not self.writes[name]:
             self.writes[name] += 1
-            merge_into(self.store, far(TWO_NODES.sources))
+            merge_into(self.inner, far(TWO_NODES.sources))
         super().write(name, chunks, about)
 
 

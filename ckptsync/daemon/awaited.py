@@ -5,16 +5,14 @@ So pinning begins with the process, however long a mount or a network takes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-
 from ckptsync.errors import Transient
-from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
+from ckptsync.stores.contract import Store, StoreWrapper
 
 
-class Awaited:
+class Awaited(StoreWrapper):
     """As the store that `came` brings; until then everything raises Transient."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str) -> None:  # no store to wrap yet
         self.url, self.late, self.is_exclusive = url, 0.0, False
         self._store: Store | None = None
 
@@ -24,35 +22,8 @@ class Awaited:
         self._store = store
 
     @property
-    def _there(self) -> Store:
+    def inner(self) -> Store:
+        """The store that came; raise Transient until then."""
         if self._store is None:
             raise Transient(f"{self.url}: not reached yet", hint="it is asked again every few seconds")
         return self._store
-
-    def names(self, prefix: str) -> Iterator[Entry]:
-        """As the contract says."""
-        return self._there.names(prefix)
-
-    def dirs(self, prefix: str, start: str = "") -> list[str]:
-        """As the contract says."""
-        return self._there.dirs(prefix, start)
-
-    def size(self, name: str) -> int:
-        """As the contract says."""
-        return self._there.size(name)
-
-    def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """As the contract says."""
-        self._there.read_into(name, start, out)
-
-    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        """As the contract says."""
-        self._there.write(name, chunks, about)
-
-    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        """As the contract says."""
-        self._there.create(name, chunks, about)
-
-    def delete(self, name: str) -> None:
-        """As the contract says."""
-        self._there.delete(name)

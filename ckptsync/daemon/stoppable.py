@@ -9,10 +9,10 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 
 from ckptsync.errors import Transient
-from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store, StoreWrapper
 
 
-class Stoppable:
+class Stoppable(StoreWrapper):
     """As the store it is around, until ``is_stopping``: from then on writes raise Transient, since the same succeeds after the next start.
 
     What they had written is kept to be continued where the store can do that (`About.origin`), and removed elsewhere.
@@ -20,38 +20,18 @@ class Stoppable:
     """
 
     def __init__(self, store: Store, is_stopping: Callable[[], bool]) -> None:
-        self._store, self._is_stopping = store, is_stopping
-        self.url, self.late, self.is_exclusive = store.url, store.late, store.is_exclusive
+        super().__init__(store)
+        self._is_stopping = is_stopping
         self.handed = 0
         self._lock = threading.Lock()
 
-    def names(self, prefix: str) -> Iterator[Entry]:
-        """As the contract says."""
-        return self._store.names(prefix)
-
-    def dirs(self, prefix: str, start: str = "") -> list[str]:
-        """As the contract says."""
-        return self._store.dirs(prefix, start)
-
-    def size(self, name: str) -> int:
-        """As the contract says."""
-        return self._store.size(name)
-
-    def read_into(self, name: str, start: int, out: memoryview) -> None:
-        """As the contract says."""
-        self._store.read_into(name, start, out)
-
     def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         """As the contract says."""
-        self._store.write(name, self._stoppable(name, chunks), about)
+        self.inner.write(name, self._stoppable(name, chunks), about)
 
     def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
         """As the contract says."""
-        self._store.create(name, self._stoppable(name, chunks), about)
-
-    def delete(self, name: str) -> None:
-        """As the contract says."""
-        self._store.delete(name)
+        self.inner.create(name, self._stoppable(name, chunks), about)
 
     def _stoppable(self, name: str, chunks: Iterable[Chunk]) -> Iterable[Chunk]:
         until = _Until(self._is_stopping, name, chunks, self._count)

@@ -100,6 +100,54 @@ class Store(Protocol):
         ...
 
 
+class StoreWrapper:
+    """As the store that it wraps: a subclass defines only the methods that it changes."""
+
+    def __init__(self, store: Store) -> None:
+        self._inner = store
+        self.url, self.late, self.is_exclusive = store.url, store.late, store.is_exclusive
+
+    @property
+    def inner(self) -> Store:
+        """The wrapped store."""
+        return self._inner
+
+    def names(self, prefix: str) -> Iterator[Entry]:
+        """As the contract says."""
+        return self.inner.names(prefix)
+
+    def dirs(self, prefix: str, start: str = "") -> list[str]:
+        """As the contract says."""
+        return self.inner.dirs(prefix, start)
+
+    def size(self, name: str) -> int:
+        """As the contract says."""
+        return self.inner.size(name)
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """As the contract says."""
+        self.inner.read_into(name, start, out)
+
+    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        """As the contract says."""
+        self.inner.write(name, chunks, about)
+
+    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
+        """As the contract says."""
+        self.inner.create(name, chunks, about)
+
+    def delete(self, name: str) -> None:
+        """As the contract says."""
+        self.inner.delete(name)
+
+
+def unwrapped(source: object) -> object:
+    """Return what lies within all wrappers; ``source`` itself if it is no wrapper."""
+    while isinstance(source, StoreWrapper):
+        source = source.inner
+    return source
+
+
 def announced(chunks: Iterable[Chunk], about: About) -> Iterator[Chunk]:
     """The chunks; raises Incomplete, at the latest after the last one, if they are not ``about.size`` bytes."""
     size = 0

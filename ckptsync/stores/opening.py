@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 from ckptsync.decoding import format_number
 from ckptsync.errors import ConfigError, Corrupt, Exists, NotFound, StoreError, Unsupported
 from ckptsync.records.names import STORE_FILE
-from ckptsync.stores.contract import Store, read_all
+from ckptsync.stores.contract import Store, read_all, unwrapped
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.oserrors import HINTS
 from ckptsync.stores.posix.store import PosixStore
@@ -123,9 +123,8 @@ def bare(url: str, storage_options: Mapping[str, object] | None = None, limits: 
 
 def directory_of(source: object) -> str | None:
     """The directory of this machine in which a store's files lie as they are, for who must open them; `None` if there is none."""
-    while (inner := getattr(source, "inner", None)) is not None:
-        source = inner
-    return source.root if isinstance(source, PosixStore) else None
+    store = unwrapped(source)
+    return store.root if isinstance(store, PosixStore) else None
 
 
 def _local(place: Path, witness: str, limits: Limits) -> Store:

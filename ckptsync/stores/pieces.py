@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from ckptsync.model import Extent, Files
+from ckptsync.stores.contract import unwrapped
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.tree import LocalFiles
 
@@ -229,9 +230,7 @@ def fetched(files: Files, source: object, memory: int = MEMORY) -> Files:
 
 def is_near(source: object) -> bool:
     """Whether a store (whatever it is wrapped in), or a tree, is on a disk of this machine, as far as it knows."""
-    while (inner := getattr(source, "inner", None)) is not None:
-        source = inner
-    return isinstance(source, (PosixStore, LocalFiles))
+    return isinstance(unwrapped(source), (PosixStore, LocalFiles))
 
 
 def foreseen(reads: Iterable[tuple[Extent, int]]) -> Foreseen:

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from ckptsync.errors import ConfigError, Transient
 from ckptsync.stores import ending, signs
-from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
+from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store, StoreWrapper
 
 T = TypeVar("T")
 FIRST = 0.25  # seconds that the first wait has at most; each next one twice as many
@@ -134,15 +134,15 @@ def _given_up(e: Transient, tries: int, seconds: float) -> Transient:
     return e
 
 
-class Retrying:
+class Retrying(StoreWrapper):
     """As the store it is around, but what fails transiently is tried again.
 
     A write is tried again if none of its chunks was taken yet, or if they can be iterated over again (no iterator); not if they were what failed.
     """
 
     def __init__(self, store: Store, persistence: Persistence) -> None:
-        self.inner, self._persistence = store, persistence
-        self.url, self.late, self.is_exclusive = store.url, store.late, store.is_exclusive
+        super().__init__(store)
+        self._persistence = persistence
 
     def names(self, prefix: str) -> Iterator[Entry]:
         """As the contract says; a listing that breaks goes on behind the name that was given out last."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Protocol, runtime_checkable
 
-from ckptsync.stores.contract import Entry
+from ckptsync.stores.contract import Entry, unwrapped
 
 GIVEN_UP = 7 * 24 * 3600.0
 """s without a byte after which nobody is at work on a draft: as for uploads in a bucket."""
@@ -40,8 +40,5 @@ def drop(store: object, name: str) -> bool:
 
 
 def _sweeping(store: object) -> Sweeping | None:
-    while not isinstance(store, Sweeping):
-        store = getattr(store, "inner", None)
-        if store is None:
-            return None
-    return store
+    inner = unwrapped(store)
+    return inner if isinstance(inner, Sweeping) else None

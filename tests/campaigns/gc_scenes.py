@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ckptsync.catalogue.fresh import fresh
@@ -15,7 +15,7 @@ from ckptsync.head.rules import Rules
 from ckptsync.head.tombs import store_now
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.names import OURS, parse_record_name
-from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store, read_all
+from ckptsync.stores.contract import Entry, Store, StoreWrapper, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.verify.location import verify_location
 from tests.retained import FIRST, entry, fill, put, verify
@@ -163,31 +163,9 @@ def _stones(files: Files) -> set[str]:
     return {name.rpartition("/")[0] for name in files if "/tombstone-" in name}
 
 
-class Later:
+class Later(StoreWrapper):
     """The same store, a quarter of an hour and more later by its clock: what was said before is older by that."""
 
-    def __init__(self, store: Store) -> None:
-        self.url, self.late, self.is_exclusive = store.url, store.late, store.is_exclusive
-        self._store = store
-
     def names(self, prefix: str) -> Iterator[Entry]:
-        for e in self._store.names(prefix):
+        for e in self.inner.names(prefix):
             yield Entry(e.name, e.size, e.mtime + LEASE + 1) if "/clocks/" in e.name else e
-
-    def dirs(self, prefix: str, start: str = "") -> list[str]:
-        return self._store.dirs(prefix, start)
-
-    def size(self, name: str) -> int:
-        return self._store.size(name)
-
-    def read_into(self, name: str, start: int, out: memoryview) -> None:
-        self._store.read_into(name, start, out)
-
-    def write(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        self._store.write(name, chunks, about)
-
-    def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:
-        self._store.create(name, chunks, about)
-
-    def delete(self, name: str) -> None:
-        self._store.delete(name)
