@@ -85,16 +85,13 @@ PURE = (
             "budget",
             "cut_short",
             "order_of_writing",
-            "deciding",
+            "plan",
             "evenness",
             "known",
-            "moving",
             "pinning",
-            "putting",
             "repair",
             "result",
             "rivals",
-            "road",
         )
     ),
     *(
@@ -108,7 +105,6 @@ PURE = (
             "resting",
             "saving",
             "selecting",
-            "send",
             "settle",
             "sharing",
         )

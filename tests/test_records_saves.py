@@ -10,6 +10,7 @@ from ckptsync.digest import digest
 from ckptsync.model import Demands
 from ckptsync.records.join import Join
 from ckptsync.records.manifest import FileEntry, Manifest
+from ckptsync.records.names import node_file_name
 from ckptsync.records.saves import (
     NEAR,
     QUIET,
@@ -18,6 +19,7 @@ from ckptsync.records.saves import (
     against,
     better_location,
     choose_location,
+    contested,
     doubtful_until,
     groups,
     known_of,
@@ -175,12 +177,24 @@ def test_one_content_lies_once_under_its_plain_name() -> None:
     assert [(at.name, at.nodes) for at in located["config.json"]] == [("run/checkpoint-5/config.json", ("a", "b"))]
 
 
-def test_of_two_contents_the_smaller_node_owns_the_plain_name() -> None:
-    located = locate([manifest("b", entry("state", "b")), manifest("a", entry("state", "a")), manifest("c", entry("state", "a"))])
+def beside(m: Manifest) -> Manifest:
+    return replace(m, files=tuple(replace(f, stored_as=node_file_name(m.run, m.location, m.node, f.path)) for f in m.files))
+
+
+def test_a_file_lies_where_its_manifest_says_and_the_plain_name_comes_first() -> None:
+    others = [manifest("b", entry("state", "b")), manifest("c", entry("state", "b"))]
+    located = locate([beside(manifest("a", entry("state", "a"))), *others])
     assert [(at.name, at.nodes) for at in located["state"]] == [
-        ("run/checkpoint-5/state", ("a", "c")),
-        ("run/.ckptsync/checkpoint-5/files/b/state", ("b",)),
+        ("run/checkpoint-5/state", ("b", "c")),
+        ("run/.ckptsync/checkpoint-5/files/a/state", ("a",)),
     ]
+    assert contested(others) == frozenset()
+
+
+def test_of_two_contents_under_one_name_that_of_the_smallest_node_counts() -> None:
+    both = [manifest("b", entry("state", "b")), manifest("a", entry("state", "a"))]
+    assert [(at.entry.digest, at.nodes) for at in locate(both)["state"]] == [(both[1].files[0].digest, ("a",))]
+    assert contested(both) == {"run/checkpoint-5/state"}
 
 
 SOON = FIRST + 52 * S

@@ -194,8 +194,9 @@ def test_the_report_that_is_shown_is_the_one_the_verdict_rests_on() -> None:
     assert (worse.report, worse.damage) == ("b", ("b",))
 
 
-def test_nodes_with_other_bytes_are_complete_only_by_the_owners_name() -> None:
-    mine, other = manifest("a", shard(0), entry("x", "1")), manifest("b", entry("x", "22"))
+def test_files_lie_where_their_manifests_say() -> None:
+    beside = replace(entry("x", "22"), stored_as="run/.ckptsync/checkpoint-5/files/b/x")
+    mine, other = manifest("a", shard(0), entry("x", "1")), manifest("b", beside)
     found = seen(mine, other)
     assert [at.name for at in found.files["x"]] == ["run/checkpoint-5/x", "run/.ckptsync/checkpoint-5/files/b/x"]
 

@@ -7,14 +7,14 @@ import pytest
 from ckptsync.errors import StoreError
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.worker import announcing
-from ckptsync.worker.announcing import announced
+from ckptsync.worker import upload
+from ckptsync.worker.upload import announced
 
 NAME = "run/.ckptsync/checkpoint-4/sending/n0"
 
 
 def test_it_is_said_before_and_taken_back_after_and_said_again_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(announcing, "EVERY", -1.0)
+    monkeypatch.setattr(upload, "ANNOUNCE_EVERY", -1.0)
     store, told = MemoryStore(), list[int]()
     with announced(store, "n0", "run", "checkpoint-4", told.append) as passed:
         (first,) = store.names("")

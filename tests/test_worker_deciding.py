@@ -10,7 +10,7 @@ from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.saves import Known
 from ckptsync.records.tombstone import Tombstone
 from ckptsync.walk import Stat
-from ckptsync.worker.deciding import displaced, has_mate, holder, is_retired, missing, part, span, stored
+from ckptsync.worker.plan import has_mate, holder, is_retired, missing, part, span, stored
 
 S = 10**9
 
@@ -30,31 +30,18 @@ def stats(at: int = 0, **files: str) -> tuple[Stat, ...]:
 
 def test_small_files_go_first_and_what_is_bound_by_us_goes_not_at_all() -> None:
     ours = manifest("n0", a="xxx", b="x", c="xx")
-    assert [p.name for p in missing(ours, [])] == ["run/c-1/b", "run/c-1/c", "run/c-1/a"]
-    assert [p.entry.path for p in missing(ours, [manifest("n0", b="x")])] == ["c", "a"]
-    assert all(p.is_shared for p in missing(ours, []))
+    assert [(u.entry.path, u.lies) for u in missing(ours, [])] == [("b", "nowhere"), ("c", "nowhere"), ("a", "nowhere")]
+    assert [u.entry.path for u in missing(ours, [manifest("n0", b="x")])] == ["c", "a"]
 
 
-def test_the_same_file_of_another_node_is_vouched_for() -> None:
-    (parcel,) = missing(manifest("n1", a="x"), [manifest("n0", a="x")])
-    assert (parcel.name, parcel.is_bound, parcel.is_shared) == ("run/c-1/a", True, False)
-
-
-def test_other_bytes_of_a_larger_node_lie_beside_and_of_a_smaller_one_displace() -> None:
-    (larger,) = missing(manifest("n1", a="y"), [manifest("n0", a="x")])
-    assert (larger.name, larger.is_shared, larger.moves) == ("run/.ckptsync/c-1/files/n1/a", False, ())
-    (smaller,) = missing(manifest("n0", a="y"), [manifest("n1", a="x"), manifest("n2", a="x")])
-    assert smaller.name == "run/c-1/a"
-    assert [name for name, _ in smaller.moves] == [f"run/.ckptsync/c-1/files/{n}/a" for n in ("n1", "n2")]
-    assert {e.digest for _, e in smaller.moves} == {digest(b"x")}
-
-
-def test_a_displaced_file_is_due_beside_the_checkpoint_until_it_is_there() -> None:
-    there = [manifest("n0", a="y"), manifest("n1", a="xx")]
-    (due,) = displaced("n1", there, {})
-    assert displaced("n0", there, {}) == ()
-    assert displaced("n1", there, {due.name: 2}) == ()
-    assert displaced("n1", there, {due.name: 1}) == (due,)
+def test_what_others_say_of_a_plain_name_is_that_it_has_these_bytes_or_others() -> None:
+    (same,) = missing(manifest("n1", a="x"), [manifest("n0", a="x")])
+    (other,) = missing(manifest("n0", a="y"), [manifest("n1", a="x"), manifest("n2", a="x")])
+    assert (same.lies, other.lies) == ("there", "taken")
+    beside = manifest("n1", a="x")
+    beside = replace(beside, files=(replace(beside.files[0], stored_as="run/.ckptsync/c-1/files/n1/a"),))
+    (free,) = missing(manifest("n0", a="y"), [beside])
+    assert free.lies == "nowhere"
 
 
 def test_files_are_stored_if_one_location_has_them_all_from_whatever_nodes() -> None:

@@ -14,7 +14,7 @@ import pytest
 from ckptsync.errors import Transient
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, read_all
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.worker import send, sharing
+from ckptsync.worker import sharing, upload
 from ckptsync.worker.lanes import AtOnce, Lane, Lanes
 from ckptsync.worker.options import Order, RunDir, Superseded, WorkerOptions
 from ckptsync.worker.sharing import Job, Share
@@ -179,7 +179,7 @@ def test_two_saves_of_one_name_are_never_in_two_hands(tmp_path: Path) -> None:
 def test_lanes_together_send_no_more_large_files_at_once_than_threads_allow(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(send, "SMALL", 500)
+    monkeypatch.setattr(upload, "SMALL", 500)
     store = Gate()
     with Serving(tmp_path, store, "full", "lora") as serving:
         step(tmp_path / "full", 1, LARGE, {f"y{n}": LARGE for n in range(9)})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ckptsync.digest import digest
 from ckptsync.model import Demands
 from ckptsync.records.manifest import FileEntry, Manifest
@@ -10,7 +12,7 @@ from ckptsync.records.saves import Known
 from ckptsync.records.state import Records
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.worker.repair import serve, wanted
-from ckptsync.worker.send import Road
+from ckptsync.worker.upload import Destination
 
 
 def manifest(node: str, content: str) -> Known:
@@ -44,8 +46,11 @@ def test_only_files_that_this_node_has_named_and_that_are_damaged_are_asked_for(
 
 
 def test_each_of_two_nodes_is_asked_for_its_own_copy_and_both_for_a_shared_one() -> None:
-    two = (manifest("n0", "a"), manifest("n1", "b"))
     beside = ".ckptsync/c-1/files/n1/x"
+    other = manifest("n1", "b")
+    lying = replace(other.manifest, files=(replace(other.manifest.files[0], stored_as=f"run/{beside}"),))
+    two = (manifest("n0", "a"), replace(other, manifest=lying))
+    assert asked(report(0), known=(manifest("n0", "a"), other)) == [], "the name may have the other's bytes"
     assert asked(report(0, name=beside), node="n1", known=two) == [("report-0", f"run/{beside}")]
     assert asked(report(0, name=beside), node="n0", known=two) == []
     assert asked(report(0), node="n1", known=two) == []
@@ -57,6 +62,6 @@ def test_what_was_broken_before_it_was_taken_is_not_sent_again() -> None:
     (request,) = wanted(records, "n0", "c-1", [manifest("n0", "a")])
     store = MemoryStore()
     store.write("run/c-1/x", [b"a"])
-    assert "damaged before" in serve(request, [], Road(store, "n0", tuple))
+    assert "damaged before" in serve(request, [], Destination(store, "n0", tuple))
     store.write("run/c-1/x", [b"b"])
-    assert "no longer" in serve(request, [], Road(store, "n0", tuple))
+    assert "no longer" in serve(request, [], Destination(store, "n0", tuple))

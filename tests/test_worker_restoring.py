@@ -68,6 +68,20 @@ def test_a_later_manifest_of_a_save_is_told_from_the_first(tmp_path: Path) -> No
     assert read_all(store, second) == data
 
 
+def test_a_manifest_that_says_where_files_lie_is_written_again(tmp_path: Path) -> None:
+    store = MemoryStore()
+    store.write("run/checkpoint-4/x", [b"Z"])
+    store.write("run/.ckptsync/checkpoint-4/sending/n1", [b"sending"])
+    lay(tmp_path, ONE)
+    save(seen(tmp_path), replace(its := desk(store, Memory()), to=replace(its.to, is_contended=lambda: True)))
+    (mine,) = manifests(store)
+    data = read_all(store, mine.name)
+    assert [f.path for f in mine.manifest.files if f.stored_as] == ["x"]
+    store.write(mine.name, [b"damaged"])
+    assert restore(seen(tmp_path), desk(store, Memory())) == (mine.name,)
+    assert read_all(store, mine.name) == data
+
+
 def test_a_worker_notices_what_happens_to_a_manifest_that_it_has_read(tmp_path: Path) -> None:
     out = tmp_path / "out"
     store, name, data = stored(out)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.worker.announcing import announced
 from ckptsync.worker.known import Known, read_known
 from ckptsync.worker.rivals import GRACE, is_contended
 from ckptsync.worker.take import nothing
+from ckptsync.worker.upload import announced
 
 
 def known(store: MemoryStore) -> Known:

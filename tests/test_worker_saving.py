@@ -15,7 +15,7 @@ from ckptsync.worker.known import Known, read_known
 from ckptsync.worker.looking import Seat, Seen, look
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.saving import Desk, Memory, hardened, known_already, save
-from ckptsync.worker.send import Road
+from ckptsync.worker.upload import Destination
 from tests.test_worker_push import ONE, kept, lay
 
 
@@ -26,7 +26,7 @@ def seen(out: Path) -> Seen:
 
 def desk(store: MemoryStore, memory: Memory) -> Desk:
     known = read_known(store, "run", Known())
-    road = Road(store, "n0", lambda: read_known(store, "run", Known()).manifests("checkpoint-4"))
+    road = Destination(store, "n0", lambda: read_known(store, "run", Known()).manifests("checkpoint-4"))
     return Desk("n0", road, known, lambda: 0, memory)
 
 
@@ -64,7 +64,7 @@ def test_digests_of_files_that_changed_are_forgotten_though_no_time_says_so(tmp_
 
     before, its = meta.stat(), desk(store, memory)
     with pytest.raises(Incomplete):
-        save(seen(tmp_path), replace(its, road=replace(its.road, passed=strike, threads=1)))
+        save(seen(tmp_path), replace(its, to=replace(its.to, passed=strike, threads=1)))
     assert save(seen(tmp_path), its).phase == "sent"
     assert kept(store) == {"checkpoint-4": {"n0": ONE | {"m/meta.txt": b"ATEM"}}}
 

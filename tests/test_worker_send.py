@@ -16,21 +16,21 @@ from ckptsync.records.names import OURS
 from ckptsync.scan import found, spots
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.worker.deciding import draft
 from ckptsync.worker.hold import Hold, hold
 from ckptsync.worker.known import Known, read_known
 from ckptsync.worker.looking import Seen
+from ckptsync.worker.plan import draft
 from ckptsync.worker.saving import told
-from ckptsync.worker.send import SMALL, Road, Sent, send
 from ckptsync.worker.take import take
+from ckptsync.worker.upload import SMALL, Destination, Sent, upload
 from tests.test_worker_push import ONE, kept, lay, manifests
 
 
-def on_the_way(tmp_path: Path, store: MemoryStore, at: float = 0.0) -> tuple[Hold, Seen, Road]:
+def on_the_way(tmp_path: Path, store: MemoryStore, at: float = 0.0) -> tuple[Hold, Seen, Destination]:
     lay(tmp_path, ONE, at)
     (spot,) = spots(tmp_path)
     held = hold(found(spot), None, spot.family, spot.name)
-    road = Road(store, "n0", lambda: read_known(store, "run", Known()).manifests("checkpoint-4"))
+    road = Destination(store, "n0", lambda: read_known(store, "run", Known()).manifests("checkpoint-4"))
     return held, Seen("run", spot, held, None), road
 
 
@@ -38,7 +38,7 @@ def test_sending_twice_is_sending_once(tmp_path: Path) -> None:
     store = MemoryStore()
     held, seen, road = on_the_way(tmp_path, store)
     planned = draft(told(seen, "n0"), take(held))
-    first, second = send(planned, held, road), send(planned, held, road)
+    first, second = upload(planned, held, road), upload(planned, held, road)
     assert (first.files, first.size) == (len(ONE), sum(map(len, ONE.values())))
     assert (second.location, second.files) == (first.location, 0)
 
@@ -49,7 +49,7 @@ def test_of_manifests_that_are_gone_only_those_of_its_own_location_are_taken_bac
     gone = [
         f"run/.ckptsync/{location}/manifest-n0-0-0123456789abcdef.json" for location in ("checkpoint-4", "checkpoint-4~aaaaaaaa")
     ]
-    send(replace(draft(told(seen, "n0"), take(held)), supersedes=tuple(gone)), held, road)
+    upload(replace(draft(told(seen, "n0"), take(held)), supersedes=tuple(gone)), held, road)
     assert [k.manifest.supersedes for k in manifests(store)] == [(gone[0],)]
 
 
@@ -59,7 +59,7 @@ def test_the_same_bytes_of_another_save_are_sent_to_its_own_location(tmp_path: P
     for n, save in enumerate(("a" * 16, "a" * 16, "b" * 16)):
         held, seen, road = on_the_way(tmp_path, store, 100.0 * n)
         planned = replace(draft(told(seen, "n0"), take(held)), save=save)
-        locations.append((sent := send(planned, held, road)).location)
+        locations.append((sent := upload(planned, held, road)).location)
     assert locations == ["checkpoint-4", "checkpoint-4", "checkpoint-4~bbbbbbbb"]
     assert sent.files == len(ONE)
 
@@ -69,8 +69,8 @@ def taken(tmp_path: Path, store: Store, files: dict[str, bytes], node: str = "n0
     lay(tmp_path, files)
     (spot,) = spots(tmp_path)
     held = hold(found(spot), None, spot.family, spot.name)
-    road = Road(store, node, lambda: read_known(store, "run", Known()).manifests("checkpoint-4"), threads=4)
-    return lambda: send(replace(draft(told(Seen("run", spot, held, None), node), take(held)), save=save), held, road)
+    road = Destination(store, node, lambda: read_known(store, "run", Known()).manifests("checkpoint-4"), threads=4)
+    return lambda: upload(replace(draft(told(Seen("run", spot, held, None), node), take(held)), save=save), held, road)
 
 
 class Comparing(MemoryStore):
@@ -211,7 +211,7 @@ def test_more_files_than_a_manifest_can_name_are_refused_before_one_is_sent(
     planned = draft(told(seen, "n0"), take(held))
     monkeypatch.setitem(coding.LIMITS, "manifest", 100 * len(planned.files))
     with pytest.raises(Unsupported, match="its manifest would have"):
-        send(planned, held, road)
+        upload(planned, held, road)
     assert list(store.names("")) == []
 
 
@@ -221,5 +221,5 @@ def test_a_file_of_a_time_that_no_record_can_say_is_refused_before_it_is_sent(tm
     planned = draft(told(seen, "n0"), take(held))
     late = replace(planned, files=tuple(replace(f, mtime=2**63) for f in planned.files))
     with pytest.raises(Unsupported, match="its time is after the year 2262"):
-        send(late, held, road)
+        upload(late, held, road)
     assert list(store.names("")) == []

@@ -127,7 +127,7 @@ def test_without_a_hook_a_manifest_says_what_is_known(tmp_path: Path) -> None:
     lay(tmp_path, ONE)
     settle(worker(tmp_path, store))
     (found,) = (k.manifest for k in manifests(store))
-    assert (found.save, found.trainer, sorted(found.times)) == ("", "trainer", ["sending", "finished"])
+    assert (found.save, found.trainer, sorted(found.times)) == ("", "trainer", ["finished", "sending"])
 
 
 def test_what_the_hook_added_is_sent_beside_the_trainers_own_files_and_does_not_stretch_their_span(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ckptsync.worker.lanes import Lanes
-from ckptsync.worker.road import small_at_once
 from ckptsync.worker.sharing import SMALL, Job, Share, following, shares, whole
+from ckptsync.worker.upload import small_at_once
 
 SIZES = st.sampled_from([0, 1, SMALL, SMALL + 1, 100 * SMALL])
 LINES = st.lists(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 4), SIZES), max_size=6), max_size=3)

@@ -15,12 +15,12 @@ from ckptsync.records.manifest import Manifest
 from ckptsync.scan import found, spots
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.worker.content import Source
-from ckptsync.worker.deciding import draft
 from ckptsync.worker.hold import Hold, hold
 from ckptsync.worker.looking import Seen
+from ckptsync.worker.plan import draft
 from ckptsync.worker.saving import told
-from ckptsync.worker.send import Road, send
 from ckptsync.worker.take import Changed, take, unchanged
+from ckptsync.worker.upload import Destination, upload
 from tests.vector import vector
 
 
@@ -81,7 +81,7 @@ def test_any_change_during_a_take_discards_it(out: Path, change: Callable[[Path]
             change(victim)
 
     with pytest.raises(Incomplete):
-        send(sent(out, seen), seen, Road(MemoryStore(), "n0", tuple, passed=strike))
+        upload(sent(out, seen), seen, Destination(MemoryStore(), "n0", tuple, passed=strike))
 
 
 def test_what_was_seen_must_still_be_there_when_it_is_asked_again(out: Path) -> None:

@@ -13,7 +13,7 @@ from ckptsync.model import Files
 from ckptsync.records.coding import Record, encode, record_name
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.model_record import ModelRecord
-from ckptsync.records.names import consolidated_prefix, file_name
+from ckptsync.records.names import consolidated_prefix, file_name, node_file_name
 from ckptsync.records.report import Level, Report
 from ckptsync.records.state import Snapshot
 from ckptsync.stores.contract import Store, read_all
@@ -50,10 +50,14 @@ def manifest(files: Mapping[str, bytes], node: str = "n0", **more: object) -> Ma
 
 
 def arrive(store: Store, files: Mapping[str, bytes], node: str = "n0", **more: object) -> str:
-    """What a worker does: files, then their manifest; the record's name."""
+    """What a worker does: files, then their manifest; the record's name.  What finds its name taken lies beside."""
+    there = {e.name for e in store.names(f"{RUN}/{LOCATION}/")}
+    plain = {path: file_name(RUN, LOCATION, path) for path in files}
+    beside = {p: node_file_name(RUN, LOCATION, node, p) for p, n in plain.items() if n in there and read_all(store, n) != files[p]}
     for path, data in files.items():
-        store.write(file_name(RUN, LOCATION, path), [data])
-    return put(store, manifest(files, node, **more))
+        store.write({**plain, **beside}[path], [data])
+    made = manifest(files, node, **more)
+    return put(store, replace(made, files=tuple(replace(f, stored_as=beside.get(f.path, "")) for f in made.files)))
 
 
 def model_record(store: Store, files: Files, manifests: Iterable[str]) -> str:

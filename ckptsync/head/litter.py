@@ -15,8 +15,8 @@ from ckptsync.errors import ConfigError
 from ckptsync.head.clearing import check_alone
 from ckptsync.records.locations import record_names
 from ckptsync.records.model_record import ModelRecord
-from ckptsync.records.names import OURS, consolidated_prefix, file_name, parse_record_name, records_prefix
-from ckptsync.records.saves import Known, known_of, live, locate, save_of
+from ckptsync.records.names import OURS, consolidated_prefix, parse_record_name, records_prefix
+from ckptsync.records.saves import Known, known_of, live
 from ckptsync.stores import sweeping
 from ckptsync.stores.contract import Entry, Store
 
@@ -111,15 +111,10 @@ def _is_alone(store: Store, run: str, location: str) -> bool:
 
 
 def _bound(location: str, known: Iterable[Known]) -> Iterator[str]:
-    """Where the files of a location lie; in doubt all names that they may have."""
-    counting = live(known)
-    here = [k.manifest for k in counting if k.manifest.location == location]
-    located = [at.name for where in locate(here).values() for at in where]
-    yield from located
-    if save_of(location, counting):
-        for m in here:
-            yield from (file_name(m.run, m.location, f.path) for f in m.files)
-            yield from (f"{records_prefix(m.run, m.location)}files/{m.node}/{f.path}" for f in m.files)
+    """Yield the names of the stored files that the manifests of a location name."""
+    for k in live(known):
+        if k.manifest.location == location:
+            yield from map(k.manifest.stored_name, k.manifest.files)
 
 
 def _consolidated(model_records: Iterable[ModelRecord]) -> Iterator[str]:

@@ -12,8 +12,9 @@ from ckptsync.catalogue.summary import Summary
 from ckptsync.digest import digest
 from ckptsync.errors import CkptsyncError, Corrupt, NotFound, StoreError
 from ckptsync.parsing import parse
-from ckptsync.records.manifest import FileEntry, Manifest
-from ckptsync.records.names import file_name, parse_record_name, records_prefix
+from ckptsync.records.manifest import Manifest
+from ckptsync.records.names import parse_record_name, records_prefix
+from ckptsync.records.saves import locate
 from ckptsync.records.tombstone import Tombstone
 from ckptsync.stores.contract import Store, read_all
 
@@ -75,19 +76,13 @@ def of_location(store: Store, seen: Summary, memory: Measured) -> Metrics | None
 
 
 def _read(store: Store, seen: Summary) -> Metrics:
-    entry = _entry(store, seen)
-    if entry is None:
+    found = locate(read_manifests(store, seen.manifests)).get(STATE)
+    if not found:
         return {}
-    data = read_all(store, file_name(seen.run, seen.location, STATE), LIMIT)
-    if digest(data) != entry.digest:
-        raise Corrupt(f"{seen.run}/{seen.location}/{STATE}: not the bytes that its node sent")
+    data = read_all(store, found[0].name, LIMIT)
+    if digest(data) != found[0].entry.digest:
+        raise Corrupt(f"{found[0].name}: not the bytes that its node sent")
     return parsed(data, seen.step)
-
-
-def _entry(store: Store, seen: Summary) -> FileEntry | None:
-    """What lies under the plain name: the smallest node's."""
-    manifests = sorted(read_manifests(store, seen.manifests), key=lambda m: (m.node, m.n))
-    return next((f for m in manifests for f in m.files if f.path == STATE), None)
 
 
 def read_manifests(store: Store, names: Iterable[str]) -> list[Manifest]:

@@ -29,7 +29,7 @@ from ckptsync.walk import Listing, walk
 from ckptsync.worker.node import node_id
 from ckptsync.worker.offering import Offer
 from ckptsync.worker.options import checked_run
-from ckptsync.worker.push import ASSUMED, OTHERS, push_offer
+from ckptsync.worker.push import ASSUMED, push_offer
 from ckptsync.worker.result import Progress
 
 _log = logging.getLogger("ckptsync.hook")
@@ -145,14 +145,14 @@ def _told(listing: Listing) -> int:
 
 
 def _sent(offer: Offer, store: Store, part: Part, threads: int) -> Progress:
-    """Again while another rank writes a file of the same name, which the store knows the end of, also if it dies; or this rank's own writing has not ended."""
+    """Push a part, and push it again while this rank's own writing has not ended."""
     node = checked_node(f"{node_id()[:80]}.rank-{part.rank}")
     until = time.monotonic() + part.patience
     while True:
         _looked_at(offer.root)
         try:
             return push_offer(offer, store, node, threads=threads)[0]
-        except Incomplete as e:
-            if OTHERS not in str(e) and time.monotonic() >= until:
+        except Incomplete:
+            if time.monotonic() >= until:
                 raise
         time.sleep(_AGAIN)

@@ -151,8 +151,9 @@ def _missing(seen: Snapshot, chosen: Mapping[str, Located], there: Mapping[str, 
 
 
 def _other_copies(seen: Snapshot) -> Iterator[str]:
-    for other in sorted({at.nodes[0] for copies in seen.files.values() for at in copies[1:]}):
-        count = sum(other in at.nodes for copies in seen.files.values() for at in copies[1:])
+    others = [at for first, *more in seen.files.values() for at in more if at.entry.digest != first.entry.digest]
+    for other in sorted({at.nodes[0] for at in others}):
+        count = sum(other in at.nodes for at in others)
         yield f"{count} files of {other} differ from the files of the same name that were chosen: --node {other} chooses them"
 
 

@@ -12,7 +12,7 @@ from ckptsync.records.join import Join
 from ckptsync.records.keep import Keep
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.model_record import ModelFile, ModelRecord
-from ckptsync.records.names import checked_node, parse_record_name
+from ckptsync.records.names import checked_node, node_file_name, parse_record_name
 from ckptsync.records.report import Report
 from ckptsync.records.tombstone import Tombstone
 
@@ -41,6 +41,9 @@ def _check_manifest(manifest: Manifest) -> None:
     checked_node(manifest.node)
     _check_names(manifest.supersedes)
     check_files(manifest.files)
+    for file in manifest.files:
+        if file.stored_as not in ("", node_file_name(manifest.run, manifest.location, manifest.node, file.path)):
+            raise Corrupt(f"{file.path}: stored as {file.stored_as!r:.200}, which is no name for a file of {manifest.node}")
     for path in (*manifest.demands.model, *manifest.demands.resume):
         checked_path(path)
     if not all(0 <= rank < MOST for rank in manifest.ranks) or not 0 <= (manifest.demands.world or 0) <= MOST:

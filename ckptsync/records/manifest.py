@@ -6,13 +6,17 @@ from dataclasses import dataclass, field
 
 from ckptsync.decoding import Count, FormatNumber, Nanoseconds
 from ckptsync.model import Demands
+from ckptsync.records.names import file_name
 
 FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True)
 class FileEntry:
-    """A stored file: POSIX path relative to the checkpoint, bytes, BLAKE3 (64 hex), a digest a block, mtime in ns."""
+    """A stored file: POSIX path relative to the checkpoint, bytes, BLAKE3 (64 hex), a digest a block, mtime in ns.
+
+    ``stored_as``: the name in the store where the file lies; empty for the plain name, ``<run>/<location>/<path>``.
+    """
 
     path: str
     size: Count
@@ -20,6 +24,7 @@ class FileEntry:
     block_size: Count
     blocks: tuple[str, ...]
     mtime: Nanoseconds
+    stored_as: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +36,7 @@ class Manifest:
     n + 1 names files that came later.  ``save`` is the id that a hook agreed on, or empty.  ``started`` and ``ended`` (ns since
     the epoch, on the node's clock) span the mtimes of its files; ``clock_offset`` (ns) is node clock minus store clock where it was
     measured.  ``sources`` lists the weight sources seen (``zero:global_step4``).  ``supersedes`` names earlier manifests of this node
-    that it takes back: the save has moved to this location.  ``trainer`` is what wrote it, as far as is known (``transformers 5.2.0``; a family of
+    that this one replaces: the save has moved to this location, or a file lies elsewhere.  ``trainer`` is what wrote it, as far as is known (``transformers 5.2.0``; a family of
     `ckptsync.scan` where no hook says more).  ``times`` (ns since the epoch, the node's clock): when it was ``finished``, and when its ``sending`` began;
     a node that sent it without a pin says neither.
     """
@@ -54,3 +59,7 @@ class Manifest:
     trainer: str = ""
     times: dict[str, Nanoseconds] = field(default_factory=dict)
     format: FormatNumber = FORMAT
+
+    def stored_name(self, file: FileEntry) -> str:
+        """Return the name in the store where one of its files lies."""
+        return file.stored_as or file_name(self.run, self.location, file.path)

@@ -4,7 +4,7 @@
 <run>/consolidated/checkpoint-500/…                     the consolidated model
 <run>/.ckptsync/checkpoint-500/manifest-<node>-<n>-<digest>.json, model-<n>-…, report-<n>-…, tombstone-<n>-…, keep-<n>-…, join-<n>-…
 <run>/.ckptsync/checkpoint-500/agreement-<n>.json      what heads have agreed to make of it
-<run>/.ckptsync/checkpoint-500/files/<node>/<path>      a node's copy of a name that another node owns with other bytes
+<run>/.ckptsync/checkpoint-500/files/<node>/<path>      a node's file whose plain name had other bytes
 <run>/.ckptsync/checkpoint-500/sending/<node>           not empty while that node sends files of that checkpoint's name
 .ckptsync/store.json, .ckptsync/nodes/<node>.json, .ckptsync/clocks/<node>
 """
@@ -78,7 +78,7 @@ def file_name(run: str, location: str, path: str) -> str:
 
 
 def node_file_name(run: str, location: str, node: str, path: str) -> str:
-    """Where a node's copy lies whose plain name another node owns with other bytes."""
+    """Return where a node stores a file whose plain name has other bytes."""
     return f"{records_prefix(run, location)}files/{node}/{path}"
 
 

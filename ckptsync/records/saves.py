@@ -1,4 +1,4 @@
-"""Which manifests form one save, which location in the store is theirs, and where each file lies.
+"""Which manifests form one save, and which location in the store is theirs.
 
 One directory of the store (a *location*) holds one save.  Writers cannot lock it, so two of them may open it at once, or open two for one
 save.  Both are mended by moving: every manifest of a checkpoint name, wherever it lies, is grouped into saves (`groups`), and each
@@ -19,7 +19,6 @@ from ckptsync.digest import digest
 from ckptsync.model import Demands
 from ckptsync.records.join import Join, joins_of
 from ckptsync.records.manifest import FileEntry, Manifest
-from ckptsync.records.names import file_name, node_file_name
 from ckptsync.records.sameness import SLACK, Part, Sameness, compare, parts, same_save
 
 __all__ = [
@@ -31,6 +30,7 @@ __all__ = [
     "against",
     "better_location",
     "choose_location",
+    "contested",
     "doubtful_until",
     "groups",
     "known_of",
@@ -291,24 +291,32 @@ def demanded(manifests: Iterable[Manifest]) -> Demands:
 
 
 def locate(manifests: Iterable[Manifest]) -> Mapping[str, tuple[Located, ...]]:
-    """Path → where its contents lie, the one under its plain name first.  ``manifests``: those of one save, in one place.
+    """Return path → where its contents lie, the one under its plain name first.  ``manifests``: those of one save, in one location.
 
-    The smallest node id that names a path owns its plain name; nodes with the same content share it, others' copies lie apart.
+    Nodes may name one stored file.  Where they name it with different digests, the smallest node id counts (see `contested`).
     """
-    claims: dict[str, dict[str, tuple[Manifest, FileEntry]]] = {}
+    found: dict[str, dict[str, Located]] = {}
     for m in sorted(manifests, key=lambda m: (m.node, m.n)):
         for entry in m.files:
-            claims.setdefault(entry.path, {}).setdefault(m.node, (m, entry))
-    return {path: tuple(_located(list(claims[path].values()))) for path in sorted(claims)}
+            name, lying = m.stored_name(entry), found.setdefault(entry.path, {})
+            first = lying.get(name)
+            if first is None:
+                lying[name] = Located(name, entry, (m.node,))
+            elif first.entry.digest == entry.digest and m.node not in first.nodes:
+                lying[name] = replace(first, nodes=(*first.nodes, m.node))
+    return {path: tuple(sorted(found[path].values(), key=lambda at: bool(at.entry.stored_as))) for path in sorted(found)}
 
 
-def _located(claims: Sequence[tuple[Manifest, FileEntry]]) -> Iterator[Located]:
-    owner, owned = claims[0]
-    sharing = tuple(m.node for m, e in claims if e.digest == owned.digest)
-    yield Located(file_name(owner.run, owner.location, owned.path), owned, sharing)
-    for m, e in claims:
-        if e.digest != owned.digest:
-            yield Located(node_file_name(m.run, m.location, m.node, e.path), e, (m.node,))
+def contested(manifests: Iterable[Manifest]) -> frozenset[str]:
+    """Return the names of stored files that manifests of one location name with different digests.
+
+    That happens where a store cannot create a name exclusively.  Only one of the contents can be there.
+    """
+    digests: dict[str, set[str]] = {}
+    for m in manifests:
+        for entry in m.files:
+            digests.setdefault(m.stored_name(entry), set()).add(entry.digest)
+    return frozenset(name for name, its in digests.items() if len(its) > 1)
 
 
 def _own_location(group: Group, take: Manifest) -> str:

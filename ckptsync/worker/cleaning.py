@@ -25,7 +25,7 @@ from ckptsync.scan import Spot
 from ckptsync.spool import pins as spool
 from ckptsync.spool.folders import names_in, refusals, remove_in
 from ckptsync.walk import OURS, Listing, Stat, is_kept, open_directory, opened_parent, walk
-from ckptsync.worker import deciding
+from ckptsync.worker import plan
 from ckptsync.worker.cut_short import TRAINER_STATE
 from ckptsync.worker.hold import Held, Hold, each_open
 from ckptsync.worker.knowledge import Knowledge, is_safe
@@ -141,7 +141,7 @@ def _holder(run: str, checkpoint: str, files: Sequence[Stat], knowledge: Knowled
     """Our manifest of all of these files, also of what is not sent by choice, if its location is VERIFIED."""
     known = knowledge.of(run)
     live = saves.live(known.manifests(checkpoint))
-    mine = deciding.holder(files, knowledge.node, [k.manifest for k in live if k.manifest.node == knowledge.node])
+    mine = plan.holder(files, knowledge.node, [k.manifest for k in live if k.manifest.node == knowledge.node])
     if mine is None or known.is_unreadable(mine.location):  # who knows what a newer head, or a damaged report, says
         return None
     return mine if is_safe(known, mine.location, live, retired_too=False) else None

@@ -97,10 +97,15 @@ class Stored:
 
     def __init__(self, store: Store, name: str, entry: FileEntry, node: str, passed: Passed = nothing) -> None:
         self.about = About(entry.size, _origin(node, entry.digest))
-        self._store, self._name, self._entry, self._passed = store, name, entry, passed
+        self.entry = entry
+        self._store, self._name, self._passed = store, name, passed
 
     def __iter__(self) -> Iterator[memoryview]:
-        return checked(stored_chunks(self._store, self._name, self._entry.size, self._passed), self._entry, self._name)
+        return checked(stored_chunks(self._store, self._name, self.entry.size, self._passed), self.entry, self._name)
+
+    def digested(self) -> FileEntry:
+        """The entry, as of `Source`."""
+        return self.entry
 
 
 def checked(stream: Iterable[memoryview], entry: FileEntry, name: str) -> Iterator[memoryview]:

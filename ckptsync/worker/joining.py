@@ -16,10 +16,8 @@ from ckptsync.stores.contract import Store
 from ckptsync.worker import rivals
 from ckptsync.worker.hold import Hold
 from ckptsync.worker.known import Known, read_known
-from ckptsync.worker.moving import tidy
-from ckptsync.worker.road import Road
-from ckptsync.worker.send import create_record
 from ckptsync.worker.take import Passed, nothing
+from ckptsync.worker.upload import Destination, create_record, settle
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,8 +130,8 @@ def _together(store: Store, run: str, checkpoint: str, names: set[str], passed: 
         location = saves.better_location(node, at, read())
         if location == at:
             continue
-        road = Road(store, US, read, lambda: rivals.is_contended(known, US, run, checkpoint), passed)
-        if tidy(node, at, Hold(checkpoint, "trainer", {}), road, known.copies) != location:
+        to = Destination(store, US, read, lambda: rivals.is_contended(known, US, run, checkpoint), passed)
+        if settle(node, at, Hold(checkpoint, "trainer", {}), to) != location:
             raise Incomplete(f"{run}/{location}: a node is sending files of it", hint="join them when that node is done")
         moved[node] = at
     return location, moved

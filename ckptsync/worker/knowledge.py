@@ -13,7 +13,7 @@ from ckptsync.records.names import sending_prefix
 from ckptsync.records.state import newest_model_record, proof
 from ckptsync.stores.contract import Store
 from ckptsync.walk import Stat
-from ckptsync.worker import deciding
+from ckptsync.worker import plan
 from ckptsync.worker.known import Known, read_known
 from ckptsync.worker.likeness import is_like_stored
 from ckptsync.worker.looking import Seen
@@ -75,7 +75,7 @@ class Knowledge:
         live = [k.manifest for k in saves.live(self.of(seen.run).manifests(seen.spot.name))]
         if not any(m.node != self.node for m in live):
             return False
-        return deciding.has_mate(seen.hold.stats, self.node, self.offset(), live)
+        return plan.has_mate(seen.hold.stats, self.node, self.offset(), live)
 
     def is_like_stored(self, seen: Seen) -> bool:
         """Whether somebody has stored another checkpoint of this run that holds files of the same names."""

@@ -18,7 +18,7 @@ from ckptsync.records.state import Records
 from ckptsync.records.tombstone import Tombstone
 from ckptsync.records.vanished import vanished
 from ckptsync.stores.contract import Entry, Store
-from ckptsync.worker.deciding import Read
+from ckptsync.worker.plan import Read
 from ckptsync.worker.together import Together
 
 R = TypeVar("R", Manifest, ModelRecord, Report, Tombstone)

@@ -11,18 +11,18 @@ from ckptsync.records.manifest import FileEntry
 from ckptsync.records.names import OURS, records_prefix
 from ckptsync.stores import signs
 from ckptsync.worker import repair
-from ckptsync.worker.deciding import Read
 from ckptsync.worker.hold import Hold
 from ckptsync.worker.knowledge import Knowledge
 from ckptsync.worker.lanes import Carrier
 from ckptsync.worker.looking import Seen
 from ckptsync.worker.options import RunDir
+from ckptsync.worker.plan import Read
 from ckptsync.worker.remembering import added_here
 from ckptsync.worker.result import Failure, Repaired, failure
-from ckptsync.worker.road import Road
 from ckptsync.worker.saving import outgoing
 from ckptsync.worker.selecting import EVERYTHING
 from ckptsync.worker.sharing import Job, Name, Share
+from ckptsync.worker.upload import Destination
 
 
 class Mending:
@@ -79,10 +79,10 @@ class Mending:
 
     def _serve(self, run: RunDir, name: Name, requests: Sequence[repair.Request], holds: Sequence[Hold], _: Share) -> None:
         """In whatever thread this is."""
-        road = Road(self._knowledge.store, self._knowledge.node, tuple, passed=lambda _: signs.give())
+        to = Destination(self._knowledge.store, self._knowledge.node, tuple, passed=lambda _: signs.give())
         for request in requests:
             try:
-                reason = repair.serve(request, holds, road, partial(added_here, run.path))
+                reason = repair.serve(request, holds, to, partial(added_here, run.path))
             except CkptsyncError as e:
                 self._news.append(failure(*name, e))
                 continue

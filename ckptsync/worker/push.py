@@ -17,10 +17,9 @@ from ckptsync.spool.marks import Took, took_of
 from ckptsync.stores.contract import Store
 from ckptsync.stores.limits import Limits
 from ckptsync.walk import OURS
-from ckptsync.worker import clock, deciding, remembering, rivals
+from ckptsync.worker import clock, plan, remembering, rivals
 from ckptsync.worker.known import Known, read_known
 from ckptsync.worker.looking import Seen
-from ckptsync.worker.moving import tidy
 from ckptsync.worker.node import node_id
 from ckptsync.worker.offering import Offer, evidence_of, is_proven, judged, left_behind, of_source, offered, spans
 from ckptsync.worker.options import RunDir, checked_run, local_root, refuse_overlap
@@ -40,11 +39,10 @@ from ckptsync.worker.saving import (
     with_took,
 )
 from ckptsync.worker.selecting import EVERYTHING, Selection
-from ckptsync.worker.send import Road, send
 from ckptsync.worker.take import Passed, nothing, take
+from ckptsync.worker.upload import Destination, settle, upload
 
 UNCLAIMED = "another node is sending files of this checkpoint, and this store may let two nodes write one name at once: push again when that node is done"
-OTHERS = "another node is writing"
 ASSUMED = "taken to be finished on your word"
 
 
@@ -159,7 +157,7 @@ class _Pusher:
         going = outgoing(seen, self.selection, lambda hold: sent_first(hold, seen.spot, self.node, known))
         done = self._send(going, marked or self.offer.save)
         if added := send_late(
-            seen, done.location, self._road(seen), self.selection, self._read().manifests(seen.spot.name), young=0.0
+            seen, done.location, self._destination(seen), self.selection, self._read().manifests(seen.spot.name), young=0.0
         ):
             done = replace(
                 done, files=done.files + len(added), notes=(*done.notes, f"added to what was stored before: {', '.join(added)}")
@@ -169,24 +167,22 @@ class _Pusher:
         return replace(done, notes=(*done.notes, f"{ASSUMED}: {found.reason}"))
 
     def _send(self, seen: Seen, marked: str) -> Progress:
-        name, road = seen.spot.name, self._road(seen)
+        name, to = seen.spot.name, self._destination(seen)
         taken = take(seen.hold)
-        manifest = replace(deciding.draft(told(seen, self.node), taken), clock_offset=self.offset())
+        manifest = replace(plan.draft(told(seen, self.node), taken), clock_offset=self.offset())
         manifest = replace(manifest, supersedes=instead_of(self.known, self.node, name))
-        sent = send(with_took(manifest, self._said(seen, marked)), seen.hold, road, taken.read)
-        if sent.waiting:
-            raise Incomplete(f"{seen.spot.path}: {OTHERS} {sent.waiting[0]}", hint="push it again when that node is done")
-        location = tidy(self.node, sent.location, seen.hold, road, self._read().copies)
+        sent = upload(with_took(manifest, self._said(seen, marked)), seen.hold, to, taken.read)
+        location = settle(self.node, sent.location, seen.hold, to)
         if seen.pin is not None and seen.pin.node in ("", self.node):
             with contextlib.suppress(CkptsyncError):  # who waits for it asks a worker, too
                 spool.mark_stored(seen.pin)
         progress = sent_progress(seen, taken, replace(sent, location=location))
-        is_doubtful = not self.store.is_exclusive and road.is_contended()
+        is_doubtful = not self.store.is_exclusive and to.is_contended()
         return replace(progress, notes=(*progress.notes, UNCLAIMED)) if is_doubtful else progress
 
-    def _road(self, seen: Seen) -> Road:
+    def _destination(self, seen: Seen) -> Destination:
         name = seen.spot.name
-        return Road(
+        return Destination(
             self.store,
             self.node,
             lambda: self._read().manifests(name),
@@ -213,7 +209,7 @@ class _Pusher:
     def _has_mate(self, seen: Seen) -> bool:
         """Whether another node has stored its part of the same save, which it would not have done before its end."""
         live = [k.manifest for k in saves.live(self.known.manifests(seen.spot.name))]
-        return deciding.has_mate(seen.hold.stats, self.node, self.offset(), live)
+        return plan.has_mate(seen.hold.stats, self.node, self.offset(), live)
 
     def _read(self) -> Known:
         self.known = read_known(self.store, self.offer.run, self.known)

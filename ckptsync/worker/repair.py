@@ -14,7 +14,7 @@ from ckptsync.records.names import parse_record_name
 from ckptsync.records.state import Records, proof
 from ckptsync.worker.content import Source, is_stored
 from ckptsync.worker.hold import Held, Hold
-from ckptsync.worker.road import Road
+from ckptsync.worker.upload import Destination
 
 OF_BYTES = ("missing", "size", "digest")  # damage that other bytes than the named ones make
 OF_MEANING = ("parse", "load")  # damage that may have been taken with the file
@@ -46,7 +46,10 @@ def wanted(
         return ()
     run = here[0].manifest.run
     located = [at for every in saves.locate(k.manifest for k in here).values() for at in every if node in at.nodes or has(at.entry)]
-    mine = {at.name: at for at in located}
+    contested = saves.contested(
+        k.manifest for k in here
+    )  # another node's bytes may lie there: who named them stores them elsewhere first
+    mine = {at.name: at for at in located if at.name not in contested}
     requests: dict[str, Request] = {}
     for report in proof(records.reports, {k.name for k in here}, "").damage:
         for finding in records.reports[report].findings:
@@ -71,14 +74,14 @@ def broken_manifests(node: str, broken: Iterable[str]) -> frozenset[str]:
     return frozenset(name for name, p in parsed if p and (p.kind, p.node) == ("manifest", node))
 
 
-def serve(request: Request, holds: Iterable[Hold], road: Road, added: Added = tuple) -> str:
+def serve(request: Request, holds: Iterable[Hold], to: Destination, added: Added = tuple) -> str:
     """Send it again; empty, or the reason why it could not be.  Raises StoreError."""
-    if request.kind in OF_MEANING and is_stored(road.store, request.name, request.entry, road.passed):
+    if request.kind in OF_MEANING and is_stored(to.store, request.name, request.entry, to.passed):
         return "the store has the very bytes that were taken: the file was damaged before"
     candidates = [h.held[request.entry.path] for h in holds if request.entry.path in h.held]
     candidates.sort(key=lambda held: held.stat.mtime != request.entry.mtime)
     for held in chain(candidates, _lazily(added)):
-        if (held.stat.path, held.stat.size) == (request.entry.path, request.entry.size) and _written(request, held, road):
+        if (held.stat.path, held.stat.size) == (request.entry.path, request.entry.size) and _written(request, held, to):
             return ""
     return "this node no longer has its bytes"
 
@@ -87,13 +90,13 @@ def _lazily(added: Added) -> Iterator[Held]:
     yield from added()
 
 
-def _written(request: Request, held: Held, road: Road) -> bool:
+def _written(request: Request, held: Held, to: Destination) -> bool:
     """Only bytes of the digest that the manifest names are ever written under the name."""
-    source = Source(held, road.node, request.entry, road.passed)
+    source = Source(held, to.node, request.entry, to.passed)
     try:
         for _ in source:
             pass  # once for the digest alone: wrong bytes need not travel to be refused
-        road.store.write(request.name, source, source.about)
+        to.store.write(request.name, source, source.about)
     except Incomplete:  # these are other bytes by now: the next candidate may have the right ones
         return False
     return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -10,11 +10,11 @@ from ckptsync.errors import Corrupt
 from ckptsync.merge.output import is_beside
 from ckptsync.records import coding, saves
 from ckptsync.records.manifest import Manifest
-from ckptsync.records.names import RecordName, parse_record_name
+from ckptsync.records.names import RecordName, node_file_name, parse_record_name
 from ckptsync.spool.marks import Took
 from ckptsync.stores.contract import About
-from ckptsync.worker.deciding import draft, part, without_copies
 from ckptsync.worker.looking import Seen
+from ckptsync.worker.plan import draft, part, without_copies
 from ckptsync.worker.remembering import Kept
 from ckptsync.worker.saving import Desk, outgoing, read_whole, told, with_took
 
@@ -36,7 +36,7 @@ def restore(seen: Seen, desk: Desk, kept: Sequence[Kept] = ()) -> tuple[str, ...
         for manifest in _candidates(parsed, whole, beside, desk, [k.took for k in kept]):
             data = coding.encode(manifest)
             if coding.record_name(manifest, data) == str(parsed):
-                desk.road.store.write(str(parsed), [data], About(len(data)))
+                desk.to.store.write(str(parsed), [data], About(len(data)))
                 done.append(str(parsed))
                 break
     return tuple(done)
@@ -83,4 +83,13 @@ def _candidates(
     added = tuple(f for f in whole.files if f.path in beside)
     for files in dict.fromkeys((whole.files, rest, written, alone, added)):
         for offset, remembered in product(dict.fromkeys((0, desk.offset())), said) if files else ():
-            yield part(replace(remembered, location=parsed.location, n=parsed.n, clock_offset=offset), files)
+            manifest = part(replace(remembered, location=parsed.location, n=parsed.n, clock_offset=offset), files)
+            yield manifest
+            yield _with_names(manifest, desk.known.copies)
+
+
+def _with_names(manifest: Manifest, sizes: Mapping[str, int]) -> Manifest:
+    """The same with the files beside the checkpoint that the store has of this node; ``sizes``: what lies there."""
+    names = {f.path: node_file_name(manifest.run, manifest.location, manifest.node, f.path) for f in manifest.files}
+    files = tuple(replace(f, stored_as=names[f.path] if names[f.path] in sizes else "") for f in manifest.files)
+    return replace(manifest, files=files)

@@ -16,18 +16,17 @@ from ckptsync.scan import Spot
 from ckptsync.spool import links
 from ckptsync.spool.marks import Took
 from ckptsync.walk import Stat, walk
-from ckptsync.worker import deciding
+from ckptsync.worker import plan
 from ckptsync.worker.companions import YOUNG, at_rest, companions, is_of_first
 from ckptsync.worker.content import Source
 from ckptsync.worker.hold import AGAIN, Held, Hold
 from ckptsync.worker.known import Known
 from ckptsync.worker.looking import Seen
-from ckptsync.worker.moving import tidy
 from ckptsync.worker.result import Phase, Progress
 from ckptsync.worker.selecting import EVERYTHING, Selection, select
-from ckptsync.worker.send import Road, Sent, send
 from ckptsync.worker.take import Changed, Taken, take, unchanged, unread
 from ckptsync.worker.together import Together
+from ckptsync.worker.upload import Destination, Sent, in_doubt, settle, upload
 
 Key = tuple[str, str, int]
 
@@ -37,7 +36,7 @@ class Memory:
     """What a worker remembers between ticks.  All of it may be lost: then it waits, reads and asks once more."""
 
     taken: dict[Key, Taken] = field(default_factory=dict)
-    tidied: dict[Key, frozenset[str]] = field(default_factory=dict)
+    settled: dict[Key, frozenset[str]] = field(default_factory=dict)
     """Names of the manifests in whose light a stored save was last seen to lie where it belongs."""
 
 
@@ -46,7 +45,7 @@ class Desk:
     """All that handling one save needs: who we are, how to reach the store, what the store says, and how long to wait."""
 
     node: str
-    road: Road
+    to: Destination
     known: Known
     offset: Callable[[], int]
     memory: Memory
@@ -115,8 +114,8 @@ def own(stats: Sequence[Stat], node: str, known: Known, checkpoint: str, selecti
     manifests = [k.manifest for k in saves.live(known.manifests(checkpoint))]
     read = known.read.get(checkpoint, {})
     if selection.is_everything:
-        return deciding.holder(stats, node, manifests, read)
-    found = (deciding.holder(_wanted(stats, selection, m.demands), node, manifests, read) for m in manifests)
+        return plan.holder(stats, node, manifests, read)
+    found = (plan.holder(_wanted(stats, selection, m.demands), node, manifests, read) for m in manifests)
     return next((m for m in found if m is not None), None)
 
 
@@ -138,7 +137,7 @@ def is_given_up(seen: Seen, node: str, known: Known, selection: Selection = EVER
     name = seen.spot.name
     stats = seen.hold.stats if selection.is_everything else _wanted(seen.hold.stats, selection, Demands())
     buried = {n: (t, known.times.get(n, 0.0)) for n, t in known.tombstones(name).items()}
-    return deciding.is_retired(told(seen, node), stats, buried, known.manifests(name))
+    return plan.is_retired(told(seen, node), stats, buried, known.manifests(name))
 
 
 def save(seen: Seen, desk: Desk) -> Progress:
@@ -154,10 +153,10 @@ def save(seen: Seen, desk: Desk) -> Progress:
         going = outgoing(hardened(seen), desk.selection, beside)
     seen = going
     found = taken(seen, desk)
-    planned = replace(deciding.draft(told(seen, desk.node), found), clock_offset=desk.offset())
+    planned = replace(plan.draft(told(seen, desk.node), found), clock_offset=desk.offset())
     planned = replace(planned, supersedes=instead_of(desk.known, desk.node, seen.spot.name))
     try:
-        sent = send(planned, seen.hold, desk.road, found.read)
+        sent = upload(planned, seen.hold, desk.to, found.read)
     except Changed:
         found.read.clear()  # no time of a file may have changed with its bytes
         raise
@@ -169,7 +168,7 @@ def save(seen: Seen, desk: Desk) -> Progress:
     return replace(done, notes=(*done.notes, *_of_pins(seen.hold)))
 
 
-def digests(taken: Taken) -> dict[deciding.FileKey, str]:
+def digests(taken: Taken) -> dict[plan.FileKey, str]:
     """Return the digest of every file that has been read."""
     return {(f.path, f.size, f.mtime): f.digest for f in taken.files if f.digest}
 
@@ -206,7 +205,7 @@ def sent_first(hold: Hold, spot: Spot, node: str, known: Iterable[saves.Known]) 
 
 
 def send_late(
-    seen: Seen, location: str, road: Road, selection: Selection, known: Sequence[saves.Known], *, young: float = YOUNG
+    seen: Seen, location: str, to: Destination, selection: Selection, known: Sequence[saves.Known], *, young: float = YOUNG
 ) -> tuple[str, ...]:
     """Send what opens the model of a stored save, if the location has nothing of that kind: a further manifest.  Return its files.
 
@@ -214,7 +213,7 @@ def send_late(
     ``young``: seconds for which what was written a moment ago is left alone.
     """
     there = [k.manifest for k in saves.live(known) if k.manifest.location == location]
-    mine, named = [m for m in there if m.node == road.node], {f.path for m in there for f in m.files}
+    mine, named = [m for m in there if m.node == to.node], {f.path for m in there for f in m.files}
     hold = seen.hold
     found = at_rest(companions(hold, seen.spot, named), young) if mine else {}
     demands = saves.demanded(there) if found else Demands()
@@ -229,7 +228,7 @@ def send_late(
         ended=max(m.ended for m in mine),
         supersedes=(),
     )
-    sent = send(planned, replace(hold, held={**hold.held, **found}), road) if found else None
+    sent = upload(planned, replace(hold, held={**hold.held, **found}), to) if found else None
     return tuple(sorted(found)) if sent and not sent.held else ()
 
 
@@ -252,7 +251,7 @@ def taken(seen: Seen, desk: Desk) -> Taken:
 def read_whole(seen: Seen, desk: Desk) -> Taken:
     """The same with every digest.  Raises Incomplete if the files change meanwhile."""
     found = taken(seen, desk)
-    together = Together(desk.road.threads, desk.road.passed)
+    together = Together(desk.to.threads, desk.to.passed)
     unread = [seen.hold.held[f.path] for f in found.files if not f.digest]
     read = together.each(lambda held: Source(held, desk.node, passed=together.passed, files=len(seen.hold.held)).digested(), unread)
     unchanged(seen.hold)
@@ -262,12 +261,10 @@ def read_whole(seen: Seen, desk: Desk) -> Taken:
 
 def sent_progress(seen: Seen, taken: Taken, sent: Sent) -> Progress:
     """What was sent, as a value."""
-    phase: Phase = "waiting" if sent.waiting else "sent"
-    detail = f"another node is writing {sent.waiting[0]}" if sent.waiting else "sent"
     added = added_to(seen.hold)
     found = (f"not in the checkpoint, and sent with it: {', '.join(added)}",) if added else ()
     notes, left_out = (*taken.notes, *_notes(seen.hold), *found), seen.hold.left_out
-    return Progress(seen.run, seen.spot.name, seen.k, phase, detail, sent.location, sent.files, sent.size, notes, left_out, added)
+    return Progress(seen.run, seen.spot.name, seen.k, "sent", "sent", sent.location, sent.files, sent.size, notes, left_out, added)
 
 
 def hardened(seen: Seen) -> Seen:
@@ -282,20 +279,19 @@ def hardened(seen: Seen) -> Seen:
 
 
 def _stored(seen: Seen, mine: Manifest, desk: Desk) -> Progress:
+    """Return that it is stored, after it was moved to where it belongs by now, and what opens its model was sent."""
     known = desk.known.manifests(seen.spot.name)
-    there = [k.manifest for k in saves.live(known) if k.manifest.location == mine.location]
-    location, copies = mine.location, desk.known.copies
-    is_due = deciding.displaced(desk.node, there, copies) or deciding.returned(desk.node, there, copies)
     key, names = (seen.run, seen.spot.name, seen.k), frozenset(k.name for k in known)
-    is_new = not desk.road.store.is_exclusive and desk.memory.tidied.get(key) != names and deciding.contested(desk.node, there)
+    location = mine.location
     is_elsewhere = saves.better_location(desk.node, location, known) != location
-    if is_elsewhere and desk.road.must_wait(mine, known):
+    if is_elsewhere and desk.to.must_wait(mine, known):
         return progress(seen, "stored", "stored", mine)
-    if is_due or is_new or is_elsewhere:
-        location = tidy(desk.node, location, outgoing(seen, desk.selection).hold, desk.road, desk.known.copies)
-        desk.memory.tidied[key] = names
-    elif added := send_late(seen, location, desk.road, desk.selection, known):
-        return progress(seen, "sent", f"sent {', '.join(added)}", replace(mine, location=location))
+    is_unsettled = desk.memory.settled.get(key) != names and bool(in_doubt(desk.node, location, known, desk.to.store))
+    if is_elsewhere or is_unsettled:
+        location = settle(desk.node, location, outgoing(seen, desk.selection).hold, desk.to)
+        desk.memory.settled[key] = names
+    elif added := send_late(seen, location, desk.to, desk.selection, known):
+        return progress(seen, "sent", f"sent {', '.join(added)}", mine)
     return progress(seen, "stored", "stored", replace(mine, location=location))
 
 

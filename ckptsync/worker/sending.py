@@ -23,9 +23,9 @@ from ckptsync.worker.remembering import Kept, kept_of, with_read
 from ckptsync.worker.restoring import restore
 from ckptsync.worker.result import Failure, Phase, Progress, failure
 from ckptsync.worker.saving import Desk, Memory, begun, known_already, progress, save, standing
-from ckptsync.worker.send import Road
 from ckptsync.worker.settle import is_hopeless
 from ckptsync.worker.sharing import Job, Share, shares
+from ckptsync.worker.upload import Destination
 from ckptsync.worker.watched import Key, Watched, recorded
 
 NOTES = 10  # of saves that were missed; the log has them all
@@ -244,7 +244,7 @@ class Sending:
     def _desk(self, one: Watched, now: float, share: Share) -> Desk:
         run, checkpoint = one.seen.run, one.seen.spot.name
         node, read = self._options.node, self._asking(run)
-        road = Road(
+        to = Destination(
             self._knowledge.store,
             node,
             lambda: read().manifests(checkpoint),
@@ -253,7 +253,7 @@ class Sending:
             small=share.small,
             clock=time.time_ns,
         )
-        return Desk(node, road, self._knowledge.of(run), lambda: self._clock.offset(now), self._memory, self._knowledge.selection)
+        return Desk(node, to, self._knowledge.of(run), lambda: self._clock.offset(now), self._memory, self._knowledge.selection)
 
     def _asking(self, run: str) -> Callable[[], Known]:
         """As it is now: what was read a moment ago is, the first time."""

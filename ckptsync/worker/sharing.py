@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ckptsync.worker.road import small_at_once
+from ckptsync.worker.upload import small_at_once
 
 SMALL = 256 << 20  # bytes of a save that the narrow lane takes: some seconds of most networks
 

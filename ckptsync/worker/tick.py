@@ -163,6 +163,6 @@ class Worker:
             read = self._knowledge.of(run.name).read
             for name in [name for name in tuple(read) if not any(key[:2] == (run.name, name) for key in here)]:
                 read.pop(name, None)
-        for memory in (self._memory.taken, self._memory.tidied):
+        for memory in (self._memory.taken, self._memory.settled):
             for key in [key for key in tuple(memory) if key not in here]:
                 memory.pop(key, None)

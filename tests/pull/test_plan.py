@@ -12,7 +12,7 @@ from ckptsync.errors import ConfigError, Corrupt, Incomplete
 from ckptsync.model import Demands
 from ckptsync.pull.plan import model_digests, plan_checkpoint, plan_model, pointers
 from ckptsync.records.model_record import ModelFile
-from ckptsync.records.names import consolidated_prefix, node_file_name
+from ckptsync.records.names import consolidated_prefix
 from ckptsync.records.state import Snapshot
 from ckptsync.stores.checksum import checkable_ranges, checker
 from ckptsync.stores.contract import read_all
@@ -28,9 +28,7 @@ NODES = {
 def two_nodes() -> MemoryStore:
     store = MemoryStore()
     for node, files in NODES.items():
-        arrive(store, {path: data for path, data in files.items() if (node, path) != ("n1", "args.bin")}, node, demands=Demands())
-    store.write(node_file_name(RUN, LOCATION, "n1", "args.bin"), [b"one"])
-    put(store, manifest({"args.bin": b"one"}, "n1", demands=Demands(), n=1))
+        arrive(store, files, node, demands=Demands())
     return store
 
 

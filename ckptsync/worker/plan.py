@@ -1,15 +1,15 @@
-"""What to send, where it belongs, and what need not be sent.  Pure: from manifests, listings and a take to plans."""
+"""What to send, and what need not be sent.  Pure: from manifests and a take to plans."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Literal
 
 from ckptsync.layouts import rank_names
 from ckptsync.records import fate, saves
 from ckptsync.records.manifest import FileEntry, Manifest
-from ckptsync.records.names import node_file_name
 from ckptsync.records.tombstone import Tombstone
 from ckptsync.walk import Stat
 from ckptsync.worker.take import Taken
@@ -21,19 +21,18 @@ Read = Mapping[FileKey, str]
 NOTHING_READ: Read = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class Parcel:
-    """One file and the name it belongs under.
+Lies = Literal["nowhere", "there", "taken"]
 
-    ``is_bound``: another manifest vouches for these bytes under that name.  ``is_shared``: other nodes may be writing that name,
-    too, and nothing says yet whose it is.  ``moves``: names that the bytes of another node must be copied to before.
+
+@dataclass(frozen=True, slots=True)
+class Unsent:
+    """A file that this node has still to send.
+
+    ``lies``: what manifests of the location say of its plain name: nothing, that it holds these bytes, or that it holds other bytes.
     """
 
     entry: FileEntry
-    name: str
-    is_bound: bool = False
-    is_shared: bool = False
-    moves: tuple[tuple[str, FileEntry], ...] = ()
+    lies: Lies
 
 
 def draft(told: Manifest, taken: Taken) -> Manifest:
@@ -114,40 +113,23 @@ def left_behind(planned: Manifest, known: Iterable[saves.Known]) -> tuple[str, .
     return tuple(sorted(k.name for its in of_it for k in its))
 
 
-def missing(planned: Manifest, there: Sequence[Manifest]) -> tuple[Parcel, ...]:
-    """What this take has still to send to ``planned.location``, small files first: metadata that says what the shards are.
+def missing(planned: Manifest, there: Sequence[Manifest]) -> tuple[Unsent, ...]:
+    """Return what this take has still to send to ``planned.location``, small files first: metadata that says what the shards are.
 
     ``there``: the live manifests of that location.
     """
     own = {(f.path, f.digest) for m in there if m.node == planned.node for f in m.files}
-    fresh = replace(planned, files=tuple(f for f in planned.files if (f.path, f.digest) not in own))
-    before = saves.locate(there)
-    after = saves.locate([*there, fresh])
-    parcels = (_parcel(entry, fresh, before.get(entry.path, ()), after[entry.path]) for entry in fresh.files)
-    return tuple(sorted(parcels, key=lambda p: (p.entry.size, p.entry.path)))
+    plain: dict[str, str] = {}
+    for m in sorted(there, key=lambda m: (m.node, m.n)):
+        for f in m.files:
+            if not f.stored_as:
+                plain.setdefault(f.path, f.digest)
 
+    def lies(file: FileEntry) -> Lies:
+        return "nowhere" if file.path not in plain else "there" if plain[file.path] == file.digest else "taken"
 
-def displaced(node: str, there: Sequence[Manifest], copies: Mapping[str, int]) -> tuple[Parcel, ...]:
-    """Files of this node that now belong beside the checkpoint, since a smaller node named them with other bytes, and are not there."""
-    located = (at for every in saves.locate(there).values() for at in every[1:])
-    return tuple(Parcel(at.entry, at.name) for at in located if at.nodes == (node,) and copies.get(at.name) != at.entry.size)
-
-
-def returned(node: str, there: Sequence[Manifest], copies: Mapping[str, int]) -> tuple[tuple[Parcel, str], ...]:
-    """Files of this node that belong under their plain names again, since the node that displaced them has left: with their copies.
-
-    A copy of another size has served its time, and waits for gc.
-    """
-    located = [every[0] for every in saves.locate(there).values() if node in every[0].nodes]
-    run, location = (there[0].run, there[0].location) if there else ("", "")
-    found = ((at, node_file_name(run, location, node, at.entry.path)) for at in located)
-    return tuple((Parcel(at.entry, at.name), copy) for at, copy in found if copies.get(copy) == at.entry.size)
-
-
-def contested(node: str, there: Sequence[Manifest]) -> tuple[Parcel, ...]:
-    """Files of this node that others have named with other bytes."""
-    located = (at for every in saves.locate(there).values() if len(every) > 1 for at in every)
-    return tuple(Parcel(at.entry, at.name) for at in located if node in at.nodes)
+    unsent = (Unsent(f, lies(f)) for f in planned.files if (f.path, f.digest) not in own)
+    return tuple(sorted(unsent, key=lambda u: (u.entry.size, u.entry.path)))
 
 
 def has_mate(stats: Iterable[Stat], node: str, offset: int, manifests: Iterable[Manifest]) -> bool:
@@ -219,9 +201,9 @@ def _is_covered(wanted: Mapping[str, Collection[str]], node: str, location: Iter
     if not wanted or not all(wanted.values()):
         return False
     named: dict[str, dict[str, str]] = {}
-    for m in sorted(location, key=lambda m: (m.node, m.n)):
-        for f in m.files:
-            named.setdefault(f.path, {}).setdefault(m.node, f.digest)
+    claims = ((f, m.node, m.n) for m in location for f in m.files)
+    for f, name, _ in sorted(claims, key=lambda c: (bool(c[0].stored_as), c[1], c[2])):
+        named.setdefault(f.path, {}).setdefault(name, f.digest)
     if not wanted.keys() <= named.keys():
         return False
     nodes = {n for digests in named.values() for n in digests}
@@ -241,14 +223,3 @@ def _by_location(manifests: Iterable[Manifest]) -> list[tuple[str, list[Manifest
     for m in manifests:
         locations.setdefault(m.location, []).append(m)
     return sorted(locations.items())
-
-
-def _parcel(entry: FileEntry, fresh: Manifest, before: Sequence[saves.Located], after: Sequence[saves.Located]) -> Parcel:
-    mine = next(at for at in after if fresh.node in at.nodes and at.entry.digest == entry.digest)
-    if not before:
-        return Parcel(entry, mine.name, is_shared=True)
-    owner = before[0]
-    if owner.name != mine.name or owner.entry.digest == entry.digest:
-        return Parcel(entry, mine.name, is_bound=any((at.name, at.entry.digest) == (mine.name, entry.digest) for at in before))
-    moves = ((node_file_name(fresh.run, fresh.location, node, entry.path), owner.entry) for node in owner.nodes)
-    return Parcel(entry, mine.name, moves=tuple(sorted(moves)))
