@@ -153,8 +153,14 @@ IMPURE_OURS = frozenset(
             "stores.sftp.upload",
         ),
         *("stores.trees", "stores.pieces"),
-        *("stores.s3.store", "stores.s3.access", "stores.s3.bucket", "stores.s3.orphans", "stores.s3.put", "stores.s3.targets"),
-        *("stores.s3.upload", "stores.s3.wire"),
+        *(
+            "stores.s3.store",
+            "stores.s3.bucket",
+            "stores.s3.client",
+            "stores.s3.multipart",
+            "stores.s3.transport",
+            "stores.s3.upload",
+        ),
         *("stores.stream", "stores.generic.store", "stores.pace", "stores.retry"),
     )
 )

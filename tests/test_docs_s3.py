@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from ckptsync.config.settings import SETTINGS
-from ckptsync.stores.s3.access import Access
+from ckptsync.stores.s3.client import Access
 from ckptsync.stores.sftp.connection import OPTIONS as SFTP_OPTIONS
 from ckptsync.stores.urls import Remote, located
 
@@ -51,7 +51,7 @@ def test_the_table_has_options() -> None:
 
 @pytest.mark.parametrize("option", [o for o in OPTIONS if "…" not in o])
 def test_an_option_of_the_table_is_taken(option: str) -> None:
-    assert reached("s3://bucket/checkpoints", yaml.safe_load(option)).place.host
+    assert reached("s3://bucket/checkpoints", yaml.safe_load(option)).root
 
 
 def test_the_options_of_ssh_are_those_that_are_known() -> None:

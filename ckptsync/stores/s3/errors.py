@@ -1,6 +1,6 @@
-"""What S3's errors, and the network's, mean for whoever asked.
+"""Make our errors of S3's, and of the network's.
 
-Source of the codes: docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html; of those of others, their own documents.  Messages name the place,
+Source of the codes: docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html; of those of others, their own documents. Messages name the location,
 the status and what the server says; nothing of a request's query or signature is among them.
 """
 
@@ -14,24 +14,25 @@ import socket
 import ssl
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from ckptsync.errors import CkptsyncError, ConfigError, Exists, NotFound, StoreError, Transient
-from ckptsync.stores.s3.xml import Fault
+from ckptsync.stores.s3.transport import Lost
 
 ACTIONS = {
-    "PutObject": "s3:PutObject",
-    "CreateMultipartUpload": "s3:PutObject",
-    "UploadPart": "s3:PutObject",
-    "CompleteMultipartUpload": "s3:PutObject",
-    "AbortMultipartUpload": "s3:AbortMultipartUpload",
-    "ListParts": "s3:ListMultipartUploadParts",
-    "ListMultipartUploads": "s3:ListBucketMultipartUploads",
-    "GetObject": "s3:GetObject",
-    "HeadObject": "s3:GetObject",
-    "ListObjectsV2": "s3:ListBucket",
-    "DeleteObject": "s3:DeleteObject",
+    "put_object": "s3:PutObject",
+    "create_multipart_upload": "s3:PutObject",
+    "upload_part": "s3:PutObject",
+    "complete_multipart_upload": "s3:PutObject",
+    "abort_multipart_upload": "s3:AbortMultipartUpload",
+    "list_parts": "s3:ListMultipartUploadParts",
+    "list_multipart_uploads": "s3:ListBucketMultipartUploads",
+    "get_object": "s3:GetObject",
+    "head_object": "s3:GetObject",
+    "list_objects_v2": "s3:ListBucket",
+    "delete_object": "s3:DeleteObject",
 }
-"""The permission that each operation needs."""
+"""The permission that each method of the client needs."""
 
 _TRANSIENT = frozenset(
     "InternalError InternalFailure ServiceUnavailable SlowDown SlowDownRead SlowDownWrite Throttling ThrottlingException TooManyRequests".split()  # noqa: SIM905
@@ -63,6 +64,7 @@ _PERMANENT = {
 }
 _ELSEWHERE = "credentials are sent to no other host: set endpoint_url, or client_kwargs: region_name, to where the bucket is"
 _NO_TLS = frozenset({"WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"})
+_NO_CERTIFICATES = frozenset({"NO_CERTIFICATE_OR_CRL_FOUND", "PEM_LIB", "NO_START_LINE"})
 
 
 class Gone(StoreError):
@@ -85,10 +87,11 @@ class Unable(StoreError):
     """The server does not know what it was asked for."""
 
 
-def sorted_error(what: str, operation: str, status: int, fault: Fault, headers: Mapping[str, str]) -> CkptsyncError:
-    """The error for an answer that is none: ``what`` is the thing's URL."""
-    code = fault.code or {404: "NoSuchKey", 412: "PreconditionFailed", 403: "AccessDenied"}.get(status, "")
-    text = f"{what}: {_said(status, code, fault.message)}"
+def of_answer(what: str, method: str, answer: Mapping[str, Any]) -> CkptsyncError:
+    """Return the error for an answer of botocore's that is none: ``what`` is the thing's URL."""
+    status, headers, code, message = told(answer)
+    code = code or {404: "NoSuchKey", 412: "PreconditionFailed", 403: "AccessDenied"}.get(status, "")
+    text = f"{what}: {_said(status, code, message)}"
     if code in ("NoSuchKey", "NoSuchVersion"):
         return NotFound(f"{what}: not there")
     if code == "PreconditionFailed":
@@ -110,20 +113,34 @@ def sorted_error(what: str, operation: str, status: int, fault: Fault, headers: 
     if status in (302, 303, 307):
         return Transient(text, hint=_ELSEWHERE)
     if status == 403:
-        action = ACTIONS.get(operation, operation)
-        return Denied(
-            f"{what}: permission denied: {_said(status, code, fault.message)}", hint=f"the credentials need {action} here"
-        )
-    hint = _ELSEWHERE if status < 400 else "is this an S3 server, and the endpoint right?" if not fault.code else ""
+        hint = f"the credentials need {ACTIONS.get(method, method)} here"
+        return Denied(f"{what}: permission denied: {_said(status, code, message)}", hint=hint)
+    hint = _ELSEWHERE if status < 400 else "is this an S3 server, and the endpoint right?" if not code else ""
     return StoreError(text, hint=hint)
 
 
-def lost(what: str, host: str, e: Exception, *, has_answered: bool) -> CkptsyncError:
-    """The error for a connection that could not be made, or ended early.  ``has_answered``: the server was there before, in this process."""
+def told(answer: Mapping[str, Any]) -> tuple[int, Mapping[str, str], str, str]:
+    """Return status, headers (in lower case), code and message of an answer that is an error."""
+    meta, error = answer["ResponseMetadata"], answer.get("Error") or {}
+    code = str(error.get("Code") or "")[:100]
+    return meta["HTTPStatusCode"], meta["HTTPHeaders"], "" if code.isdigit() else code, str(error.get("Message") or "")
+
+
+def not_s3(what: str, why: object) -> Transient:
+    """Return the error for an answer that cannot be read."""
+    text = " ".join(str(why).split())[:200]
+    return Transient(f"{what}: the server's answer is not S3's: {text}", hint="is this an S3 server? a proxy may have answered")
+
+
+def of_connection(what: str, lost: Lost, *, has_answered: bool) -> CkptsyncError:
+    """Return the error for a lost connection. ``has_answered``: the server was there before, in this process."""
+    e, host = lost.error, lost.host
+    if isinstance(e, FileNotFoundError) or (isinstance(e, ssl.SSLError) and getattr(e, "reason", "") in _NO_CERTIFICATES):
+        return ConfigError(f"{what}: certificates cannot be read: {e}", hint="see AWS_CA_BUNDLE and client_kwargs: verify")
     if isinstance(e, ssl.SSLCertVerificationError):
         hint = "AWS_CA_BUNDLE, or client_kwargs: verify, names the certificates to trust"
         return ConfigError(f"{what}: {host} is not trusted: {e.verify_message}", hint=hint)
-    if isinstance(e, ssl.SSLError) and e.reason in _NO_TLS and not has_answered:
+    if isinstance(e, ssl.SSLError) and getattr(e, "reason", "") in _NO_TLS and not has_answered:
         return ConfigError(f"{what}: {host} does not speak TLS", hint="correct endpoint_url: its scheme, or its port")
     if isinstance(e, socket.gaierror) and e.errno == socket.EAI_NONAME and not has_answered:
         return ConfigError(f"{what}: no host is called {host}", hint="correct endpoint_url, or the region")
@@ -143,16 +160,16 @@ def _said(status: int, code: str, message: str) -> str:
 
 def _after(headers: Mapping[str, str]) -> float:
     """Seconds that the server asks for (RFC 9110, section 10.2.3), a number or a date."""
-    asked = headers.get("Retry-After", "").strip()
+    asked = headers.get("retry-after", "").strip()
     if re.fullmatch("[0-9]{1,6}", asked):
         return float(asked)
     date = http_date(asked)
     return max(0.0, date - time.time()) if date else 0.0
 
 
-def http_date(told: str) -> float | None:
-    """Seconds since 1970; None for what is no date of this century."""
+def http_date(text: str) -> float | None:
+    """Return seconds since 1970; None for what is no date of this century."""
     with contextlib.suppress(ValueError, TypeError, OverflowError):
-        date = email.utils.parsedate_to_datetime(told)
+        date = email.utils.parsedate_to_datetime(text)
         return date.timestamp() if 2000 < date.year < 2100 else None
     return None

@@ -1,162 +1,169 @@
-"""Writing one key of S3, as `stores.parts` wants it: whole, or as a multipart upload that an earlier try may have begun.
+"""Write a key of S3: replace it, or create it and never replace it.
 
-Which upload is continued
-    S3 keeps no word of ours with an unfinished upload that a later process could read: its metadata is not listed, and a part that is not
-    completed makes some servers refuse.  So an upload is known by what it has.  The first of our parts that is looked for decides: an upload that
-    has other bytes under that number is another file's, or another save's, and is left alone; one that has the same bytes is taken; one that has
-    not got so far, or lost just that part, is taken if nothing speaks against it.  An upload without parts is taken if an hour old only.
-
-Why two writers under one key never make a mixture
-    Both may take the same upload, and each may send parts that replace the other's.  But each completes with the tags that it was given for its own
-    bytes, or that it has compared with its own bytes: the server completes exactly those parts, or refuses (`InvalidPart`) because another part is there
-    now.  Who is refused tries again later, finds parts that differ, and sends these.  Where both had the same bytes, the first one completes; the
-    other is told that the upload is gone, looks, and sees by the tag that his bytes are there.
-
-When the answer to CompleteMultipartUpload is lost
-    the next try is told that the upload is gone (or, by some, success), or that the name is taken.  What is under the key is compared: tag, checksum, size.
+Whether a server keeps to ``If-None-Match: *`` cannot be asked, and some ignore what they do not know. AWS does (since 2024); of another it is seen
+when it refuses the first time, or when the same bytes are sent twice after the first small file: the second time must be refused. Until then, and where it does
+not, a name is looked at before it is written, which leaves a moment for somebody else.
 """
 
 from __future__ import annotations
 
-import contextlib
-import threading
+import logging
+from collections.abc import Callable, Sequence
 
-from ckptsync.errors import Exists, StoreError, Transient
-from ckptsync.stores.parts import Part
-from ckptsync.stores.s3.bucket import Ask
-from ckptsync.stores.s3.errors import Denied, Gone, Mismatch, Unable
-from ckptsync.stores.s3.orphans import GIVEN_UP, HOUR, Orphan, is_same, remove
-from ckptsync.stores.s3.put import Found, Sender
-from ckptsync.stores.s3.sums import CRC, Sum, crc_of, header, whole_crc
-from ckptsync.stores.s3.xml import completion, text, tree, upload_id
+from ckptsync.digest import crc32
+from ckptsync.errors import Exists, StoreError
+from ckptsync.stores.parts import Part, Upload
+from ckptsync.stores.s3.bucket import Answer, Bucket, Found, Sum, md5
+from ckptsync.stores.s3.errors import Unable
+from ckptsync.stores.s3.multipart import Multipart, Unfinished
 
-_COMPLETE = 2.0  # times the usual silence: a server may have to copy all parts, and AWS sends spaces meanwhile
+NEW = {"IfNoneMatch": "*"}
+_BYTES = {"ContentType": "application/octet-stream"}
+_CHEAP = 64 << 10  # bytes that are sent sooner than it is asked whether they are there
+
+log = logging.getLogger(__name__)
 
 
-class Multipart:
-    """An `Upload`.  ``condition``: headers of the request that completes it; ``left``: what earlier tries have left; ``most``: parts of the file."""
+class Conditions:
+    """What is known of a server: ``held`` is None until it is seen whether it keeps to conditions."""
 
-    def __init__(self, sender: Sender, key: str, condition: dict[str, str], left: list[Orphan], most: int) -> None:
-        self._sender, self._key, self._condition, self._most = sender, key, condition, most
-        self._left = sorted(left, key=lambda orphan: len(orphan.stored), reverse=True)
-        self._lock = threading.Lock()
-        self._id = ""
-        self._is_new, self._is_ours, self._has_crc = bool(condition), False, False
-        self._taken: Orphan | None = None
+    def __init__(self, url: str, *, held: bool | None) -> None:
+        self._url, self.held = url, held
+
+    def found(self, *, held: bool) -> None:
+        """Note what was seen."""
+        if self.held is None and not held:
+            log.warning(
+                "%s: this server does not know conditional writes: two nodes that write one name at once may replace each other's",
+                self._url,
+            )
+        self.held = held
+
+
+class Replacing:
+    """A `Target`: a key that is written whether or not it is there.
+
+    ``most``: parts that the file has, at most. ``left``: returns the unfinished uploads that may be continued.
+    """
+
+    def __init__(self, bucket: Bucket, key: str, most: int, left: Callable[[], Sequence[Unfinished]]) -> None:
+        self._bucket, self._key, self._most, self._left = bucket, key, most, left
+
+    def put_whole(self, data: memoryview) -> None:
+        """As `Target` says."""
+        self._put(data)
+
+    def begin(self) -> Upload:
+        """As `Target` says."""
+        return Multipart(self._bucket, self._key, {}, self._left(), self._most)
+
+    def _put(self, data: memoryview) -> None:
+        self._bucket.persistence.call(lambda: self._bucket.send("put_object", self._key, data, **_BYTES))
+
+
+class Creating(Replacing):
+    """A `Target`: a key that must not be there yet."""
+
+    def __init__(
+        self, bucket: Bucket, key: str, most: int, left: Callable[[], Sequence[Unfinished]], conditions: Conditions
+    ) -> None:
+        super().__init__(bucket, key, most, left)
+        self._conditions = conditions
+
+    def put_whole(self, data: memoryview) -> None:
+        """As `Target` says."""
+        if (not self._conditions.held or len(data) > _CHEAP) and (found := self._bucket.found(self._key)):
+            raise self._taken(found, data)
+        if self._conditions.held is False:
+            self._put(data)
+            return
+        try:
+            self._put_new(data)
+        except Unable:
+            self._conditions.found(held=False)
+            self._put(data)
+        else:
+            self._learn(data)
+
+    def begin(self) -> Upload:
+        """As `Target` says."""
+        if found := self._bucket.found(self._key):
+            return Compared(self._bucket.url(self._key), found)
+        condition = {} if self._conditions.held is False else NEW
+        return Multipart(self._bucket, self._key, condition, self._left(), self._most)
+
+    def _put_new(self, data: memoryview) -> None:
+        tries = 0
+
+        def once() -> Sum:
+            nonlocal tries
+            tries += 1
+            return self._bucket.send("put_object", self._key, data, **_BYTES, **NEW)
+
+        try:
+            self._bucket.persistence.call(once)
+        except Exists as e:
+            self._conditions.found(held=True)
+            error = self._taken(self._bucket.found(self._key), data)
+            if tries > 1 and error.is_same:
+                return  # the answer to an earlier try was lost
+            raise error from e
+
+    def _learn(self, data: memoryview) -> None:
+        """See whether the same is refused now; if it is not, nothing has changed."""
+        if self._conditions.held is None and len(data) <= _CHEAP:
+            try:
+                self._bucket.send("put_object", self._key, data, **_BYTES, **NEW)
+            except Exists:
+                self._conditions.found(held=True)
+            except StoreError:
+                return  # not learnt: the file is written all the same
+            else:
+                self._conditions.found(held=False)
+
+    def _taken(self, found: Found | None, data: memoryview) -> Exists:
+        same = found.is_whole(data) if found else None
+        if found and same is None:
+            same = self._is_read_back(data)
+        return Exists(f"{self._bucket.url(self._key)}: already there", is_same=same)
+
+    def _is_read_back(self, data: memoryview) -> bool | None:
+        """Where no checksum can be compared: the bytes themselves, of at most one part."""
+
+        def is_same(answer: Answer) -> bool:
+            body, at = answer["Body"], 0
+            while (piece := body.read(1 << 20)) and data[at : at + len(piece)] == piece:
+                at += len(piece)
+            body.close()
+            return not piece and at == len(data)
+
+        try:
+            return bool(self._bucket.ask("get_object", self._key, is_same, Range=f"bytes=0-{len(data)}"))
+        except StoreError:
+            return None
+
+
+class Compared:
+    """An `Upload` for a name that is taken: nothing is sent; the end tells whether these bytes are what is there."""
+
+    def __init__(self, url: str, found: Found) -> None:
+        self._url, self._found = url, found
         self._sums: dict[int, Sum] = {}
 
     def is_there(self, part: Part) -> bool:
-        """As `Upload` says."""
-        self._choose(part)
-        for stored in self._taken.stored if self._taken else ():
-            if stored.number == part.number and is_same(stored, part):
-                self._sums[part.number] = Sum(stored.size, crc_of(part.data), stored.tag)
-                return True
-        return False
+        """Nothing of it is to be sent."""
+        self._sums[part.number] = Sum(len(part.data), crc32(part.data), md5(part.data).hex())
+        return True
 
     def put(self, part: Part) -> None:
-        """As `Upload` says."""
-        self._choose(part)
-        query = [("partNumber", str(part.number)), ("uploadId", self._id)]
-        try:
-            self._sums[part.number] = self._sender.keep_trying(
-                lambda: self._sender.send("UploadPart", self._key, query, {}, part.data)
-            )
-        except Gone as e:
-            raise self._removed(e) from e
+        """Never called."""
+        raise AssertionError(part.number)
 
     def commit(self, size: int) -> None:
-        """As `Upload` says."""
-        sums = self._ordered()
-        assert sum(each.size for each in sums) == size
-        headers = {**self._condition, "x-amz-mp-object-size": str(size), "Content-Type": "application/xml"}
-        if self._has_crc:
-            headers |= {CRC: header(whole_crc(sums)), "x-amz-checksum-type": "FULL_OBJECT"}
-        body = completion((number, each.tag) for number, each in enumerate(sums, 1))
-        ask = Ask("CompleteMultipartUpload", self._key, [("uploadId", self._id)], headers, body, _COMPLETE)
-        tries = 0
-
-        def once() -> bytes:
-            nonlocal tries
-            tries += 1
-            body = self._sender.bucket.ask(ask).body
-            tree(
-                body, self._sender.bucket.url(self._key), "CompleteMultipartUploadResult"
-            )  # not so: was it done? the next try tells
-            return body
-
-        try:
-            self._check(self._sender.keep_trying(once), sums)
-        except Mismatch as e:
-            raise Transient(str(e), hint=e.hint) from e
-        except (Gone, Exists) as e:
-            self._settle(e, sums, is_repeated=tries > 1)
-        except Unable:
-            if not self._condition:
-                raise
-            self._commit_anyway(size)
-
-    def _commit_anyway(self, size: int) -> None:
-        """A server that knows no conditions: nobody else's file is replaced but one that appears in this very moment."""
-        self._condition = {}
-        if found := self._sender.found(self._key):
-            raise self._taken_by(found, self._ordered())
-        self.commit(size)
+        """Raises Exists."""
+        assert size >= 0
+        sums = [self._sums[number] for number in range(1, len(self._sums) + 1)]
+        raise Exists(f"{self._url}: already there", is_same=self._found.is_made_of(sums))
 
     def abandon(self) -> None:
-        """As `Upload` says; but what another process has begun may still be its."""
-        if self._id and self._is_ours:
-            remove(self._sender, self._key, self._id)
-
-    def _choose(self, part: Part) -> None:
-        with self._lock:
-            if self._id:
-                return
-            verdicts = [(orphan, orphan.agrees(part, self._most)) for orphan in self._left]
-            for orphan, agrees in verdicts:
-                if agrees is False and orphan.idle > GIVEN_UP:
-                    with contextlib.suppress(Denied):  # it hinders nothing, and the bucket's lifecycle rule may remove it
-                        remove(self._sender, self._key, orphan.begun.id)
-            same = [orphan for orphan, agrees in verdicts if agrees]
-            maybe = [o for o, agrees in verdicts if agrees is None and (o.stored or o.idle > HOUR)]
-            self._taken = next(iter([*same, *maybe]), None)
-            if self._taken:
-                self._id, self._has_crc = self._taken.begun.id, self._taken.begun.algorithm == "CRC32"
-            else:
-                self._begin()
-
-    def _begin(self) -> None:
-        headers = {"Content-Type": "application/octet-stream"}
-        if self._sender.takes_crc:
-            headers |= {"x-amz-checksum-algorithm": "CRC32", "x-amz-checksum-type": "FULL_OBJECT"}
-        answer = self._sender.ask(Ask("CreateMultipartUpload", self._key, [("uploads", "")], headers))
-        what = self._sender.bucket.url(self._key)
-        self._id = upload_id(tree(answer.body, what, "InitiateMultipartUploadResult"), what)
-        self._is_ours = True
-        self._has_crc = answer.headers.get("x-amz-checksum-type") == "FULL_OBJECT"
-
-    def _check(self, body: bytes, sums: list[Sum]) -> None:
-        """What the server has put together, where it says so."""
-        root = tree(body, self._sender.bucket.url(self._key))
-        crc = text(root, "ChecksumCRC32")
-        if crc and text(root, "ChecksumType") == "FULL_OBJECT" and crc != header(whole_crc(sums)):
-            raise StoreError(f"{self._sender.bucket.url(self._key)}: the server has put other bytes together than were sent")
-
-    def _settle(self, e: StoreError, sums: list[Sum], *, is_repeated: bool) -> None:
-        """The upload is gone, or the name taken: by an earlier try of ours whose answer was lost, or by somebody else."""
-        found = self._sender.found(self._key)
-        if found and found.may_be(sums) and (is_repeated or not self._is_new):
-            return
-        if found and self._is_new:
-            raise self._taken_by(found, sums) from e
-        raise self._removed(e) from e
-
-    def _taken_by(self, found: Found, sums: list[Sum]) -> Exists:
-        self._is_ours = True  # whoever began the upload: nobody can complete it any more
-        return Exists(f"{self._sender.bucket.url(self._key)}: already there", is_same=found.is_made_of(sums))
-
-    def _removed(self, e: StoreError) -> StoreError:
-        return Transient(str(e), hint="another writer of this name has completed or removed the upload; the next try begins anew")
-
-    def _ordered(self) -> list[Sum]:
-        return [self._sums[number] for number in range(1, len(self._sums) + 1)]
+        """There is nothing to remove."""

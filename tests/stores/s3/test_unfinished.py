@@ -7,20 +7,20 @@ import time
 
 import pytest
 
+from ckptsync.digest import crc32
 from ckptsync.errors import StoreError
 from ckptsync.stores.contract import About
 from ckptsync.stores.parts import Part
-from ckptsync.stores.s3.orphans import Orphan, is_same, orphans, sweep
+from ckptsync.stores.s3.bucket import base64_of, md5
+from ckptsync.stores.s3.multipart import SentPart, Unfinished, is_same, sweep, unfinished
 from ckptsync.stores.s3.store import S3Store
-from ckptsync.stores.s3.sums import crc_of, header, md5_of
-from ckptsync.stores.s3.xml import Begun, Stored
 from tests.s3_script import Say, error, scripted
 
 NOW = time.time()
 DATE = {"Date": email.utils.formatdate(NOW, usegmt=True)}
 DAY = 86400.0
 PART = Part(2, 3, memoryview(b"abc"))
-TAG = f'"{md5_of(b"abc").hex()}"'
+TAG = f'"{md5(b"abc").hex()}"'
 
 
 def moment(ago: float) -> str:
@@ -44,8 +44,8 @@ def listed(*numbers: int, ago: float = 0, following: str = "") -> Say:
     return Say(200, f"<ListPartsResult>{more}{body}</ListPartsResult>".encode(), DATE)
 
 
-def orphan(*stored: Stored, kind: str = "") -> Orphan:
-    return Orphan(Begun("k", "u", 0.0, "CRC32" if kind else "", kind), stored, 0.0)
+def upload(*parts: SentPart, kind: str = "") -> Unfinished:
+    return Unfinished("k", "u", 0.0, 0.0, "CRC32" if kind else "", kind, parts)
 
 
 def test_pages_of_uploads_and_of_parts_are_followed() -> None:
@@ -57,48 +57,48 @@ def test_pages_of_uploads_and_of_parts_are_followed() -> None:
         listed(),
     ]
     with scripted(*pages) as script:
-        found = orphans(script.store()._sender, "pre/k")
-        assert [(o.begun.id, [s.number for s in o.stored]) for o in found] == [("u1", [1, 2]), ("u2", [])]
+        found = unfinished(script.store()._bucket, "pre/k")
+        assert [(o.id, [part.number for part in o.parts]) for o in found] == [("u1", [1, 2]), ("u2", [])]
         assert script.asked[1].query["upload-id-marker"] == "m"
         assert script.asked[3].query["part-number-marker"] == "1"
 
 
 def test_uploads_that_cannot_be_listed_are_not_continued_and_the_write_goes_on(caplog: pytest.LogCaptureFixture) -> None:
     with scripted(error(403, "AccessDenied")) as script:
-        assert orphans(script.store()._sender, "pre/k") == []
+        assert unfinished(script.store()._bucket, "pre/k") == []
     assert "s3:ListBucketMultipartUploads" in caplog.text or "permission denied" in caplog.text
     with scripted(*[error(503, "SlowDown")] * 50) as script, pytest.raises(StoreError):
-        orphans(script.store(patience=0.1)._sender, "pre/k")
+        unfinished(script.store(patience=0.1)._bucket, "pre/k")
 
 
 def test_an_upload_agrees_by_what_it_has() -> None:
-    good = Stored(2, 3, TAG, 0, "")
-    assert orphan(good).agrees(PART, 9) is True
-    assert orphan(Stored(2, 3, f'"{"0" * 32}"', 0, "")).agrees(PART, 9) is False
-    assert orphan(Stored(2, 4, TAG, 0, "")).agrees(PART, 9) is False, "parts of another size"
-    assert orphan(Stored(1, 3, TAG, 0, "")).agrees(PART, 9) is None
-    assert orphan(good, Stored(10, 3, TAG, 0, "")).agrees(PART, 9) is False, "another file's"
-    assert orphan(good, kind="COMPOSITE").agrees(PART, 9) is False
-    assert orphan(good, kind="FULL_OBJECT").agrees(PART, 9) is True
-    assert orphan(Stored(2, 3, '"0"', 0, ""), good).agrees(PART, 9) is True, "some servers list what was replaced, too"
+    good = SentPart(2, 3, TAG, 0, "")
+    assert upload(good).agrees(PART, 9) is True
+    assert upload(SentPart(2, 3, f'"{"0" * 32}"', 0, "")).agrees(PART, 9) is False
+    assert upload(SentPart(2, 4, TAG, 0, "")).agrees(PART, 9) is False, "parts of another size"
+    assert upload(SentPart(1, 3, TAG, 0, "")).agrees(PART, 9) is None
+    assert upload(good, SentPart(10, 3, TAG, 0, "")).agrees(PART, 9) is False, "another file's"
+    assert upload(good, kind="COMPOSITE").agrees(PART, 9) is False
+    assert upload(good, kind="FULL_OBJECT").agrees(PART, 9) is True
+    assert upload(SentPart(2, 3, '"0"', 0, ""), good).agrees(PART, 9) is True, "some servers list what was replaced, too"
 
 
 def test_a_part_is_the_same_by_its_checksum_where_it_has_one_and_else_by_its_tag() -> None:
-    crc = header(crc_of(b"abc"))
-    assert is_same(Stored(2, 3, '"opaque"', 0, crc), PART)
-    assert not is_same(Stored(2, 3, TAG, 0, header(0)), PART)
-    assert is_same(Stored(2, 3, TAG, 0, ""), PART)
-    assert not is_same(Stored(2, 3, '"opaque"', 0, ""), PART), "it cannot be known: it is sent again"
+    crc = base64_of(crc32(b"abc"))
+    assert is_same(SentPart(2, 3, '"opaque"', 0, crc), PART)
+    assert not is_same(SentPart(2, 3, TAG, 0, base64_of(0)), PART)
+    assert is_same(SentPart(2, 3, TAG, 0, ""), PART)
+    assert not is_same(SentPart(2, 3, '"opaque"', 0, ""), PART), "it cannot be known: it is sent again"
 
 
 def test_only_what_was_given_up_below_one_of_our_stores_is_removed() -> None:
     found = page(("pre/old", "u1", 9 * DAY), ("pre/slow", "u2", 9 * DAY), ("pre/new", "u3", 1 * DAY))
     with scripted(Say(200, b"{}", DATE), found, listed(1, ago=8 * DAY), Say(204), listed(1, ago=60)) as script:
-        sweep(script.store()._sender, "pre/")
+        sweep(script.store()._bucket, "pre/")
         removed = [a.key for a in script.asked if a.method == "DELETE"]
     assert removed == ["pre/old"]
     with scripted(Say(404), error(404, "NoSuchKey"), found) as script:
-        sweep(script.store()._sender, "pre/")
+        sweep(script.store()._bucket, "pre/")
         assert len(script.asked) == 2, "whose uploads these are is not known"
 
 

@@ -5,18 +5,21 @@ from __future__ import annotations
 import http.client
 import socket
 import ssl
+from typing import Any
 
 import pytest
 
 from ckptsync.errors import CkptsyncError, ConfigError, Exists, NotFound, StoreError, Transient
-from ckptsync.stores.s3.errors import Denied, Gone, Mismatch, NoSuchRange, Unable, lost, sorted_error
-from ckptsync.stores.s3.xml import Fault
+from ckptsync.stores.s3.errors import Denied, Gone, Mismatch, NoSuchRange, Unable, of_answer, of_connection
+from ckptsync.stores.s3.transport import Lost
 
 WHAT = "s3://bucket/key"
 
 
-def headers(**given: str) -> dict[str, str]:
-    return {name.replace("_", "-"): value for name, value in given.items()}
+def answer(status: int, code: str, message: str = "", **headers: str) -> dict[str, Any]:
+    """As botocore has it."""
+    meta = {"HTTPStatusCode": status, "HTTPHeaders": {name.replace("_", "-"): value for name, value in headers.items()}}
+    return {"Error": {"Code": code or str(status), "Message": message}, "ResponseMetadata": meta}
 
 
 @pytest.mark.parametrize(
@@ -53,14 +56,14 @@ def headers(**given: str) -> dict[str, str]:
     ],
 )
 def test_an_answer_is_of_one_class(status: int, code: str, error: type[CkptsyncError]) -> None:
-    found = sorted_error(WHAT, "PutObject", status, Fault(code, "Some Words."), headers())
+    found = of_answer(WHAT, "put_object", answer(status, code, "Some Words."))
     assert type(found) is error
     assert WHAT in str(found)
     assert isinstance(found, Transient) or found.hint or not isinstance(found, ConfigError)
 
 
 def test_a_missing_permission_is_named() -> None:
-    found = sorted_error(WHAT, "UploadPart", 403, Fault("AccessDenied", "User: me is not authorized"), headers())
+    found = of_answer(WHAT, "upload_part", answer(403, "AccessDenied", "User: me is not authorized"))
     assert str(found) == "s3://bucket/key: permission denied: the server says 403 AccessDenied: User: me is not authorized"
     assert found.hint == "the credentials need s3:PutObject here"
     assert found.exit_code == 4
@@ -70,7 +73,7 @@ def test_a_missing_permission_is_named() -> None:
     ("asked", "least", "most"), [("7", 7, 7), ("", 0, 0), ("nonsense", 0, 0), ("Wed, 21 Oct 2015 07:28:00 GMT", 0, 0)]
 )
 def test_a_busy_server_says_how_long(asked: str, least: float, most: float) -> None:
-    found = sorted_error(WHAT, "GetObject", 503, Fault("SlowDown"), headers(Retry_After=asked))
+    found = of_answer(WHAT, "get_object", answer(503, "SlowDown", retry_after=asked))
     assert isinstance(found, Transient)
     assert least <= found.after <= most
 
@@ -87,11 +90,12 @@ def test_a_busy_server_says_how_long(asked: str, least: float, most: float) -> N
         (http.client.RemoteDisconnected("Remote end closed"), True, Transient, "remote end closed"),
         (http.client.IncompleteRead(b""), True, Transient, "ended early"),
         (ssl.SSLCertVerificationError(1, "bad"), False, ConfigError, "not trusted"),
+        (FileNotFoundError(2, "no such file"), False, ConfigError, "certificates"),
     ],
 )
 def test_a_lost_connection_is_of_one_class(e: Exception, *, has_answered: bool, error: type[CkptsyncError], words: str) -> None:
     if isinstance(e, ssl.SSLCertVerificationError):
         e.verify_message = "self-signed certificate"
-    found = lost(WHAT, "h.example", e, has_answered=has_answered)
+    found = of_connection(WHAT, Lost("h.example", e), has_answered=has_answered)
     assert type(found) is error
     assert words in str(found)

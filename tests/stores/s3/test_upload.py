@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import socket
 import threading
+import zlib
 from base64 import b64encode
 from collections.abc import Iterator
 
 import pytest
 
+from ckptsync.digest import crc32
 from ckptsync.errors import Exists, Transient
 from ckptsync.stores.contract import About, read_all
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.s3.put import Found
+from ckptsync.stores.s3.bucket import Found, Sum, base64_of, is_md5, whole_crc, whole_tag
+from ckptsync.stores.s3.bucket import md5 as md5_of
 from ckptsync.stores.s3.store import S3Store
-from ckptsync.stores.s3.sums import Sum, crc_of, header, md5_of, whole_crc, whole_tag
 from ckptsync.stores.urls import Remote
 from tests.s3_script import Asked, Say, error, scripted
 from tests.weed import weed
@@ -132,16 +135,101 @@ def test_what_is_there_is_compared_by_what_can_be_compared() -> None:
     assert Found(10, f'"{good}"', "").is_whole(DATA) is True
     assert Found(10, f'"{"0" * 32}"', "").is_whole(DATA) is False
     assert Found(9, f'"{good}"', "").is_whole(DATA) is False
-    assert Found(10, "", header(crc_of(DATA))).is_whole(DATA) is None, "a CRC32 is no proof"
-    assert Found(10, f'"{good}"', header(1)).is_whole(DATA) is False
+    assert Found(10, "", base64_of(crc32(DATA))).is_whole(DATA) is None, "a CRC32 is no proof"
+    assert Found(10, f'"{good}"', base64_of(1)).is_whole(DATA) is False
 
 
 def test_a_file_of_parts_is_compared_by_its_tag() -> None:
-    sums = [Sum(len(p), crc_of(p), md5_of(p).hex()) for p in (b"abc", b"de")]
+    sums = [Sum(len(p), crc32(p), md5_of(p).hex()) for p in (b"abc", b"de")]
     tag = whole_tag(each.tag for each in sums)
     assert Found(5, f'"{tag}"', "").is_made_of(sums) is True
     assert Found(5, '"0-2"', "").is_made_of(sums) is None, "parts may have been cut otherwise"
     assert Found(6, f'"{tag}"', "").is_made_of(sums) is False
-    assert Found(5, "", header(whole_crc(sums))).is_made_of(sums) is None
-    assert Found(5, "", header(whole_crc(sums))).may_be(sums)
+    assert Found(5, "", base64_of(whole_crc(sums))).is_made_of(sums) is None
+    assert Found(5, "", base64_of(whole_crc(sums))).may_be(sums)
     assert not Found(5, "", "").may_be(sums)
+
+
+ABSENT = (Say(404), error(404, "NoSuchKey"))  # the second, to a GET, says that it is not the bucket
+
+
+def put(asked: Asked) -> Say:
+    return Say(200, b"", {"ETag": f'"{md5_of(asked.body).hex()}"', "x-amz-checksum-crc32": asked.headers["x-amz-checksum-crc32"]})
+
+
+def test_a_server_that_refuses_the_second_time_is_not_yet_exclusive() -> None:
+    store = S3Store(Remote("s3", weed().bucket()), weed().options())
+    store.create("a", [b"x"])
+    with pytest.raises(Exists) as caught:
+        store.create("a", [b"x"])
+    assert caught.value.is_same, "the same bytes are somebody else's all the same"
+    assert not store.is_exclusive
+    assert read_all(store, "a") == b"x"
+
+
+def test_a_server_that_ignores_conditions_is_found_out_and_looked_at_first(caplog: pytest.LogCaptureFixture) -> None:
+    there = Say(200, b"x", {"ETag": f'"{md5_of(b"x").hex()}"'})
+    with scripted(*ABSENT, put, put, there) as script:
+        store = script.store()
+        store.create("a", [b"x"])
+        assert not store.is_exclusive
+        assert "conditional" in caplog.text
+        with pytest.raises(Exists) as caught:
+            store.create("a", [b"x"])
+        assert caught.value.is_same
+        assert [a.headers.get("if-none-match") for a in script.asked if a.method == "PUT"] == ["*", "*"]
+
+
+def test_a_server_that_refuses_conditions_is_written_without() -> None:
+    with scripted(*ABSENT, error(501, "NotImplemented"), put, Say(404), put) as script:
+        store = script.store()
+        store.create("a", [b"x"])
+        store.create("b", [b"x"])
+        assert not store.is_exclusive
+        assert [a.headers.get("if-none-match") for a in script.asked if a.method == "PUT"] == ["*", None, None]
+
+
+def test_a_large_file_for_a_server_that_refuses_conditions_is_completed_without() -> None:
+    begun = Say(200, b"<InitiateMultipartUploadResult><UploadId>u</UploadId></InitiateMultipartUploadResult>")
+    with scripted(
+        *ABSENT, begun, put, put, error(501, "NotImplemented"), Say(404), Say(200, b"<CompleteMultipartUploadResult/>")
+    ) as script:
+        store = script.store()
+        store.least = 10
+        store.create("a", [b"0123456789abc"])
+        assert [a.headers.get("if-none-match") for a in script.asked if a.method == "POST"] == [None, "*", None]
+
+
+def test_a_taken_name_whose_tag_says_nothing_is_read_back() -> None:
+    taken = Say(200, b"mine", {"ETag": '"opaque"', "x-amz-server-side-encryption": "aws:kms"})
+    for body, is_same in [(b"mine", True), (b"fine", False)]:
+        with scripted(taken, Say(206, body, {"Content-Range": "bytes 0-3/4"})) as script, pytest.raises(Exists) as caught:
+            script.store().create("a", [b"mine"])
+        assert caught.value.is_same is is_same
+
+
+def test_a_small_file_is_not_asked_for_once_the_server_is_known_to_keep_conditions() -> None:
+    with scripted(*ABSENT, put, error(412, "PreconditionFailed"), put) as script:
+        store = script.store()
+        store.create("a", [b"x"])
+        store.create("b", [b"x"])
+        assert [a.method for a in script.asked] == ["HEAD", "GET", "PUT", "PUT", "PUT"]
+
+
+def test_the_crc_of_parts_is_that_of_the_whole() -> None:
+    pieces = [b"a" * 1000, b"", b"b" * 77, b"c"]
+    sums = [Sum(len(p), crc32(p), "") for p in pieces]
+    assert whole_crc(sums) == zlib.crc32(b"".join(pieces))
+    assert base64_of(zlib.crc32(b"x" * 100)) == "Xg5djw=="  # as SeaweedFS and AWS say it
+
+
+def test_the_tag_of_parts_is_the_md5_of_their_md5s() -> None:
+    tags = [f'"{md5_of(p).hex()}"' for p in (b"a", b"b")]
+    assert whole_tag(tags) == hashlib.md5(md5_of(b"a") + md5_of(b"b")).hexdigest() + "-2"
+    assert whole_tag([*tags, '"opaque"']) == ""
+
+
+def test_a_tag_that_can_be_no_md5_is_none() -> None:
+    assert is_md5('"0123456789abcdef0123456789abcdef"')
+    assert not is_md5('"0123456789abcdef0123456789abcdef-3"')
+    assert not is_md5("")

@@ -1,0 +1,165 @@
+"""Send botocore's requests through its own HTTP session, at the pace of the process, and give up those that hang.
+
+botocore asks ("before-send") whether somebody else sends a request; here we do, with a body that is read in small pieces. What
+comes back is read in small pieces, too, and no more of it than S3 would send is ever given to botocore's XML parser.
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+import time
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import urlsplit
+
+from ckptsync.errors import CkptsyncError
+from ckptsync.stores.limits import Limits
+
+STEP = 64 << 10
+"""Bytes that are sent at once. Fewer than these in `Limits.stall` seconds, in either direction, are no transfer."""
+MOST = 8 << 20  # bytes of an answer that is not a file: a page of 1,000 names takes 4 MiB at the very most
+_TAGS = 400_000  # of an answer in XML: a page of 1,000 names has 20,000
+_ROOT = re.compile(rb"\s*(?:<\?[^>]*\?>\s*)?<(?:\w+:)?(\w+)")
+_ROOTS = {
+    "ListObjectsV2": "ListBucketResult",
+    "ListMultipartUploads": "ListMultipartUploadsResult",
+    "ListParts": "ListPartsResult",
+    "CreateMultipartUpload": "InitiateMultipartUploadResult",
+    "CompleteMultipartUpload": "CompleteMultipartUploadResult",
+}
+_PATIENT = {"CompleteMultipartUpload": 2.0}  # times the usual silence: a server may have to copy all parts
+
+
+class Lost(Exception):
+    """The connection could not be made, or ended before the answer did. ``error``: the network's own, or urllib3's."""
+
+    def __init__(self, host: str, error: Exception) -> None:
+        super().__init__(str(error))
+        self.host, self.error = host, error
+
+
+class NotS3(Exception):
+    """An answer that no S3 server gives: it says what is wrong with it."""
+
+
+class Transport:
+    """The way of one client's requests over the network."""
+
+    def __init__(self, limits: Limits, session: Any) -> None:
+        self._limits, self._session = limits, session
+
+    def attach(self, events: Any) -> None:
+        """Send all requests of the client that has these events."""
+        events.register("before-send.s3", self.send)
+
+    def send(self, request: Any, event_name: str, **_: Any) -> Any:
+        """Return the answer, of which a file is not read yet. Raises Lost, NotS3, and Transient where the process is about to end."""
+        operation = event_name.rpartition(".")[2]
+        if request.body:
+            request.body = _Sending(request.body, self._limits)
+        if operation in _PATIENT and getattr(request, "context", None) is not None:  # older botocores have no such setting
+            request.context["read_timeout"] = _PATIENT[operation] * self._limits.stall
+        is_file, request.stream_output = request.stream_output, True
+        host = urlsplit(request.url).netloc
+        try:
+            answer = self._session.send(request)
+        except Exception as e:
+            raise _lost(host, e) from e
+        received = _Received(answer.raw, host, self._limits)
+        if is_file and answer.status_code in (200, 206):
+            answer.raw = received
+            return answer
+        data = received.read_all()
+        answer.raw = SimpleNamespace(stream=lambda **_: iter((data,)))
+        if answer.status_code < 300:
+            answer.status_code = _checked(operation, data, answer.status_code)
+        return answer
+
+
+def _checked(operation: str, data: bytes, status: int) -> int:
+    """Return the status, or 500 where an error comes with 200, as CompleteMultipartUpload may have it. Raises NotS3."""
+    found = _ROOT.match(data)
+    root = found[1].decode() if found else ""
+    if root == "Error":
+        return 500
+    if root != (wanted := _ROOTS.get(operation, root)):
+        raise NotS3(f"{wanted} wanted, {root[:40] or 'nothing'} got")
+    if b"<!" in data or data.count(b"<") > _TAGS:
+        raise NotS3("it is an attack on XML parsers")
+    return status
+
+
+class _Sending:
+    """A request's body for urllib3, and to be sent again where botocore follows a bucket to its region."""
+
+    def __init__(self, data: Any, limits: Limits) -> None:
+        self._data, self._pace = memoryview(data), limits.pace
+        self._at = self._may = 0
+
+    def read(self, _size: int = -1) -> memoryview:
+        """Return the next bytes once they may go, however many are asked for; none at the end."""
+        if self._at == self._may < len(self._data):
+            self._may = min(self._at + self._pace.piece, len(self._data))
+            self._pace.take(self._may - self._at)
+        start, self._at = self._at, min(self._at + STEP, self._may)
+        return self._data[start : self._at]
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, at: int) -> None:
+        self._at = self._may = at
+
+
+class _Received:
+    """An answer's body: a transfer that stands still raises Lost, whose time does not count while it waits for the pace."""
+
+    def __init__(self, raw: Any, host: str, limits: Limits) -> None:
+        self._raw, self._host, self._limits = raw, host, limits
+        self._read_some: Any = getattr(raw, "read1", raw.read)  # urllib3 before 2.2 waits for all that is asked for
+        self._spent, self._moved = 0.0, 0
+
+    def read(self, most: int) -> bytes:
+        """Return the bytes that have come, one at least and ``most`` at most; none at the end."""
+        start = time.monotonic()
+        try:
+            if self._spent > self._limits.stall:
+                raise TimeoutError  # noqa: TRY301
+            data: bytes = self._read_some(min(most, self._limits.pace.piece))
+            if not data and getattr(self._raw, "length_remaining", None):
+                raise http.client.IncompleteRead(b"", self._raw.length_remaining)  # noqa: TRY301
+        except Exception as e:
+            self.close()
+            raise _lost(self._host, e) from e
+        self._spent += time.monotonic() - start
+        self._moved += len(data)
+        if self._moved >= STEP:
+            self._spent, self._moved = 0.0, 0
+        self._limits.pace.take(len(data))  # what is not taken from the socket is not sent to it: the window closes
+        return data
+
+    def read_all(self) -> bytes:
+        """Return all of it; raises Lost if it has no end."""
+        found = bytearray()
+        while data := self.read(STEP):
+            found += data
+            if len(found) > MOST:
+                self.close()
+                raise Lost(self._host, http.client.HTTPException("an answer without an end"))
+        return bytes(found)
+
+    def close(self) -> None:
+        """The connection is not used again, unless all was read."""
+        self._raw.close()
+
+
+def _lost(host: str, e: BaseException) -> CkptsyncError | Lost:
+    """The error beneath those that botocore and urllib3 wrap around it."""
+    while not isinstance(e, CkptsyncError):
+        found = [getattr(e, "kwargs", {}).get("error"), *e.args, e.__cause__]
+        inner = next((each for each in found if isinstance(each, BaseException)), None)
+        if inner is None:
+            return Lost(host, e if isinstance(e, Exception) else OSError(str(e)))
+        e = inner
+    return e

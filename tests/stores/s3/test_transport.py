@@ -1,0 +1,292 @@
+"""Connections: used again, given up when nothing moves, paced, trusted, and not shared with a child process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ckptsync.errors import ConfigError, StoreError, Transient
+from ckptsync.model import Extent
+from ckptsync.stores.limits import Limits
+from ckptsync.stores.s3.bucket import base64_of
+from ckptsync.stores.s3.store import S3Store
+from ckptsync.stores.urls import Remote
+from tests.paced import Counted
+from tests.s3_script import Say, scripted
+
+STORED = b'HTTP/1.1 200 OK\r\nETag: "t"\r\nContent-Length: 0\r\n\r\n'
+BIG = 32 << 20
+
+
+class Server:
+    """Each connection is handled by ``talk``, with its number."""
+
+    def __init__(self, talk: Callable[[socket.socket, int], object]) -> None:
+        self._listener, self._talk = socket.create_server(("127.0.0.1", 0)), talk
+        self.connections = 0
+        self.host = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        while True:
+            connection, _ = self._listener.accept()
+            self.connections += 1
+            threading.Thread(target=self._serve, args=(connection, self.connections), daemon=True).start()
+
+    def _serve(self, connection: socket.socket, number: int) -> None:
+        with connection, contextlib.suppress(OSError):  # the other side may leave
+            self._talk(connection, number)
+
+
+def request(connection: socket.socket) -> bytes:
+    data = b""
+    while b"\r\n\r\n" not in data:
+        piece = connection.recv(65536)
+        if not piece:
+            return b""
+        data += piece
+    head, _, body = data.partition(b"\r\n\r\n")
+    length = next((int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")), 0)
+    while len(body) < length:
+        body += connection.recv(1 << 20)
+    return data
+
+
+def storing(connection: socket.socket, _number: int) -> None:
+    while request(connection):
+        connection.sendall(STORED)
+
+
+def store_at(host: str, stall: float = 5.0, pace: Any = None, scheme: str = "http", **options: Any) -> S3Store:
+    limits = Limits(patience=0, stall=stall, memory=BIG * 4, **({"pace": pace} if pace else {}))
+    store = S3Store(Remote("s3", "b"), {"key": "k", "secret": "s", "endpoint_url": f"{scheme}://{host}", **options}, limits)
+    store.least = BIG + 1  # nothing is cut into parts
+    return store
+
+
+def saying(answer: bytes, *, then: float = 0.0) -> Server:
+    def talk(connection: socket.socket, _number: int) -> None:
+        request(connection)
+        connection.sendall(answer)
+        threading.Event().wait(then)
+
+    return Server(talk)
+
+
+def test_a_connection_is_used_again_until_the_server_ends_it() -> None:
+    server = Server(storing)
+    store = store_at(server.host)
+    for _ in range(5):
+        store.write("a", [b"x"])
+    assert server.connections == 1
+    server = saying(STORED)
+    store = store_at(server.host)
+    for n in range(1, 4):
+        store.write("a", [b"x"])
+        assert server.connections == n
+        time.sleep(0.05)  # until its end has come
+
+
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 500000\r\n\r\nx"])
+def test_a_server_that_falls_silent_is_given_up(said: bytes) -> None:
+    with pytest.raises(Transient, match="silent"):
+        list(store_at(saying(said, then=60).host, stall=0.3).names(""))
+
+
+def test_a_server_that_trickles_is_given_up() -> None:
+    def trickling(connection: socket.socket, _number: int) -> None:
+        request(connection)
+        connection.sendall(b"HTTP/1.1 206 OK\r\nContent-Range: bytes 0-499999/500000\r\nContent-Length: 500000\r\n\r\n")
+        for _ in range(300):
+            connection.sendall(b"x")
+            time.sleep(0.2)
+
+    with pytest.raises(Transient, match=r"of 500000 bytes came"):
+        store_at(Server(trickling).host, stall=0.5).read_into("a", 0, memoryview(bytearray(500000)))
+
+
+def test_a_server_that_does_not_take_the_body_is_given_up() -> None:
+    def deaf(connection: socket.socket, _number: int) -> None:
+        connection.recv(10)
+        threading.Event().wait(60)
+
+    with pytest.raises(Transient, match="silent"):
+        store_at(Server(deaf).host, stall=0.3).write("a", [bytes(BIG)])
+
+
+def test_a_refusal_that_comes_before_the_body_was_taken_is_heard() -> None:
+    def refusing(connection: socket.socket, _number: int) -> None:
+        connection.recv(1000)
+        connection.sendall(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+        connection.shutdown(socket.SHUT_WR)
+        threading.Event().wait(0.3)
+
+    with pytest.raises(Transient, match="503"):
+        store_at(Server(refusing).host).write("a", [bytes(BIG)])
+
+
+def test_bytes_up_and_down_are_paced_in_small_pieces() -> None:
+    pace, size = Counted(), (1 << 20) + 5
+    body = b"y" * size
+    with scripted(Say(200, b"", {"ETag": '"t"'}), Say(206, body, {"Content-Range": f"bytes 0-{size - 1}/{size}"})) as script:
+        store = store_at(script.endpoint.partition("//")[2], pace=pace)
+        store.write("a", [body])
+        assert script.asked[0].body == body
+        assert sum(pace.taken) == size
+        assert max(pace.taken) <= pace.piece
+        pace.taken.clear()
+        out = bytearray(size)
+        store.read_into("a", 0, memoryview(out))
+    assert out == body
+    assert sum(pace.taken) == size
+    assert max(pace.taken) <= pace.piece
+
+
+class Slow(Counted):
+    """Each piece has to wait."""
+
+    def take(self, count: int) -> None:
+        super().take(count)
+        time.sleep(0.2)
+
+
+def test_waiting_for_the_pace_is_no_stall() -> None:
+    size = 4 * Slow.piece
+    with scripted(Say(200, b"", {"ETag": '"t"'}), Say(206, bytes(size), {"Content-Range": f"bytes 0-{size - 1}/{size}"})) as script:
+        store = store_at(script.endpoint.partition("//")[2], stall=0.4, pace=Slow())
+        store.write("a", [bytes(size)])
+        store.read_into("a", 0, memoryview(bytearray(size)))
+
+
+def test_what_breaks_off_is_asked_for_from_there_and_a_listing_that_does_is_an_error() -> None:
+    head = b"HTTP/1.1 206 OK\r\nContent-Range: bytes 0-9/10\r\nContent-Length: 10\r\n\r\n1234"
+    with pytest.raises(Transient, match="4 of 10 bytes"):
+        store_at(saying(head).host).read_into("a", 0, memoryview(bytearray(10)))
+    with pytest.raises(Transient, match="ended early"):
+        list(store_at(saying(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n<ListBucketResult/>").host).names(""))
+
+
+def pieces(*parts: bytes) -> Iterator[bytes]:
+    return iter(parts)
+
+
+def test_a_body_in_chunks_is_read_too() -> None:
+    ranged = {"Content-Range": "bytes 0-4/5"}
+    with scripted(Say(200, pieces(b"<ListBucket", b"Result/>")), Say(206, pieces(b"abc", b"de"), ranged)) as script:
+        store, out = script.store(), bytearray(5)
+        assert list(store.names("")) == []
+        store.read_into("a", 0, memoryview(out))
+        assert out == b"abcde"
+
+
+def streamed(store: S3Store, size: int) -> list[bytes]:
+    got: list[bytes] = []
+    store.stream(Extent("a", 0, size), memoryview(bytearray(4)), lambda view: got.append(bytes(view)))
+    return got
+
+
+@pytest.mark.parametrize(("size", "wanted"), [(9, [b"0123", b"4567", b"8"]), (8, [b"0123", b"4567"]), (2, [b"01"])])
+def test_a_stream_gives_full_buffers_and_the_rest_at_the_end(size: int, wanted: list[bytes]) -> None:
+    content, ranged = b"0123456789"[:size], {"Content-Range": f"bytes 0-{size - 1}/{size}"}
+    for body in (content, pieces(*(content[at : at + 3] for at in range(0, size, 3)))):
+        with scripted(Say(206, body, ranged)) as script:
+            assert streamed(script.store(), size) == wanted
+
+
+def test_a_stream_whose_file_is_replaced_goes_on_only_if_nothing_was_given_out() -> None:
+    def broken(count: int) -> Say:
+        return Say(206, b"old....."[:count], {"Content-Range": "bytes 0-7/8", "ETag": '"1"'}, length=8)
+
+    replaced = Say(412, b"<Error><Code>PreconditionFailed</Code></Error>")
+    new = Say(206, b"newnewne", {"Content-Range": "bytes 0-7/8", "ETag": '"2"'})
+    with scripted(broken(3), replaced, new) as script:
+        assert streamed(script.store(), 8) == [b"newn", b"ewne"]
+    with scripted(broken(5), replaced, new) as script, pytest.raises(StoreError, match="replaced while it was read") as caught:
+        streamed(script.store(), 8)
+    assert not isinstance(caught.value, Transient)
+
+
+def test_the_takers_error_is_told_from_the_networks() -> None:
+    def full(_: memoryview) -> None:
+        raise Transient("disk full")
+
+    with scripted(Say(206, b"123", {"Content-Range": "bytes 0-2/3"})) as script, pytest.raises(Transient, match="disk full"):
+        script.store().stream(Extent("a", 0, 3), memoryview(bytearray(3)), full)
+    assert len(script.asked) == 1
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="nothing here makes certificates")
+def test_tls_is_spoken_with_whom_the_bundle_names_and_nobody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, cert = tmp_path / "key.pem", tmp_path / "cert.pem"
+    names = ["-addext", "subjectAltName=DNS:localhost"]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost", *names]
+    subprocess.run([*command, "-keyout", key, "-out", cert], check=True, capture_output=True)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    heard: list[bytes] = []
+
+    def spoken(connection: socket.socket, number: int) -> None:
+        with contextlib.suppress(ssl.SSLError), context.wrap_socket(connection, server_side=True) as tls:
+            while found := request(tls):
+                heard.append(found)
+                tls.sendall(STORED.replace(b"ETag", f"x-amz-checksum-crc32: {base64_of(zlib.crc32(b'x' * 1000))}\r\nETag".encode()))
+
+    def plain(connection: socket.socket, _number: int) -> None:
+        connection.recv(1000)
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    server = Server(spoken)
+    host = server.host.replace("127.0.0.1", "localhost")
+    trusting = store_at(host, scheme="https", client_kwargs={"verify": str(cert)})
+    for _ in range(2):
+        trusting.write("a", [b"x" * 1000])
+    assert server.connections == 1
+    assert b"UNSIGNED-PAYLOAD" in heard[0], "TLS and a checksum protect it"
+    with pytest.raises(ConfigError, match="not trusted"):
+        store_at(host, scheme="https").write("a", [b"x"])
+    monkeypatch.setenv("AWS_CA_BUNDLE", "/no/such/bundle")
+    with pytest.raises(ConfigError, match="certificates"):
+        store_at(host, scheme="https").write("a", [b"x"])
+    with pytest.raises(ConfigError, match="does not speak TLS"):
+        store_at(Server(plain).host, scheme="https", client_kwargs={"verify": False}).write("a", [b"x"])
+
+
+def test_a_proxy_is_asked_for_the_whole_url(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[bytes] = []
+
+    def proxy(connection: socket.socket, _number: int) -> None:
+        heard.append(request(connection))
+        connection.sendall(STORED)
+
+    proxies = {"http": f"http://me:p%40ss@{Server(proxy).host}"}
+    store_at("s3.example", config_kwargs={"proxies": proxies}).write("a", [b"x"])
+    assert heard[0].startswith(b"PUT http://s3.example/b/a HTTP/1.1")
+    assert b"\r\nproxy-authorization: basic bwu6cebzcw==" in heard[0].lower()
+    monkeypatch.setenv("http_proxy", f"http://{Server(proxy).host}")
+    store_at("s3.example").write("a", [b"x"])
+    assert heard[1].startswith(b"PUT http://s3.example/b/a HTTP/1.1")
+
+
+def test_a_child_process_does_not_use_its_parents_connections() -> None:
+    server = Server(storing)
+    store = store_at(server.host)
+    store.write("a", [b"x"])
+    pid = os.fork()
+    if not pid:
+        store.write("a", [b"x"])
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    store.write("a", [b"x"])
+    assert server.connections == 2
