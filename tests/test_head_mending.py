@@ -1,4 +1,4 @@
-"""Copies within the store are proven before they get their name; the rest is with the command (test_cli_repair)."""
+"""Copies within the store are proven before they get their name; the rest is with the command (tests/cli/test_repair.py)."""
 
 from __future__ import annotations
 

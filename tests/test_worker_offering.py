@@ -17,8 +17,8 @@ from ckptsync.worker.options import RunDir
 from ckptsync.worker.push import ASSUMED, planned, push_now
 from ckptsync.worker.remembering import kept_of
 from ckptsync.worker.selecting import EVERYTHING, Selection
+from tests.cli.test_push import FSDP
 from tests.hook_pins import commit
-from tests.test_cli_push import FSDP
 from tests.test_worker_push import ONE, TWO, T, kept, lay, manifests
 from tests.vector import Vector, vectors
 

@@ -13,6 +13,13 @@ from ckptsync.cli.output import print_json
 from ckptsync.errors import CkptsyncError, ConfigError
 from ckptsync.stores.opening import create_store
 
+DETAILS = "It works in a temporary directory and takes about a minute."
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the arguments."""
+    command.add_argument("--dir", metavar="DIR", help="where to work: an empty or absent directory (default: a new temporary one)")
+
 
 def run(args: argparse.Namespace) -> int:
     """Exit 0 only if everything was really observed in the store; what is not as it should be is exit 1, whatever its kind."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ckptsync.cli import output
-from ckptsync.cli.arguments_keeping import RULES
+from ckptsync.cli.arguments import add_store
 from ckptsync.cli.locations import asked_store, checked_name, configuration
 from ckptsync.config.readers import duration
 from ckptsync.config.readers_head import RULES as READ
@@ -24,6 +24,33 @@ from ckptsync.units import show_duration, show_size
 
 GRACE = 86400.0
 HEADING = ("RUN", "CHECKPOINT", "STATE", "SIZE", "DECISION", "REASON")
+
+
+RULES = (
+    ("keep-last", "N", "keep the newest N that are verified"),
+    ("keep-every", "N", "keep steps that are a multiple of N"),
+    ("keep-best", "METRIC:N", "keep the best N by a metric in trainer_state.json: eval_loss:2 (lowest), max:eval_accuracy:2"),
+    ("max-age", "TIME", "delete what no rule keeps when it is older, for example 30d"),
+    ("max-size", "SIZE", "delete what no rule keeps when newer checkpoints take more room than this, for example 2TB"),
+    ("shards", "WHICH", "keep, or drop-after:N: delete the trainer's own files of all but the newest N; consolidated models stay"),
+)
+DETAILS = """A checkpoint is marked first, and deleted by a later run when the grace period is over. The last verified
+checkpoint of a run is never deleted. Rules given here replace those of the configuration."""
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the arguments."""
+    add_store(command)
+    command.add_argument("--run", metavar="RUN", default="", help="only of this run")
+    for name, what, text in RULES:
+        command.add_argument(f"--{name}", metavar=what, help=text)
+    command.add_argument("--grace", metavar="TIME", help="time between marking and deleting (default: the configuration's, or 1d)")
+    command.add_argument(
+        "--litter",
+        action="store_true",
+        help="also delete orphaned files: files that no record names for a day, and unfinished writes of killed processes",
+    )
+    command.add_argument("--dry-run", action="store_true", help="only say what would be kept or deleted, and why")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ckptsync.cli import output
+from ckptsync.cli.arguments import add_command
 from ckptsync.errors import CkptsyncError, ConfigError, StoreError
 
 NAME = "ckptsync-autoload.pth"
@@ -30,6 +31,24 @@ except Exception as e:
     why = f"{type(e).__name__}: {e}"
 print(json.dumps([sysconfig.get_path("purelib"), has_loaded, why]))
 """
+
+
+DETAILS = ""
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the actions and their argument."""
+    actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)
+    install = add_command(
+        actions,
+        "install",
+        "add a line to a Python's packages, so that CKPTSYNC_AUTOLOAD=1 gives each Hugging Face Trainer the hook",
+        "Without the variable the line does nothing.  `ckptsync help hook` says what the hook does.",
+    )
+    remove = add_command(actions, "remove", "remove that line", "Do this before you uninstall ckptsync from that Python.")
+    for name, action in (("install", install), ("remove", remove)):
+        action.set_defaults(action=name)
+        action.add_argument("--python", metavar="PYTHON", help="the Python that trains (default: the one that runs this command)")
 
 
 class _Answer(NamedTuple):

@@ -26,6 +26,15 @@ from ckptsync.stores.urls import located
 FIRST = 8  # tensors shown without --tensors
 
 
+DETAILS = ""
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the arguments."""
+    command.add_argument("targets", metavar="PATH_OR_URL", nargs="+", help="a checkpoint, or a location in a store")
+    command.add_argument("--tensors", action="store_true", help="every tensor, not only the first few")
+
+
 def run(args: argparse.Namespace) -> int:
     """Look at the directories as one checkpoint."""
     access, locations = reached(args), [located(target) for target in args.targets]

@@ -5,10 +5,21 @@ from __future__ import annotations
 import argparse
 
 from ckptsync.cli import output
+from ckptsync.cli.arguments import add_store_option
 from ckptsync.cli.keep import named
 from ckptsync.cli.locations import asked_store
 from ckptsync.errors import ConfigError
 from ckptsync.worker.joining import join
+
+DETAILS = """`ckptsync ls` shows which locations may be parts of one save, and what speaks against it. Locations with files
+of the same rank are refused. Files are copied within the store, so that one directory holds the whole checkpoint. If it is killed, run it again."""
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the arguments."""
+    for name in ("first", "second"):
+        command.add_argument(name, metavar="RUN/CHECKPOINT", help="as `ckptsync ls` shows it")
+    add_store_option(command)
 
 
 def run(args: argparse.Namespace) -> int:

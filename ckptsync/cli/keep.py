@@ -5,9 +5,20 @@ from __future__ import annotations
 import argparse
 
 from ckptsync.cli import output
+from ckptsync.cli.arguments import add_store_option
 from ckptsync.cli.locations import asked_store, checked_name
 from ckptsync.errors import ConfigError
 from ckptsync.head.keeping import keep, release
+
+DETAILS = ""
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the arguments."""
+    command.add_argument("what", metavar="RUN/CHECKPOINT", help="as `ckptsync ls` shows it")
+    add_store_option(command)
+    command.add_argument("--release", action="store_true", help="let the retention rules decide again")
+    command.add_argument("--reason", metavar="TEXT", default="", help="a note for people, shown by gc")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,7 +7,15 @@ import argparse
 from ckptsync.catalogue import kept
 from ckptsync.catalogue.reading import read
 from ckptsync.cli import output
+from ckptsync.cli.arguments import add_store
 from ckptsync.cli.locations import HEADING, asked_store, described, exit_code, fault_lines, rows
+
+DETAILS = ""
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the arguments."""
+    add_store(command)
 
 
 def run(args: argparse.Namespace) -> int:

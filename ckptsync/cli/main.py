@@ -1,7 +1,8 @@
-"""``main``: the parser's choice is run inside the one boundary that turns an error into words and an exit code."""
+"""``main``: parse the arguments, run the command, turn an error into a message and an exit code."""
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import gc
 import json
@@ -10,11 +11,12 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
-from typing import Any
+from typing import Protocol, cast
 
-from ckptsync.cli.arguments import parser
+from ckptsync import __version__
+from ckptsync.cli.arguments import EXIT_CODES, Parser, add_command
 from ckptsync.errors import CkptsyncError, StoreError
 from ckptsync.stores import ending
 from ckptsync.units import clean
@@ -22,15 +24,72 @@ from ckptsync.units import clean
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 _ALGEBRA = "OPENBLAS_NUM_THREADS"
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "demo": ("demo", "show everything on this machine: two nodes, a head, a flipped bit, its repair"),
+    "run": ("run", "run the service with the roles of its configuration (worker, head, verifier)"),
+    "push": ("push", "upload one checkpoint, or every checkpoint of a directory, now"),
+    "merge": ("merge", "merge a sharded checkpoint into safetensors; needs no service"),
+    "verify": ("verify", "read a store, or a checkpoint in a directory, and check every byte"),
+    "inspect": ("inspect", "show which layouts a checkpoint has, whether it is complete, and its tensors"),
+    "ls": ("ls", "list the runs and checkpoints of a store with their status"),
+    "status": ("status", "show what the nodes and heads of a store do, and what is wrong"),
+    "pull": ("pull", "download a checkpoint, so that a training can resume from it"),
+    "gc": ("gc", "delete checkpoints that no retention rule keeps"),
+    "keep": ("keep", "keep a checkpoint, whatever the retention rules say"),
+    "join": ("join", "declare that two locations of a checkpoint are one save, and bring their files together"),
+    "repair": ("repair", "repair what is damaged, or say why it cannot be repaired"),
+    "config": ("config", "print an example of a configuration"),
+    "help": ("help", "print a page of the documents"),
+    "hook": ("hook", "let an environment variable give trainers the hook: install, remove"),
+    "service": ("service", "write or remove systemd units for this machine's configuration"),
+    "doctor": ("doctor", "find what would make a training hang or lose files, before it starts"),
+}
+"""Command: its module in this package, and what it does.  A command's module is imported only when it is called."""
+
+
+class Command(Protocol):
+    """A command's module.  ``DETAILS`` follows the summary in its help; a command of several actions gives each action a ``command`` of its own."""
+
+    DETAILS: str
+
+    def add_arguments(self, command: argparse.ArgumentParser) -> None:
+        """Define the command's arguments."""
+
+    def run(self, args: argparse.Namespace) -> int:
+        """Run the command, and return its exit code."""
+        ...
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; its exit code.  Anything but an operator's error escapes with its traceback (and exits 1)."""
-    args = parser().parse_args(argv)
-    handler = logging.StreamHandler()  # a service says later how it wants to have it
+    """Run one command and return its exit code.  What is no `CkptsyncError` escapes with its traceback (exit code 1)."""
+    words = sys.argv[1:] if argv is None else argv
+    args = parser(next((word for word in words if not word.startswith("-")), "")).parse_args(words)
+    handler = logging.StreamHandler()  # a service chooses its format later
     handler.setFormatter(_Clean("ckptsync: %(message)s"))
     logging.basicConfig(handlers=[handler])
-    return bounded(lambda: int(_imported(args.command).run(args)), as_json=args.json)
+    return bounded(lambda: int(args.command(args)), as_json=args.json)
+
+
+def parser(command: str = "") -> argparse.ArgumentParser:
+    """Return the parser of the whole command line, with the arguments of ``command`` alone: no other command's module is imported."""
+    top = argparse.ArgumentParser(
+        prog="ckptsync",
+        description="Collects every finished checkpoint from all your nodes, merges the shards into safetensors, and verifies every byte.",
+        epilog=EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.set_defaults(json=False)
+    top.add_argument("--version", action="version", version=f"ckptsync {__version__}")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True, parser_class=Parser)
+    for name, (module, summary) in COMMANDS.items():
+        if name != command:
+            commands.add_parser(name, help=summary)
+            continue
+        chosen = _imported(f"ckptsync.cli.{module}")
+        one = add_command(commands, name, summary, chosen.DETAILS)
+        one.set_defaults(command=chosen.run)
+        chosen.add_arguments(one)
+    return top
 
 
 class _Clean(logging.Formatter):
@@ -40,19 +99,19 @@ class _Clean(logging.Formatter):
         return clean(super().formatMessage(record))
 
 
-def _imported(command: str) -> Any:
-    """The module of a command, with numpy where it needs that.
+def _imported(command: str) -> Command:
+    """Return the module of a command, and import numpy where the module needs it.
 
     OpenBLAS would start a thread for each core, which wait for work by spinning: more CPU than all else at the start, and never any work here.
     The variable is taken away again, as other programs that are started from here would inherit it.
     """
     if command in sys.modules:  # a program that calls `main` again: what it has by now may become garbage
-        return sys.modules[command]
+        return cast("Command", sys.modules[command])
     is_told = _ALGEBRA in os.environ
     os.environ.setdefault(_ALGEBRA, "1")
     gc.disable()  # what is imported stays: looking through it for garbage takes a tenth of the time
     try:
-        return import_module(command)
+        return cast("Command", import_module(command))
     finally:
         gc.freeze()
         gc.enable()

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ckptsync.cli import output
+from ckptsync.cli.arguments import add_bandwidth, add_dry_run
 from ckptsync.cli.locations import reached
 from ckptsync.cli.progress import Progress, shown, silent
 from ckptsync.collector import paused
@@ -31,6 +32,92 @@ from ckptsync.stores.urls import Remote, located
 PARTS = 64 << 20  # bytes of parts in flight to a store, beside what is being read and made
 MOST_JOBS = 8  # more than a disk takes in
 FAR_JOBS = 4  # they mostly wait for a store: so many keep a network busy, within 300 MB for all there is
+
+
+DTYPES = ("auto", "keep", "bf16", "fp16", "fp32")
+DETAILS = "With several SRC, each holds\nshards of the same checkpoint that one node has written."
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the arguments."""
+    command.add_argument(
+        "sources",
+        metavar="SRC",
+        nargs="+",
+        help="a checkpoint, its inner shard directory, or a DeepSpeed save directory; a path or a URL",
+    )
+    command.add_argument(
+        "destination",
+        metavar="DST",
+        help="a new directory, which appears whole or not at all; or a URL, where a merge that was killed continues",
+    )
+    _add_output(command)
+    _add_engine(command)
+    add_bandwidth(command)
+    add_dry_run(command, "written")
+
+
+def _add_output(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default="auto",
+        help="auto: as the model has it; keep: the most precise copy stored (default: auto)",
+    )
+    command.add_argument(
+        "--max-shard-size", metavar="SIZE", default="5GB", help="of one output file, for example 5GB or 512MiB (default: 5GB)"
+    )
+    command.add_argument(
+        "--source",
+        metavar="S",
+        help="which weights, where a checkpoint holds several (`ckptsync inspect` lists them); S@base is the model under a PEFT adapter in"
+        " the same shards, S@adapter=NAME one adapter of several",
+    )
+    command.add_argument(
+        "--config-from",
+        metavar="DIR",
+        help="a directory with the config and tokenizer files, if the checkpoint and its run have none; code (*.py, auto_map) is copied"
+        " from here only",
+    )
+    command.add_argument(
+        "--allow-code",
+        action="store_true",
+        help="copy code that lies in the checkpoint, too: from_pretrained with trust_remote_code runs it",
+    )
+    command.add_argument(
+        "--base",
+        metavar="DIR",
+        help="the model that was trained: names and shapes must be the same, and auto gives each tensor its dtype (only headers are read)",
+    )
+
+
+def _add_engine(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--jobs",
+        metavar="N",
+        type=int,
+        help="threads that read, cast and digest; 1: only the main thread (default: one for each core, at most 8; 4 from a URL)",
+    )
+    command.add_argument(
+        "--engine",
+        choices=("local", "ray"),
+        default="local",
+        help="ray: a task of a Ray cluster writes each file of weights, and reads its shards itself (needs ckptsync[ray])",
+    )
+    command.add_argument(
+        "--ray-address",
+        metavar="ADDRESS",
+        default=os.environ.get("RAY_ADDRESS", "auto"),
+        help="the cluster: HOST:PORT of its head; auto: the cluster of this machine; local: this machine alone (default: $RAY_ADDRESS, or auto)",
+    )
+    command.add_argument(
+        "--statistics", action="store_true", help="of each tensor written: minimum, maximum, norm, NaNs, infinities, zeros"
+    )
+    command.add_argument(
+        "--ignore-times",
+        action="store_true",
+        help="do not compare the files' times to find shards of different saves: the times were lost in copying",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

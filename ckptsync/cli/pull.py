@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptsync.cli import output
+from ckptsync.cli.arguments import add_bandwidth, add_dry_run, add_store_option
 from ckptsync.cli.locations import asked_store, reached
 from ckptsync.cli.progress import shown, silent
 from ckptsync.config.units import show_size
@@ -19,6 +20,35 @@ from ckptsync.pull.plan import Plan
 from ckptsync.stores.contract import Store
 
 _LINES = 20
+
+
+DETAILS = """Every byte is checked as it is read. A damaged file is not delivered (exit code 10),
+and what was downloaded stays for the next try."""
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the arguments."""
+    command.add_argument(
+        "what",
+        metavar="RUN[/CHECKPOINT]",
+        help="a run, which means RUN/latest, its newest VERIFIED checkpoint; or one checkpoint; or its URL or path in a store",
+    )
+    command.add_argument(
+        "destination",
+        metavar="DST",
+        help="an output directory, in which the checkpoint appears whole or not at all; with --consolidated, the model's own directory",
+    )
+    add_store_option(command)
+    part = command.add_mutually_exclusive_group()
+    part.add_argument("--node", metavar="ID", help="only what that node needs to resume: its own files, and files of no rank")
+    part.add_argument("--consolidated", action="store_true", help="the consolidated model instead")
+    command.add_argument(
+        "--unverified",
+        action="store_true",
+        help="also a checkpoint that is not VERIFIED, retired, or incomplete; never a damaged file",
+    )
+    add_bandwidth(command)
+    add_dry_run(command, "downloaded")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -99,7 +129,7 @@ def _remarks(store: Store, found: Found, download: Download, done: Result) -> li
 def _show(result: dict[str, Any]) -> None:
     name = output.clean(f"{result['run']}/{result['location']}")
     part = {"whole": "", "model": ", its consolidated model"}.get(result["part"], f", what {result['part']} needs")
-    print(f"{name} ({result['word']}){output.clean(part)}: {result['files']} files, {show_size(result['bytes'])}")
+    print(f"{name} ({result['status']}){output.clean(part)}: {result['files']} files, {show_size(result['bytes'])}")
     if result["there"]["files"]:
         print(f"  there already: {result['there']['files']} files, {show_size(result['there']['bytes'])}")
     for path, why in list(result["failed"].items())[:_LINES]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptsync.cli import output
+from ckptsync.cli.arguments import add_bandwidth, add_dry_run
 from ckptsync.cli.locations import configuration, options_for, reached
 from ckptsync.cli.progress import Progress, shown, silent
 from ckptsync.config.runs import existing_directories
@@ -39,6 +40,40 @@ class Asked:
     node: str
     selection: Selection
     runs: tuple[RunDir, ...]
+
+
+PRESETS = ("all", "no-optimizer", "weights")
+DETAILS = ""
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the arguments."""
+    command.add_argument("directory", metavar="DIR", help="a checkpoint, or an output directory of checkpoints")
+    command.add_argument(
+        "url", metavar="STORE_URL", nargs="?", help="the store, a path or a URL (default: the store of -c, or $CKPTSYNC_STORE)"
+    )
+    command.add_argument(
+        "--as", dest="name", metavar="NAME", default="", help="upload all of DIR as one checkpoint of this name (default: its own)"
+    )
+    command.add_argument(
+        "-c",
+        "--config",
+        metavar="CONFIG",
+        help="a worker's configuration: its store, limits, node, names of runs, and which files it uploads",
+    )
+    command.add_argument(
+        "--send",
+        choices=PRESETS,
+        help="all; no-optimizer: no optimizer states; weights: only the model (default: as -c says, or all)",
+    )
+    command.add_argument(
+        "--include", metavar="GLOB", action="append", help="only files whose path or name matches; may be repeated"
+    )
+    command.add_argument("--exclude", metavar="GLOB", action="append", help="no file whose path or name matches; may be repeated")
+    command.add_argument("--run", metavar="NAME", help="the run's name in the store (default: the output directory's name)")
+    command.add_argument("--node", metavar="ID", help="the node's id in the store (default: computed)")
+    add_bandwidth(command)
+    add_dry_run(command, "uploaded")
 
 
 def run(args: argparse.Namespace) -> int:

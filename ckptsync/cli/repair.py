@@ -11,6 +11,7 @@ from ckptsync.catalogue.fresh import Fresh, fresh
 from ckptsync.catalogue.reading import read
 from ckptsync.catalogue.summary import Catalogue
 from ckptsync.cli import output
+from ckptsync.cli.arguments import add_config
 from ckptsync.cli.locations import asked_store, configuration
 from ckptsync.config.units import show_size
 from ckptsync.daemon.identity import machine
@@ -62,6 +63,23 @@ class Done:
     def waits(self) -> bool:
         """Whether somebody may still do something about it."""
         return not self.error and (self.left or self.plan).exit_code == 3
+
+
+DETAILS = """Consolidated files are made again from shards; nodes that still have the shards upload them again.
+Exit code 10: something cannot be repaired; 3: nodes were asked and have not answered yet."""
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the arguments."""
+    command.add_argument(
+        "what",
+        metavar="URL | RUN[/CHECKPOINT]",
+        nargs="*",
+        help="the store; and what to repair in it (default: all that is damaged)",
+    )
+    add_config(command)
+    command.add_argument("--dry-run", action="store_true", help="only say what would be done, and what is lost")
+    command.add_argument("--wait", action="store_true", help="wait until nodes have answered, and what they uploaded is verified")
 
 
 def run(args: argparse.Namespace) -> int:

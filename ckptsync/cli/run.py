@@ -10,6 +10,18 @@ from ckptsync.daemon.leaving import Never, UntilGone
 from ckptsync.daemon.roles import roles
 from ckptsync.daemon.service import run as serve
 
+DETAILS = ""
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the arguments."""
+    command.add_argument(
+        "-c", "--config", metavar="CONFIG", required=True, help="configuration file; `ckptsync config example` prints complete ones"
+    )
+    command.add_argument(
+        "--until-gone", metavar="PID", type=int, help="end when that process has ended and its checkpoints are stored"
+    )
+
 
 def run(args: argparse.Namespace) -> int:
     """Until a signal; ``log.format` says what its log looks like."""

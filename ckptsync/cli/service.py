@@ -1,4 +1,4 @@
-"""``ckptsync service install``: write the units for this machine's configuration.  It starts nothing: the commands that do are printed."""
+"""``ckptsync service install`` and ``service uninstall``: write or remove systemd units.  They start and stop nothing: they print the commands that do."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from importlib import resources
 from pathlib import Path
 
 from ckptsync.cli import output, units
+from ckptsync.cli.arguments import add_command, add_dry_run
 from ckptsync.cli.locations import read_configuration
 from ckptsync.config.runs import existing_directories
 from ckptsync.config.values import Config
@@ -22,6 +23,52 @@ from ckptsync.worker.node import node_id
 
 SYSTEM = Path("/etc/systemd/system")
 _HEADS_USER = "ckptsync"
+
+
+DETAILS = ""
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the actions and their arguments."""
+    actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)
+    install = add_command(
+        actions,
+        "install",
+        "write systemd units for a configuration",
+        "It starts nothing; it prints the commands that do.\n"
+        "A configuration with the role worker gets ckptsync-worker@USER, another one ckptsync-head.",
+    )
+    install.set_defaults(command=_install)
+    install.add_argument(
+        "-c",
+        "--config",
+        metavar="CONFIG",
+        help="the service's configuration (default: /etc/ckptsync/USER.yaml; with --user, ~/.config/ckptsync/worker.yaml)",
+    )
+    install.add_argument(
+        "--as",
+        metavar="USER",
+        dest="train",
+        help="the user who trains (default: who called sudo), or who runs the head (default: ckptsync)",
+    )
+    install.add_argument("--user", action="store_true", help="for your own systemd (systemctl --user), without root")
+    add_dry_run(install, "written")
+    uninstall = add_command(
+        actions,
+        "uninstall",
+        "remove the units that install wrote",
+        "It stops nothing; it prints the commands that do.  Other files, configurations, spools and the store stay.",
+    )
+    uninstall.set_defaults(command=_uninstall)
+    uninstall.add_argument("--as", metavar="USER", dest="train", help="whose worker (default: who called sudo)")
+    uninstall.add_argument("--head", action="store_true", help="the head's units instead")
+    uninstall.add_argument("--user", action="store_true", help="units of your own systemd (systemctl --user)")
+    add_dry_run(uninstall, "removed")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the action that was chosen."""
+    return int(args.command(args))
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,15 +89,15 @@ class Plan:
     next: tuple[str, ...]
 
 
-def run(args: argparse.Namespace) -> int:
-    """Plan, write unless it is a dry run, and say so."""
+def _install(args: argparse.Namespace) -> int:
+    """Write the units for a configuration, and print what was written."""
     plan = _users_plan(args) if args.user else _system_plan(args)
     states = [_state(file) for file in plan.files]
     if not args.dry_run:
         for file, state in zip(plan.files, states, strict=True):
             _write(file, state)
     files = [UnitFile(f.path, f.text, s) for f, s in zip(plan.files, states, strict=True)]
-    _say(args, Plan(tuple(files), plan.notes, plan.next))
+    _print_plan(args, Plan(tuple(files), plan.notes, plan.next))
     return 0
 
 
@@ -210,7 +257,7 @@ def _write(file: UnitFile, state: str) -> None:
         raise StoreError(f"{file.path}: {e.strerror}", hint="look at that disk or path, then try again") from e
 
 
-def _say(args: argparse.Namespace, plan: Plan) -> None:
+def _print_plan(args: argparse.Namespace, plan: Plan) -> None:
     if args.json:
         output.print_json({"dry_run": args.dry_run, **asdict(plan)})
         return
@@ -221,3 +268,116 @@ def _say(args: argparse.Namespace, plan: Plan) -> None:
     for note in plan.notes:
         print(output.clean(f"note: {note}"))
     print("then:", *plan.next, sep="\n    ")
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """What is installed of one ``unit`` in systemd's ``folder``: our ``files``, files that are ``kept`` with the reason, links that still start it."""
+
+    folder: Path
+    unit: str
+    files: tuple[Path, ...]
+    kept: tuple[str, ...]
+    enabled: tuple[Path, ...]
+
+
+def _uninstall(args: argparse.Namespace) -> int:
+    """Remove the units that `_install` wrote, and print what was removed.  Raises ConfigError while the service is enabled: only its unit knows how to undo that."""
+    found = _user_units(args) if args.user else _system_units(args)
+    disable = f"systemctl {'--user ' if args.user else ''}disable --now {found.unit}"
+    if found.enabled and not args.dry_run:
+        raise ConfigError(f"{found.enabled[0]}: the service is enabled, and may be running", hint=f"{disable}, then try again")
+    for path in () if args.dry_run else found.files:
+        _remove(path)
+    _print_removed(args, found, disable)
+    return 0
+
+
+def _system_units(args: argparse.Namespace) -> Installed:
+    user = args.train or os.environ.get("SUDO_USER", "")
+    if not (user or args.head):
+        raise ConfigError("whose worker is not known", hint="--as USER, --head for the head, --user for a service of your own")
+    if args.train and args.head:
+        raise ConfigError("--as: a machine has one head", hint="leave it out, or leave out --head")
+    unit = "ckptsync-head" if args.head else f"ckptsync-worker@{user}"
+    own = SYSTEM / ("ckptsync-head.service" if args.head else "ckptsync-worker@.service")
+    others = [] if args.head else _others(SYSTEM, unit)
+    found = _installed(SYSTEM, unit, [SYSTEM / f"{unit}.service.d" / "10-ckptsync.conf", *([] if others else [own])])
+    shared = f"{own}: {others[0]} is made from it, too" if others else ""
+    return Installed(found.folder, unit, found.files, (*found.kept, *([shared] if shared else [])), found.enabled)
+
+
+def _user_units(args: argparse.Namespace) -> Installed:
+    if args.train:
+        raise ConfigError("--as: a user's own systemd runs what is that user's", hint="leave it out, or leave out --user")
+    folder = own_folder() / "systemd/user"
+    unit = "ckptsync-head" if args.head else "ckptsync-worker"
+    return _installed(folder, unit, [folder / f"{unit}.service"])
+
+
+def _installed(folder: Path, unit: str, wanted: list[Path]) -> Installed:
+    there = [path for path in wanted if path.is_file()]
+    ours = tuple(path for path in there if _is_ours(path))
+    kept = [f"{path}: was not written by this command" for path in there if path not in ours]
+    kept += [f"{path}: your own" for path in sorted((folder / f"{unit}.service.d").glob("*")) if path not in wanted]
+    return Installed(
+        folder,
+        unit,
+        ours,
+        tuple(kept),
+        tuple(sorted(link for wants in folder.glob("*.wants") if (link := wants / f"{unit}.service").is_symlink())),
+    )
+
+
+def _others(folder: Path, unit: str) -> list[str]:
+    """Return the workers of other users, which the same template makes."""
+    names = {p.name.removesuffix(".d") for p in folder.glob("ckptsync-worker@?*.service.d") if (p / "10-ckptsync.conf").is_file()}
+    names |= {p.name for p in folder.glob("*.wants/ckptsync-worker@?*.service")}
+    return sorted(names - {f"{unit}.service"})
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        return units.MARK in path.read_text("utf-8")
+    except UnicodeDecodeError:
+        return False
+    except OSError as e:
+        raise ConfigError(f"{path}: cannot be read: {e.strerror}", hint="as root, or with --user for a service of your own") from e
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink()
+        if path.parent.name.endswith(".service.d") and not any(path.parent.iterdir()):
+            path.parent.rmdir()
+    except PermissionError as e:
+        raise ConfigError(f"{path}: {e.strerror}", hint="as root, or with --user for a service of your own") from e
+    except OSError as e:
+        raise StoreError(f"{path}: {e.strerror}", hint="look at that disk or path, then try again") from e
+
+
+def _removal_notes(args: argparse.Namespace, found: Installed, disable: str) -> Iterator[str]:
+    if found.enabled:  # only in a dry run
+        yield f"{found.unit} is enabled: {disable} comes first"
+    if not found.files:
+        yield f"{found.folder}: holds nothing of {found.unit} that this command wrote"
+    elif not found.enabled and not args.dry_run:
+        yield f"if {found.unit} still runs it goes on: {disable.replace('disable --now', 'stop')}"
+    yield "configurations, spools (_ckptsync) and the store are as they were"
+
+
+def _print_removed(args: argparse.Namespace, found: Installed, disable: str) -> None:
+    notes, following = list(_removal_notes(args, found, disable)), [f"systemctl {'--user ' if args.user else ''}daemon-reload"]
+    if args.json:
+        told = {key: value for key, value in asdict(found).items() if key in ("unit", "kept")}
+        output.print_json(
+            {"dry_run": args.dry_run, "removed": list(map(str, found.files)), **told, "notes": notes, "next": following}
+        )
+        return
+    for path in found.files:
+        print(f"{path}: {'would be ' if args.dry_run else ''}removed")
+    for line in found.kept:
+        print(output.clean(f"kept {line}"))
+    for note in notes:
+        print(output.clean(f"note: {note}"))
+    print("then:", *following, sep="\n    ")

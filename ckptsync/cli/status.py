@@ -13,6 +13,7 @@ from ckptsync.catalogue import kept
 from ckptsync.catalogue.reading import read
 from ckptsync.catalogue.summary import Catalogue
 from ckptsync.cli import locations, output
+from ckptsync.cli.arguments import add_store
 from ckptsync.cli.status_view import WIDE, alarm_lines, lines
 from ckptsync.daemon.overseeing import Overseer, patience
 from ckptsync.fleet.alarms import Patience
@@ -23,6 +24,21 @@ EVERY = 2.0  # seconds between two looks of --watch
 NARROWEST = 80
 ALARMED = 1
 DAMAGED = 10
+
+
+DETAILS = "With --json everything is printed as one document (`ckptsync help monitoring`)."
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the arguments."""
+    add_store(command)
+    how = command.add_mutually_exclusive_group()
+    how.add_argument("--watch", action="store_true", help="draw again every 2 seconds")
+    how.add_argument(
+        "--check",
+        action="store_true",
+        help="print a line for each alarm; exit code 1 if there is any, 10 if one is damage: for cron, Nagios and the like",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

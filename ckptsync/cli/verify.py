@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptsync.cli import output
+from ckptsync.cli.arguments import add_bandwidth
 from ckptsync.cli.locations import reached
 from ckptsync.config.units import show_size
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError
@@ -35,6 +36,36 @@ from ckptsync.verify.target import Asked, InStore, Plain, target, verify
 MOST_TENSORS = 10
 Stopped = list[tuple[str, CkptsyncError]]
 """Targets as they were named, with why they were not verified to their end."""
+
+
+LEVELS = ("stat", "digest", "parse", "load", "model")
+DETAILS = ""
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the arguments."""
+    command.add_argument("targets", metavar="PATH_OR_URL", nargs="+", help="a store, a run or a location in one, or a directory")
+    command.add_argument(
+        "--level",
+        choices=LEVELS,
+        help="stat: names and sizes; digest: every byte; parse: every header, index and metadata; load: every tensor, with torch, in a"
+        " process with limits; model: the class of transformers accepts exactly these weights, and a small model runs (default: digest for"
+        " a store, parse for a directory)",
+    )
+    command.add_argument(
+        "--sample",
+        metavar="PERCENT",
+        help="compare only a random part of all bytes, for example 10%%; the result says what it covers",
+    )
+    command.add_argument(
+        "--baseline", metavar="FILE", help="for a directory: compare with the digests that --record has written to FILE"
+    )
+    command.add_argument(
+        "--record",
+        metavar="FILE",
+        help="for a directory without damage: write the digests of all its files to a new file",
+    )
+    add_bandwidth(command)
 
 
 def run(args: argparse.Namespace) -> int:

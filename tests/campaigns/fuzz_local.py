@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 
-from ckptsync.cli.arguments import parser
+from ckptsync.cli.main import COMMANDS, parser
 from ckptsync.config.loading import from_environment, load
 from ckptsync.config.settings import SETTINGS
 from ckptsync.errors import CkptsyncError, StoreError
@@ -94,7 +94,9 @@ def _options() -> Mapping[str, Sequence[argparse.Action]]:
         if not below:
             found[name] = at._actions
 
-    add("", parser())
+    for name in COMMANDS:
+        top = next(a for a in parser(name)._actions if isinstance(a, argparse._SubParsersAction))
+        add(name, top.choices[name])
     return {name: actions for name, actions in found.items() if name.split()[0] not in _LEFT_OUT}
 
 

@@ -51,7 +51,7 @@ def listed(capsys: pytest.CaptureFixture[str], store: Path) -> dict[str, str]:
     capsys.readouterr()
     main(["ls", str(store), "--json"])
     found = json.loads(capsys.readouterr().out)["locations"]
-    return {p["run"]: f"{p['word']} {' '.join(p['evidence'])}".strip() for p in found}
+    return {p["run"]: f"{p['status']} {' '.join(p['evidence'])}".strip() for p in found}
 
 
 def test_what_a_verification_by_hand_finds_is_recorded_and_repaired_by_the_worker(

@@ -92,7 +92,7 @@ def test_a_full_disk(tmp_path: Path, command: str) -> None:
     on_a_small_disk(
         tmp_path,
         f"""
-        sys.path.insert(0, {str(Path(__file__).parents[1])!r})
+        sys.path.insert(0, {str(Path(__file__).parents[2])!r})
         from tests.refusals import refused
         Path(sys.argv[1], "taken").write_bytes(bytes((1 << 20) - (16 << 10)))
         words = [{command!r}, *{[str(s) for s in sources]!r}, sys.argv[1] + "/there"]

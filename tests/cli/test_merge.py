@@ -143,7 +143,7 @@ def test_statistics_are_a_table_and_json(tmp_path: Path, capsys: pytest.CaptureF
             assert (told["nan"], told["infinite"], told["zeros"]) == (0, 0, (values == 0).sum())
 
 
-VECTORS = Path(__file__).parent / "vectors"
+VECTORS = Path(__file__).parent.parent / "vectors"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ckptsync.stores.opening import bare
 from tests.campaigns.cluster import Service
-from tests.test_cli_store_errors import FSDP
+from tests.cli.test_store_errors import FSDP
 from tests.weed import weed
 
 PATIENCE = 60.0

@@ -22,7 +22,7 @@ from ckptsync.verify.due import Schedule
 from tests.cli_store import DATA, SHARD, flip, make
 from tests.heads import consolidate_due, verify_next
 
-MONITORING = Path(__file__).parent.parent / "docs" / "monitoring.md"
+MONITORING = Path(__file__).parents[2] / "docs" / "monitoring.md"
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ import pytest
 
 from ckptsync.stores.opening import create_store
 from ckptsync.worker.push import push_now
+from tests.cli.test_store_errors import FSDP
 from tests.fault_proxy import HttpProxy
 from tests.faults import DOWN, HEADLESS, STALL, Answer, Break, always
 from tests.refusals import refused
 from tests.sshd import sshd
-from tests.test_cli_store_errors import FSDP
 from tests.weed import weed
 
 HINT = "ckptsync: hint: "

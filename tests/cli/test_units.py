@@ -14,7 +14,7 @@ from ckptsync.config.loading import read
 from ckptsync.config.values import Config
 from ckptsync.errors import ConfigError
 
-TEMPLATE = (Path(__file__).parent.parent / "systemd/ckptsync-worker@.service").read_text()
+TEMPLATE = (Path(__file__).parents[2] / "systemd/ckptsync-worker@.service").read_text()
 PROGRAM = Program(("/opt/c/bin/ckptsync", "run", "-c", "/etc/ckptsync/t.yaml"), "/etc/ckptsync/t.yaml")
 needs_systemd = pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
 

@@ -96,7 +96,7 @@ def test_what_is_no_checkpoint_has_its_code(target: str, code: int, capsys: pyte
 
 
 def test_an_adapter_in_shards_is_called_one(capsys: pytest.CaptureFixture[str]) -> None:
-    vectors = Path(__file__).parent / "vectors"
+    vectors = Path(__file__).parent.parent / "vectors"
     for name in ("hf-fsdp2-lora/out/checkpoint-4", "acc-zero2-peft/out/checkpoints/checkpoint_0"):
         assert main(["inspect", str(vectors / name)]) == 0
         assert "complete, a PEFT adapter\n" in capsys.readouterr().out

@@ -11,8 +11,8 @@ import pytest
 
 from ckptsync.cli import service
 from ckptsync.cli.main import main
-from tests.test_cli_service import config as config  # noqa: PLC0414  a fixture
-from tests.test_cli_service import install
+from tests.cli.test_service import config as config  # noqa: PLC0414  a fixture
+from tests.cli.test_service import install
 
 ME = getpass.getuser()
 

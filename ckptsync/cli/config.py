@@ -1,0 +1,30 @@
+"""``ckptsync config example``: print an example of a configuration, with every key."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ckptsync.cli.arguments import add_command
+from ckptsync.cli.help import PACKAGE, show
+
+DETAILS = ""
+
+
+def add_arguments(command: argparse.ArgumentParser) -> None:
+    """Define the action and its argument."""
+    actions = command.add_subparsers(title="actions", metavar="ACTION", required=True)
+    example = add_command(
+        actions, "example", "print an example with every key: worker, head, both, and files for S3, sshd and Prometheus"
+    )
+    example.add_argument("name", metavar="NAME", nargs="?", default="", help="which example (default: list them)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the example that is named; without a name, list the examples."""
+    return show("example", examples(), args)
+
+
+def examples() -> dict[str, Path]:
+    """Return the files of ``configs/`` by name; YAML files without their ending."""
+    return {path.stem if path.suffix == ".yaml" else path.name: path for path in sorted((PACKAGE / "configs").iterdir())}

@@ -1,0 +1,87 @@
+"""Each command's arguments, and what the parser refuses."""
+
+import pytest
+
+from ckptsync.cli import gc
+from ckptsync.cli.main import COMMANDS, parser
+from ckptsync.config.readers_head import RULES as KEYS
+
+
+def parsed(line: str) -> dict[str, object]:
+    words = line.split()
+    return vars(parser(words[0]).parse_args(words))
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        (
+            "merge a b out",
+            {
+                "sources": ["a", "b"],
+                "destination": "out",
+                "dtype": "auto",
+                "max_shard_size": "5GB",
+                "engine": "local",
+                "jobs": None,
+            },
+        ),
+        ("merge a out --dtype keep --source zero:. --json", {"dtype": "keep", "source": "zero:.", "json": True}),
+        ("push d url --run r --node n --dry-run", {"directory": "d", "url": "url", "run": "r", "node": "n", "dry_run": True}),
+        ("push d --run a s3://b/c --send weights", {"directory": "d", "url": "s3://b/c", "run": "a", "send": "weights"}),
+        ("push d -c x.yaml --exclude a --exclude b", {"url": None, "config": "x.yaml", "exclude": ["a", "b"]}),
+        ("verify a b", {"targets": ["a", "b"], "level": None, "json": False}),
+        ("verify a --level model --sample 10% --baseline f --record g", {"level": "model", "sample": "10%", "record": "g"}),
+        ("inspect a --tensors", {"targets": ["a"], "tensors": True}),
+        ("ls", {"url": None, "config": None}),
+        ("status /s --watch", {"url": "/s", "watch": True}),
+        ("run -c x.yaml", {"config": "x.yaml"}),
+        ("demo --dir d", {"dir": "d"}),
+        ("pull r out --node n --dry-run", {"what": "r", "destination": "out", "url": None, "node": "n", "consolidated": False}),
+        ("gc /store --keep-last 3 --dry-run", {"url": "/store", "keep_last": "3", "dry_run": True}),
+        ("keep a/b --release", {"what": "a/b", "release": True}),
+        ("join a/b a/c", {"first": "a/b", "second": "a/c"}),
+        ("repair /store a/b --wait", {"what": ["/store", "a/b"], "wait": True}),
+        ("service install -c x.yaml --as ann --dry-run", {"config": "x.yaml", "train": "ann", "user": False, "dry_run": True}),
+        ("service uninstall --head", {"head": True, "train": None, "user": False, "dry_run": False}),
+        ("hook install --python p", {"action": "install", "python": "p"}),
+        ("config example worker --json", {"name": "worker", "json": True}),
+        ("config --json example", {"name": "", "json": True}),
+        ("help", {"name": "", "json": False}),
+        ("doctor", {"output_dir": [], "python": "", "node": "", "model": "", "publish": False, "nodes": False, "url": None}),
+        ("doctor --publish -c x.yaml --output-dir /a --output-dir /b", {"output_dir": ["/a", "/b"], "publish": True}),
+        ("doctor --strict /store", {"strict": True, "url": "/store"}),
+    ],
+)
+def test_each_command_reads_its_arguments(line: str, found: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    args = parsed(line)
+    assert {key: args[key] for key in found} == found
+    assert callable(args["command"])
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("merge a b --dry", "unrecognized arguments: --dry"),
+        ("merge a out --dtype int8", "invalid choice"),
+        ("verify a --level deep", "model"),
+        ("service", "ACTION"),
+        ("hook", "ACTION"),
+    ],
+)
+def test_what_is_not_an_argument_is_refused(line: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed(line)
+    assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed(f"{command} --help")
+    assert COMMANDS[command][1][1:] in " ".join(capsys.readouterr().out.split())
+
+
+def test_every_rule_of_a_configuration_has_a_flag() -> None:
+    assert {name.replace("-", "_") for name, _, _ in gc.RULES} == set(KEYS)
