@@ -121,7 +121,7 @@ PURE = (
     "web.metrics",
     "cli.status_view",
     "cli.units",
-    *(f"stores.{m}" for m in ("generic.errors", "generic.times", "timetable")),
+    *(f"stores.{m}" for m in ("generic.errors", "generic.times")),
 )
 NOT_PURE: Mapping[str, str] = {
     "formats.zstd_items": "several threads read one stream: a lock keeps its decompressor",
@@ -161,7 +161,7 @@ IMPURE_OURS = frozenset(
             "stores.s3.transport",
             "stores.s3.upload",
         ),
-        *("stores.stream", "stores.generic.store", "stores.pace", "stores.retry"),
+        *("stores.stream", "stores.generic.store", "stores.retry"),
     )
 )
 IMPURE_CALLS = frozenset({"open", "print", "input", "breakpoint"})

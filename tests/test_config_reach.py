@@ -6,8 +6,7 @@ import pytest
 
 from ckptsync.config.loading import read
 from ckptsync.config.reach import limits, options_for
-from ckptsync.stores.limits import Limits, Unlimited
-from ckptsync.stores.pace import Paces
+from ckptsync.stores.limits import Limits, TokenBucket, Unlimited
 
 STORE = "store: {url: /mnt/x}\nroles: [head]\n"
 
@@ -22,7 +21,7 @@ def test_the_defaults_are_those_of_the_stores() -> None:
 
 @pytest.mark.parametrize("text", ["50MB/s", "'08:00,50M 19:00,off'", "Mon-08:00,10M Sat-00:00,off"])
 def test_a_bandwidth_is_a_pace(text: str) -> None:
-    assert isinstance(limits(read(STORE + f"limits:\n  bandwidth: {text}\n", "c", {}).limits).pace, Paces)
+    assert isinstance(limits(read(STORE + f"limits:\n  bandwidth: {text}\n", "c", {}).limits).pace, TokenBucket)
 
 
 @pytest.mark.parametrize("text", ["off", "'off'", "'08:00,off 19:00,off'"])

@@ -6,7 +6,7 @@ import pytest
 
 from ckptsync.config.settings import SETTINGS
 from ckptsync.config.values import RunConfig, StoreConfig
-from ckptsync.stores.timetable import Timetable
+from ckptsync.stores.limits import Schedule
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_value_of_the_wrong_kind_is_a_problem(key: str, value: object) -> None
             {"endpoint_url": "http://x", "client_kwargs": {"a": 1}},
         ),
         ("limits.bandwidth", "off", None),
-        ("limits.bandwidth", "1KB/s", Timetable((0,), (1000.0,))),
+        ("limits.bandwidth", "1KB/s", Schedule((0,), (1000.0,))),
         ("limits.threads", "8", 8),
         ("limits.memory", "1GiB", 1 << 30),
         ("limits.patience", "0", 0.0),

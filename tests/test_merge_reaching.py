@@ -11,10 +11,8 @@ from ckptsync.errors import ConfigError, Incomplete
 from ckptsync.merge.looking import Asked, Prepared, look
 from ckptsync.merge.plan import Options
 from ckptsync.merge.reaching import reach
-from ckptsync.stores.limits import Limits
+from ckptsync.stores.limits import Limits, TokenBucket, parse_schedule
 from ckptsync.stores.opening import bare
-from ckptsync.stores.pace import Paces
-from ckptsync.stores.timetable import parse
 from ckptsync.stores.trees import Access
 from ckptsync.stores.urls import located
 from tests.consolidated import FILES
@@ -51,7 +49,7 @@ def test_a_directory_of_another_machine_is_refused(tmp_path: Path) -> None:
 
 def test_a_bucket_is_reached_with_the_same_options_and_no_pace(tmp_path: Path) -> None:
     url = f"s3://{weed().bucket()}/out"
-    access = Access(weed().options(), Limits(Paces(parse("100MB/s"))))
+    access = Access(weed().options(), Limits(TokenBucket(parse_schedule("100MB/s"))))
     handed = pickle.loads(pickle.dumps(reach(prepared(tmp_path, url, access), access)))
     handed.write()("a", [b"123"])
     assert bare(url, weed().options()).size("a") == 3

@@ -6,14 +6,12 @@ import pytest
 
 from ckptsync.errors import Transient
 from ckptsync.stores import signs
-from ckptsync.stores.limits import Unlimited
-from ckptsync.stores.pace import Paces
+from ckptsync.stores.limits import TokenBucket, Unlimited, parse_schedule
 from ckptsync.stores.retry import Persistence
-from ckptsync.stores.timetable import parse
 
 
-@pytest.mark.parametrize("pace", [Unlimited(), Paces(parse("1GB/s")), Paces(parse("off"))])
-def test_a_transfer_gives_signs_and_a_heartbeat_none(pace: Unlimited | Paces) -> None:
+@pytest.mark.parametrize("pace", [Unlimited(), TokenBucket(parse_schedule("1GB/s")), TokenBucket(parse_schedule("off"))])
+def test_a_transfer_gives_signs_and_a_heartbeat_none(pace: Unlimited | TokenBucket) -> None:
     before = signs.given()
     pace.take(300)
     assert signs.given() == before

@@ -21,8 +21,8 @@ from ckptsync.paths import checked_path
 from ckptsync.records.names import consolidated_prefix
 from ckptsync.records.saves import Sibling
 from ckptsync.stores.contract import Store
+from ckptsync.stores.limits import Schedule
 from ckptsync.stores.opening import open_store
-from ckptsync.stores.timetable import Timetable
 from ckptsync.stores.trees import Access
 from ckptsync.stores.urls import Remote, located
 from ckptsync.units import clean
@@ -81,7 +81,7 @@ def options_for(url: str, access: Access) -> Mapping[str, object]:
     return reach.options_for(url, access.options) if isinstance(located(url), Remote) else {}
 
 
-def _bandwidth(text: str) -> Timetable | None:
+def _bandwidth(text: str) -> Schedule | None:
     try:
         return bandwidth(text)
     except ValueError as e:

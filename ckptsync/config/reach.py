@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ckptsync.config.values import LimitsConfig
-from ckptsync.stores.limits import Limits, Pace, Unlimited
-from ckptsync.stores.pace import Paces
+from ckptsync.stores.limits import Limits, RateLimiter, TokenBucket, Unlimited
 from ckptsync.stores.trees import Access
 from ckptsync.stores.urls import Remote, located
 
@@ -19,5 +18,5 @@ def options_for(url: str, options: Mapping[str, object]) -> Mapping[str, object]
 
 def limits(config: LimitsConfig) -> Limits:
     """For all stores of a process: its transfers share one pace, so call it once."""
-    pace: Pace = Paces(config.bandwidth) if config.bandwidth else Unlimited()
+    pace: RateLimiter = TokenBucket(config.bandwidth) if config.bandwidth else Unlimited()
     return Limits(pace, config.threads, config.memory, config.patience, config.stall)

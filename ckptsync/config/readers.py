@@ -13,7 +13,7 @@ from ckptsync.config.values import ROLES, RunConfig
 from ckptsync.errors import Corrupt
 from ckptsync.paths import checked_path
 from ckptsync.records.names import CONSOLIDATED, checked_node
-from ckptsync.stores.timetable import Timetable, parse
+from ckptsync.stores.limits import Schedule, parse_schedule
 
 _MOST = 10**9  # of whatever is counted: threads, jobs, checkpoints, steps
 
@@ -115,11 +115,11 @@ def storage_options(value: object) -> dict[str, object]:
     return dict(found)
 
 
-def bandwidth(value: object) -> Timetable | None:
+def bandwidth(value: object) -> Schedule | None:
     """A rate, a timetable, or off."""
     if value is False:  # what YAML makes of `off`
         return None
-    timetable = parse(text(value))
+    timetable = parse_schedule(text(value))
     return None if timetable.is_unlimited else timetable
 
 

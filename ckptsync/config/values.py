@@ -11,7 +11,7 @@ from ckptsync.fleet.alarms import KINDS
 from ckptsync.head.rules import Best, Rules
 from ckptsync.merge.plan import DType
 from ckptsync.records.report import Level
-from ckptsync.stores.timetable import Timetable
+from ckptsync.stores.limits import Schedule
 
 Role = Literal["worker", "head", "verifier"]
 ROLES: tuple[Role, ...] = ("worker", "head", "verifier")
@@ -38,7 +38,7 @@ class StoreConfig:
 class LimitsConfig:
     """What transfers may take: see `ckptsync.stores.limits.Limits`."""
 
-    bandwidth: Timetable | None
+    bandwidth: Schedule | None
     threads: int
     memory: int
     patience: float

@@ -1,22 +1,47 @@
-"""What transfers may take of this machine and its network."""
+"""What transfers may take of this machine and its network: threads, memory, patience, and one bandwidth for all of a process.
+
+The bandwidth follows a schedule in rclone's notation (rclone.org/docs, ``--bwlimit``): ``50MB/s``, or ``08:00,50M 19:00,off`` every day, or
+``Mon-08:00,10M Sat-00:00,off`` every week.
+"""
 
 from __future__ import annotations
 
+import bisect
+import contextlib
+import math
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ckptsync.stores import signs
+from ckptsync.errors import Transient
+from ckptsync.stores import ending, signs
+from ckptsync.stores.contract import Chunk
 
 LEAST_PIECE = 256 << 10
 MOST_PIECE = 1 << 20
+MAKES_WAY = 8  # times that a large request lets small ones go first, so that it does not starve
+GATHER = 0.05  # s that a large request waits at least, if it has to wait: each time it wakes it may take a core from a training
+_LITTLE = signs.LEAST  # bytes: a smaller request goes before larger ones
+_BURST = 0.25  # s of the rate that may be saved up
+_CLOSE = 0.001  # of a byte: sums of floats are not exact
+_STEP = 0.25  # s between two looks at the schedule, and at whether the process is about to end
+
+DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+DAY = 24 * 60  # minutes
+_SLOT = re.compile(r"(?:([A-Za-z]+)-)?([0-9]{1,2}):([0-9]{2}),(\S+)")
+_RATE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGT]i?)?(B)?(/s)?", re.IGNORECASE)
+_POWERS = {"K": 1, "M": 2, "G": 3, "T": 4}
 
 
-class Pace(Protocol):
-    """Who moves bytes over a network asks first, so that all transfers of a process share one bandwidth."""
+class RateLimiter(Protocol):
+    """Whoever moves bytes over a network asks it first, so that all transfers of a process share one bandwidth."""
 
     @property
     def piece(self) -> int:
-        """Bytes to ask for at a time, at most: few, so that a change of the rate is felt soon, and what is little has not to wait for long."""
+        """How many bytes to ask for at a time, at most: few, so that a change of the rate is felt soon, and small requests need not wait for long."""
         ...
 
     def take(self, count: int) -> None:
@@ -25,14 +50,13 @@ class Pace(Protocol):
 
 
 class Unlimited:
-    """No bandwidth is set."""
+    """A `RateLimiter` without a limit."""
 
     piece = MOST_PIECE
 
     def take(self, count: int) -> None:
         """Return at once."""
-        if count >= signs.LEAST:
-            signs.give()
+        _give_sign(count)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +67,179 @@ class Limits:
     and tried again.
     """
 
-    pace: Pace = field(default_factory=Unlimited)
+    pace: RateLimiter = field(default_factory=Unlimited)
     threads: int = 4
     memory: int = 96 << 20
     patience: float = 120.0
     stall: float = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """``starts``: minutes of the week from Monday 00:00, ascending.  ``rates``: bytes a second from then on; None is no limit."""
+
+    starts: tuple[int, ...]
+    rates: tuple[float | None, ...]
+
+    def rate(self, weekday: int, hour: int, minute: int) -> float | None:
+        """Return the rate at a local time; Monday is 0.  Before the first start of the week the last rate holds."""
+        return self.rates[bisect.bisect_right(self.starts, weekday * DAY + hour * 60 + minute) - 1]
+
+    @property
+    def is_unlimited(self) -> bool:
+        """Whether there never is a limit."""
+        return all(rate is None for rate in self.rates)
+
+
+def parse_schedule(text: str) -> Schedule:
+    """Return the schedule that a text means; raise ValueError."""
+    words = text.split()
+    if not words:
+        raise ValueError("an empty bandwidth: a rate such as 50MB/s, a timetable such as '08:00,50M 19:00,off', or off is wanted")
+    if len(words) == 1 and "," not in words[0]:
+        return Schedule((0,), (_rate(words[0]),))
+    found: dict[int, float | None] = {}
+    for word in words:
+        starts, rate = _slot(word)
+        for start in starts:
+            if start in found:
+                raise ValueError(f"{word!r}: this time is given twice")
+            found[start] = rate
+    return Schedule(tuple(sorted(found)), tuple(found[start] for start in sorted(found)))
+
+
+def _slot(word: str) -> tuple[list[int], float | None]:
+    """Return the minutes of the week at which it begins, one or one of each day, and the rate."""
+    matched = _SLOT.fullmatch(word)
+    if not matched:
+        raise ValueError(f"{word!r} is not a time and a rate: such as 08:00,50M or Sat-00:00,off is wanted")
+    day, hour, minute = matched[1], int(matched[2]), int(matched[3])
+    if hour > 23 or minute > 59:
+        raise ValueError(f"{word!r}: there is no such time of day")
+    days = [n for n, name in enumerate(DAYS) if day is None or (len(day) > 2 and name.startswith(day.lower()))]
+    if not days:
+        raise ValueError(f"{word!r}: there is no such day, one of Mon Tue Wed Thu Fri Sat Sun is wanted")
+    return [n * DAY + hour * 60 + minute for n in days], _rate(matched[4])
+
+
+def _rate(text: str) -> float | None:
+    """Return bytes a second.  ``K M G T`` are powers of 1024, as rclone's, and so are ``KiB``…; ``KB MB GB TB`` are of 1000."""
+    if text.lower() == "off":
+        return None
+    matched = _RATE.fullmatch(text)
+    if not matched or not (matched[2] or matched[3]):  # rclone takes a bare number for KiB, others for bytes
+        raise ValueError(f"{text!r} is not a bandwidth: a rate with its unit, such as 50MB/s or 8MiB/s, or off is wanted")
+    unit = (matched[2] or "").upper()
+    base = 1000.0 if matched[3] and not unit.endswith("I") else 1024.0
+    rate = float(matched[1]) * math.pow(base, _POWERS[unit[0]] if unit else 0)
+    if rate < 1:
+        raise ValueError(f"{text!r}: nothing could ever be sent; off means no limit")
+    return rate
+
+
+class TokenBucket:
+    """A `RateLimiter` that follows a schedule.  Requests go one after the other, each when its time is over, so the rate is never exceeded.
+
+    A small request (a head, a listing) goes before large ones: a small save, or a heartbeat, needs several of them in a row.
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        wall: Callable[[], time.struct_time] = time.localtime,
+    ) -> None:
+        self._schedule, self._clock, self._sleep, self._wall = schedule, clock, sleep, wall
+        self._line: list[_Ticket] = []  # the first of them goes now
+        self._moved = threading.Condition()
+        self._saved, self._since = 0.0, clock()  # bytes that may go, as of when
+
+    @property
+    def piece(self) -> int:
+        """What goes in `GATHER` seconds: each piece costs some CPU, which a training misses."""
+        rate = self._rate()
+        return MOST_PIECE if rate is None else int(min(MOST_PIECE, max(LEAST_PIECE, rate * GATHER)))
+
+    def take(self, count: int) -> None:
+        """Wait until ``count`` bytes may go; raise Transient where the process is about to end before."""
+        with self._turn(count):
+            while (wait := self._missing(count)) > 0:
+                if ending.is_near():
+                    raise Transient("the transfer ended while it waited for its bandwidth", hint="start it again")
+                _give_sign(count)
+                self._sleep(min(max(wait, GATHER if count >= _LITTLE else 0.0), _STEP))
+        _give_sign(count)
+
+    def _missing(self, count: int) -> float:
+        """Return the seconds until ``count`` bytes are saved up at the present rate; 0 takes them.  One thread at a time calls this."""
+        now, rate = self._clock(), self._rate()
+        passed, self._since = now - self._since, now
+        if rate is None:
+            return 0.0
+        self._saved = min(self._saved + passed * rate, max(_BURST * rate, count + GATHER * rate))
+        if self._saved < count - _CLOSE:
+            return (count - self._saved) / rate
+        self._saved -= count
+        return 0.0
+
+    def _rate(self) -> float | None:
+        wall = self._wall()
+        return self._schedule.rate(wall.tm_wday, wall.tm_hour, wall.tm_min)
+
+    @contextlib.contextmanager
+    def _turn(self, count: int) -> Iterator[None]:
+        """Wait for a turn, first come, first served but for small requests: a lock alone may go again and again to one thread."""
+        ticket = _Ticket(count < _LITTLE)
+        with self._moved:
+            self._line.insert(_position(ticket, self._line), ticket)
+        try:
+            with self._moved:
+                self._moved.wait_for(lambda: self._line[0] is ticket)
+            yield
+        finally:
+            with self._moved:
+                self._line.remove(ticket)
+                self._moved.notify_all()
+
+
+@dataclass(eq=False, slots=True)
+class _Ticket:
+    """A request in line.  ``overtaken``: by how many later ones."""
+
+    is_little: bool
+    overtaken: int = 0
+
+
+def _position(ticket: _Ticket, line: Sequence[_Ticket]) -> int:
+    """Return where in line it goes: behind all, or before large requests that were not overtaken often; never before the first."""
+    at = len(line)
+    while ticket.is_little and at > 1 and not line[at - 1].is_little and line[at - 1].overtaken < MAKES_WAY:
+        at -= 1
+        line[at].overtaken += 1
+    return at
+
+
+def _give_sign(count: int) -> None:
+    """Give a sign of life, also while waiting for long: so a small bandwidth is told from a thread that hangs."""
+    if count >= signs.LEAST:
+        signs.give()
+
+
+def limit(chunks: Iterable[Chunk], limiter: RateLimiter) -> Iterator[memoryview]:
+    """Yield chunks in small pieces of single bytes, each when it may go."""
+    for chunk in chunks:
+        view = memoryview(chunk)
+        flat, piece = view.cast("B") if view.nbytes else memoryview(b""), limiter.piece
+        for at in range(0, len(flat), piece):
+            part = flat[at : at + piece]
+            limiter.take(len(part))
+            yield part
+
+
+def take_all(limiter: RateLimiter, count: int) -> None:
+    """Wait until ``count`` bytes may come, where they cannot be had little by little."""
+    piece = limiter.piece
+    for start in range(0, count, piece):
+        limiter.take(min(piece, count - start))

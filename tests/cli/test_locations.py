@@ -8,8 +8,7 @@ import pytest
 from ckptsync.cli.locations import first_of, reached
 from ckptsync.cli.main import main
 from ckptsync.errors import ConfigError
-from ckptsync.stores.limits import Unlimited
-from ckptsync.stores.pace import Paces
+from ckptsync.stores.limits import TokenBucket, Unlimited
 from tests.cli_store import flip, make
 
 
@@ -51,11 +50,11 @@ def test_limits_and_options_come_from_the_environment_or_the_configuration_and_t
     access = reached(Namespace(bandwidth=None))
     assert (access.options, access.limits.threads) == ({"profile": "lab"}, 7)
     assert isinstance(access.limits.pace, Unlimited)
-    assert isinstance(reached(Namespace(bandwidth="1MB/s")).limits.pace, Paces)
+    assert isinstance(reached(Namespace(bandwidth="1MB/s")).limits.pace, TokenBucket)
     (tmp_path / "c.yaml").write_text("roles: [head]\nstore: {url: s3://b/x}\nlimits: {bandwidth: 1MB/s, threads: 3}\n")
     of_file = reached(Namespace(config=str(tmp_path / "c.yaml")))
     assert (of_file.options, of_file.limits.threads) == ({"profile": "lab"}, 7), "the environment overrides the file, as always"
-    assert isinstance(of_file.limits.pace, Paces)
+    assert isinstance(of_file.limits.pace, TokenBucket)
     assert "lab" not in repr(of_file)
     with pytest.raises(ConfigError, match="--bandwidth: '50' is not a bandwidth"):
         reached(Namespace(bandwidth="50"))

@@ -18,8 +18,7 @@ from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, announced, ch
 from ckptsync.stores.generic.errors import sorted_error
 from ckptsync.stores.generic.times import changed
 from ckptsync.stores.generic.writing import UNFINISHED, Job, way_of
-from ckptsync.stores.limits import Limits
-from ckptsync.stores.pace import slowly, taken
+from ckptsync.stores.limits import Limits, limit, take_all
 from ckptsync.stores.urls import Remote
 
 T = TypeVar("T")
@@ -80,7 +79,7 @@ class GenericStore:
         if not count:
             self.size(name)
             return
-        taken(self._pace, count)
+        take_all(self._pace, count)
         try:
             data = self._asked(name, lambda fs: fs.cat_file(path, start=start, end=start + count))
         except NotFound:
@@ -122,7 +121,7 @@ class GenericStore:
 
         def counted() -> Iterator[memoryview]:
             nonlocal total
-            for piece in slowly(announced(chunks, about), self._pace):
+            for piece in limit(announced(chunks, about), self._pace):
                 total += len(piece)
                 yield piece
 

@@ -18,8 +18,7 @@ from blake3 import blake3
 
 from ckptsync.stores import beneath
 from ckptsync.stores.contract import Chunk
-from ckptsync.stores.limits import Pace
-from ckptsync.stores.pace import cut
+from ckptsync.stores.limits import RateLimiter, limit
 from ckptsync.stores.writing import BLOCK, Output
 
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -69,7 +68,7 @@ class Draft:
 class Filled:
     """Chunks are appended to a draft, after its ``pace``; those that it has already are compared instead.  Nothing is durable before `sync`.  Raises OSError."""
 
-    def __init__(self, draft: Draft, pace: Pace | None = None) -> None:
+    def __init__(self, draft: Draft, pace: RateLimiter | None = None) -> None:
         self._pace = pace
         self._fd, self._output, self._found = draft.fd, Output(draft.fd), draft.left
         self._left = draft.left - draft.left % BLOCK  # so that what follows begins where the disk wants it
@@ -88,7 +87,7 @@ class Filled:
         if self._pace is None:
             self._output.add(view)
             return
-        for _, piece in cut(view, self._pace):
+        for piece in limit([view], self._pace):
             self._output.add(piece)
 
     def sync(self) -> None:

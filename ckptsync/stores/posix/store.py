@@ -23,11 +23,10 @@ from ckptsync.errors import Corrupt, Exists, NotFound, StoreError, Transient
 from ckptsync.paths import checked_path
 from ckptsync.stores import beneath
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, announced, checked_prefix
-from ckptsync.stores.limits import Pace, Unlimited
+from ckptsync.stores.limits import RateLimiter, Unlimited, limit
 from ckptsync.stores.mounts import Mount, mount_of
 from ckptsync.stores.openfiles import OpenFile, OpenFiles
 from ckptsync.stores.oserrors import HINTS, Telling
-from ckptsync.stores.pace import cut
 from ckptsync.stores.posix.commit import claim, replace, sync_directory
 from ckptsync.stores.posix.draft import Draft, Filled, begun, clear, discard, is_unfinished
 from ckptsync.stores.posix.placing import Placing
@@ -56,7 +55,7 @@ class PosixStore:
     is_exclusive = True
 
     def __init__(
-        self, root: str, witness: str = "", mount: Mount | None = None, pace: Pace | None = None, *, at: int | None = None
+        self, root: str, witness: str = "", mount: Mount | None = None, pace: RateLimiter | None = None, *, at: int | None = None
     ) -> None:
         self.root = str(Path(root).absolute())
         self._root = self.root if at is None else beneath.held(at, self.root)
@@ -103,8 +102,9 @@ class PosixStore:
         if self._pace is None or not out.nbytes:
             self._read_into(name, start, out)
             return
-        for at, piece in cut(out, self._pace):
-            self._read_into(name, start + at, piece)
+        for piece in limit([out], self._pace):
+            self._read_into(name, start, piece)
+            start += len(piece)
 
     def _read_into(self, name: str, start: int, out: memoryview) -> None:
         with self._reading(_checked(name)):

@@ -1,3 +1,5 @@
+"""Limits of transfers: schedules of a bandwidth, and the token bucket that follows them."""
+
 from __future__ import annotations
 
 import random
@@ -8,14 +10,25 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ckptsync.errors import StoreError, Transient
 from ckptsync.stores import ending, signs
 from ckptsync.stores.contract import About, Store, read_all
-from ckptsync.stores.limits import LEAST_PIECE, MOST_PIECE
-from ckptsync.stores.pace import GATHER, MAKES_WAY, Paces
+from ckptsync.stores.limits import (
+    DAYS,
+    GATHER,
+    LEAST_PIECE,
+    MAKES_WAY,
+    MOST_PIECE,
+    Limits,
+    Schedule,
+    TokenBucket,
+    Unlimited,
+    parse_schedule,
+)
 from ckptsync.stores.posix.store import PosixStore
-from ckptsync.stores.timetable import parse
 from tests.paced import Counted
 from tests.store_contract import StoreContract
 from tests.ticks import until
@@ -44,8 +57,8 @@ class Clock:
         minutes = int(self.now // 60)
         return time.struct_time((2024, 1, 1, minutes // 60 % 24, minutes % 60, 0, minutes // 1440 % 7, 1, 0))
 
-    def paces(self, text: str) -> Paces:
-        return Paces(parse(text), clock=lambda: self.now, sleep=self.sleep, wall=self.wall)
+    def paces(self, text: str) -> TokenBucket:
+        return TokenBucket(parse_schedule(text), clock=lambda: self.now, sleep=self.sleep, wall=self.wall)
 
 
 class TestPacedPosix(StoreContract):
@@ -282,3 +295,93 @@ def test_what_a_killed_writer_has_written_to_a_directory_is_not_paced_again(tmp_
     PosixStore(str(tmp_path), pace=pace).create("a", [content], about)
     assert sum(pace.taken) == 1 << 20
     assert (tmp_path / "a").read_bytes() == content
+
+
+MON, SAT, SUN = 0, 5, 6
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("50MB/s", 50e6),
+        ("50MB", 50e6),
+        ("8MiB/s", 8 * MIB),
+        ("50M", 50 * MIB),
+        ("512k", 512 << 10),
+        ("1.5G", 1.5 * (1 << 30)),
+        ("100B", 100),
+        ("1Mi", MIB),
+        ("off", None),
+        ("OFF", None),
+    ],
+)
+def test_a_single_rate_holds_always(text: str, rate: float | None) -> None:
+    table = parse_schedule(text)
+    assert {table.rate(day, hour, 30) for day in range(7) for hour in range(24)} == {rate}
+    assert table.is_unlimited == (rate is None)
+
+
+def test_a_time_of_day_is_one_of_every_day_and_holds_until_the_next() -> None:
+    table = parse_schedule("08:00,50M 19:00,off 12:30,1M")
+    for day in range(7):
+        assert table.rate(day, 7, 59) is None, "what the evening before said"
+        assert table.rate(day, 8, 0) == table.rate(day, 12, 29) == 50 * MIB
+        assert table.rate(day, 12, 30) == table.rate(day, 18, 59) == MIB
+        assert table.rate(day, 19, 0) is table.rate(day, 23, 59) is None
+    assert not table.is_unlimited
+
+
+def test_a_day_and_a_time_begin_what_holds_for_the_rest_of_the_week_and_into_the_next() -> None:
+    table = parse_schedule("Mon-08:00,10M Sat-00:00,off")
+    assert table.rate(MON, 7, 59) is None
+    assert table.rate(MON, 8, 0) == table.rate(4, 23, 59) == 10 * MIB
+    assert table.rate(SAT, 0, 0) is table.rate(SUN, 23, 59) is None
+
+
+@pytest.mark.parametrize("name", ["Sun", "sun", "SUNDAY", "Sunday"])
+def test_days_may_be_written_out(name: str) -> None:
+    assert parse_schedule(f"Mon-00:00,off {name}-12:00,1M").rate(SUN, 12, 0) == MIB
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "empty bandwidth"),
+        ("50", "with its unit"),
+        ("fast", "not a bandwidth"),
+        ("0MB/s", "off means no limit"),
+        ("-1M", "not a bandwidth"),
+        ("08:00", "not a bandwidth"),
+        ("08:00,50M 19:00", "not a time and a rate"),
+        ("24:00,50M", "no such time"),
+        ("08:60,50M", "no such time"),
+        ("Mo-08:00,50M", "no such day"),
+        ("Fun-08:00,50M", "no such day"),
+        ("08:00,50M 08:00,off", "twice"),
+        ("08:00,50M Mon-08:00,off", "twice"),
+        ("08:00,10M:1M", "not a bandwidth"),
+        ("08:00,50M,19:00,off", "not a bandwidth"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        parse_schedule(text)
+
+
+TIMES = st.tuples(st.integers(0, 6), st.integers(0, 23), st.integers(0, 59))
+
+
+@given(st.dictionaries(TIMES, st.integers(1, 99), min_size=1, max_size=9), TIMES)
+def test_what_holds_is_what_was_said_last(slots: dict[tuple[int, int, int], int], now: tuple[int, int, int]) -> None:
+    table: Schedule = parse_schedule(" ".join(f"{DAYS[d][:3]}-{h:02}:{m:02},{rate}B/s" for (d, h, m), rate in slots.items()))
+    before = max((time for time in slots if time <= now), default=max(slots))
+    assert table.rate(*now) == slots[before]
+
+
+def test_unless_told_otherwise_nothing_waits_and_memory_is_bounded() -> None:
+    limits = Limits()
+    limits.pace.take(1 << 40)
+    assert isinstance(limits.pace, Unlimited)
+    assert limits.memory <= 128 << 20
+    assert 0 < limits.stall < 120
