@@ -87,26 +87,20 @@ PURE = (
             "order_of_writing",
             "plan",
             "evenness",
-            "known",
             "pinning",
-            "repair",
+            "saving",
             "result",
-            "rivals",
         )
     ),
     *(
         f"worker.{m}"
         for m in (
-            "knowledge",
             "likeness",
             "observed",
-            "ordering",
             "proof",
             "resting",
-            "saving",
             "selecting",
             "settle",
-            "sharing",
         )
     ),
     *(f"head.{m}" for m in ("checked", "deciding", "errands", "marking", "retaining")),

@@ -11,7 +11,7 @@ from ckptsync.daemon.posts import Posts
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.worker.looking import Look
 from ckptsync.worker.options import RunDir, WorkerOptions
-from ckptsync.worker.tick import Worker
+from ckptsync.worker.worker import Worker
 
 
 def manned(tmp_path: Path, count: int) -> Posts:

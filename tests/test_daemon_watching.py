@@ -21,7 +21,7 @@ from ckptsync.daemon.watching import Watching, worker_options
 from ckptsync.errors import Transient
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store, open_store
-from ckptsync.worker import sharing
+from ckptsync.worker import queue
 from ckptsync.worker.looking import Look
 from ckptsync.worker.options import RunDir, WorkerOptions
 from tests.ticks import until
@@ -280,7 +280,7 @@ def test_a_save_that_fails_in_its_lane_is_tried_again_soon_and_its_failure_is_on
 def test_a_small_save_is_sent_while_a_large_one_of_another_directory_is_held_up(
     tmp_path: Path, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sharing, "SMALL", 5000)
+    monkeypatch.setattr(queue, "SMALL", 5000)
     with (
         watching(tmp_path) as (found, store),
         looping([found.looking.tick, found.sending.tick, *(role.tick for role in found.carrying)]),

@@ -24,7 +24,7 @@ from ckptsync.hooks.seat import Rank
 from ckptsync.spool import marks
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.worker.options import RunDir, WorkerOptions
-from ckptsync.worker.tick import Worker
+from ckptsync.worker.worker import Worker
 from tests.hooking import commits, other_disk
 
 __all__ = ["other_disk"]  # a fixture

@@ -16,7 +16,7 @@ from ckptsync.spool.marks import Begun
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.walk import OURS, walk
 from ckptsync.worker.options import RunDir, WorkerOptions
-from ckptsync.worker.tick import Worker
+from ckptsync.worker.worker import Worker
 from tests.hooking import Said, commits, here, other_disk
 
 __all__ = ["other_disk"]  # a fixture

@@ -14,7 +14,7 @@ from ckptsync.records.names import file_name
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.verify.due import Schedule
 from ckptsync.worker.options import RunDir, WorkerOptions
-from ckptsync.worker.tick import Worker
+from ckptsync.worker.worker import Worker
 from tests.filled import flip, read
 from tests.heads import consolidate_due, verify_next
 from tests.torch_files import raw, saved

@@ -27,7 +27,7 @@ from ckptsync.stores.opening import bare, create_store, open_store
 from ckptsync.verify.due import Schedule
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.push import push_now
-from ckptsync.worker.tick import Worker
+from ckptsync.worker.worker import Worker
 from tests.fault_proxy import HttpProxy
 from tests.faults import UP, Answer, Request
 from tests.heads import consolidate_due, verify_next

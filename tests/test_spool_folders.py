@@ -21,7 +21,7 @@ from ckptsync.spool.pins import pins
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.walk import UnsafeSpool
 from ckptsync.worker.options import RunDir, WorkerOptions
-from ckptsync.worker.tick import Worker
+from ckptsync.worker.worker import Worker
 from tests.test_worker_push import ONE, lay
 from tests.test_worker_tick import settle, worker
 

@@ -19,7 +19,7 @@ from ckptsync.stores.memory import MemoryStore
 from ckptsync.walk import walk
 from ckptsync.worker.cleaning import Local, cleanable, is_open, removed
 from ckptsync.worker.options import RunDir, WorkerOptions
-from ckptsync.worker.tick import Worker
+from ckptsync.worker.worker import Worker
 from tests.test_worker_push import lay, manifests
 from tests.test_worker_tick import pinned, progress, put, settle, verify
 

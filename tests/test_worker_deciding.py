@@ -101,11 +101,11 @@ def test_a_mate_is_of_the_same_time_on_the_stores_clock() -> None:
 def test_given_up_is_what_a_tombstone_names_or_what_is_older_than_one_whose_manifest_is_gone() -> None:
     ours, name = manifest("n0", at=5 * S, a="x"), "run/.ckptsync/c-1/manifest-n0-0-0123456789abcdef.json"
     buried = {"t": (Tombstone("run", "c-1", "c-1", 0, (name,), ""), 10.0)}
-    assert is_retired(ours, stats(at=5 * S, a="x"), buried, [Known(name, ours)])
-    assert not is_retired(ours, stats(at=6 * S, a="x"), buried, [Known(name, ours)])
-    assert is_retired(ours, stats(at=6 * S, a="x"), buried, [])
-    assert not is_retired(ours, stats(at=11 * S, a="x"), buried, [])
-    assert not is_retired(manifest("n1"), stats(at=5 * S, a="x"), buried, [])
+    assert is_retired("n0", stats(at=5 * S, a="x"), buried, [Known(name, ours)])
+    assert not is_retired("n0", stats(at=6 * S, a="x"), buried, [Known(name, ours)])
+    assert is_retired("n0", stats(at=6 * S, a="x"), buried, [])
+    assert not is_retired("n0", stats(at=11 * S, a="x"), buried, [])
+    assert not is_retired("n1", stats(at=5 * S, a="x"), buried, [])
 
 
 def test_the_span_of_a_take_begins_with_the_trainers_own_files() -> None:

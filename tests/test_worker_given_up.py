@@ -16,7 +16,7 @@ from ckptsync.records.names import OURS
 from ckptsync.records.report import Finding, Report
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.worker.options import RunDir, WorkerOptions
-from ckptsync.worker.tick import Worker
+from ckptsync.worker.worker import Worker
 from tests.test_worker_push import lay
 from tests.test_worker_tick import progress, put, settle, verify
 

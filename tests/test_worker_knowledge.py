@@ -8,9 +8,9 @@ from pathlib import Path
 
 from ckptsync.stores.contract import Entry
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.worker.knowledge import Knowledge
 from ckptsync.worker.saving import Memory, save
 from ckptsync.worker.selecting import EVERYTHING, Selection
+from ckptsync.worker.store_view import StoreView
 from tests.test_worker_push import ONE, lay
 from tests.test_worker_saving import desk, seen
 from tests.test_worker_tick import verify
@@ -31,15 +31,15 @@ def test_what_was_read_last_is_known_until_the_next_reading(tmp_path: Path) -> N
     lay(tmp_path, ONE)
     one = seen(tmp_path)
     save(one, desk(store, Memory()))
-    knowledge = Knowledge(store, "n0", EVERYTHING, lambda: 0)
+    view = StoreView(store, "n0", EVERYTHING, lambda: 0)
     before = store.listed
-    assert not knowledge.is_done(one)
-    assert not knowledge.is_done(one)
+    assert not view.is_done(one)
+    assert not view.is_done(one)
     assert store.listed == before
-    knowledge.read("run")
-    assert knowledge.is_done(one)
-    assert knowledge.is_done(one)
-    assert not knowledge.is_proven("run", "checkpoint-4", one.hold.stats)
+    view.refresh("run")
+    assert view.is_done(one)
+    assert view.is_done(one)
+    assert not view.is_proven("run", "checkpoint-4", one.hold.stats)
     assert store.listed == before + 1
 
 
@@ -59,15 +59,15 @@ def test_a_reading_that_began_earlier_and_ended_later_is_no_news_and_is_what_its
     store = Overtaken()
     lay(tmp_path, ONE)
     one = seen(tmp_path)
-    knowledge = Knowledge(store, "n0", EVERYTHING, lambda: 0)
+    view = StoreView(store, "n0", EVERYTHING, lambda: 0)
 
     def meanwhile() -> None:
         save(one, desk(store, Memory()))
-        knowledge.read("run")
+        view.refresh("run")
 
     store.meanwhile = meanwhile
-    assert not knowledge.read("run").records
-    assert knowledge.is_done(one)
+    assert not view.refresh("run").records
+    assert view.is_done(one)
 
 
 def test_what_a_report_proves_needs_no_pin_any_more(tmp_path: Path) -> None:
@@ -76,9 +76,9 @@ def test_what_a_report_proves_needs_no_pin_any_more(tmp_path: Path) -> None:
     one = seen(tmp_path)
     save(one, desk(store, Memory()))
     verify(store)
-    knowledge = Knowledge(store, "n0", EVERYTHING, lambda: 0)
-    knowledge.read("run")
-    assert knowledge.is_proven("run", "checkpoint-4", one.hold.stats)
+    view = StoreView(store, "n0", EVERYTHING, lambda: 0)
+    view.refresh("run")
+    assert view.is_proven("run", "checkpoint-4", one.hold.stats)
 
 
 def test_what_is_left_out_by_choice_is_no_part_of_what_has_to_be_stored(tmp_path: Path) -> None:
@@ -86,9 +86,9 @@ def test_what_is_left_out_by_choice_is_no_part_of_what_has_to_be_stored(tmp_path
     lay(tmp_path, ONE)
     one = seen(tmp_path)
     save(one, replace(desk(store, Memory()), selection=chosen))
-    everything, part = (Knowledge(store, "n0", selection, lambda: 0) for selection in (EVERYTHING, chosen))
-    for knowledge in (everything, part):
-        knowledge.read("run")
+    everything, part = (StoreView(store, "n0", selection, lambda: 0) for selection in (EVERYTHING, chosen))
+    for view in (everything, part):
+        view.refresh("run")
     assert part.is_done(one)
     assert not everything.is_done(one)
 
@@ -96,8 +96,8 @@ def test_what_is_left_out_by_choice_is_no_part_of_what_has_to_be_stored(tmp_path
 def test_a_save_that_this_node_said_it_was_sending_is_begun(tmp_path: Path) -> None:
     store = MemoryStore()
     lay(tmp_path, ONE)
-    knowledge = Knowledge(store, "n0", EVERYTHING, lambda: 0)
-    assert not knowledge.is_begun(seen(tmp_path))
+    view = StoreView(store, "n0", EVERYTHING, lambda: 0)
+    assert not view.is_begun(seen(tmp_path))
     store.write("run/.ckptsync/checkpoint-4/sending/n0", [b"sending\n"])
-    knowledge.read("run")
-    assert knowledge.is_begun(seen(tmp_path))
+    view.refresh("run")
+    assert view.is_begun(seen(tmp_path))

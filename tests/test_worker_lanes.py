@@ -1,4 +1,4 @@
-"""Lanes: what is large holds up nothing small, and nobody sends what another has in hand."""
+"""UploadQueues: what is large holds up nothing small, and nobody sends what another has in hand."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ import pytest
 from ckptsync.errors import Transient
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, read_all
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.worker import sharing, upload
-from ckptsync.worker.lanes import AtOnce, Lane, Lanes
+from ckptsync.worker import queue, upload
 from ckptsync.worker.options import Order, RunDir, Superseded, WorkerOptions
-from ckptsync.worker.sharing import Job, Share
-from ckptsync.worker.tick import Worker
+from ckptsync.worker.queue import AtOnce, Job, Share, UploadQueue, UploadQueues
+from ckptsync.worker.worker import Worker
 from tests import ticks
 from tests.dying import Crash, Dying
 from tests.test_worker_push import ONE, kept, lay, manifests
@@ -51,7 +50,7 @@ class Gate(MemoryStore):
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sharing, "SMALL", SMALL)
+    monkeypatch.setattr(queue, "SMALL", SMALL)
 
 
 def step(out: Path, n: int, weights: bytes, more: dict[str, bytes] | None = None) -> Path:
@@ -67,21 +66,21 @@ class Serving:
     def __init__(
         self, out: Path, store: MemoryStore | Dying, *runs: str, order: Order = "oldest", superseded: Superseded = "keep"
     ) -> None:
-        self.lanes, self.crashed = Lanes(), threading.Event()
+        self.queues, self.crashed = UploadQueues(), threading.Event()
         self.workers = {
             run: Worker(
                 WorkerOptions("n0", (RunDir(run, out / run),), quiet=0, unmarked=0, order=order, superseded=superseded),
                 store,
-                self.lanes,
+                self.queues,
             )
             for run in runs
         }
-        self._wakes = [threading.Semaphore(0) for _ in self.lanes.lanes]
+        self._wakes = [threading.Semaphore(0) for _ in self.queues.queues]
         self._is_over = False
-        for lane, wake in zip(self.lanes.lanes, self._wakes, strict=True):
+        for lane, wake in zip(self.queues.queues, self._wakes, strict=True):
             lane.wake = wake.release
         self._threads = [
-            threading.Thread(target=self._carry, args=pair) for pair in zip(self.lanes.lanes, self._wakes, strict=True)
+            threading.Thread(target=self._carry, args=pair) for pair in zip(self.queues.queues, self._wakes, strict=True)
         ]
 
     def __enter__(self) -> Serving:  # noqa: PYI034 - Python 3.10 has no Self
@@ -102,7 +101,7 @@ class Serving:
     def phases(self, now: float = 0.0) -> dict[str, str]:
         return {f"{p.run}/{p.checkpoint}": p.phase for w in self.workers.values() for p in w.told(now).progress}
 
-    def _carry(self, lane: Lane, wake: threading.Semaphore) -> None:
+    def _carry(self, lane: UploadQueue, wake: threading.Semaphore) -> None:
         while wake.acquire() and not self._is_over:
             try:
                 lane.carry()
@@ -171,7 +170,7 @@ def test_two_saves_of_one_name_are_never_in_two_hands(tmp_path: Path) -> None:
         store.open.set()
         assert until(lambda: "sending" not in serving.phases().values())
         serving.plan(3.0)
-        assert until(lambda: serving.lanes.is_drained and "sending" not in serving.phases().values())
+        assert until(lambda: serving.queues.is_drained and "sending" not in serving.phases().values())
         serving.plan(4.0)
         assert [p.phase for p in serving.workers["run"].told(5.0).progress] == ["stored", "stored"]
 
@@ -211,7 +210,7 @@ def test_a_failure_is_told_until_the_next_try_has_ended(tmp_path: Path) -> None:
         (failed,) = serving.workers["run"].told(0.0).failures
         assert (failed.text, failed.may_pass) == ("away", True)
         store.is_away = False
-        held = Held(serving.lanes)
+        held = Held(serving.queues)
         serving.plan(1.0)
         assert serving.workers["run"].told(1.0).failures == (failed,)
         held.let_go()
@@ -220,15 +219,15 @@ def test_a_failure_is_told_until_the_next_try_has_ended(tmp_path: Path) -> None:
 
 
 class Held:
-    """Lanes that do not begin until they are let go."""
+    """UploadQueues that do not begin until they are let go."""
 
-    def __init__(self, lanes: Lanes) -> None:
-        self._lanes, self._wakes = lanes, [lane.wake for lane in lanes.lanes]
-        for lane in lanes.lanes:
+    def __init__(self, lanes: UploadQueues) -> None:
+        self._lanes, self._wakes = lanes, [lane.wake for lane in lanes.queues]
+        for lane in lanes.queues:
             lane.wake = lambda: None
 
     def let_go(self) -> None:
-        for lane, wake in zip(self._lanes.lanes, self._wakes, strict=True):
+        for lane, wake in zip(self._lanes.queues, self._wakes, strict=True):
             lane.wake = wake
             wake()
 
@@ -246,22 +245,22 @@ def test_while_the_store_says_nothing_of_a_run_what_waits_of_it_is_still_told_to
 
 
 def test_lines_take_turns_and_one_that_is_gone_waits_no_more() -> None:
-    lanes, sent = Lanes(1), list[str]()
+    lanes, sent = UploadQueues(1), list[str]()
     for line in "ab":
         lanes.post(line, [Job(n, (line, str(n)), 1, lambda _, told=f"{line}{n}": sent.append(told)) for n in range(3)])  # type: ignore[misc]
     for _ in range(3):
-        lanes.lanes[0].carry()
+        lanes.queues[0].carry()
     lanes.retain("b")
     for _ in range(9):
-        lanes.lanes[0].carry()
+        lanes.queues[0].carry()
     assert sent == ["a0", "b0", "a1", "b1", "b2"]
 
 
 def test_what_was_posted_before_is_withdrawn_and_what_is_in_hand_is_told() -> None:
-    lanes = Lanes()
-    first, second = (Job(n, ("r", str(n)), sharing.SMALL + 1, lambda _: None) for n in (1, 2))
+    lanes = UploadQueues()
+    first, second = (Job(n, ("r", str(n)), queue.SMALL + 1, lambda _: None) for n in (1, 2))
     lanes.post("a", [first, second])
-    wide = sharing.shares(4)[0]
+    wide = queue.shares(4)[0]
     assert lanes.take(wide) is first
     assert lanes.withdraw("a") == (first,)
     assert lanes.is_drained
@@ -273,11 +272,11 @@ def test_whoever_has_no_lanes_sends_at_once_what_is_posted() -> None:
     shares: list[Share] = []
     carrier = AtOnce(4)
     carrier.post("a", [Job(n, ("r", str(n)), 1, shares.append) for n in range(2)])
-    assert (shares, carrier.withdraw("a")) == ([sharing.whole(4)] * 2, ())
+    assert (shares, carrier.withdraw("a")) == ([queue.whole(4)] * 2, ())
 
 
 def test_a_lane_that_ends_by_a_bug_lets_go_of_what_it_had() -> None:
-    lanes, ended = Lanes(), list[int]()
+    lanes, ended = UploadQueues(), list[int]()
     lanes.ended = lambda: ended.append(1)
 
     def bug(_: Share) -> None:
@@ -285,7 +284,7 @@ def test_a_lane_that_ends_by_a_bug_lets_go_of_what_it_had() -> None:
 
     lanes.post("a", [Job(1, ("r", "1"), 1, bug)])
     with pytest.raises(ZeroDivisionError):
-        lanes.lanes[1].carry()
+        lanes.queues[1].carry()
     assert (lanes.withdraw("a"), ended) == ((), [1])
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from ckptsync.errors import Transient
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, read_all
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.worker import sharing
+from ckptsync.worker import queue
 from ckptsync.worker.options import RunDir, WorkerOptions
-from ckptsync.worker.sharing import Job
-from ckptsync.worker.tick import Worker
+from ckptsync.worker.queue import Job
+from ckptsync.worker.worker import Worker
 from tests.test_worker_push import ONE, kept, lay
 from tests.test_worker_tick import EIGHT, damaged, settle, worker
 
@@ -44,7 +44,7 @@ class Held:
 
     def end(self, job: Job) -> None:
         """Carry it."""
-        job.work(sharing.whole(4))
+        job.work(queue.whole(4))
         self.hand.remove(job)
 
 

@@ -24,7 +24,7 @@ from ckptsync.worker.budget import SpoolRule
 from ckptsync.worker.looking import Seat, look
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.remembering import added_here, forget, give_way, kept_of, remember, size
-from ckptsync.worker.tick import Worker
+from ckptsync.worker.worker import Worker
 from tests.cli_store import flip
 from tests.heads import consolidate_due
 from tests.hook_pins import commit

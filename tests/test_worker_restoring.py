@@ -13,9 +13,9 @@ from ckptsync.records.report import Report
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.worker.options import RunDir, WorkerOptions
-from ckptsync.worker.restoring import restore
+from ckptsync.worker.repair import restore
 from ckptsync.worker.saving import Memory, save
-from ckptsync.worker.tick import Worker
+from ckptsync.worker.worker import Worker
 from tests.test_worker_push import ONE, kept, lay, manifests
 from tests.test_worker_saving import desk, seen
 from tests.verified import put

@@ -11,10 +11,10 @@ import pytest
 
 from ckptsync.errors import Incomplete
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.worker.known import Known, read_known
 from ckptsync.worker.looking import Seat, Seen, look
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.saving import Desk, Memory, hardened, known_already, save
+from ckptsync.worker.store_view import RunRecords, read_records
 from ckptsync.worker.upload import Destination
 from tests.test_worker_push import ONE, kept, lay
 
@@ -25,8 +25,8 @@ def seen(out: Path) -> Seen:
 
 
 def desk(store: MemoryStore, memory: Memory) -> Desk:
-    known = read_known(store, "run", Known())
-    road = Destination(store, "n0", lambda: read_known(store, "run", Known()).manifests("checkpoint-4"))
+    known = read_records(store, "run", RunRecords())
+    road = Destination(store, "n0", lambda: read_records(store, "run", RunRecords()).manifests("checkpoint-4"))
     return Desk("n0", road, known, lambda: 0, memory)
 
 

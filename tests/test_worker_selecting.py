@@ -13,7 +13,7 @@ from ckptsync.model import Demands
 from ckptsync.stores.opening import create_store
 from ckptsync.worker.options import Preset, RunDir, WorkerOptions
 from ckptsync.worker.selecting import EVERYTHING, Selection, chosen, select
-from ckptsync.worker.tick import Worker
+from ckptsync.worker.worker import Worker
 from tests.heads import consolidate_due
 from tests.vector import vector
 

@@ -17,10 +17,10 @@ from ckptsync.scan import found, spots
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.worker.hold import Hold, hold
-from ckptsync.worker.known import Known, read_known
 from ckptsync.worker.looking import Seen
 from ckptsync.worker.plan import draft
 from ckptsync.worker.saving import told
+from ckptsync.worker.store_view import RunRecords, read_records
 from ckptsync.worker.take import take
 from ckptsync.worker.upload import SMALL, Destination, Sent, upload
 from tests.test_worker_push import ONE, kept, lay, manifests
@@ -30,7 +30,7 @@ def on_the_way(tmp_path: Path, store: MemoryStore, at: float = 0.0) -> tuple[Hol
     lay(tmp_path, ONE, at)
     (spot,) = spots(tmp_path)
     held = hold(found(spot), None, spot.family, spot.name)
-    road = Destination(store, "n0", lambda: read_known(store, "run", Known()).manifests("checkpoint-4"))
+    road = Destination(store, "n0", lambda: read_records(store, "run", RunRecords()).manifests("checkpoint-4"))
     return held, Seen("run", spot, held, None), road
 
 
@@ -69,7 +69,7 @@ def taken(tmp_path: Path, store: Store, files: dict[str, bytes], node: str = "n0
     lay(tmp_path, files)
     (spot,) = spots(tmp_path)
     held = hold(found(spot), None, spot.family, spot.name)
-    road = Destination(store, node, lambda: read_known(store, "run", Known()).manifests("checkpoint-4"), threads=4)
+    road = Destination(store, node, lambda: read_records(store, "run", RunRecords()).manifests("checkpoint-4"), threads=4)
     return lambda: upload(replace(draft(told(Seen("run", spot, held, None), node), take(held)), save=save), held, road)
 
 

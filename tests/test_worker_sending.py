@@ -14,9 +14,9 @@ import pytest
 from ckptsync.errors import StoreError
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, Store
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.worker.lanes import Lanes
 from ckptsync.worker.options import Order, RunDir, Superseded, WorkerOptions
-from ckptsync.worker.tick import Worker
+from ckptsync.worker.queue import UploadQueues
+from ckptsync.worker.worker import Worker
 from tests.dying import Crash, Dying
 from tests.test_worker_lookout import commit
 from tests.test_worker_push import ONE, kept, lay, manifests
@@ -308,12 +308,12 @@ class Held(MemoryStore):
 def test_a_save_that_is_removed_while_it_is_sent_is_said_to_be_lost_once_with_what_is_stored(
     tmp_path: Path, *, whole: bool
 ) -> None:
-    out, store, lanes = tmp_path / "out", Held(), Lanes(1)
+    out, store, lanes = tmp_path / "out", Held(), UploadQueues(1)
     out.mkdir()
     lay(out, {"trainer_state.json": b'{"global_step": 4}', "x1": b"1" * 1000, "x2": b"2" * 300_000, "x3": b"3" * 400_000}, 1.0)
     w = Worker(WorkerOptions("n0", (RunDir("run", out),), threads=1), store, lanes)
     settle(w)
-    sending = threading.Thread(target=lanes.lanes[0].carry)
+    sending = threading.Thread(target=lanes.queues[0].carry)
     sending.start()
     assert store.begun.wait(60)
     for path in [out] if whole else list(out.iterdir()):

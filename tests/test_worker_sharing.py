@@ -7,8 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsync.worker.lanes import Lanes
-from ckptsync.worker.sharing import SMALL, Job, Share, following, shares, whole
+from ckptsync.worker.queue import SMALL, Job, Share, UploadQueues, following, shares, whole
 from ckptsync.worker.upload import small_at_once
 
 SIZES = st.sampled_from([0, 1, SMALL, SMALL + 1, 100 * SMALL])
@@ -49,7 +48,7 @@ def test_what_is_small_is_left_to_a_lane_that_is_free_for_it() -> None:
 def test_all_is_taken_once_each_run_in_its_order_and_no_name_by_two(
     drawn: list[list[tuple[int, int, int]]], dice: random.Random, threads: int
 ) -> None:
-    lanes, wanted = Lanes(threads), [[job(f"{n}.{r}", str(c), size) for r, c, size in line] for n, line in enumerate(drawn)]
+    lanes, wanted = UploadQueues(threads), [[job(f"{n}.{r}", str(c), size) for r, c, size in line] for n, line in enumerate(drawn)]
     for n, line in enumerate(wanted):
         lanes.post(n, line)
     begun: list[Job] = []

@@ -22,7 +22,7 @@ from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.result import Progress, WorkerResult
-from ckptsync.worker.tick import Worker
+from ckptsync.worker.worker import Worker
 from tests.dying import Crash, Dying
 from tests.test_worker_push import ONE, TWO, T, kept, lay, manifests, other
 from tests.vector import vector

@@ -9,7 +9,7 @@ from ckptsync.cli.arguments import add_store_option
 from ckptsync.cli.keep import named
 from ckptsync.cli.locations import asked_store
 from ckptsync.errors import ConfigError
-from ckptsync.worker.joining import join
+from ckptsync.worker.join import join
 
 DETAILS = """`ckptsync ls` shows which locations may be parts of one save, and what speaks against it. Locations with files
 of the same rank are refused. Files are copied within the store, so that one directory holds the whole checkpoint. If it is killed, run it again."""

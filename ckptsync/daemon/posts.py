@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from ckptsync.worker.glance import aims, glance
 from ckptsync.worker.looking import Look
 from ckptsync.worker.options import RunDir
-from ckptsync.worker.tick import Worker
+from ckptsync.worker.worker import Worker
 
 UNSETTLED_EVERY = 0.5  # seconds between looks while a checkpoint is being written: its files grow, and no directory changes by that
 PATIENCE = 20  # part of the time since anything moved that the next look may wait: what a crash left half written is not to be asked for ever

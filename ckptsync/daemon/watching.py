@@ -34,12 +34,12 @@ from ckptsync.stores.contract import Store
 from ckptsync.walk import OURS, UnsafeSpool
 from ckptsync.watch import Watch, watch
 from ckptsync.worker.glance import glance
-from ckptsync.worker.lanes import Lane, Lanes
 from ckptsync.worker.looking import Look
 from ckptsync.worker.options import RunDir, WorkerOptions
+from ckptsync.worker.queue import UploadQueue, UploadQueues
 from ckptsync.worker.result import WorkerResult
 from ckptsync.worker.sending import NOTES
-from ckptsync.worker.tick import Worker
+from ckptsync.worker.worker import Worker
 
 GLANCE_EVERY = 1.0
 TELL_EVERY = 1.0  # seconds between two words on what has ended, while more is to be sent
@@ -69,11 +69,11 @@ class Watching:
         self._unsent: list[str] = []
         self._parting: dict[RunDir, Worker] = {}  # of output directories that were removed: they may have something to say
         self._lost: tuple[str, ...] = ()
-        self._lanes = Lanes(config.limits.threads)
+        self._lanes = UploadQueues(config.limits.threads)
         self._lanes.ended = self._ended
         self.looking = Role("look", GLANCE_EVERY, self.look, fatal)
         self.sending = Role("worker", config.worker.scan_every, self.send, fatal)
-        self.carrying = tuple(carrying(lane, n, config.worker.scan_every, fatal) for n, lane in enumerate(self._lanes.lanes, 1))
+        self.carrying = tuple(carrying(lane, n, config.worker.scan_every, fatal) for n, lane in enumerate(self._lanes.queues, 1))
 
     def begin(self) -> None:
         """Look which directories there are; raises ConfigError if one of them is another worker's, or none of them may be used."""
@@ -260,7 +260,7 @@ class Watching:
         self._watch = watch([str(run.path) for run in workers], self.hint)
 
 
-def carrying(lane: Lane, number: int, every: float, fatal: Callable[[BaseException], None]) -> Role:
+def carrying(lane: UploadQueue, number: int, every: float, fatal: Callable[[BaseException], None]) -> Role:
     """The role of a lane: it says nothing itself, the plan does."""
     name = f"{LANE}{number}"
 

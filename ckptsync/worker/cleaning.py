@@ -28,9 +28,9 @@ from ckptsync.walk import OURS, Listing, Stat, is_kept, open_directory, opened_p
 from ckptsync.worker import plan
 from ckptsync.worker.cut_short import TRAINER_STATE
 from ckptsync.worker.hold import Held, Hold, each_open
-from ckptsync.worker.knowledge import Knowledge, is_safe
 from ckptsync.worker.lookout import Lookout
 from ckptsync.worker.options import RunDir
+from ckptsync.worker.store_view import StoreView, is_safe
 from ckptsync.worker.watched import Watched
 
 _GONE = ".gone-cleaned-"
@@ -66,7 +66,7 @@ def cleanable(there: Iterable[Local], best: Collection[str], keep: int) -> tuple
 
 
 def clean(
-    run: RunDir, watched: Sequence[Watched], knowledge: Knowledge, lookout: Lookout, keep: int
+    run: RunDir, watched: Sequence[Watched], view: StoreView, lookout: Lookout, keep: int
 ) -> Iterator[tuple[str, int | CkptsyncError]]:
     """Remove them; each name with its bytes when it is gone, or with why it could not go, which keeps no other back.  Raises StoreError."""
     try:
@@ -76,9 +76,9 @@ def clean(
     here = {w.seen.spot.name: w for w in watched if w.seen.spot.only is None and not w.seen.hold.gone}
     said = {name for w in here.values() for name in _best(w.seen.hold)}
     best = [name for name, w in here.items() if w.seen.spot.path.name in said]  # a trial's, too, whose name is a longer one
-    for name in cleanable([_local(w, knowledge) for w in here.values()], best, keep):
+    for name in cleanable([_local(w, view) for w in here.values()], best, keep):
         try:
-            size = _cleaned(run, here[name].seen.spot, knowledge, lookout)
+            size = _cleaned(run, here[name].seen.spot, view, lookout)
         except (ConfigError, Incomplete) as e:  # somebody else's directory, or one that the trainer has just removed
             yield name, e
             continue
@@ -86,16 +86,16 @@ def clean(
             yield name, size
 
 
-def _cleaned(run: RunDir, spot: Spot, knowledge: Knowledge, lookout: Lookout) -> int | None:
+def _cleaned(run: RunDir, spot: Spot, view: StoreView, lookout: Lookout) -> int | None:
     """The bytes of what is gone, with its pins; ``None`` if it stays."""
     there = walk(spot.path)
     is_whole = not (there.partial or there.others)
-    if not is_whole or not _is_listed(run.name, spot.name, there.files, knowledge) or is_open(spot.path, there.files):
+    if not is_whole or not _is_listed(run.name, spot.name, there.files, view) or is_open(spot.path, there.files):
         return None
     if not removed(run.path, spot, there):
         return None
     for pin in spool.pins(run.path):
-        if (pin.checkpoint, pin.node) == (spot.name, knowledge.node) and knowledge.is_proven(run.name, spot.name, pin.files):
+        if (pin.checkpoint, pin.node) == (spot.name, view.node) and view.is_proven(run.name, spot.name, pin.files):
             spool.drop(pin, lookout.lock)
     return sum(f.size for f in there.files)
 
@@ -129,33 +129,33 @@ def _is_leased(fd: int) -> bool:
     return False
 
 
-def _local(one: Watched, knowledge: Knowledge) -> Local:
+def _local(one: Watched, view: StoreView) -> Local:
     seen = one.seen
     newest = max((s.mtime for s in seen.hold.stats), default=0)
     is_busy = one.evidence is not None or bool(seen.hold.partial)
-    is_verified = not seen.hold.others and _holder(seen.run, seen.spot.name, seen.hold.stats, knowledge) is not None
+    is_verified = not seen.hold.others and _holder(seen.run, seen.spot.name, seen.hold.stats, view) is not None
     return Local(seen.spot.name, (seen.spot.step or 0, newest), is_verified, is_busy)
 
 
-def _holder(run: str, checkpoint: str, files: Sequence[Stat], knowledge: Knowledge) -> Manifest | None:
+def _holder(run: str, checkpoint: str, files: Sequence[Stat], view: StoreView) -> Manifest | None:
     """Our manifest of all of these files, also of what is not sent by choice, if its location is VERIFIED."""
-    known = knowledge.of(run)
+    known = view.of(run)
     live = saves.live(known.manifests(checkpoint))
-    mine = plan.holder(files, knowledge.node, [k.manifest for k in live if k.manifest.node == knowledge.node])
+    mine = plan.holder(files, view.node, [k.manifest for k in live if k.manifest.node == view.node])
     if mine is None or known.is_unreadable(mine.location):  # who knows what a newer head, or a damaged report, says
         return None
     return mine if is_safe(known, mine.location, live, retired_too=False) else None
 
 
-def _is_listed(run: str, checkpoint: str, files: Sequence[Stat], knowledge: Knowledge) -> bool:
+def _is_listed(run: str, checkpoint: str, files: Sequence[Stat], view: StoreView) -> bool:
     """Whether the store says now that it has each of them, by name and size.  Raises StoreError."""
-    known = knowledge.read(run)
-    mine = _holder(run, checkpoint, files, knowledge)
+    known = view.refresh(run)
+    mine = _holder(run, checkpoint, files, view)
     if mine is None:
         return False
     here = [k.manifest for k in saves.live(known.manifests(checkpoint)) if k.manifest.location == mine.location]
-    located = {path: at for path, every in saves.locate(here).items() for at in every if knowledge.node in at.nodes}
-    sizes = dict(known.copies) | {e.name: e.size for e in knowledge.store.names(f"{run}/{mine.location}/")}
+    located = {path: at for path, every in saves.locate(here).items() for at in every if view.node in at.nodes}
+    sizes = dict(known.sizes) | {e.name: e.size for e in view.store.names(f"{run}/{mine.location}/")}
     return all(f.path in located and sizes.get(located[f.path].name) == f.size for f in files)
 
 

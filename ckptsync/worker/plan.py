@@ -146,7 +146,7 @@ def has_mate(stats: Iterable[Stat], node: str, offset: int, manifests: Iterable[
 
 
 def is_retired(
-    told: Manifest, stats: Iterable[Stat], buried: Mapping[str, tuple[Tombstone, float]], known: Iterable[saves.Known]
+    node: str, stats: Iterable[Stat], buried: Mapping[str, tuple[Tombstone, float]], known: Iterable[saves.Known]
 ) -> bool:
     """Whether these very files were given up.  ``buried``: tombstones of this checkpoint, and when they came (store's clock).
 
@@ -158,12 +158,12 @@ def is_retired(
     force = _in_force({name: stone for name, (stone, _) in buried.items()})
     named = {name for stone in force.values() for name in stone.manifests}
     given_up = [m for name, m in manifests.items() if name in named]
-    if holder(seen, told.node, given_up) or any(_is_more_of(seen, m) for m in given_up if m.node == told.node):
+    if holder(seen, node, given_up) or any(_is_more_of(seen, m) for m in given_up if m.node == node):
         return True
     ended = max((s.mtime for s in seen), default=0)
-    mine = f"/manifest-{told.node}-"
+    mine = f"/manifest-{node}-"
     lost = ((name, t) for name, t in force.items() if any(mine in m and m not in manifests for m in t.manifests))
-    return any(ended <= t.ended[told.node] if told.node in t.ended else ended < buried[name][1] * 1e9 for name, t in lost)
+    return any(ended <= t.ended[node] if node in t.ended else ended < buried[name][1] * 1e9 for name, t in lost)
 
 
 def _in_force(stones: Mapping[str, Tombstone]) -> dict[str, Tombstone]:

@@ -17,8 +17,7 @@ from ckptsync.spool.marks import Took, took_of
 from ckptsync.stores.contract import Store
 from ckptsync.stores.limits import Limits
 from ckptsync.walk import OURS
-from ckptsync.worker import clock, plan, remembering, rivals
-from ckptsync.worker.known import Known, read_known
+from ckptsync.worker import clock, plan, remembering
 from ckptsync.worker.looking import Seen
 from ckptsync.worker.node import node_id
 from ckptsync.worker.offering import Offer, evidence_of, is_proven, judged, left_behind, of_source, offered, spans
@@ -29,9 +28,7 @@ from ckptsync.worker.saving import (
     added_to,
     begun,
     instead_of,
-    is_given_up,
     outgoing,
-    own,
     send_late,
     sent_first,
     sent_progress,
@@ -39,6 +36,7 @@ from ckptsync.worker.saving import (
     with_took,
 )
 from ckptsync.worker.selecting import EVERYTHING, Selection
+from ckptsync.worker.store_view import RunRecords, is_given_up, own, read_records
 from ckptsync.worker.take import Passed, nothing, take
 from ckptsync.worker.upload import Destination, settle, upload
 
@@ -134,7 +132,7 @@ class _Pusher:
     passed: Passed
     threads: int
     offset: Callable[[], int]
-    known: Known = field(default_factory=Known)
+    known: RunRecords = field(default_factory=RunRecords)
 
     def attempt(self, one: Spot | Seen) -> Progress | CkptsyncError:
         try:
@@ -186,7 +184,7 @@ class _Pusher:
             self.store,
             self.node,
             lambda: self._read().manifests(name),
-            lambda: rivals.is_contended(self._read(), self.node, seen.run, name),
+            lambda: self._read().is_contended(self.node, seen.run, name),
             self.passed,
             self.threads,
         )
@@ -211,6 +209,6 @@ class _Pusher:
         live = [k.manifest for k in saves.live(self.known.manifests(seen.spot.name))]
         return plan.has_mate(seen.hold.stats, self.node, self.offset(), live)
 
-    def _read(self) -> Known:
-        self.known = read_known(self.store, self.offer.run, self.known)
+    def _read(self) -> RunRecords:
+        self.known = read_records(self.store, self.offer.run, self.known)
         return self.known

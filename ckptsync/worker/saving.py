@@ -15,15 +15,15 @@ from ckptsync.records.manifest import Manifest
 from ckptsync.scan import Spot
 from ckptsync.spool import links
 from ckptsync.spool.marks import Took
-from ckptsync.walk import Stat, walk
+from ckptsync.walk import walk
 from ckptsync.worker import plan
 from ckptsync.worker.companions import YOUNG, at_rest, companions, is_of_first
 from ckptsync.worker.content import Source
 from ckptsync.worker.hold import AGAIN, Held, Hold
-from ckptsync.worker.known import Known
 from ckptsync.worker.looking import Seen
 from ckptsync.worker.result import Phase, Progress
 from ckptsync.worker.selecting import EVERYTHING, Selection, select
+from ckptsync.worker.store_view import RunRecords, held, standing
 from ckptsync.worker.take import Changed, Taken, take, unchanged, unread
 from ckptsync.worker.together import Together
 from ckptsync.worker.upload import Destination, Sent, in_doubt, settle, upload
@@ -46,20 +46,10 @@ class Desk:
 
     node: str
     to: Destination
-    known: Known
+    known: RunRecords
     offset: Callable[[], int]
     memory: Memory
     selection: Selection = EVERYTHING
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """Why nothing is left to do for a save: ``mine`` or ``other`` is the manifest that names its files already."""
-
-    phase: Phase
-    detail: str
-    mine: Manifest | None = None
-    other: Manifest | None = None
 
 
 def told(seen: Seen, node: str) -> Manifest:
@@ -92,52 +82,12 @@ def begun(seen: Seen, at: int, save: str = "") -> Took:
     )
 
 
-def standing(seen: Seen, node: str, known: Known, selection: Selection = EVERYTHING) -> Standing | None:
-    """What need not be looked at any further: it is stored, by this node or another on the same disk, or it was given up."""
-    if seen.pin is not None and seen.pin.node not in ("", node):
-        return Standing("elsewhere", f"{seen.pin.node} sends it")
-    if is_given_up(seen, node, known, selection):
-        return Standing("retired", "given up in the store")
-    found = own(seen.hold.stats, node, known, seen.spot.name, selection)
-    return None if found is None else held(found, node)
-
-
-def held(there: Manifest, node: str) -> Standing:
-    """Of files that a save in the store has: ``there`` is a manifest of it, this node's if it has one."""
-    if there.node == node:
-        return Standing("stored", "stored", there)
-    return Standing("elsewhere", f"the store has these very files in {there.location}", other=there)
-
-
-def own(stats: Sequence[Stat], node: str, known: Known, checkpoint: str, selection: Selection) -> Manifest | None:
-    """Return a manifest of the save that has these files, but for those that are not sent by choice; this node's if it has one there."""
-    manifests = [k.manifest for k in saves.live(known.manifests(checkpoint))]
-    read = known.read.get(checkpoint, {})
-    if selection.is_everything:
-        return plan.holder(stats, node, manifests, read)
-    found = (plan.holder(_wanted(stats, selection, m.demands), node, manifests, read) for m in manifests)
-    return next((m for m in found if m is not None), None)
-
-
-def _wanted(stats: Sequence[Stat], selection: Selection, demands: Demands) -> list[Stat]:
-    names = select((s.path for s in stats), selection, demands)
-    return [s for s in stats if s.path in names]
-
-
 def known_already(seen: Seen, desk: Desk) -> Progress | None:
     """As `standing`; what is stored is moved to where it belongs by now."""
     found = standing(seen, desk.node, desk.known, desk.selection)
     if found is None:
         return None
     return _stored(seen, found.mine, desk) if found.mine else progress(seen, found.phase, found.detail, found.other)
-
-
-def is_given_up(seen: Seen, node: str, known: Known, selection: Selection = EVERYTHING) -> bool:
-    """Whether a tombstone speaks of these very files, as far as they are sent."""
-    name = seen.spot.name
-    stats = seen.hold.stats if selection.is_everything else _wanted(seen.hold.stats, selection, Demands())
-    buried = {n: (t, known.times.get(n, 0.0)) for n, t in known.tombstones(name).items()}
-    return plan.is_retired(told(seen, node), stats, buried, known.manifests(name))
 
 
 def save(seen: Seen, desk: Desk) -> Progress:
@@ -173,7 +123,7 @@ def digests(taken: Taken) -> dict[plan.FileKey, str]:
     return {(f.path, f.size, f.mtime): f.digest for f in taken.files if f.digest}
 
 
-def instead_of(known: Known, node: str, checkpoint: str) -> tuple[str, ...]:
+def instead_of(known: RunRecords, node: str, checkpoint: str) -> tuple[str, ...]:
     """Manifests of this node that are gone, and could not be written again: a new one stands in their stead."""
     return tuple(sorted(map(str, known.lost_of(node, checkpoint))))
 

@@ -10,21 +10,17 @@ from functools import partial
 
 from ckptsync.errors import CkptsyncError, Incomplete, StoreError
 from ckptsync.spool import pins as spool
-from ckptsync.worker import rivals
 from ckptsync.worker.clock import Clock
-from ckptsync.worker.knowledge import Knowledge
-from ckptsync.worker.known import Known
-from ckptsync.worker.lanes import Carrier
 from ckptsync.worker.looking import Seen
 from ckptsync.worker.lookout import Lookout
 from ckptsync.worker.options import WorkerOptions
-from ckptsync.worker.ordering import Turn, queue
+from ckptsync.worker.queue import Carrier, Job, Share, Turn, ordered, shares
 from ckptsync.worker.remembering import Kept, kept_of, with_read
-from ckptsync.worker.restoring import restore
+from ckptsync.worker.repair import restore
 from ckptsync.worker.result import Failure, Phase, Progress, failure
-from ckptsync.worker.saving import Desk, Memory, begun, known_already, progress, save, standing
+from ckptsync.worker.saving import Desk, Memory, begun, known_already, progress, save
 from ckptsync.worker.settle import is_hopeless
-from ckptsync.worker.sharing import Job, Share, shares
+from ckptsync.worker.store_view import RunRecords, StoreView, standing
 from ckptsync.worker.upload import Destination
 from ckptsync.worker.watched import Key, Watched, recorded
 
@@ -37,9 +33,9 @@ class Sending:
     """``notes``: what an operator should see though it is over.  `plan` and `told` are for one thread; who carries what is planned may be others."""
 
     def __init__(
-        self, options: WorkerOptions, knowledge: Knowledge, lookout: Lookout, clock: Clock, memory: Memory, *, carrier: Carrier
+        self, options: WorkerOptions, view: StoreView, lookout: Lookout, clock: Clock, memory: Memory, *, carrier: Carrier
     ) -> None:
-        self._options, self._knowledge, self._lookout = options, knowledge, lookout
+        self._options, self._view, self._lookout = options, view, lookout
         self._clock, self._memory, self._carrier = clock, memory, carrier
         self._told: dict[Key, Progress] = {}
         self._wrong: dict[Key, Failure] = {}
@@ -62,7 +58,7 @@ class Sending:
             meet = self._beside if one.key[:2] in names or one.seen.run not in ready else self._met
             told[one.key] = self._guarded(one, wrong, partial(meet, one, now))
         turns = [self._turn(w, is_begun=w.key in in_hand) for w in watched if told[w.key] is None and w.seen.run in ready]
-        going = queue(turns, self._options.order, self._options.superseded)
+        going = ordered(turns, self._options.order, self._options.superseded)
         for one in going.dropped:
             told[one.key] = self._guarded(one, wrong, partial(self._superseded, one))
         self._remember(told, wrong, in_hand)
@@ -120,7 +116,7 @@ class Sending:
 
     def _beside(self, one: Watched, _: float) -> Progress | None:
         """Of what has the name of one that is in hand, or cannot be asked for: what is known; ``None`` if that is nothing."""
-        found = standing(one.seen, self._options.node, self._knowledge.of(one.seen.run), self._knowledge.selection)
+        found = standing(one.seen, self._options.node, self._view.of(one.seen.run), self._view.selection)
         return progress(one.seen, found.phase, found.detail, found.other or found.mine) if found else None
 
     def _guarded(self, one: Watched, wrong: dict[Key, Failure], work: Callable[[], Progress | None]) -> Progress | None:
@@ -204,14 +200,14 @@ class Sending:
             is_here = key[:2] in here
             if is_here or (key not in in_hand and one.seen.run in ready):
                 self._going.pop(key)
-                if not is_here and not self._knowledge.is_done(one.seen):
+                if not is_here and not self._view.is_done(one.seen):
                     yield one, f"its files were removed before all of them were stored; {self._what_is_stored(one.seen)}"
 
     def _what_is_stored(self, seen: Seen) -> str:
         sizes = {stat.path: stat.size for stat in seen.hold.stats}
         prefix = f"{seen.run}/{seen.spot.name}/"
         try:
-            listed = {entry.name.removeprefix(prefix): entry.size for entry in self._knowledge.store.names(prefix)}
+            listed = {entry.name.removeprefix(prefix): entry.size for entry in self._view.store.names(prefix)}
         except StoreError as e:
             return f"what the store has of it cannot be listed: {e}"
         there = [path for path, size in sizes.items() if listed.get(path) == size]
@@ -233,7 +229,7 @@ class Sending:
     def _turn(self, one: Watched, *, is_begun: bool) -> Turn[Watched]:
         seen = one.seen
         written = max((s.mtime for s in seen.hold.stats), default=0)
-        return Turn(one, seen.run, (one.first, seen.spot.step or 0, seen.k), written, is_begun or self._knowledge.is_begun(seen))
+        return Turn(one, seen.run, (one.first, seen.spot.step or 0, seen.k), written, is_begun or self._view.is_begun(seen))
 
     def _is_overtaken(self, planned: Collection[Key]) -> bool:
         """Whether something was finished meanwhile that goes before the rest."""
@@ -245,24 +241,24 @@ class Sending:
         run, checkpoint = one.seen.run, one.seen.spot.name
         node, read = self._options.node, self._asking(run)
         to = Destination(
-            self._knowledge.store,
+            self._view.store,
             node,
             lambda: read().manifests(checkpoint),
-            lambda: rivals.is_contended(self._knowledge.read(run), node, run, checkpoint),
+            lambda: self._view.refresh(run).is_contended(node, run, checkpoint),
             threads=share.threads,
             small=share.small,
             clock=time.time_ns,
         )
-        return Desk(node, to, self._knowledge.of(run), lambda: self._clock.offset(now), self._memory, self._knowledge.selection)
+        return Desk(node, to, self._view.of(run), lambda: self._clock.offset(now), self._memory, self._view.selection)
 
-    def _asking(self, run: str) -> Callable[[], Known]:
+    def _asking(self, run: str) -> Callable[[], RunRecords]:
         """As it is now: what was read a moment ago is, the first time."""
         is_fresh = time.monotonic() - self._planned < FRESH
 
-        def ask() -> Known:
+        def ask() -> RunRecords:
             nonlocal is_fresh
             was, is_fresh = is_fresh, False
-            return self._knowledge.of(run) if was else self._knowledge.read(run)
+            return self._view.of(run) if was else self._view.refresh(run)
 
         return ask
 

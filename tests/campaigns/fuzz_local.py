@@ -20,7 +20,7 @@ from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.walk import UnsafeSpool
 from ckptsync.worker.options import RunDir, WorkerOptions
-from ckptsync.worker.tick import Worker
+from ckptsync.worker.worker import Worker
 from tests import cli_store, hook_pins
 from tests.campaigns.fuzz import KEPT, Case, Door, Wrong, command
 from tests.campaigns.fuzz_changes import NAMES, changed_bytes, changed_json, odd

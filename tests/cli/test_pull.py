@@ -22,7 +22,7 @@ from ckptsync.verify.due import Schedule
 from ckptsync.worker.offering import offered
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.push import push_offer
-from ckptsync.worker.tick import Worker
+from ckptsync.worker.worker import Worker
 from tests.cli_store import DATA, SHARD, flip, make
 from tests.heads import consolidate_due, verify_next
 from tests.sshd import sshd

@@ -9,7 +9,7 @@ import pytest
 from ckptsync.cli.main import main
 from ckptsync.stores.opening import open_store
 from ckptsync.worker.options import RunDir, WorkerOptions
-from ckptsync.worker.tick import Worker
+from ckptsync.worker.worker import Worker
 from tests.cli_store import DATA, SHARD, flip, make
 from tests.policies import policy
 from tests.vector import vector

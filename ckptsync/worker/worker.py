@@ -11,18 +11,17 @@ from ckptsync.stores.contract import Store
 from ckptsync.worker import repair
 from ckptsync.worker.budget import SpoolRule, held
 from ckptsync.worker.clock import Clock
-from ckptsync.worker.knowledge import Knowledge
-from ckptsync.worker.lanes import AtOnce, Carrier
 from ckptsync.worker.letting_go import Letting
 from ckptsync.worker.looking import Look, Seat
 from ckptsync.worker.lookout import Lookout
-from ckptsync.worker.mending import Mending
 from ckptsync.worker.observed import Rule
 from ckptsync.worker.options import RunDir, WorkerOptions, checked_options
+from ckptsync.worker.queue import AtOnce, Carrier
 from ckptsync.worker.result import ON_THE_WAY, Failure, Progress, WorkerResult, failure
 from ckptsync.worker.saving import Memory
 from ckptsync.worker.selecting import chosen
 from ckptsync.worker.sending import Sending
+from ckptsync.worker.store_view import StoreView
 from ckptsync.worker.watched import Asked, Watched
 
 DONE = ("stored", "elsewhere", "retired")
@@ -55,28 +54,26 @@ class Worker:
         self._options, node = checked_options(options, store.url), options.node
         self._memory = Memory()
         self._clock = Clock(store, node)
-        self._knowledge = Knowledge(store, node, chosen(options), lambda: self._clock.last)
+        self._view = StoreView(store, node, chosen(options), lambda: self._clock.last)
         room = SpoolRule(options.spool_budget, options.spool_full)
-        seat = Seat(node, self._taken, self._knowledge.is_proven, room)
+        seat = Seat(node, self._taken, self._view.is_proven, room)
         rule = Rule(options.quiet, options.unmarked, DOUBTFUL * options.unmarked)
-        self._lookout = Lookout(
-            options.runs, seat, rule, Asked(self._knowledge.is_done, self._knowledge.has_mate, self._knowledge.is_like_stored)
-        )
+        self._lookout = Lookout(options.runs, seat, rule, Asked(self._view.is_done, self._view.has_mate, self._view.is_like_stored))
         sender = carrier or AtOnce(options.threads)
-        self._sending = Sending(options, self._knowledge, self._lookout, self._clock, self._memory, carrier=sender)
-        self._letting = Letting(options, self._knowledge, self._lookout)
-        self._mending = Mending(self._knowledge, sender)
+        self._sending = Sending(options, self._view, self._lookout, self._clock, self._memory, carrier=sender)
+        self._letting = Letting(options, self._view, self._lookout)
+        self._repairs = repair.Repairs(self._view, sender)
         self._broken: frozenset[str] = frozenset()
         self._unmendable: frozenset[str] = frozenset()
         self._done = _Done()
         for run in options.runs:
             sweep(run.path, node)
-            self._knowledge.recall(run)
+            self._view.recall(run)
 
     @property
     def lines(self) -> tuple[object, ...]:
         """What its saves, and what it mends, wait in, as its carrier is told."""
-        return self._sending, self._mending
+        return self._sending, self._repairs
 
     @property
     def has_gone(self) -> bool:
@@ -110,7 +107,7 @@ class Worker:
         self._forget(watched)
         self._done = _Done(watched, failures=[*found.failures, *unread])
         seen = {run: [w.seen for w in watched if w.seen.run == run.name] for run in ready}
-        self._mending.plan(seen)
+        self._repairs.plan(seen)
         for run in ready:
             here = {s.spot.name for s in seen[run]} | {f.checkpoint for f in found.failures if f.run == run.name}
             gone, stuck = self._letting.go(run, here)
@@ -122,21 +119,21 @@ class Worker:
     def told(self, now: float) -> WorkerResult:
         """What became by now of all that the last plan saw."""
         told, wrong = self._sending.told()
-        repairs, unmended = self._mending.told()
+        repairs, unmended = self._repairs.told()
         told, done = [*told, *self._done.gone], self._done
         waiting = {(p.run, p.checkpoint) for p in told if p.phase in ON_THE_WAY}
         since = {f"{w.seen.run}/{w.seen.spot.name}": w.first for w in reversed(done.watched) if w.key[:2] in waiting}
         sent = sum(p.size for p in told if p.phase == "sent")
         notes = (*self._clock.notes, *self._sending.notes)
         failures = (*done.failures, *unmended, *wrong)
-        lacks = repair.lacks(self._mending.served, self._unmendable)
+        lacks = repair.lacks(self._repairs.served, self._unmendable)
         return WorkerResult(
             self._options.node, tuple(told), tuple(repairs), failures, self._lookout.due(now), since, sent, notes, lacks
         )
 
     def _unmended(self) -> frozenset[str]:
         """Its manifests that are damaged, or gone, and were at the last tick, too: what could be written again, is."""
-        known = [self._knowledge.of(run.name) for run in self._options.runs]
+        known = [self._view.of(run.name) for run in self._options.runs]
         now = repair.broken_manifests(self._options.node, (name for k in known for name in (*k.broken, *k.lost)))
         before, self._broken = self._broken, now
         return now & before
@@ -147,7 +144,7 @@ class Worker:
         wrong: list[Failure] = []
         for run in self._options.runs:
             try:
-                self._knowledge.read(run.name)
+                self._view.refresh(run.name)
                 ready.append(run)
             except CkptsyncError as e:  # noqa: PERF203 - a few runs, each for itself
                 wrong.append(failure(run.name, "", e))
@@ -160,7 +157,7 @@ class Worker:
         """In location: others remember meanwhile."""
         here = {w.key for w in watched}
         for run in self._options.runs:
-            read = self._knowledge.of(run.name).read
+            read = self._view.of(run.name).read
             for name in [name for name in tuple(read) if not any(key[:2] == (run.name, name) for key in here)]:
                 read.pop(name, None)
         for memory in (self._memory.taken, self._memory.settled):

@@ -13,9 +13,8 @@ from ckptsync.records.join import Join
 from ckptsync.records.keep import Keep, kept
 from ckptsync.records.names import RecordKind
 from ckptsync.stores.contract import Store
-from ckptsync.worker import rivals
 from ckptsync.worker.hold import Hold
-from ckptsync.worker.known import Known, read_known
+from ckptsync.worker.store_view import RunRecords, read_records
 from ckptsync.worker.take import Passed, nothing
 from ckptsync.worker.upload import Destination, create_record, settle
 
@@ -38,7 +37,7 @@ def join(store: Store, run: str, first: str, second: str, passed: Passed = nothi
     checkpoint = first.partition("~")[0]
     if first == second or second.partition("~")[0] != checkpoint:
         raise ConfigError(f"{run}/{first} and {run}/{second} are not two locations of one checkpoint", hint=_LIST)
-    known = read_known(store, run, Known())
+    known = read_records(store, run, RunRecords())
     if broken := known.broken_location(checkpoint):
         raise broken
     its = [k for location in (first, second) for k in _members(run, location, known.manifests(checkpoint))]
@@ -65,14 +64,14 @@ def _members(run: str, location: str, known: Sequence[saves.Known]) -> list[save
     return here or [k for k in counting if not names.isdisjoint(k.manifest.supersedes)]
 
 
-def _groups(its: Iterable[saves.Known], known: Known) -> list[saves.Group]:
+def _groups(its: Iterable[saves.Known], known: RunRecords) -> list[saves.Group]:
     """Return the saves that some manifests belong to."""
     mine = [k.manifest for k in its]
     everyone = saves.live(known.manifests(mine[0].checkpoint)) if mine else ()
     return [g for g in saves.groups(everyone) if any(g.holds(m) for m in mine)]
 
 
-def _check(run: str, locations: Sequence[str], its: Sequence[saves.Known], known: Known) -> None:
+def _check(run: str, locations: Sequence[str], its: Sequence[saves.Known], known: RunRecords) -> None:
     what = " and ".join(f"{run}/{location}" for location in locations)
     if not its:
         raise ConfigError(f"{what}: nothing of them counts any more", hint=_LIST)
@@ -84,11 +83,11 @@ def _check(run: str, locations: Sequence[str], its: Sequence[saves.Known], known
         found = fate({n: t for n, t in known.tombstones(checkpoint).items() if t.location == location}, names)
         if reason := found.retired or found.shards:
             raise ConfigError(f"{run}/{location} is being removed: {reason}", hint=f"to keep it: ckptsync keep {run}/{location}")
-    if rivals.is_contended(known, US, run, checkpoint):
+    if known.is_contended(US, run, checkpoint):
         raise Incomplete(f"{what}: a node is sending files of it", hint="join them when that node is done")
 
 
-def _home(its: Sequence[saves.Known], known: Known) -> str:
+def _home(its: Sequence[saves.Known], known: RunRecords) -> str:
     """Return where they belong when they are joined."""
     names = {k.name for k in its}
     everyone = known.manifests(its[0].manifest.checkpoint)
@@ -96,7 +95,7 @@ def _home(its: Sequence[saves.Known], known: Known) -> str:
     return saves.better_location(its[0].manifest.node, its[0].manifest.location, joined)
 
 
-def _write(store: Store, home: str, its: Sequence[saves.Known], known: Known) -> None:
+def _write(store: Store, home: str, its: Sequence[saves.Known], known: RunRecords) -> None:
     """Write the join; and that a person keeps the save, where one of its locations was kept."""
     first = its[0].manifest
     names = tuple(sorted(k.name for k in its))
@@ -111,17 +110,17 @@ def _write(store: Store, home: str, its: Sequence[saves.Known], known: Known) ->
         create_record(store, Keep(first.run, first.checkpoint, home, _next_n(known, home, "keep"), keeps=True, reason=reason))
 
 
-def _next_n(known: Known, location: str, kind: RecordKind) -> int:
+def _next_n(known: RunRecords, location: str, kind: RecordKind) -> int:
     return max((r.n for r in known.records.values() if r.location == location and kind_of(r) == kind), default=-1) + 1
 
 
 def _together(store: Store, run: str, checkpoint: str, names: set[str], passed: Passed) -> tuple[str, dict[str, str]]:
     """Move what lies elsewhere to the save's location, node by node; that location, and what was moved."""
-    known = read_known(store, run, Known())
+    known = read_records(store, run, RunRecords())
 
     def read() -> tuple[saves.Known, ...]:
         nonlocal known
-        known = read_known(store, run, known)
+        known = read_records(store, run, known)
         return known.manifests(checkpoint)
 
     moved: dict[str, str] = {}
@@ -130,7 +129,7 @@ def _together(store: Store, run: str, checkpoint: str, names: set[str], passed: 
         location = saves.better_location(node, at, read())
         if location == at:
             continue
-        to = Destination(store, US, read, lambda: rivals.is_contended(known, US, run, checkpoint), passed)
+        to = Destination(store, US, read, lambda: known.is_contended(US, run, checkpoint), passed)
         if settle(node, at, Hold(checkpoint, "trainer", {}), to) != location:
             raise Incomplete(f"{run}/{location}: a node is sending files of it", hint="join them when that node is done")
         moved[node] = at
