@@ -1,7 +1,7 @@
 """What a ``config.json`` implies: the names and shapes of every tensor, for the plain decoders of which all is decided by a few numbers.
 
 Source: ``transformers/models/<model_type>/modeling_<model_type>.py``, 5.23; the tests hold shapes that transformers itself made.
-Whatever is not said exactly implies nothing: another class, a quantised model, a number that is left to a default.
+Whatever it does not say exactly implies nothing: another class, a quantised model, a number that is left to a default.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _CLASSES: Mapping[str, _Decoder] = {
 
 
 def parsed(name: str, data: bytes) -> Mapping[str, Any]:
-    """A configuration; raises Corrupt if it is none."""
+    """Return a configuration; raises Corrupt if it is none."""
     config = parse(data, name, "a configuration")
     if not isinstance(config, dict):
         raise Corrupt(f"{name}: not a configuration: it is no object")
@@ -71,12 +71,12 @@ def parsed(name: str, data: bytes) -> Mapping[str, Any]:
 
 
 def ties(config: Mapping[str, Any]) -> bool:
-    """Whether the output layer is the embedding: then it may be stored under either name, or both."""
+    """Return whether the output layer is the embedding: then it may be stored under either name, or both."""
     return config.get("tie_word_embeddings") is True
 
 
 def shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
-    """Every tensor of the model, `HEAD` too where it is tied; empty where the configuration does not imply them."""
+    """Return every tensor of the model, `HEAD` too where it is tied; empty where the configuration does not imply them."""
     kind, sizes = _kind(config), _sizes(config)
     if kind is None or sizes is None or config.get("quantization_config"):
         return {}
@@ -88,7 +88,7 @@ def shapes(config: Mapping[str, Any]) -> dict[str, Shape]:
 
 
 def _kind(config: Mapping[str, Any]) -> _Decoder | None:
-    """The class, if it is known and all of its flags are told."""
+    """Return the class, if it is known and all of its flags are given."""
     classes = config.get("architectures")
     kind = _CLASSES.get(classes[0]) if isinstance(classes, list) and len(classes) == 1 and isinstance(classes[0], str) else None
     return kind if kind and all(flag == ALWAYS or isinstance(config.get(flag), bool) for flag in _flags(kind)) else None
@@ -99,14 +99,14 @@ def _flags(kind: _Decoder) -> set[str]:
 
 
 def _sizes(config: Mapping[str, Any]) -> _Sizes | None:
-    """The numbers, if all are told; without ``head_dim`` the classes share the hidden size between the heads."""
-    told = {field.name: config.get(field.name) for field in fields(_Sizes)}
-    hidden, heads = told["hidden_size"], told["num_attention_heads"]
-    if told["head_dim"] is None and config.get("model_type") in _SHARING and type(hidden) is type(heads) is int and heads:
-        told["head_dim"] = hidden // heads if hidden % heads == 0 else None
-    if any(type(n) is not int or not 0 < n < 1 << 40 for n in told.values()):
+    """Return the numbers, if all are given; without ``head_dim`` the classes share the hidden size between the heads."""
+    given = {field.name: config.get(field.name) for field in fields(_Sizes)}
+    hidden, heads = given["hidden_size"], given["num_attention_heads"]
+    if given["head_dim"] is None and config.get("model_type") in _SHARING and type(hidden) is type(heads) is int and heads:
+        given["head_dim"] = hidden // heads if hidden % heads == 0 else None
+    if any(type(n) is not int or not 0 < n < 1 << 40 for n in given.values()):
         return None
-    sizes = _Sizes(**told)  # type: ignore[arg-type]
+    sizes = _Sizes(**given)  # type: ignore[arg-type]
     return sizes if sizes.num_hidden_layers <= MOST_LAYERS else None
 
 

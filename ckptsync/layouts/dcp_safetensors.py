@@ -30,9 +30,9 @@ MOST_RANKS = 1 << 17
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What the shards that are here say, and what else there is to say of them.
+    """What the shards that are here say, and what proves them whole.
 
-    ``boxes`` and ``dtypes`` by tensor; ``silent`` are ranks that there were, and of which no shard is here.
+    ``boxes`` and ``dtypes`` by tensor; ``absent`` are ranks of the training of which no shard is here.
     """
 
     shards: tuple[str, ...]
@@ -41,17 +41,17 @@ class _Found:
     dtypes: Mapping[str, str]
     shapes: Mapping[str, Shape]
     proofs: tuple[Proof, ...]
-    silent: tuple[int, ...]
+    absent: tuple[int, ...]
 
     @property
     def lacking(self) -> str:
-        """What is missing, in words.  A rank with nothing to write leaves no file: only who names all tensors can tell."""
-        said = shapes_proof.lacking(self.boxes, self.shapes, self.proofs)
+        """Return what is missing, in words. A rank with nothing to write leaves no file: only who names all tensors can tell."""
+        lacking = shapes_proof.lacking(self.boxes, self.shapes, self.proofs)
         known = {proof.names for proof in self.proofs}
-        if said or "all" in known:
-            return said
-        if self.silent:
-            return f"no shard of rank {self.silent[0]}{more(self.silent)} is here"
+        if lacking or "all" in known:
+            return lacking
+        if self.absent:
+            return f"no shard of rank {self.absent[0]}{more(self.absent)} is here"
         count = len(rank_names.ranks(self.shards)) * self.files_per_rank
         if "most" not in known and len(self.shards) < count:
             return f"{len(self.shards)} shards are here, {count} expected of {self.files_per_rank} files a rank"
@@ -59,23 +59,22 @@ class _Found:
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:
-    """Every directory with such shards: the model's own, or ``sharded`` in it where torch consolidates them."""
+    """Return every directory with such shards: the model's own, or ``sharded`` in it where torch consolidates them."""
     return tuple(sorted({name.rpartition("/")[0] for name in names if _SHARD.fullmatch(name.rpartition("/")[2])}))
 
 
 def holds_weights(root: str) -> bool:
-    """Always: the writer takes tensors only."""
-    del root
-    return True
+    """Return True: the writer takes tensors only."""
+    return root is not None
 
 
 def demands(files: Files, root: str, outside: Outside = _NOTHING) -> dict[str, int | None]:
-    """The shards and what proves them whole.  Raises Incomplete where nothing does, and where it cannot be told which are missing."""
+    """Return the shards and what proves them whole.  Raises Incomplete where nothing does, and where it cannot be told which are missing."""
     found = _look(files, root, outside)
     lacking = found.lacking
     enough = [proof for proof in found.proofs if proof.names == "all"] or found.proofs
-    told = (*found.shards, *(name for proof in enough for name in proof.files))
-    needed: dict[str, int | None] = {name: files.sizes()[name] for name in told}
+    there = (*found.shards, *(name for proof in enough for name in proof.files))
+    needed: dict[str, int | None] = {name: files.sizes()[name] for name in there}
     absent = _absent(found, root) if lacking else ()
     if lacking and not absent:
         raise _incomplete(lacking, absent)
@@ -83,7 +82,7 @@ def demands(files: Files, root: str, outside: Outside = _NOTHING) -> dict[str, i
 
 
 def tensors(files: Files, root: str, outside: Outside = _NOTHING) -> tuple[Tensor, ...]:
-    """The weights.  Raises Incomplete unless something outside of the shards proves every shape, and that nothing is missing.
+    """Return the weights. Raises Incomplete unless something outside of the shards proves every shape, and that nothing is missing.
 
     ``root`` may end in ``#world=N``: the number of ranks, as the caller knows it.  Then the shards of all of them prove both.
     """
@@ -97,8 +96,8 @@ def tensors(files: Files, root: str, outside: Outside = _NOTHING) -> tuple[Tenso
 
 
 def _absent(found: _Found, root: str) -> tuple[str, ...]:
-    """The shards of ranks that there were and that have none here, where they can be named."""
-    ranks = found.silent if found.files_per_rank == 1 else ()
+    """Return the shards of ranks that have none here, where they can be named."""
+    ranks = found.absent if found.files_per_rank == 1 else ()
     return tuple(join(root, f"shard-{rank + 1:05d}-model-00001-of-00001.safetensors") for rank in ranks)
 
 
@@ -108,13 +107,13 @@ def _incomplete(lacking: str, absent: Sequence[str]) -> Incomplete:
 
 
 def _place(root: str) -> tuple[str, int | None]:
-    """The directory, and the number of ranks where it is given."""
-    folder, mark, said = root.rpartition("#world=")
+    """Return the directory of a root, and the number of ranks where it is given."""
+    folder, mark, number = root.rpartition("#world=")
     if not mark:
         return root, None
-    if not said.isdecimal() or not 0 < int(said[:9]) <= MOST_RANKS:
-        raise Unsupported(f"#world={said:.20}: the number of ranks that wrote the shards is wanted")
-    return "" if folder == "." else folder, int(said)
+    if not number.isdecimal() or not 0 < int(number[:9]) <= MOST_RANKS:
+        raise Unsupported(f"#world={number:.20}: not a number of ranks", hint="give how many ranks wrote the shards: #world=8")
+    return "" if folder == "." else folder, int(number)
 
 
 def _look(files: Files, root: str, outside: Outside) -> _Found:
@@ -135,12 +134,12 @@ def _look(files: Files, root: str, outside: Outside) -> _Found:
         _check_world(world, here, len(shards), count)
         proofs = (*proofs, shapes_proof.by_world(boxes))
     wrote = {*range(here[-1]), *rank_names.ranks(files.sizes()), *(rank for proof in proofs for rank in proof.ranks)}
-    silent = tuple(sorted(wrote.difference(here)))
-    return _Found(shards, count, boxes, dtypes, shapes_proof.shapes(boxes, proofs), proofs, silent)
+    absent = tuple(sorted(wrote.difference(here)))
+    return _Found(shards, count, boxes, dtypes, shapes_proof.shapes(boxes, proofs), proofs, absent)
 
 
 def _shards(names: Collection[str], root: str) -> tuple[tuple[str, ...], int]:
-    """The shards that are here, and how many files a rank may have; all must say the same of that."""
+    """Return the shards that are here, and how many files a rank may have; all must say the same of that."""
     found = {full: match for base, full in inside(names, root).items() if (match := _SHARD.fullmatch(base))}
     counts = {int(match[3]) for match in found.values()}
     odd = [full for full, match in found.items() if not (0 < int(match[1]) <= MOST_RANKS and 0 < int(match[2]) <= int(match[3]))]
@@ -162,7 +161,7 @@ def _check_world(world: int, here: Sequence[int], shards: int, count: int) -> No
 
 
 def _pieces(files: Files, shard: str) -> Iterator[tuple[str, str, Part]]:
-    """Name, dtype and box of everything in one file."""
+    """Yield name, dtype and box of everything in one file."""
     held, metadata = safetensors.contents(files, shard)
     begins = _begins(shard, metadata)
     if begins.keys() != {tensor.name for tensor in held}:
@@ -176,7 +175,7 @@ def _pieces(files: Files, shard: str) -> Iterator[tuple[str, str, Part]]:
 
 
 def _begins(shard: str, metadata: Mapping[str, Any]) -> dict[str, Shape]:
-    """Where each box begins in its tensor."""
+    """Return where each box begins in its tensor."""
     if INFO not in metadata:
         raise Unsupported(
             f"{shard}: no {INFO}, so nothing says which part of a tensor it has", hint="was it written by torch's DCP?"
@@ -184,8 +183,8 @@ def _begins(shard: str, metadata: Mapping[str, Any]) -> dict[str, Shape]:
     if metadata.get(VERSION) != "1.0":
         raise Unsupported(f"{shard}: {VERSION} {metadata.get(VERSION)!r:.40}, 1.0 is known")
     try:
-        told = parse(metadata[INFO], f"{shard}: {INFO}", unique=safetensors.unique)
-        return {name: _offsets(entry["saved_offsets"]) for name, entry in told.items()}
+        info = parse(metadata[INFO], f"{shard}: {INFO}", unique=safetensors.unique)
+        return {name: _offsets(entry["saved_offsets"]) for name, entry in info.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as e:
         raise Corrupt(f"{shard}: {INFO} does not say where the boxes begin: {type(e).__name__}: {e}") from e
 

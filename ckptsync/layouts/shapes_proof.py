@@ -39,7 +39,7 @@ class Outside:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Shapes, and who says so.
+    """Shapes, and what proves them (``by``).
 
     ``needed``: tensors that must be there.  ``ranks``: those that are known to have written something.  ``files``: where it was read.
     ``names``: besides the tensors of ``shapes`` there are others (some), hardly any (most), or none (all).
@@ -54,7 +54,7 @@ class Proof:
 
 
 def proofs(files: Files, root: str, names: Collection[str], outside: Outside) -> tuple[Proof, ...]:
-    """All that there are, the strongest first.  ``names``: the tensors in question."""
+    """Return all proofs that there are, the strongest first. ``names``: the tensors in question."""
     by_config, config = _by_config(files, root, names, outside)
     found = [*_by_optimizers(files), *_by_base(names, outside), *by_config]
     if architectures.ties(config):
@@ -63,7 +63,7 @@ def proofs(files: Files, root: str, names: Collection[str], outside: Outside) ->
 
 
 def shapes(boxes: Mapping[str, Sequence[Part]], found: Sequence[Proof]) -> dict[str, Shape]:
-    """The shape of every tensor.  Raises Incomplete where nothing proves one, Corrupt where boxes are outside of it."""
+    """Return the shape of every tensor. Raises Incomplete where nothing proves one, Corrupt where boxes are outside of it."""
     proven: dict[str, Shape] = {}
     unproven = []
     for name, parts in boxes.items():
@@ -82,13 +82,13 @@ def shapes(boxes: Mapping[str, Sequence[Part]], found: Sequence[Proof]) -> dict[
 
 
 def by_world(boxes: Mapping[str, Sequence[Part]]) -> Proof:
-    """For a caller who knows that these are the boxes of all ranks: then tensors end where they do."""
+    """Return the proof of a caller who knows that these are the boxes of all ranks: then tensors end where they do."""
     ends = {name: [tuple(o + n for o, n in zip(p.offsets, p.sizes, strict=True)) for p in parts] for name, parts in boxes.items()}
     return Proof("the number of ranks given", {name: tuple(map(max, *found, found[0])) for name, found in ends.items()}, "all")
 
 
 def lacking(boxes: Mapping[str, Sequence[Part]], proven: Mapping[str, Shape], found: Sequence[Proof]) -> str:
-    """Which tensors, or elements of them, are missing, in words; empty if none is that the proofs know of."""
+    """Return which tensors, or elements of them, are missing, in words; empty if none is that the proofs know of."""
     for proof in found:
         absent = sorted(name for name in proof.needed if name not in boxes)
         if absent:
@@ -101,7 +101,7 @@ def lacking(boxes: Mapping[str, Sequence[Part]], proven: Mapping[str, Shape], fo
 
 
 def more(rest: Sequence[object]) -> str:
-    """`` and 3 more``, where ``rest`` has four of which one was named."""
+    """Return `` and 3 more``, where ``rest`` has four of which one was named."""
     return f" and {len(rest) - 1} more" if rest[1:] else ""
 
 
@@ -117,7 +117,7 @@ def _checked(name: str, parts: Sequence[Part], proof: Proof) -> Shape:
 
 
 def _by_optimizers(files: Files) -> list[Proof]:
-    """Every DCP beside the shards, such as ``save_optimizer_distributed`` writes (transformers/distributed/checkpoint.py, 5.23)."""
+    """Return a proof of every DCP beside the shards, such as ``save_optimizer_distributed`` writes (transformers/distributed/checkpoint.py, 5.23)."""
     roots = sorted(name.rpartition("/")[0] for name in files.sizes() if name.rpartition("/")[2] == METADATA)
     return [proof for root in roots if (proof := _by_optimizer(files, root))]
 
@@ -125,24 +125,24 @@ def _by_optimizers(files: Files) -> list[Proof]:
 def _by_optimizer(files: Files, root: str) -> Proof | None:
     name = join(root, METADATA)
     try:
-        told = read_metadata(files, root)
-        shapes = {fqn: c.shape for c in chunked(told) if (fqn := _parameter(c))}
+        metadata = read_metadata(files, root)
+        shapes = {fqn: c.shape for c in chunked(metadata) if (fqn := _parameter(c))}
     except Unsupported:
         return None  # whatever it is, it proves nothing that we can read
-    wrote = rank_names.ranks({item.file for item in told.items.values()})
+    wrote = rank_names.ranks({item.file for item in metadata.items.values()})
     return Proof(name, shapes, "some", tuple(shapes), wrote, (name,)) if shapes else None
 
 
-def _parameter(told: Chunked) -> str:
-    """The parameter that a flattened optimizer's tensor is the state of: ``optimizer.state.<name>.exp_avg``; else empty."""
-    path = ".".join(told.path)
+def _parameter(tensor: Chunked) -> str:
+    """Return the parameter that a flattened optimizer's tensor is the state of: ``optimizer.state.<name>.exp_avg``; else empty."""
+    path = ".".join(tensor.path)
     head, state, rest = path.partition("state.") if path.startswith("state.") else path.partition(".state.")
     name, _, kind = rest.rpartition(".")
     return name if state and "." not in head and kind in _LIKE_PARAMETER else ""
 
 
 def _by_base(names: Collection[str], outside: Outside) -> list[Proof]:
-    """A base model that has none of the tensors is another model, or names them otherwise: it proves nothing."""
+    """Return the proof of the base model. One that has none of the tensors is another model, or names them otherwise: it proves nothing."""
     known = {name: outside.shapes[name] for name in names if name in outside.shapes}
     return [Proof("the base model", known, "most")] if known else []
 
@@ -161,7 +161,7 @@ def _by_config(files: Files, root: str, names: Collection[str], outside: Outside
 
 
 def _by_tie(names: Collection[str], found: Sequence[Proof]) -> list[Proof]:
-    """An output layer that is the embedding has its shape; optimizers know the two as one."""
+    """Return the proof of a tie: an output layer that is the embedding has its shape; optimizers know the two as one."""
     embeddings = [
         shape for p in found for name, shape in p.shapes.items() if name.endswith("embed_tokens.weight") and name in names
     ]

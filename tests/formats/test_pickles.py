@@ -25,7 +25,7 @@ from tests import hostile_pickles
 from tests.exhaustive import sampled
 from tests.plain_files import Call, Global, torch_pickle
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 PLAIN = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats(allow_nan=False) | st.text()
