@@ -11,7 +11,7 @@ import pytest
 
 import ckptsync
 from ckptsync.catalogue import kept
-from ckptsync.cli.demo_processes import running
+from ckptsync.cli.demo_nodes import running
 from ckptsync.config.loading import read
 from ckptsync.config.values import Config
 from ckptsync.daemon.served import Absent, opened, remember, remembers

@@ -13,7 +13,7 @@ from typing import Any
 from ckptsync.cli import output
 from ckptsync.cli.arguments import add_bandwidth, add_dry_run
 from ckptsync.cli.locations import reached
-from ckptsync.cli.progress import Progress, shown, silent
+from ckptsync.cli.output import Progress, shown, silent
 from ckptsync.collector import paused
 from ckptsync.config.units import parse_size, show_size
 from ckptsync.errors import ConfigError

@@ -1,16 +1,18 @@
-"""What a command prints: JSON for programs, aligned tables for people."""
+"""What a command prints: JSON for programs, aligned tables for people, and the progress of long work."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, is_dataclass
 from typing import Any
 
-from ckptsync.units import clean
+from ckptsync.units import clean, show_duration, show_size
 
-__all__ = ["CODES", "aligned", "clean", "painted", "print_json", "print_table"]
+__all__ = ["CODES", "Progress", "aligned", "clean", "painted", "print_json", "print_table", "shown", "silent"]
 
 CODES = {
     "ARRIVING": "33",
@@ -58,3 +60,59 @@ def painted(line: str) -> str:
         if f" {word} " in f" {line} ":
             return line.replace(word, f"\x1b[{code}m{word}\x1b[0m", 1)
     return line
+
+
+Progress = Callable[[int, int], None]
+SECONDS_BETWEEN_LINES = 5.0
+
+
+@contextlib.contextmanager
+def shown(what: str) -> Iterator[Progress]:
+    """A function of ``(bytes done, bytes in all)``, shown until the block ends."""
+    what = clean(what)
+    if not sys.stderr.isatty():
+        yield _Lines(what)
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import Progress as RichProgress
+
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with RichProgress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextlib.contextmanager
+def silent(_what: str) -> Iterator[Progress]:
+    """For ``--json``: nothing but JSON is printed."""
+    yield lambda _done, _total: None
+
+
+class _Lines:
+    """At most a line every `SECONDS_BETWEEN_LINES`, and none for work that is over sooner.  The rate is that since the line before."""
+
+    def __init__(self, what: str) -> None:
+        self._what, self._last, self._done = what, time.monotonic(), 0
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._last >= SECONDS_BETWEEN_LINES:
+            rate = max(0.0, (done - self._done) / (now - self._last))
+            self._last, self._done = now, done
+            print(
+                f"ckptsync: {self._what}: {show_size(done)} of {show_size(total)}, {_outlook(rate, total - done)}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+
+def _outlook(rate: float, left: int) -> str:
+    speed = f"{show_size(round(rate))}/s"
+    return f"{speed}, {show_duration(round(left / rate))} left" if rate >= 1 else speed

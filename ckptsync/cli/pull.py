@@ -11,7 +11,7 @@ from typing import Any
 from ckptsync.cli import output
 from ckptsync.cli.arguments import add_bandwidth, add_dry_run, add_store_option
 from ckptsync.cli.locations import asked_store, reached
-from ckptsync.cli.progress import shown, silent
+from ckptsync.cli.output import shown, silent
 from ckptsync.config.units import show_size
 from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.pull.download import Download, Result

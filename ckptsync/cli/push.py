@@ -12,7 +12,7 @@ from typing import Any
 from ckptsync.cli import output
 from ckptsync.cli.arguments import add_bandwidth, add_dry_run
 from ckptsync.cli.locations import configuration, options_for, reached
-from ckptsync.cli.progress import Progress, shown, silent
+from ckptsync.cli.output import Progress, shown, silent
 from ckptsync.config.runs import existing_directories
 from ckptsync.config.units import show_size
 from ckptsync.config.values import Config

@@ -21,7 +21,7 @@ from pathlib import Path
 import yaml
 
 from ckptsync.catalogue.fresh import fresh
-from ckptsync.cli.demo_training import play, script
+from ckptsync.cli.demo_nodes import play, script
 from ckptsync.layouts import table
 from ckptsync.merge.local import merge_local
 from ckptsync.merge.plan import Options

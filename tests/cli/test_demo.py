@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.cli import demo_story
+from ckptsync.cli import demo
 from ckptsync.cli.main import main
 
 
@@ -34,7 +34,7 @@ def test_the_three_commands_to_try_next_work(tmp_path: Path, capsys: pytest.Capt
     assert main(["demo", "--dir", str(tmp_path / "a [b] c")]) == 0
     said = capsys.readouterr().out
     after = said[said.index("try next:\n") :].splitlines()[1:]
-    prefix = demo_story.program()
+    prefix = demo.program()
     commands = [shlex.split(line) for line in after]
     assert [words[: len(prefix) + 1] for words in commands] == [[*prefix, word] for word in ("inspect", "verify", "merge")]
     for words in commands:
@@ -43,18 +43,18 @@ def test_the_three_commands_to_try_next_work(tmp_path: Path, capsys: pytest.Capt
 
 def test_a_program_that_no_path_leads_to_is_named_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    said = demo_story.program()
+    said = demo.program()
     assert Path(said[0]).is_absolute()
     assert subprocess.run([*said, "--version"], check=True, capture_output=True).stdout.startswith(b"ckptsync ")
     (tmp_path / "ckptsync").write_text("#!/bin/sh\n")
     (tmp_path / "ckptsync").chmod(0o755)
-    assert demo_story.program() == ["ckptsync"]
+    assert demo.program() == ["ckptsync"]
 
 
 def test_what_is_not_seen_in_time_is_a_failure_and_the_children_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(demo_story, "PATIENCE", -1.0)
+    monkeypatch.setattr(demo, "PATIENCE", -1.0)
     assert main(["demo", "--dir", str(tmp_path / "d")]) == 1
     error, hint = capsys.readouterr().err.splitlines()
     assert error.startswith("ckptsync: error: demo: nodes and head alive: not seen within")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.cli.demo_processes import check, running
+from ckptsync.cli.demo_nodes import check, running
 from ckptsync.errors import CkptsyncError
 from ckptsync.stores.opening import create_store
 from tests.ticks import until

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from ckptsync.catalogue.fresh import fresh
-from ckptsync.cli.demo_story import CHECKPOINT, Story, a_byte_of_a_tensor, configurations, damage
-from ckptsync.cli.demo_training import DATA, flip, play, script
+from ckptsync.cli.demo import CHECKPOINT, Story, a_byte_of_a_tensor, configurations, damage
+from ckptsync.cli.demo_nodes import DATA, flip, play, script
 from ckptsync.cli.demo_view import Lines
 from ckptsync.config.loading import read
 from ckptsync.errors import Corrupt
@@ -56,7 +56,7 @@ def staged(tmp_path: Path) -> Story:
 
 def test_a_store_that_differs_in_one_bit_is_not_compared_as_equal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     story = staged(tmp_path)
-    monkeypatch.setattr("ckptsync.cli.demo_story.RUNS", ("fsdp2",))
+    monkeypatch.setattr("ckptsync.cli.demo.RUNS", ("fsdp2",))
     story._compare()
     flip(story.model("fsdp2") / "model.safetensors", 5000)
     with pytest.raises(Corrupt, match=r"model\.safetensors"):

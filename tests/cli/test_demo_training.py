@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.cli.demo_training import BASE, DATA, flip, play, script
+from ckptsync.cli.demo_nodes import BASE, DATA, flip, play, script
 from ckptsync.errors import StoreError
 
 

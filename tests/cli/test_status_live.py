@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.catalogue.reading import Cache, read
-from ckptsync.cli.status_live import LATE, Reading, drawn
+from ckptsync.cli.status import LATE, Reading, drawn
 from ckptsync.daemon.overseeing import Overseer
 from ckptsync.errors import StoreError, Transient
 from ckptsync.fleet.alarms import Patience

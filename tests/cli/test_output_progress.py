@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from ckptsync.cli import progress
+from ckptsync.cli import output as progress
 
 
 def test_quick_work_says_nothing_off_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,7 +39,7 @@ def test_work_that_stands_still_says_so_and_promises_nothing(
 
 
 def test_on_a_terminal_there_is_a_bar_on_stderr() -> None:
-    code = "from ckptsync.cli.progress import shown\nwith shown('merging') as told: told(5, 10)\nprint('done')"
+    code = "from ckptsync.cli.output import shown\nwith shown('merging') as told: told(5, 10)\nprint('done')"
     leader, follower = os.openpty()
     ran = subprocess.run(
         [sys.executable, "-c", code], stderr=follower, stdout=subprocess.PIPE, check=True, env={**os.environ, "TERM": "xterm"}
