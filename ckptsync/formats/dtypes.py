@@ -71,12 +71,12 @@ STORAGES = {
 
 
 def from_torch(name: str) -> str:
-    """``BF16`` for ``bfloat16``; raises Unsupported for what safetensors cannot hold."""
+    """Return ``BF16`` for ``bfloat16``; raises Unsupported for what safetensors cannot hold."""
     if name not in FROM_TORCH:
         raise Unsupported(f"torch.{name}: an element type that safetensors cannot hold")
     return FROM_TORCH[name]
 
 
 def is_castable(dtype: str) -> bool:
-    """Integers, bools, fp8 and complex numbers are never cast."""
+    """Return whether elements may be cast: integers, bools, fp8 and complex numbers never are."""
     return dtype in PRECISION

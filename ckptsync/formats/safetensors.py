@@ -23,7 +23,7 @@ MAX_HEADER = 100_000_000  # the reference implementation's own limit
 
 
 def header_size(files: Files, name: str) -> int:
-    """Bytes before the first tensor; raises Corrupt if the file cannot hold that many."""
+    """Return the bytes before the first tensor; raises Corrupt if the file cannot hold that many."""
     size = files.sizes()[name]
     if size < 8:
         raise Corrupt(f"{name}: {size} bytes are too few for a safetensors file")
@@ -34,12 +34,12 @@ def header_size(files: Files, name: str) -> int:
 
 
 def tensors(files: Files, name: str) -> tuple[Tensor, ...]:
-    """Every tensor of one file, in the order of their bytes.  After this nothing needs to be checked again."""
+    """Return every tensor of one file, in the order of their bytes. After this nothing needs to be checked again."""
     return contents(files, name)[0]
 
 
 def contents(files: Files, name: str) -> tuple[tuple[Tensor, ...], Mapping[str, str]]:
-    """The same, and the free-form ``__metadata__``, empty if there is none."""
+    """Return the same, and the free-form ``__metadata__``, empty if there is none."""
     base = header_size(files, name)
     return _contents(read(files, Extent(name, 8, base - 8)), name, files.sizes()[name])
 
@@ -48,8 +48,8 @@ def contents(files: Files, name: str) -> tuple[tuple[Tensor, ...], Mapping[str, 
 def _contents(data: bytes, name: str, whole: int) -> tuple[tuple[Tensor, ...], Mapping[str, str]]:
     base = 8 + len(data)
     header = {key: bytes(value) for key, value in _HEADER.decode(data, f"{name}: header").items()}
-    said = sum(value.count(_OFFSETS) for value in header.values()) + ("data_offsets" in header)
-    if data.count(_OFFSETS) != said or data.count(b'"__metadata__"') > 1:
+    expected = sum(value.count(_OFFSETS) for value in header.values()) + ("data_offsets" in header)
+    if data.count(_OFFSETS) != expected or data.count(b'"__metadata__"') > 1:
         raise Corrupt(f"{name}: header: a name is given twice")  # of which msgspec takes the last
     free = _FREE.decode(header.pop("__metadata__", b"null"), f"{name}: __metadata__") or {}
     rows = sorted(_row(name, key, entry) for key, entry in header.items())
@@ -84,7 +84,7 @@ _FREE: Decoder[dict[str, str] | None] = Decoder(dict[str, str] | None, "text by 
 
 
 def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of JSON (its ``object_pairs_hook``); raises ValueError where two names are one."""
+    """Return an object of JSON (its ``object_pairs_hook``); raises ValueError where two names are one."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError("a name is given twice")
@@ -110,7 +110,7 @@ _quoted = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def encode_header(rows: Iterable[tuple[str, str, Shape]]) -> bytes:
-    """Length and header for tensors ``(name, dtype, shape)`` whose bytes follow in this order.
+    """Return length and header for tensors ``(name, dtype, shape)`` whose bytes follow in this order.
 
     Padded with spaces to 8 bytes; `format: pt` because older transformers refuse files without it.
     """

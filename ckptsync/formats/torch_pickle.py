@@ -43,18 +43,18 @@ class Stored:
 
     @property
     def numel(self) -> int:
-        """Elements in the tensor, not in its storage."""
+        """Return the elements in the tensor, not in its storage."""
         return prod(self.shape)
 
 
 @lru_cache(maxsize=1024)
 def span(shape: Shape, strides: Shape) -> int:
-    """How many elements of the storage a view reaches over, first to last."""
+    """Return how many elements of the storage a view reaches over, first to last."""
     return 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True)) if prod(shape) else 0
 
 
 def row_major(shape: Shape) -> Shape:
-    """The strides of a contiguous tensor."""
+    """Return the strides of a contiguous tensor."""
     return tuple(prod(shape[d + 1 :]) for d in range(len(shape)))
 
 

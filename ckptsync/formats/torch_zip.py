@@ -37,7 +37,7 @@ _NEWEST = 10  # ``kMaxSupportedFileFormatVersion``
 class Record:
     """A stored record; ``header`` is where its local header begins, counted from the archive's first byte.
 
-    ``entry`` is where the central directory speaks of it, counted from the directory's first byte.
+    ``entry`` is where its entry in the central directory begins, counted from the directory's first byte.
     """
 
     name: str
@@ -56,7 +56,7 @@ class _Ahead:
         self.data, self.start, self.last, self.reach = b"", 0, -_NEAR, 0
 
     def read(self, files: Files, archive: Extent, start: int, size: int) -> bytes:
-        """``size`` bytes from ``start`` of the archive."""
+        """Return ``size`` bytes from ``start`` of the archive."""
         at = start - self.start
         if at < 0 or at + size > len(self.data):
             is_near = 0 <= start - self.last <= _NEAR
@@ -82,12 +82,12 @@ class Archive:
 
 
 def has_end(files: Files, where: Extent) -> bool:
-    """Whether the archive is closed: a zip's end record is its last bytes."""
+    """Return whether the archive is closed: a zip's end record is its last bytes."""
     return where.size >= _END.size and read(files, _last(where, _END.size))[:4] == b"PK\x05\x06"
 
 
 def open_archive(files: Files, where: Extent) -> Archive:
-    """The records of the archive in ``where``; raises Corrupt, or Unsupported if something is compressed."""
+    """Return the records of the archive in ``where``; raises Corrupt, or Unsupported if something is compressed."""
     directory = _directory(files, where)
     entries = _entries(read(files, directory), where)
     prefixes = {name.removesuffix("data.pkl") for name, _ in entries if name.endswith("/data.pkl")}
@@ -102,25 +102,25 @@ def open_archive(files: Files, where: Extent) -> Archive:
 
 
 def extent(files: Files, archive: Archive, name: str) -> Extent:
-    """Where a record's bytes lie in the file; raises Corrupt if they cannot lie there."""
+    """Return where a record's bytes lie in the file; raises Corrupt if they cannot lie there."""
     record = archive.records.get(name)
     if record is None:
         raise Corrupt(f"{_at(archive.where)}: no record {name}")
     if record.header + _LOCAL.size > archive.where.size:
         raise Corrupt(f"{_at(archive.where)}: record {name} begins behind the end")
-    told = record.name.encode("utf-8", "replace")
-    size = min(_LOCAL.size + len(told), archive.where.size - record.header)
+    name_bytes = record.name.encode("utf-8", "replace")
+    size = min(_LOCAL.size + len(name_bytes), archive.where.size - record.header)
     head = archive.ahead.read(files, archive.where, record.header, size)
     magic, _, _, method, *_, name_size, extra_size = _LOCAL.unpack_from(head)
     start = record.header + _LOCAL.size + name_size + extra_size
-    is_its = name_size == len(told) and head[_LOCAL.size :] == told
+    is_its = name_size == len(name_bytes) and head[_LOCAL.size :] == name_bytes
     if magic != b"PK\x03\x04" or method != 0 or not is_its or start + record.size > archive.where.size:
         raise Corrupt(f"{_at(archive.where)}: record {name} is not where the directory says")
     return Extent(archive.where.file, archive.where.start + start, record.size)
 
 
 def pickle_of(files: Files, archive: Archive) -> bytes:
-    """The bytes of ``data.pkl``; raises Corrupt if they do not have their CRC32."""
+    """Return the bytes of ``data.pkl``; raises Corrupt if they do not have their CRC32."""
     where = extent(files, archive, "data.pkl")
     if where.size > _MAX_PICKLE:
         raise Corrupt(f"{_at(archive.where)}: data.pkl of {where.size} bytes, at most {_MAX_PICKLE} expected")
@@ -131,12 +131,12 @@ def pickle_of(files: Files, archive: Archive) -> bytes:
 
 
 def checksum(archive: Archive, name: str, where: Extent) -> Checksum | None:
-    """The CRC32 of a record whose bytes lie at ``where``."""
+    """Return the CRC32 of a record whose bytes lie at ``where``."""
     return Checksum(where, archive.records[name].crc) if archive.summed else None
 
 
 def witness(archive: Archive) -> str | None:
-    """The small record, if there is one, whose content is known: it shows whether CRC32s are real."""
+    """Return the small record, if there is one, whose content is known: it shows whether CRC32s are real."""
     return next((name for name in ("byteorder", "version") if name in archive.records), None)
 
 
@@ -149,7 +149,7 @@ def _at(where: Extent) -> str:
 
 
 def _directory(files: Files, where: Extent) -> Extent:
-    """Where the central directory lies.  torch writes no archive comment, so the end record is the last 22 bytes."""
+    """Return where the central directory lies. torch writes no archive comment, so the end record is the last 22 bytes."""
     if where.size < _END.size:
         raise Corrupt(f"{_at(where)}: {where.size} bytes are too few for an archive")
     magic, _, _, _, _, size, start, comment = _END.unpack(read(files, _last(where, _END.size)))
@@ -177,7 +177,7 @@ def _directory64(files: Files, where: Extent) -> tuple[int, int]:
 
 @lru_cache(maxsize=1)  # as of the pickle
 def _entries(data: bytes, where: Extent) -> Sequence[tuple[str, Record]]:
-    """What the directory says of each record."""
+    """Return what the directory says of each record."""
     found: list[tuple[str, Record]] = []
     at = 0
     while at < len(data):
@@ -200,14 +200,14 @@ def _entries(data: bytes, where: Extent) -> Sequence[tuple[str, Record]]:
 
 
 def _not_stored(record: str, *, is_packed: bool, is_as_long: bool) -> Corrupt | Unsupported:
-    """Compression and encryption change the length; a record that has only one of both signs has a damaged directory."""
+    """Return the error for a record that is called compressed: compression and encryption change the length; a record that has only one of both signs has a damaged directory."""
     if is_packed and not is_as_long:
         return Unsupported(f"{record} is compressed or encrypted; torch.save never does that")
     return Corrupt(f"{record} is called compressed or encrypted, and is not", hint="the file is damaged: fetch it again")
 
 
 def _zip64(extra: bytes, size: int, packed: int, header: int, where: Extent) -> tuple[int, int, int]:
-    """Sizes and offset, from the zip64 field where the entry's own are all ones."""
+    """Return sizes and offset, from the zip64 field where the entry's own are all ones."""
     at = 0
     while at + 4 <= len(extra):
         kind, length = struct.unpack_from("<2H", extra, at)
@@ -222,7 +222,7 @@ def _zip64(extra: bytes, size: int, packed: int, header: int, where: Extent) -> 
 
 
 def _check_byteorder(files: Files, archive: Archive) -> bool:
-    """Refuse other byte orders; the answer is whether the CRC32 of a small record that is surely right says so too."""
+    """Refuse other byte orders; return whether the CRC32s are real, by that of a small record whose content is known."""
     name = witness(archive)
     if name is None:
         return False

@@ -102,21 +102,21 @@ def _refuse_safetensors(files: Files, needed: Mapping[str, int | None]) -> None:
 
 
 def _tensors(files: Files, named: Sequence[tuple[str, Chunked]]) -> Iterator[Tensor]:
-    items = [chunk.item for _, told in named for chunk in told.chunks if chunk.item and 0 not in chunk.sizes]
+    items = [chunk.item for _, tensor in named for chunk in tensor.chunks if chunk.item and 0 not in chunk.sizes]
     is_packed = any(item.transforms for item in items)
     found = zip(items, _unpack_items(files, items) if is_packed else find_items(files, items), strict=True)
-    for name, told in named:
+    for name, tensor in named:
         parts = []
-        for chunk in told.chunks:
+        for chunk in tensor.chunks:
             if 0 in chunk.sizes:
                 continue
             item, (stored, extent, strides, checksum) = next(found)
-            if stored.dtype != told.dtype or stored.shape != chunk.sizes:
+            if stored.dtype != tensor.dtype or stored.shape != chunk.sizes:
                 raise Corrupt(
-                    f"{item.file}: the item at {item.start} is not the {told.dtype} chunk of {name} of size {chunk.sizes}"
+                    f"{item.file}: the item at {item.start} is not the {tensor.dtype} chunk of {name} of size {chunk.sizes}"
                 )
             parts.append(Part(chunk.offsets, chunk.sizes, extent, strides, checksum))
-        yield Tensor(name, told.dtype, told.shape, (Copy(told.dtype, told.shape, tuple(parts)),))
+        yield Tensor(name, tensor.dtype, tensor.shape, (Copy(tensor.dtype, tensor.shape, tuple(parts)),))
 
 
 Found = tuple[Stored, Extent, Shape | None, Checksum | None]
@@ -238,7 +238,7 @@ def _parse(files: Files, item: Item) -> tuple[_Kind, int]:
 
 
 class _Window:
-    """``data`` are bytes around the item that is being compared; items are asked for in the order of their files."""
+    """``data`` are bytes around the item that is being compared; items come in the order of their files."""
 
     def __init__(self, files: Files, items: Sequence[Item]) -> None:
         self.data = b""

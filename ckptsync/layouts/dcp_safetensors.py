@@ -69,7 +69,7 @@ def holds_weights(root: str) -> bool:
 
 
 def demands(files: Files, root: str, outside: Outside = _NOTHING) -> dict[str, int | None]:
-    """Return the shards and what proves them whole.  Raises Incomplete where nothing does, and where it cannot be told which are missing."""
+    """Return the shards and what proves them whole. Raises Incomplete where nothing does, and where it is not known which are missing."""
     found = _look(files, root, outside)
     lacking = found.lacking
     enough = [proof for proof in found.proofs if proof.names == "all"] or found.proofs

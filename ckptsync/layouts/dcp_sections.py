@@ -50,7 +50,7 @@ def weights(found: Iterable[Chunked], fields: Mapping[str, Any], section: str | 
     that could be meant.  ``where`` names the checkpoint.
     """
     named: Named = tuple((one.path, one) for one in found)
-    if not fields.get("planner_data"):  # the planner was told not to flatten, and so kept no paths: Megatron-Core's is
+    if not fields.get("planner_data"):  # a planner that does not flatten keeps no paths: Megatron-Core's
         named = _without_megatrons_optimizer(named, fields, where)
     sections = _sections(named)
     if section is not None:

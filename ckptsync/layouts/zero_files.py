@@ -37,7 +37,7 @@ _ALLOWED: Mapping[Name, Build] = {
     Name("deepspeed.runtime.zero.config", "ZeroStageEnum"): made,
     Name("deepspeed.utils.tensor_fragment", "fragment_address"): made,
 }
-_ANYBODYS = Anybodys(_ALLOWED)
+_ANYBODYS = Anybodys({name: build for name, build in _ALLOWED.items() if name not in torch_pickle.REFUSED})
 _OF_DEEPSPEED = frozenset(  # `_common_checkpoint_state` of ``deepspeed/runtime/engine.py``, and what its parallel kinds add
     (
         *("module", "buffer_names", "optimizer", "param_shapes", "frozen_param_shapes", "frozen_param_fragments", "shared_params"),
@@ -196,7 +196,7 @@ def optimizer_state(file: StateFile) -> dict[str, Any]:
 
 
 def parallel(file: StateFile) -> int:
-    """Return how many model-parallel ranks a model file says that there are; before DeepSpeed said so, one."""
+    """Return how many model-parallel ranks a model file says that there are; one in files of older DeepSpeed, which do not say."""
     mp = file.content.get("mp_world_size", 1)
     if type(mp) is not int or not 0 < mp < MOST_RANKS:
         raise Corrupt(f"{file.name}: mp_world_size is {brief(mp)}")

@@ -94,7 +94,7 @@ def _copy(how: Joining, number: int, shards: Mapping[int, Tensor], dtype: str) -
 
 
 def replica(shards: Sequence[Tensor]) -> Tensor:
-    """Return a buffer, of which nothing is said: it is one if all ranks' bytes have the same CRC32."""
+    """Return a buffer, which no rule names: it is one if all ranks' bytes have the same CRC32."""
     sums = [[(p.extent.size, p.checksum and p.checksum.crc32) for p in shard.copies[0].parts] for shard in shards]
     if any(s.shape != shards[0].shape or s.dtype != shards[0].dtype for s in shards) or any(s != sums[0] for s in sums):
         raise Unsupported(f"{shards[0].name}: a buffer that is not the same on all tensor-parallel ranks", hint=_HINT)

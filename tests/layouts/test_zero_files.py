@@ -182,6 +182,7 @@ def test_what_a_script_keeps_in_its_client_state_hinders_nothing() -> None:
         "args": argparse.Namespace(lr=1.0),
         "rng": np.random.default_rng(0),
         "own": [{"x": (Mine(),)}],
+        "sparse": torch.eye(2).to_sparse(),
         "epoch": 3,
         "path": Path("/"),
     }
