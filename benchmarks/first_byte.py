@@ -23,7 +23,7 @@ from urllib.parse import unquote, urlsplit
 from benchmarks.locations import Location, s3
 
 from benchmarks.idle import HERE, LONGEST, _hooked, _until, _write
-from ckptsync.config.units import parse_size
+from ckptsync.units import parse_size
 from tests.fault_proxy import HttpProxy
 from tests.faults import Request
 

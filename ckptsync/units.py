@@ -1,6 +1,18 @@
-"""Durations (``1h30m``), sizes (``5 GB``) and text of strangers as people read them."""
+"""Durations (``1h30m``) and sizes (``5 GB``) as people write and read them, and text of strangers as it may be printed."""
 
 from __future__ import annotations
+
+import re
+
+_DURATION = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ms|s|m|h|d))+")
+_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+LONGEST = 36500 * 86400.0  # s: Python waits no longer than 292 years
+LARGEST = 2**63 - 1  # bytes of a file
+
+_SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) ?([KMGT]i?)?B?", re.IGNORECASE)
+_BYTES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30, "TI": 1 << 40}
 
 
 def clean(text: str, most: int = 0) -> str:
@@ -39,3 +51,27 @@ def show_size(size: int) -> str:
             break
         value, unit = value / 1000, larger
     return f"{value:.3g} {unit}"
+
+
+def parse_duration(text: str) -> float:
+    """Return seconds.  Units are ``ms s m h d`` and may be joined (``1h30m``); a number needs one, but for ``0``.  Raises ValueError."""
+    text = text.strip()
+    if text == "0":
+        return 0.0
+    if not _DURATION.fullmatch(text):
+        raise ValueError(f"{text!r} is not a duration: a number and a unit are wanted, such as 10s, 5m, 2h or 7d")
+    seconds = sum(float(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(text))
+    if seconds > LONGEST:
+        raise ValueError(f"{text[:40]!r} is not a duration: it is longer than 36500d, wanted is one such as 10s, 5m, 2h or 7d")
+    return seconds
+
+
+def parse_size(text: str) -> int:
+    """Return bytes.  ``KB MB GB TB`` are powers of 1000 and ``KiB MiB GiB TiB`` of 1024; no unit is bytes.  Raises ValueError."""
+    found = _SIZE.fullmatch(text.strip())
+    if not found:
+        raise ValueError(f"{text!r} is not a size: a number and a unit are wanted, such as 5GB or 512MiB")
+    size = float(found[1]) * _BYTES[(found[2] or "").upper()]
+    if size > LARGEST:
+        raise ValueError(f"{text[:40]!r} is not a size: it is too large, wanted is one such as 5GB or 512MiB")
+    return round(size)

@@ -125,8 +125,7 @@ NOT_PURE: Mapping[str, str] = {
     "merge.ray": "hands files out to a cluster",
     "merge.reaching": "opens, on another machine, what an operator named",
     "merge.pipeline": "has the merge's threads and locks, so that no other module of it need know of any",
-    "config.loading": "reads the file and the environment",
-    "config.reach": "makes the one pace of all transfers of a process",
+    "config.loading": "reads the file and the environment, and makes the one pace of all transfers of a process",
     "config.runs": "finds the output directories there are",
 }
 IMPURE = frozenset(

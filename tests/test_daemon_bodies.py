@@ -6,7 +6,7 @@ import pytest
 
 from ckptsync.catalogue import kept
 from ckptsync.config.loading import read
-from ckptsync.config.values import Config
+from ckptsync.config.schema import Config
 from ckptsync.daemon import bodies
 from ckptsync.daemon.bodies import carry_out, shared
 from ckptsync.daemon.child import Ended

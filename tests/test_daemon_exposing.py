@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from ckptsync.config.loading import read
-from ckptsync.config.values import Config
+from ckptsync.config.schema import Config
 from ckptsync.daemon.exposing import BEATS, HANGS, Exposing
 from ckptsync.daemon.tick import Tick
 from ckptsync.daemon.working import Ground, Outcome, Posted, Role, Working

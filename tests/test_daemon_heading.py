@@ -9,7 +9,7 @@ import ckptsync
 from ckptsync.catalogue import kept
 from ckptsync.catalogue.fresh import fresh
 from ckptsync.config.loading import read
-from ckptsync.config.values import Config
+from ckptsync.config.schema import Config
 from ckptsync.daemon.heading import Catalogues, Heads, of_head
 from ckptsync.head.consolidate import HeadOptions, one
 from ckptsync.stores.contract import Store

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ckptsync.config.values import LogConfig
+from ckptsync.config.schema import LogConfig
 from ckptsync.daemon.log import configure
 from ckptsync.daemon.phases import pairs
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ckptsync.config.loading import read
-from ckptsync.config.values import Config
+from ckptsync.config.schema import Config
 from ckptsync.daemon.rehearsing import rehearsed
 from ckptsync.errors import CkptsyncError
 

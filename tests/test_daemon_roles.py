@@ -8,7 +8,7 @@ import pytest
 import ckptsync
 from ckptsync.catalogue.fresh import fresh
 from ckptsync.config.loading import read
-from ckptsync.config.values import Config
+from ckptsync.config.schema import Config
 from ckptsync.daemon.lock import Locks
 from ckptsync.daemon.roles import roles
 from ckptsync.daemon.tick import DEBOUNCE

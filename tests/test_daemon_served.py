@@ -13,7 +13,7 @@ import ckptsync
 from ckptsync.catalogue import kept
 from ckptsync.cli.demo_nodes import running
 from ckptsync.config.loading import read
-from ckptsync.config.values import Config
+from ckptsync.config.schema import Config
 from ckptsync.daemon.served import Absent, opened, remember, remembers
 from ckptsync.daemon.watching import Watching
 from ckptsync.errors import ConfigError, StoreError

@@ -13,7 +13,7 @@ import pytest
 
 from ckptsync.catalogue.fresh import fresh
 from ckptsync.config.loading import read
-from ckptsync.config.values import Config
+from ckptsync.config.schema import Config
 from ckptsync.daemon.awaited import Awaited
 from ckptsync.daemon.loops import looping
 from ckptsync.daemon.posts import UNSETTLED_EVERY

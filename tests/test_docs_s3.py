@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ckptsync.config.settings import SETTINGS
+from ckptsync.config.schema import KEYS
 from ckptsync.stores.s3.client import Access
 from ckptsync.stores.sftp.connection import OPTIONS as SFTP_OPTIONS
 from ckptsync.stores.urls import Remote, located
@@ -35,7 +35,7 @@ def _known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def reached(url: str, options: object) -> Access:
     place = located(url)
     assert isinstance(place, Remote)
-    return Access(place, SETTINGS["store.options"].read(options))
+    return Access(place, KEYS["store.options"].read(options))
 
 
 @pytest.mark.parametrize("text", CONFIGURATIONS)

@@ -11,7 +11,7 @@ import yaml
 
 from ckptsync.cli.main import parser
 from ckptsync.config.loading import read
-from ckptsync.config.settings import SECTIONS
+from ckptsync.config.schema import SECTIONS
 from tests.guiding import GUIDES, READMES, ROOT, Block, blocks, commands, has, location
 
 MARKS = {"run", "until", "serve", "output", "file", "fragment", "picture", "not run"}

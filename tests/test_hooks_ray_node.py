@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from ckptsync.config.readers import RunConfig
 from ckptsync.config.runs import output_directories
-from ckptsync.config.values import RunConfig
 from ckptsync.hooks import embedded, leaving, ray_node
 from ckptsync.spool import marks
 

@@ -23,7 +23,6 @@ from ckptsync.cli import locations
 from ckptsync.cli.demo_nodes import BASE, DATA, Child, check, flip, play, running, script
 from ckptsync.cli.demo_view import View, view
 from ckptsync.cli.output import print_json
-from ckptsync.config.units import show_size
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt
 from ckptsync.fleet import heartbeat
 from ckptsync.fleet.heartbeat import Heartbeat
@@ -36,6 +35,7 @@ from ckptsync.records.state import Snapshot
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
 from ckptsync.stores.tree import LocalFiles
+from ckptsync.units import show_size
 
 DETAILS = "It works in a temporary directory and takes about a minute."
 

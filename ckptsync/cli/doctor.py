@@ -13,10 +13,10 @@ from typing import Any
 from ckptsync.cli import output
 from ckptsync.cli.locations import reached, read_configuration
 from ckptsync.cli.service import variables
-from ckptsync.config import reach
+from ckptsync.config import loading
 from ckptsync.config.readers import period
 from ckptsync.config.runs import existing_directories
-from ckptsync.config.values import Config
+from ckptsync.config.schema import Config
 from ckptsync.doctor import report, training
 from ckptsync.doctor.facts import exit_code
 from ckptsync.doctor.publishing import Arrived
@@ -143,7 +143,7 @@ def _request(args: argparse.Namespace, wait: float, fresh: float) -> Request:
         check_answers(located(config.store.url), *(run.path for run in config.worker.runs if is_worker))
         output_dirs = [*(_served(config) if is_worker else []), *output_dirs]
         target: Target | None = Target(
-            config.store.url, config.store.options, reach.limits(config.limits), deletes=_deletes(config)
+            config.store.url, config.store.options, loading.limits_of(config.limits), deletes=_deletes(config)
         )
     else:
         url, access = args.url or os.environ.get("CKPTSYNC_STORE", ""), reached(args)

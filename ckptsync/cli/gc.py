@@ -10,8 +10,8 @@ from typing import Any
 from ckptsync.cli import output
 from ckptsync.cli.arguments import add_store
 from ckptsync.cli.locations import asked_store, checked_name, configuration
+from ckptsync.config.readers import RULES as READ
 from ckptsync.config.readers import duration
-from ckptsync.config.readers_head import RULES as READ
 from ckptsync.errors import ConfigError
 from ckptsync.head import litter
 from ckptsync.head.gc import Asked, Deed, Failed, Planned, Swept, plan, tick

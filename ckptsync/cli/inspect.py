@@ -11,7 +11,6 @@ from typing import Any
 
 from ckptsync.cli import output
 from ckptsync.cli.locations import reached
-from ckptsync.config.units import show_size
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete, Unsupported
 from ckptsync.layouts import rank_names, table
 from ckptsync.layouts.table import Source
@@ -22,6 +21,7 @@ from ckptsync.model import Demands, Files, Tensor
 from ckptsync.stores import trees
 from ckptsync.stores.tree import Overlay, Tree
 from ckptsync.stores.urls import located
+from ckptsync.units import show_size
 
 FIRST = 8  # tensors shown without --tensors
 

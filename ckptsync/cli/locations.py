@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ckptsync.catalogue.summary import TOKENIZER, Catalogue, Summary
-from ckptsync.config import reach
+from ckptsync.config import loading
 from ckptsync.config.loading import from_environment, load
 from ckptsync.config.readers import bandwidth
-from ckptsync.config.units import show_size
-from ckptsync.config.values import Config
+from ckptsync.config.schema import Config
 from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.paths import checked_path
 from ckptsync.records.names import consolidated_prefix
@@ -25,7 +24,7 @@ from ckptsync.stores.limits import Schedule
 from ckptsync.stores.opening import open_store
 from ckptsync.stores.trees import Access
 from ckptsync.stores.urls import Remote, located
-from ckptsync.units import clean
+from ckptsync.units import clean, show_size
 
 HEADING = ("RUN", "CHECKPOINT", "STATE", "SIZE", "NODES", "DETAIL")
 
@@ -58,7 +57,7 @@ def asked_store(args: argparse.Namespace) -> Store:
     access = reached(args)
     if config := configuration(args):
         named = config.store.url
-        return open_store(named, reach.options_for(named, access.options), access.limits)
+        return open_store(named, loading.options_for(named, access.options), access.limits)
     url = args.url or os.environ.get("CKPTSYNC_STORE")
     if not url:
         raise ConfigError("no store was named", hint="give its URL, a configuration with -c, or set CKPTSYNC_STORE")
@@ -73,12 +72,12 @@ def reached(args: argparse.Namespace) -> Access:
         options, asked = from_environment()
     if getattr(args, "bandwidth", None) is not None:
         asked = replace(asked, bandwidth=_bandwidth(args.bandwidth))
-    return Access(options, reach.limits(asked))
+    return Access(options, loading.limits_of(asked))
 
 
 def options_for(url: str, access: Access) -> Mapping[str, object]:
     """Options of the environment are for stores elsewhere, and no error where a path is named."""
-    return reach.options_for(url, access.options) if isinstance(located(url), Remote) else {}
+    return loading.options_for(url, access.options) if isinstance(located(url), Remote) else {}
 
 
 def _bandwidth(text: str) -> Schedule | None:

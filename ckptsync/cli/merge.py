@@ -15,7 +15,6 @@ from ckptsync.cli.arguments import add_bandwidth, add_dry_run
 from ckptsync.cli.locations import reached
 from ckptsync.cli.output import Progress, shown, silent
 from ckptsync.collector import paused
-from ckptsync.config.units import parse_size, show_size
 from ckptsync.errors import ConfigError
 from ckptsync.merge import local
 from ckptsync.merge.consolidate import Merged
@@ -28,6 +27,7 @@ from ckptsync.merge.remote import carry_out_into, check_free
 from ckptsync.merge.statistics import Statistics
 from ckptsync.stores.trees import Access
 from ckptsync.stores.urls import Remote, located
+from ckptsync.units import parse_size, show_size
 
 PARTS = 64 << 20  # bytes of parts in flight to a store, beside what is being read and made
 MOST_JOBS = 8  # more than a disk takes in

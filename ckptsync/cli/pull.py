@@ -12,12 +12,12 @@ from ckptsync.cli import output
 from ckptsync.cli.arguments import add_bandwidth, add_dry_run, add_store_option
 from ckptsync.cli.locations import asked_store, reached
 from ckptsync.cli.output import shown, silent
-from ckptsync.config.units import show_size
 from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.pull.download import Download, Result
 from ckptsync.pull.find import Found, Request, check_outside, find, split_url, why_retired
 from ckptsync.pull.plan import Plan
 from ckptsync.stores.contract import Store
+from ckptsync.units import show_size
 
 _LINES = 20
 

@@ -14,13 +14,13 @@ from ckptsync.cli.arguments import add_bandwidth, add_dry_run
 from ckptsync.cli.locations import configuration, options_for, reached
 from ckptsync.cli.output import Progress, shown, silent
 from ckptsync.config.runs import existing_directories
-from ckptsync.config.units import show_size
-from ckptsync.config.values import Config
+from ckptsync.config.schema import Config
 from ckptsync.errors import ConfigError, Corrupt
 from ckptsync.records.names import checked_node
 from ckptsync.stores.generic.store import NOTE
 from ckptsync.stores.opening import create_store
 from ckptsync.stores.urls import Remote, located
+from ckptsync.units import show_size
 from ckptsync.worker import result
 from ckptsync.worker.node import node_id
 from ckptsync.worker.options import RunDir, checked_run

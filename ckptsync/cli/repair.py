@@ -13,7 +13,6 @@ from ckptsync.catalogue.summary import Catalogue
 from ckptsync.cli import output
 from ckptsync.cli.arguments import add_config
 from ckptsync.cli.locations import asked_store, configuration
-from ckptsync.config.units import show_size
 from ckptsync.daemon.identity import machine
 from ckptsync.errors import CkptsyncError, ConfigError
 from ckptsync.fleet.nodes import nodes
@@ -25,6 +24,7 @@ from ckptsync.merge.plan import Options
 from ckptsync.records.report import LEVELS, Finding, Level, Report
 from ckptsync.records.state import Snapshot, proof, standing
 from ckptsync.stores.contract import Store
+from ckptsync.units import show_size
 from ckptsync.verify.expected import expected, sealless, stat
 from ckptsync.verify.reporting import write_report
 from ckptsync.verify.target import Asked, InStore, verify

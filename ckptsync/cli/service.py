@@ -17,7 +17,7 @@ from ckptsync.cli import output, units
 from ckptsync.cli.arguments import add_command, add_dry_run
 from ckptsync.cli.locations import read_configuration
 from ckptsync.config.runs import existing_directories
-from ckptsync.config.values import Config
+from ckptsync.config.schema import Config
 from ckptsync.errors import ConfigError, StoreError
 from ckptsync.worker.node import node_id
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ckptsync.config.values import Config
+from ckptsync.config.schema import Config
 from ckptsync.errors import ConfigError
 
 _MAGIC = frozenset("*?[")

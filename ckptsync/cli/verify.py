@@ -19,12 +19,12 @@ from typing import Any
 from ckptsync.cli import output
 from ckptsync.cli.arguments import add_bandwidth
 from ckptsync.cli.locations import reached
-from ckptsync.config.units import show_size
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError
 from ckptsync.records.report import Finding, Level, Reading, Report
 from ckptsync.stores import trees
 from ckptsync.stores.contract import Store
 from ckptsync.stores.trees import Access
+from ckptsync.units import show_size
 from ckptsync.verify import baseline
 from ckptsync.verify.expected import Expected
 from ckptsync.verify.findings import exit_code

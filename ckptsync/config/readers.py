@@ -1,21 +1,32 @@
-"""How a value is read.
+"""Readers of the configuration's values: each takes what YAML or the environment gave, and returns the value or raises ValueError.
 
-Each reader takes what YAML (or the environment: always a string) gave and returns the value, or raises ValueError saying what was wanted.
+The environment always gives a string.  YAML reads ``off`` as false.
 """
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
 
 from ckptsync import parsing
-from ckptsync.config.units import LARGEST, parse_duration, parse_size
-from ckptsync.config.values import ROLES, RunConfig
 from ckptsync.errors import Corrupt
+from ckptsync.fleet.alarms import KINDS
+from ckptsync.head.rules import Best
 from ckptsync.paths import checked_path
 from ckptsync.records.names import CONSOLIDATED, checked_node
 from ckptsync.stores.limits import Schedule, parse_schedule
+from ckptsync.units import LARGEST, parse_duration, parse_size
 
+T = TypeVar("T")
+Role = Literal["worker", "head", "verifier"]
+ROLES: tuple[Role, ...] = ("worker", "head", "verifier")
 _MOST = 10**9  # of whatever is counted: threads, jobs, checkpoints, steps
+_BEST = re.compile(r"(?:(min|max):)?([\w./@-]+):([1-9][0-9]*)")
+_SHARDS = re.compile(r"drop-after:([0-9]+)")
+_LISTEN = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[\w.-]+):([0-9]{1,5})")
 
 
 def text(value: object) -> str:
@@ -116,11 +127,11 @@ def storage_options(value: object) -> dict[str, object]:
 
 
 def bandwidth(value: object) -> Schedule | None:
-    """A rate, a timetable, or off."""
+    """A rate, a schedule, or off."""
     if value is False:  # what YAML makes of `off`
         return None
-    timetable = parse_schedule(text(value))
-    return None if timetable.is_unlimited else timetable
+    schedule = parse_schedule(text(value))
+    return None if schedule.is_unlimited else schedule
 
 
 def budget(value: object) -> int:
@@ -173,6 +184,107 @@ def run_name(name: str) -> str:
     if "/" in name or name.startswith((".", "_")) or name == CONSOLIDATED:
         raise ValueError(f"{name!r} is not a run's name: one directory's name that starts with neither '.' nor '_' is wanted")
     return name
+
+
+def or_off(read: Callable[[object], T]) -> Callable[[object], T | int]:
+    """A reader that takes ``off`` (YAML reads it as false) for 0."""
+    return lambda value: 0 if value is False or value == "off" else read(value)
+
+
+def best(value: object) -> Best | None:
+    """``eval_loss:2``, ``max:eval_accuracy:3``; empty, or off: none."""
+    if value in (False, "", "off"):
+        return None
+    found = _BEST.fullmatch(text(value))
+    if not found:
+        raise ValueError(f"{value!r} is not a metric and a number, such as eval_loss:2 or max:eval_accuracy:2")
+    return Best(found[2], int(found[3]), is_greatest=found[1] == "max")
+
+
+def shards(value: object) -> int | None:
+    """``keep``, or ``drop-after:N``."""
+    if value == "keep":
+        return None
+    found = _SHARDS.fullmatch(text(value))
+    if not found:
+        raise ValueError(f"{value!r} is not one of keep, drop-after:N (such as drop-after:3)")
+    return int(found[1])
+
+
+RULES: Mapping[str, Callable[[object], Any]] = {
+    "keep_last": or_off(some),
+    "keep_every": or_off(some),
+    "keep_best": best,
+    "max_age": or_off(period),
+    "max_size": or_off(size),
+    "shards": shards,
+}
+"""Of retention: what is said of all runs, and may be said of one."""
+
+
+def by_run(value: object) -> dict[str, dict[str, Any]]:
+    """Runs (or globs of their names), and what is said of each instead of what is said of all."""
+    return {
+        _glob(name): {key: _rule(name, key, item) for key, item in mapping(rules).items()} for name, rules in mapping(value).items()
+    }
+
+
+def _glob(name: str) -> str:
+    run_name(name)
+    return name
+
+
+def _rule(run: str, key: str, item: object) -> Any:
+    if key not in RULES:
+        raise ValueError(f"{run}: {key!r} is not one of {', '.join(RULES)}")
+    try:
+        return RULES[key](item)
+    except ValueError as e:
+        raise ValueError(f"{run}: {key}: {e}") from e
+
+
+def webhook(value: object) -> str:
+    """An http or https URL, or nothing.  No problem repeats it: keys are among its parts."""
+    if not isinstance(value, str) or (value and not value.startswith(("http://", "https://"))):
+        raise ValueError("not a URL that begins with https:// or http://")
+    return value
+
+
+def command(value: object) -> tuple[str, ...]:
+    """A list of words, or one string as a shell would split it; no shell runs it."""
+    words = shlex.split(value) if isinstance(value, str) else value
+    if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+        raise ValueError(f'{value!r} is not a command such as ["/usr/local/bin/page", "--now"]')
+    if words and not words[0].startswith("/"):
+        raise ValueError(f"{words[0]!r} is relative: a service has no directory of its own, an absolute path is wanted")
+    return tuple(words)
+
+
+def alarms(value: object) -> tuple[str, ...]:
+    """A list of alarms' names, or (from the environment) the names with commas."""
+    items = [item.strip() for item in value.split(",") if item.strip()] if isinstance(value, str) else value
+    if not isinstance(items, list):
+        raise ValueError(f"{value!r} is not a list of {', '.join(KINDS)}")  # noqa: TRY004 - a problem of the file's
+    known = one_of(*KINDS)
+    return tuple(dict.fromkeys(known(item) for item in items))
+
+
+def listen(value: object) -> str:
+    """``host:port``, or nothing: off."""
+    if value is False or value in ("", "off"):
+        return ""
+    found = _LISTEN.fullmatch(text(value))
+    if not found or count(found[2]) > 65535:
+        raise ValueError(f"{value!r} is not a host and a port, such as 127.0.0.1:9464 or [::]:9464")
+    return found[0]
+
+
+@dataclass(frozen=True, slots=True)
+class RunConfig:
+    """A training's output directory, or a glob of them.  ``name`` is empty where the directory's own name is the run's."""
+
+    path: str
+    name: str = ""
 
 
 def runs(value: object) -> tuple[RunConfig, ...]:

@@ -14,8 +14,7 @@ from glob import glob
 from pathlib import Path
 
 from ckptsync import scan
-from ckptsync.config.readers import run_name
-from ckptsync.config.values import RunConfig
+from ckptsync.config.readers import RunConfig, run_name
 from ckptsync.errors import CkptsyncError
 from ckptsync.walk import OURS, is_kept
 

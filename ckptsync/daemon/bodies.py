@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ckptsync.config.reach import limits, options_for
-from ckptsync.config.values import Config, LimitsConfig
+from ckptsync.config.loading import limits_of, options_for
+from ckptsync.config.schema import Config, LimitsConfig
 from ckptsync.daemon import told_head
 from ckptsync.daemon.orders import Done, Kind, Order
 from ckptsync.errors import ConfigError, StoreError
@@ -34,7 +34,7 @@ def carry_out(order: Order, config: Config, at: At) -> Done:
 def _opened(config: Config) -> Store:
     url = config.store.url
     try:
-        return open_store(url, options_for(url, config.store.options), limits(shared(config)))
+        return open_store(url, options_for(url, config.store.options), limits_of(shared(config)))
     except ConfigError as e:  # the head has it open, so it has gone meanwhile, and will be back
         raise StoreError(str(e), hint=e.hint) from e
 
@@ -66,7 +66,7 @@ def _cluster(config: Config) -> Clustered:
     from ckptsync.head.clustered import Clustered  # noqa: PLC0415
 
     url = config.store.url
-    return Clustered(os.environ.get("RAY_ADDRESS", "auto"), url, options_for(url, config.store.options), limits(config.limits))
+    return Clustered(os.environ.get("RAY_ADDRESS", "auto"), url, options_for(url, config.store.options), limits_of(config.limits))
 
 
 def _verify(store: Store, order: Order, config: Config, at: At) -> Done:

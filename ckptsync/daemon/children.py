@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptsync.config.values import Config
+from ckptsync.config.schema import Config
 from ckptsync.daemon import orders
 from ckptsync.daemon.orders import At, Brief, End, Failed, Order
 from ckptsync.daemon.phases import pairs

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from ckptsync.config.values import Config
+from ckptsync.config.schema import Config
 from ckptsync.daemon import waits
 from ckptsync.daemon.children import Bounds, Children
 from ckptsync.daemon.orders import Done, End, Failed, Order

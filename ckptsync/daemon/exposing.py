@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from ckptsync import __version__
-from ckptsync.config.values import Config
+from ckptsync.config.schema import Config
 from ckptsync.daemon.tick import Tick
 from ckptsync.daemon.working import Outcome, Working
 from ckptsync.errors import ConfigError

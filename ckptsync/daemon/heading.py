@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from ckptsync.catalogue import kept
 from ckptsync.catalogue.reading import read
 from ckptsync.catalogue.summary import Catalogue
-from ckptsync.config.values import Config, RetentionConfig
+from ckptsync.config.schema import Config, RetentionConfig
 from ckptsync.daemon import told_head as told
 from ckptsync.daemon.children import Children
 from ckptsync.daemon.errands import Errands, Task

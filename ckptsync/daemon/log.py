@@ -8,7 +8,7 @@ import sys
 import time
 import warnings
 
-from ckptsync.config.values import LogConfig
+from ckptsync.config.schema import LogConfig
 from ckptsync.daemon.phases import fields
 from ckptsync.units import clean
 

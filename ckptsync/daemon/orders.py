@@ -9,7 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from ckptsync.config.values import Config
+from ckptsync.config.schema import Config
 from ckptsync.daemon.phases import Line
 from ckptsync.decoding import Decoder
 from ckptsync.errors import CkptsyncError, Corrupt

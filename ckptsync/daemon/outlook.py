@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from ckptsync.config.values import Config
+from ckptsync.config.schema import Config
 from ckptsync.daemon.alerting import From, Postman, kept_in
 from ckptsync.daemon.channels import Channel, Command, Webhook
 from ckptsync.daemon.overseeing import Overseer

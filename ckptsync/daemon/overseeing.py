@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from ckptsync.catalogue.summary import Catalogue
-from ckptsync.config.values import Config
+from ckptsync.config.schema import Config
 from ckptsync.daemon.disks import room
 from ckptsync.daemon.identity import machine
 from ckptsync.fleet.alarms import Patience

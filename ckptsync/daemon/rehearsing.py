@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ckptsync.config.reach import limits, options_for
+from ckptsync.config.loading import limits_of, options_for
 from ckptsync.config.runs import output_directories
-from ckptsync.config.values import Config
+from ckptsync.config.schema import Config
 from ckptsync.errors import ConfigError
 from ckptsync.stores.opening import bare
 from ckptsync.stores.urls import located
@@ -17,7 +17,7 @@ def rehearsed(config: Config) -> Config:
     url = config.store.url
     location, options = located(url), options_for(url, config.store.options)
     if not isinstance(location, Path) or location.is_dir():
-        bare(url, options, limits(config.limits))
+        bare(url, options, limits_of(config.limits))
     elif location.exists():
         raise ConfigError(f"{url}: a file, a store's directory wanted", hint="is the path right?")
     found = output_directories(config.worker.runs, url) if "worker" in config.roles else None

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from ckptsync.config.values import Config
+from ckptsync.config.schema import Config
 from ckptsync.daemon.working import NOWHERE, Ground, Role, Working
 from ckptsync.stores.contract import Store
 

@@ -10,9 +10,9 @@ import contextlib
 from dataclasses import replace
 from pathlib import Path
 
-from ckptsync.config.reach import limits, options_for
+from ckptsync.config.loading import limits_of, options_for
 from ckptsync.config.runs import output_directories
-from ckptsync.config.values import Config
+from ckptsync.config.schema import Config
 from ckptsync.daemon.rehearsing import rehearsed
 from ckptsync.errors import ConfigError, StoreError
 from ckptsync.spool import folders
@@ -57,7 +57,7 @@ def _opened(config: Config) -> Store:
                     f"{url}: was a store when {run.path} was last served, and is none now",
                     hint=f"{_where(url)}  If that store was given up, delete {run.path}/{OURS}/{MARK}",
                 )
-    return create_store(url, options_for(url, config.store.options), limits(config.limits))
+    return create_store(url, options_for(url, config.store.options), limits_of(config.limits))
 
 
 def remember(spool: Path, url: str) -> None:
@@ -104,6 +104,6 @@ def _where(url: str) -> str:
 def _is_there(config: Config) -> bool:
     url = config.store.url
     try:
-        return is_store(url, options_for(url, config.store.options), replace(limits(config.limits), patience=0.0))
+        return is_store(url, options_for(url, config.store.options), replace(limits_of(config.limits), patience=0.0))
     except OSError as e:
         raise StoreError(f"{url}: {e.strerror}", hint="is the file system mounted, and may this user read it?") from e

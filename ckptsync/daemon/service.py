@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from ckptsync.config.loading import shown_url
 from ckptsync.config.runs import output_directories, unmatched
-from ckptsync.config.values import Config
+from ckptsync.config.schema import Config
 from ckptsync.daemon import identity
 from ckptsync.daemon.asking import Asking
 from ckptsync.daemon.awaited import Awaited

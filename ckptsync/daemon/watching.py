@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from ckptsync.config.runs import OutputDirectories, output_directories, places, unmatched
-from ckptsync.config.values import Config, WorkerConfig
+from ckptsync.config.schema import Config, WorkerConfig
 from ckptsync.daemon import told
 from ckptsync.daemon.disks import disks
 from ckptsync.daemon.lock import Locks

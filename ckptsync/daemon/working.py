@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ckptsync.config.values import Config
+from ckptsync.config.schema import Config
 from ckptsync.daemon.phases import Line, changed
 from ckptsync.daemon.tick import Tick
 from ckptsync.fleet.heartbeat import Disk, Job

@@ -16,7 +16,7 @@ from typing import Any
 
 from ckptsync import parsing
 from ckptsync.config.runs import output_directories
-from ckptsync.config.values import Config
+from ckptsync.config.schema import Config
 from ckptsync.doctor import directories, probe, publishing, store, training
 from ckptsync.doctor.checks import alone, compare
 from ckptsync.doctor.directories import fixed, foreign_owner, is_directory, newest_checkpoint, user_name

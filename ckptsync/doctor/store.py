@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ckptsync.config.reach import options_for
+from ckptsync.config.loading import options_for
 from ckptsync.doctor import directories
 from ckptsync.doctor.directories import foreign_owner, is_directory, newest_checkpoint, not_tried, reason, size_of
 from ckptsync.doctor.facts import SETUP, STORAGE, Finding, fail, warn

@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ckptsync.config.units import parse_duration
 from ckptsync.errors import ConfigError
+from ckptsync.units import parse_duration
 
 
 @dataclass(frozen=True, slots=True)

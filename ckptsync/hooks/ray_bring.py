@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ckptsync.catalogue.fresh import fresh_location, hidden_by
-from ckptsync.config import reach
+from ckptsync.config import loading
 from ckptsync.config.loading import from_environment
 from ckptsync.digest import digest
 from ckptsync.errors import Corrupt, Incomplete
@@ -165,4 +165,4 @@ def opened(note: Note, access: Access) -> Store:
 def reached() -> Access:
     """How stores are reached, as this process's environment says (docs/cli.md); raises ConfigError."""
     options, asked = from_environment()
-    return Access(options, reach.limits(asked))
+    return Access(options, loading.limits_of(asked))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from ckptsync.cli.main import COMMANDS, parser
 from ckptsync.config.loading import from_environment, load
-from ckptsync.config.settings import SETTINGS
+from ckptsync.config.schema import KEYS
 from ckptsync.errors import CkptsyncError, StoreError
 from ckptsync.spool import marks, pins
 from ckptsync.stores.contract import read_all
@@ -50,7 +50,7 @@ def _make_configuration(dice: random.Random) -> Case:
         if kind <= 2 and colon:
             lines[at] = f"{key}: {token}"
         elif kind == 3:
-            lines.insert(at, dice.choice((token, f"{dice.choice(sorted(SETTINGS)).rpartition('.')[2]}: {token}")))
+            lines.insert(at, dice.choice((token, f"{dice.choice(sorted(KEYS)).rpartition('.')[2]}: {token}")))
         elif kind == 4:
             lines[at] = " " * dice.randrange(4) + lines[at]
         else:
@@ -58,7 +58,7 @@ def _make_configuration(dice: random.Random) -> Case:
     if dice.randrange(50) == 0:
         lines += [f"key{n}: {n}" for n in range(40_000)]
     text = "\n".join(lines).encode("utf-8", "surrogatepass")
-    variables = [s.environment for s in SETTINGS.values() if s.environment]
+    variables = [key.variable for key in KEYS.values() if key.variable]
     environment = {
         dice.choice((*variables, "CKPTSYNC_HEAD_X")): str(dice.choice((*_YAML, odd(dice))))
         for _ in range(dice.choice((0, 0, 1, 2)))

@@ -4,7 +4,7 @@ import pytest
 
 from ckptsync.cli import gc
 from ckptsync.cli.main import COMMANDS, parser
-from ckptsync.config.readers_head import RULES as KEYS
+from ckptsync.config.readers import RULES as KEYS
 
 
 def parsed(line: str) -> dict[str, object]:

@@ -11,7 +11,7 @@ import pytest
 
 from ckptsync.cli.units import MARK, Paths, Program, copied, drop_in, for_user, paths, quoted
 from ckptsync.config.loading import read
-from ckptsync.config.values import Config
+from ckptsync.config.schema import Config
 from ckptsync.errors import ConfigError
 
 TEMPLATE = (Path(__file__).parents[2] / "systemd/ckptsync-worker@.service").read_text()

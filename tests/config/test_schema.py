@@ -1,11 +1,12 @@
-"""Readers of the configuration's values, by the keys that they are for."""
+"""The keys of the configuration: how each is read, and what is hidden."""
 
 from typing import Any
 
 import pytest
 
-from ckptsync.config.settings import SETTINGS
-from ckptsync.config.values import RunConfig, StoreConfig
+from ckptsync.config.readers import RunConfig
+from ckptsync.config.schema import KEYS, AlertsConfig, LimitsConfig, RetentionConfig, StoreConfig
+from ckptsync.head.rules import Best, Rules
 from ckptsync.stores.limits import Schedule
 
 
@@ -69,11 +70,35 @@ from ckptsync.stores.limits import Schedule
         ("head.patience_node", "0"),
         ("verify.period", "0"),
         ("log.level", "loud"),
+        ("retention.keep_last", 0),
+        ("retention.keep_last", True),
+        ("retention.keep_every", "-5"),
+        ("retention.keep_best", "eval_loss"),
+        ("retention.keep_best", "eval_loss:0"),
+        ("retention.keep_best", "most:eval_loss:2"),
+        ("retention.max_age", "0"),
+        ("retention.max_age", 7),
+        ("retention.max_size", "much"),
+        ("retention.shards", "drop"),
+        ("retention.shards", "drop-after:-1"),
+        ("retention.runs", ["exp"]),
+        ("retention.runs", {"exp": {"keep_lats": 2}}),
+        ("retention.runs", {"exp": {"keep_last": -1}}),
+        ("retention.runs", {"../exp": {}}),
+        ("retention.runs", {"exp": {"grace": "1d"}}),
+        ("alerts.webhook", "hooks.example/x"),
+        ("alerts.command", ["page"]),
+        ("alerts.command", {"a": 1}),
+        ("alerts.on", ["doom"]),
+        ("alerts.on", "damage, doom"),
+        ("metrics.listen", "9464"),
+        ("metrics.listen", "127.0.0.1:99999"),
+        ("metrics.listen", True),
     ],
 )
 def test_a_value_of_the_wrong_kind_is_a_problem(key: str, value: object) -> None:
     with pytest.raises(ValueError, match=r"\w"):
-        SETTINGS[key].read(value)
+        KEYS[key].read(value)
 
 
 @pytest.mark.parametrize(
@@ -106,18 +131,69 @@ def test_a_value_of_the_wrong_kind_is_a_problem(key: str, value: object) -> None
         ("limits.patience", "0", 0.0),
         ("head.max_shard_size", 1000, 1000),
         ("store.url", "s3://bucket/x", "s3://bucket/x"),
+        ("retention.keep_last", False, 0),
+        ("retention.keep_last", "3", 3),
+        ("retention.keep_best", "eval_loss:2", Best("eval_loss", 2)),
+        ("retention.keep_best", "max:eval/acc@1:3", Best("eval/acc@1", 3, is_greatest=True)),
+        ("retention.keep_best", "min:eval_loss:1", Best("eval_loss", 1)),
+        ("retention.max_age", "30d", 2_592_000.0),
+        ("retention.max_size", "2TB", 2 * 10**12),
+        ("retention.shards", "keep", None),
+        ("retention.shards", "drop-after:0", 0),
+        ("retention.runs", {"exp-*": {"keep_last": 5, "shards": "keep"}}, {"exp-*": {"keep_last": 5, "shards": None}}),
+        ("alerts.webhook", "https://hooks.example/x", "https://hooks.example/x"),
+        ("alerts.command", "/usr/bin/page --to 'the team'", ("/usr/bin/page", "--to", "the team")),
+        ("alerts.on", "full, damage", ("full", "damage")),
+        ("metrics.listen", False, ""),
+        ("metrics.listen", "[::]:9464", "[::]:9464"),
+        ("metrics.listen", "head.example:80", "head.example:80"),
     ],
 )
 def test_files_and_variables_say_it_in_their_own_ways(key: str, value: object, read: Any) -> None:
-    assert SETTINGS[key].read(value) == read
+    assert KEYS[key].read(value) == read
 
 
 @pytest.mark.parametrize("value", ['{"secret": "hunter2"', '"hunter2"', ["hunter2"], {1: "hunter2"}])
 def test_a_problem_of_the_stores_options_repeats_no_value(value: object) -> None:
     with pytest.raises(ValueError, match=r"\w") as caught:
-        SETTINGS["store.options"].read(value)
+        KEYS["store.options"].read(value)
     assert "hunter2" not in str(caught.value)
 
 
 def test_options_are_not_shown_where_a_configuration_is() -> None:
     assert "hunter2" not in repr(StoreConfig("s3://b", {"secret": "hunter2"}))
+
+
+def test_a_problem_of_a_run_s_rule_names_the_run_and_the_rule() -> None:
+    with pytest.raises(ValueError, match=r"exp: keep_best: 'eval_loss' is not a metric and a number"):
+        KEYS["retention.runs"].read({"exp": {"keep_best": "eval_loss"}})
+
+
+def test_a_problem_of_a_webhook_does_not_repeat_it() -> None:
+    with pytest.raises(ValueError, match=r"\w") as caught:
+        KEYS["alerts.webhook"].read("hooks.example/hunter2")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_what_is_said_of_a_run_stands_before_what_is_said_of_all() -> None:
+    said = RetentionConfig(keep_last=2, keep_every=100, runs={"exp-*": {"keep_last": 5}, "exp-1": {"keep_every": 0}})
+    assert said.of("other") == Rules(keep_last=2, keep_every=100)
+    assert said.of("exp-2") == Rules(keep_last=5, keep_every=100)
+    assert said.of("exp-1") == Rules(keep_last=2), "a name counts before a glob"
+
+
+def test_a_webhook_is_not_shown_where_a_configuration_is() -> None:
+    assert "hunter2" not in repr(AlertsConfig("https://hooks.example/hunter2"))
+
+
+def test_every_default_passes_its_own_reader_and_no_two_keys_share_a_variable() -> None:
+    for key in KEYS.values():
+        key.read(key.default)
+    variables = [key.variable for key in KEYS.values() if key.variable]
+    assert len(set(variables)) == len(variables)
+    assert KEYS["worker.keep_pins"].variable == "CKPTSYNC_WORKER_KEEP_PINS"
+    assert KEYS["worker.runs"].variable == ""
+
+
+def test_a_section_has_its_defaults() -> None:
+    assert LimitsConfig() == LimitsConfig(None, 4, 96 << 20, 120.0, 60.0)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ckptsync.config.readers import RunConfig
 from ckptsync.config.runs import existing_directories, output_directories, places
-from ckptsync.config.values import RunConfig
 
 
 def test_a_glob_takes_in_directories_that_appear_later(tmp_path: Path) -> None:

@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from ckptsync.config.loading import load
-from ckptsync.config.settings import SETTINGS
+from ckptsync.config.schema import KEYS
 
-CONFIGS = sorted(p for p in (Path(__file__).parent.parent / "configs").glob("*.yaml") if not p.stem.startswith("prometheus"))
+CONFIGS = sorted(p for p in (Path(__file__).parents[2] / "configs").glob("*.yaml") if not p.stem.startswith("prometheus"))
 ROLES = {"worker": ("worker",), "head": ("head", "verifier"), "both": ("worker", "head", "verifier")}
 
 
@@ -39,22 +39,22 @@ def test_an_example_loads_with_the_roles_of_its_name(path: Path) -> None:
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
 def test_every_key_stands_in_every_example(path: Path) -> None:
     active, defaults = said(path.read_text())
-    assert {*active, *defaults} >= set(SETTINGS)
+    assert {*active, *defaults} >= set(KEYS)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
 def test_the_defaults_in_comments_are_true(path: Path) -> None:
     _, defaults = said(path.read_text())
-    wrong = {key: value for key, value in defaults.items() if key in SETTINGS and value != SETTINGS[key].default}
+    wrong = {key: value for key, value in defaults.items() if key in KEYS and value != KEYS[key].default}
     assert not wrong
-    assert len(set(defaults) & set(SETTINGS)) >= 12
+    assert len(set(defaults) & set(KEYS)) >= 12
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda p: p.stem)
 def test_every_variable_is_named_beside_its_key(path: Path) -> None:
-    for key, setting in SETTINGS.items():
+    for key, setting in KEYS.items():
         last = key.rpartition(".")[2]
-        assert not setting.environment or re.search(rf"^[# ]*{last}: .*# {setting.environment}\b", path.read_text(), re.MULTILINE)
+        assert not setting.variable or re.search(rf"^[# ]*{last}: .*# {setting.variable}\b", path.read_text(), re.MULTILINE)
 
 
 def test_there_is_an_example_for_each_kind_of_machine() -> None:
