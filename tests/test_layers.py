@@ -104,7 +104,7 @@ GOOD = {
     "fsspec in a store": ("stores.s3.store", "import fsspec"),
     "a clock in a role that does": ("worker.tick", "import time\ntime.time()"),
     "parsing a URL": ("records.names", "from urllib.parse import quote"),
-    "the installed version": ("config.values", "from importlib.metadata import version"),
+    "the installed version": ("config.schema", "from importlib.metadata import version"),
 }
 
 
