@@ -12,9 +12,8 @@ from ckptsync.spool import pins as spool
 from ckptsync.spool.marks import Begun, RankMark, Took, begun_path, save_folder, write_mark
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
-from ckptsync.worker.offering import offered
 from ckptsync.worker.options import RunDir
-from ckptsync.worker.push import ASSUMED, planned, push_now
+from ckptsync.worker.push import ASSUMED, offered, planned, push_now
 from ckptsync.worker.remembering import kept_of
 from ckptsync.worker.selecting import EVERYTHING, Selection
 from tests.cli.test_push import FSDP

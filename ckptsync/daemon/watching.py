@@ -38,8 +38,7 @@ from ckptsync.worker.looking import Look
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.queue import UploadQueue, UploadQueues
 from ckptsync.worker.result import WorkerResult
-from ckptsync.worker.sending import NOTES
-from ckptsync.worker.worker import Worker
+from ckptsync.worker.worker import NOTES, Worker
 
 GLANCE_EVERY = 1.0
 TELL_EVERY = 1.0  # seconds between two words on what has ended, while more is to be sent

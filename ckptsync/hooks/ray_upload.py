@@ -27,9 +27,8 @@ from ckptsync.stores.opening import create_store
 from ckptsync.stores.urls import Remote, located
 from ckptsync.walk import Listing, walk
 from ckptsync.worker.node import node_id
-from ckptsync.worker.offering import Offer
 from ckptsync.worker.options import checked_run
-from ckptsync.worker.push import ASSUMED, push_offer
+from ckptsync.worker.push import ASSUMED, Offer, push_offer
 from ckptsync.worker.result import Progress
 
 _log = logging.getLogger("ckptsync.hook")

@@ -19,9 +19,8 @@ from ckptsync.records.tombstone import Tombstone
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.opening import create_store, open_store
 from ckptsync.verify.due import Schedule
-from ckptsync.worker.offering import offered
 from ckptsync.worker.options import RunDir, WorkerOptions
-from ckptsync.worker.push import push_offer
+from ckptsync.worker.push import offered, push_offer
 from ckptsync.worker.worker import Worker
 from tests.cli_store import DATA, SHARD, flip, make
 from tests.heads import consolidate_due, verify_next
