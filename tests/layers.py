@@ -115,7 +115,6 @@ PURE = (
     "web.metrics",
     "cli.status_view",
     "cli.units",
-    *(f"stores.{m}" for m in ("generic.errors", "generic.times")),
 )
 NOT_PURE: Mapping[str, str] = {
     "formats.zstd_items": "several threads read one stream: a lock keeps its decompressor",
@@ -136,8 +135,8 @@ IMPURE = frozenset(
 IMPURE_OURS = frozenset(
     f"ckptsync.{m}"
     for m in (
-        *("stores.beneath", "stores.mounts", "stores.opening", "stores.openfiles", "stores.writing", "watch"),
-        *("stores.posix.store", "stores.posix.commit", "stores.posix.draft", "stores.posix.ways"),
+        *("stores.beneath", "stores.mounts", "stores.opening", "stores.writing", "watch"),
+        *("stores.posix.store", "stores.posix.publish", "stores.posix.draft"),
         *(
             "stores.sftp.store",
             "stores.sftp.files",

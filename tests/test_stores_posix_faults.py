@@ -16,7 +16,7 @@ import pytest
 
 from ckptsync.errors import Exists, StoreError
 from ckptsync.stores.contract import read_all
-from ckptsync.stores.posix import commit as posix_commit
+from ckptsync.stores.posix import publish as posix_commit
 from ckptsync.stores.posix.draft import is_unfinished
 from ckptsync.stores.posix.store import PosixStore
 from tests.store_contract import dies_after, names

@@ -17,8 +17,8 @@ from ckptsync.catalogue.units import Found, Name, Unit, grouped, is_finished, ke
 from ckptsync.collector import paused
 from ckptsync.records.locations import reading_order
 from ckptsync.records.names import OURS
+from ckptsync.stores.capabilities import cuts_of, joined, pieces
 from ckptsync.stores.contract import Entry, Store
-from ckptsync.stores.slices import cuts_of, joined, pieces
 
 AT_ONCE = 8  # requests: a distant server is waited for
 

@@ -20,7 +20,7 @@ from ckptsync.merge.plan import Options
 from ckptsync.model import Files
 from ckptsync.records.model_record import is_same_model
 from ckptsync.records.state import Snapshot
-from ckptsync.stores import top
+from ckptsync.stores import tree
 from ckptsync.stores.contract import Store
 
 
@@ -41,7 +41,7 @@ def one(
     Raises what `sealing` raises; of several locations the first error, after all were tried.
     """
     found = _around(store, run, location) if location else fresh(store, run)
-    configured = cache(top.named)
+    configured = cache(tree.top_files)
     making = Making(options.merge, progress, work, options.engine)
     made: list[Made] = []
     errors: list[CkptsyncError] = []

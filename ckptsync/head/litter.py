@@ -17,7 +17,7 @@ from ckptsync.records.locations import record_names
 from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.names import OURS, consolidated_prefix, parse_record_name, records_prefix
 from ckptsync.records.saves import Known, known_of, live
-from ckptsync.stores import sweeping
+from ckptsync.stores import capabilities
 from ckptsync.stores.contract import Entry, Store
 
 IDLE = 24 * 3600.0
@@ -57,7 +57,7 @@ def found(store: Store, now: float, idle: float = IDLE, run: str = "") -> Iterat
             if is_here and entry.name not in bound and now - entry.mtime > idle:
                 yield Litter(entry, where, checkpoint, said)
     if not run:
-        yield from (Litter(entry) for entry in sweeping.given_up(store, now))
+        yield from (Litter(entry) for entry in capabilities.given_up(store, now))
 
 
 def remove(store: Store, litter: Iterable[Litter], now: float, *, wait: Callable[[float], object] = time.sleep) -> Iterator[Litter]:
@@ -66,7 +66,7 @@ def remove(store: Store, litter: Iterable[Litter], now: float, *, wait: Callable
         wait(store.late)  # only then what others had written before must be seen here
     for one in litter:
         if not one.run:
-            if sweeping.drop(store, one.entry.name):
+            if capabilities.drop(store, one.entry.name):
                 yield one
             continue
         said = store.names(f"{records_prefix(one.run, one.checkpoint)}{_SAYS}")

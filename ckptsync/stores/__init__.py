@@ -1,8 +1,11 @@
 """Stores: somewhere to keep write-once files.
 
-``contract``: the Protocol that every store keeps, and its laws.  ``posix``: a local or NFS path.  ``memory``: what the contract
-means, without a disk.  ``opening``: from a URL to a store.  ``copying``: a stored file in pieces, or under another name.
-``tree``: the files of a local checkpoint (or several overlaid, or some of a store's) as `ckptsync.model.Files`.
-``posix.draft``, ``posix.commit``, ``posix.ways``: the steps of a write to a path.  ``mounts``: what file system a path is on.
-``beneath``, ``openfiles``, ``oserrors``: names below a directory with no link followed; a few files kept open; what an errno means.
+``contract``: what every store promises, and the base class of wrappers.  ``capabilities``: what only some can do.  ``urls``, ``opening``: from a URL to a store.
+``limits``: threads, memory, and one bandwidth for all transfers.  ``retry``: the one place that tries again.  ``signs``, ``ending``: what tells a transfer that
+moves, and a process that ends.
+
+``posix``, ``s3``, ``sftp``, ``generic`` (fsspec), ``memory``: the stores.  ``parts``: files sent in parts.  ``beneath``, ``mounts``, ``oserrors``, ``writing``:
+files below a directory of this machine, over no link.
+
+``stream``, ``checksum``, ``download``, ``pieces``: reading, compared with digests, and ahead.  ``tree``, ``trees``: the files of a checkpoint, wherever it is.
 """

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from ckptsync.errors import CkptsyncError, Corrupt, NotFound
 from ckptsync.model import Extent
 from ckptsync.stores.checksum import Checker, Digests, checkable_ranges, checker
-from ckptsync.stores.posix.placing import Placing
+from ckptsync.stores.posix.draft import Placing
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.stores.stream import Reads, stream
 from ckptsync.stores.writing import chunk_room

@@ -1,13 +1,13 @@
-"""The files of a checkpoint as `ckptsync.model.Files`: a local directory, several overlaid, or some of a store's."""
+"""The files of a checkpoint as `ckptsync.model.Files`: of a local directory, of several overlaid, of a store, or at the top of a directory."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from ckptsync.digest import digest
 from ckptsync.errors import ConfigError, Corrupt, Incomplete, NotFound, StoreError
@@ -15,8 +15,9 @@ from ckptsync.model import Files
 from ckptsync.parsing import parse
 from ckptsync.records.names import STORE_FILE
 from ckptsync.stores import beneath
-from ckptsync.stores.contract import Store
-from ckptsync.stores.openfiles import OpenFiles
+from ckptsync.stores.beneath import OpenFiles, Passed
+from ckptsync.stores.contract import Entry, Store, read_all
+from ckptsync.stores.opening import has_root
 from ckptsync.units import clean
 
 OURS = ("_ckptsync", ".ckptsync")
@@ -256,3 +257,114 @@ def _sighting(found: os.stat_result) -> _Sighting:
 def _refused(path: str, e: OSError) -> StoreError:
     hint = "ckptsync runs best as the user who trains" if isinstance(e, PermissionError) else ""
     return StoreError(f"{path}: {(e.strerror or str(e)).lower()}", hint=hint)
+
+
+@runtime_checkable
+class ReportsPassed(Protocol):
+    """A store that meets what is no file as it lists."""
+
+    def telling(self, passed: Passed) -> Iterator[Entry]:
+        """All `names`; ``passed`` is told of what is left out."""
+        ...
+
+
+class ListedFiles:
+    """The files of ``store`` as they were at construction, all of them; ``root`` is the store's URL.
+
+    ``is_dated``: the store keeps the times that files had where they were written; else nothing is concluded from them.  Raises ConfigError if
+    there is nothing, StoreError.
+    """
+
+    def __init__(self, store: Store, *, is_dated: bool = False) -> None:
+        self._store, self._is_dated = store, is_dated
+        self.root = store.url
+        if not has_root(store):
+            raise ConfigError(f"{self.root}: no such directory, a checkpoint's directory wanted", hint="is the path right?")
+        self._odd = PassedOver()
+        listed = store.telling(self._odd.add) if isinstance(store, ReportsPassed) else store.names("")
+        self._all = {entry.name: entry for entry in listed}
+        self._seen = {name: entry for name, entry in self._all.items() if not any(map(is_no_content, name.split("/")))}
+        if MERGING in self._all:
+            check_ended(self.root, lambda: read_all(store, MERGING, MERGING_LIMIT))
+        if not self._seen:
+            self._odd.check_not_links(self.root)
+        if not self._all:
+            raise ConfigError(f"{self.root}: nothing is there, a checkpoint's directory wanted", hint="is the URL right?")
+        self._sizes = {name: entry.size for name, entry in self._seen.items()}
+
+    def sizes(self) -> Mapping[str, int]:
+        """As they were at construction."""
+        return self._sizes
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        """As `Files` says; raises StoreError where the store does not answer."""
+        if name not in self._sizes:
+            raise Incomplete(f"{name}: not in {self.root}")
+        try:
+            self._store.read_into(name, start, out)
+        except NotFound as e:
+            raise Incomplete(f"{name}: no longer in {self.root}") from e
+
+    def written(self) -> Mapping[str, float]:
+        """As `Tree` says."""
+        return {name: entry.mtime for name, entry in self._seen.items()} if self._is_dated else {}
+
+    def changed(self) -> tuple[str, ...]:
+        """As `Tree` says: what the store lists now with another size or time, or no longer."""
+        now = {entry.name: entry for entry in self._store.names("")}
+        return tuple(name for name, entry in self._seen.items() if now.get(name) != entry)
+
+    def state(self) -> str:
+        """As `Tree` says."""
+        return state((name, entry.size, entry.mtime) for name, entry in self._seen.items())
+
+    def holds(self, name: str) -> bool:
+        """As `Tree` says."""
+        return name in self._all
+
+    def passed_over(self) -> tuple[str, ...]:
+        """As `Tree` says: an object store has files alone."""
+        return self._odd.lines()
+
+
+class _TopFiles:
+    """Name → the path that holds it, and its size, as they were at construction."""
+
+    def __init__(self, paths: Iterable[tuple[str, str]]) -> None:
+        self._paths = dict(paths)
+        self._sizes = {name: Path(path).lstat().st_size for name, path in sorted(self._paths.items())}
+
+    def sizes(self) -> Mapping[str, int]:
+        return self._sizes
+
+    def read_into(self, name: str, start: int, out: memoryview) -> None:
+        if name not in self._paths:
+            raise Incomplete(f"{name}: not there")
+        fd = os.open(self._paths[name], os.O_RDONLY | os.O_NOFOLLOW)
+        try:
+            if os.preadv(fd, [out], start) < out.nbytes:
+                raise Corrupt(f"{self._paths[name]}: became shorter while it was read")
+        finally:
+            os.close(fd)
+
+
+def top_files_without_links(root: str) -> Files:
+    """The regular files of a directory that was found, not named: links in it are not followed.  Raises ConfigError."""
+    return _top(root, lambda entry: entry.path if entry.is_file(follow_symlinks=False) else "")
+
+
+def top_files(root: str) -> Files:
+    """The files of a directory that the operator named: links in it are followed, since a Hugging Face snapshot is made of them.
+
+    Raises ConfigError.
+    """
+    return _top(root, lambda entry: os.path.realpath(entry.path) if entry.is_file() else "")
+
+
+def _top(root: str, path_of: Callable[[os.DirEntry[str]], str]) -> Files:
+    try:
+        with os.scandir(root) as entries:
+            return _TopFiles((entry.name, path) for entry in entries if (path := path_of(entry)))
+    except OSError as e:
+        hint = "a directory with config.json and tokenizer files is wanted"
+        raise ConfigError(f"{root}: {(e.strerror or str(e)).lower()}", hint=hint) from e

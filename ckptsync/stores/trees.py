@@ -12,13 +12,11 @@ from ckptsync.errors import ConfigError, NotFound, StoreError, Transient
 from ckptsync.layouts.names import Within
 from ckptsync.model import Files
 from ckptsync.records.names import STORE_FILE
-from ckptsync.stores import top
 from ckptsync.stores.contract import Store
 from ckptsync.stores.limits import Limits
-from ckptsync.stores.listed import ListedFiles
 from ckptsync.stores.opening import bare
 from ckptsync.stores.pieces import Pieces
-from ckptsync.stores.tree import LocalFiles, StoreFiles, Tree
+from ckptsync.stores.tree import ListedFiles, LocalFiles, StoreFiles, Tree, top_files, top_files_without_links
 from ckptsync.stores.urls import Remote
 
 Place = Path | Remote
@@ -69,7 +67,7 @@ def near(files: Files, places: Iterable[Place]) -> Files:
 def named(place: Place, access: Access) -> Files:
     """The files directly in a place that the operator named; raises ConfigError, StoreError."""
     if isinstance(place, Path):
-        return top.named(str(place))
+        return top_files(str(place))
     return Pieces(Within(ListedFiles(access.store(place)), ""), _OF_OTHERS)
 
 
@@ -79,7 +77,7 @@ def around(place: Place, access: Access, names: Collection[str]) -> Files:
     Elsewhere than here it is not listed: a run may hold thousands of checkpoints.  Raises ConfigError, Transient.
     """
     if isinstance(place, Path):
-        return top.around(str(place))
+        return top_files_without_links(str(place))
     store, prefix = _over(place, access)
     with ThreadPoolExecutor(_AT_ONCE if prefix else 1) as pool:  # as many threads as there shall be connections
         sizes = dict(zip(names, pool.map(lambda name: _size(store, prefix + name), names), strict=True))

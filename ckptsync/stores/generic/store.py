@@ -6,19 +6,21 @@ looks before it writes, which another writer may do at the same moment.  Listing
 
 from __future__ import annotations
 
+import errno
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from datetime import datetime, timezone
 from difflib import get_close_matches
+from email.utils import parsedate_to_datetime
 from typing import Any, TypeVar
 
 from ckptsync.errors import ConfigError, Corrupt, Exists, NotFound, StoreError, Transient
 from ckptsync.paths import checked_path
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, announced, checked_prefix
-from ckptsync.stores.generic.errors import sorted_error
-from ckptsync.stores.generic.times import changed
 from ckptsync.stores.generic.writing import UNFINISHED, Job, way_of
 from ckptsync.stores.limits import Limits, limit, take_all
+from ckptsync.stores.oserrors import HINTS
 from ckptsync.stores.urls import Remote
 
 T = TypeVar("T")
@@ -223,3 +225,92 @@ def _class_of(remote: Remote) -> Any:
         package = str(known.get("class", "")).partition(".")[0]
         line = str(known.get("err", "")) if package in ("", "fsspec") else f"pip install {package}"
         raise ConfigError(f"{remote.url}: the package for {remote.scheme}:// is not installed", hint=line) from e
+
+
+_PASSING = frozenset(  # of httpx, aiohttp, requests, Azure's and Google's clients, webdav4
+    {
+        "TransportError",
+        "TimeoutException",
+        "ClientConnectionError",
+        "ServerTimeoutError",
+        "ServiceRequestError",
+        "ServiceResponseError",
+    }
+    | {"ConnectionError", "Timeout", "ChunkedEncodingError", "RetryError", "BadGatewayError", "ResourceLocked", "FSTimeoutError"}
+)
+_ABSENT = frozenset({"ResourceNotFound", "ResourceNotFoundError", "NoSuchKey"})
+_FULL = frozenset({"InsufficientStorage"})
+_FINAL = frozenset(
+    {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG, errno.EINVAL, errno.ENOTEMPTY}
+)
+_DENIED = "the credentials in storage_options, or in the back end's own configuration, may not do this"
+
+
+def sorted_error(where: str, e: Exception) -> StoreError:
+    """The StoreError for what happened at ``where`` (the store and a name)."""
+    names = {cls.__name__ for cls in type(e).__mro__}
+    status = _status(e)
+    if isinstance(e, (FileNotFoundError, NotADirectoryError, IsADirectoryError)) or status == 404 or names & _ABSENT:
+        return NotFound(f"{where}: not there")
+    if "ResourceAlreadyExists" in names:  # webdav4's, where nothing may be replaced
+        return Exists(f"{where}: already there")
+    if isinstance(e, FileExistsError):
+        return StoreError(f"{where}: a file stands where a directory should be, or a directory where a file should be")
+    if isinstance(e, PermissionError) or status in (401, 403):
+        return StoreError(f"{where}: permission denied", hint=_DENIED)
+    if status == 507 or names & _FULL:
+        return StoreError(f"{where}: no room", hint=HINTS[errno.ENOSPC])
+    if isinstance(e, NotImplementedError):
+        return StoreError(f"{where}: this kind of store cannot do that", hint="some of fsspec's file systems can only be read")
+    if status is not None and (status in (408, 423, 425, 429) or status >= 500):
+        return Transient(f"{where}: the server answered {status}")
+    if isinstance(e, OSError) and e.errno in _FINAL:
+        return StoreError(f"{where}: {(e.strerror or '').lower()}", hint=HINTS.get(e.errno, ""))
+    if isinstance(e, (OSError, TimeoutError, EOFError)) or names & _PASSING:
+        return Transient(f"{where}: {_said(e)}")
+    return StoreError(f"{where}: {_said(e)}" + (f" (HTTP {status})" if status else ""))
+
+
+def _status(e: Exception) -> int | None:
+    found = next((v for k in ("status_code", "status", "code") if isinstance(v := getattr(e, k, None), int)), None)
+    return found if found is not None and 100 <= found < 600 else None
+
+
+def _said(e: Exception) -> str:
+    """The operating system's words, or the name of the class alone."""
+    return e.strerror.lower() if isinstance(e, OSError) and isinstance(e.strerror, str) else f"failed with {type(e).__name__}"
+
+
+_KEYS = ("mtime", "LastModified", "last_modified", "updated", "modified", "modify", "timeModified", "modificationTime", "created")
+_STAMP = "%Y%m%d%H%M%S"  # RFC 3659, section 2.3: what an FTP server says
+
+
+def changed(info: Mapping[str, Any]) -> float:
+    """Seconds on the server's clock; 0 where nothing is said."""
+    for key in _KEYS:
+        if (value := info.get(key)) is not None:
+            return _seconds(value) / (1000 if key == "modificationTime" else 1)  # WebHDFS counts milliseconds
+    return 0.0
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, (int, float)):
+        return float(value)
+    when = value if isinstance(value, datetime) else _parsed(str(value))
+    return (when if when.tzinfo else when.replace(tzinfo=timezone.utc)).timestamp()
+
+
+def _parsed(text: str) -> datetime:
+    try:
+        if text[:14].isdecimal():
+            return datetime.strptime(text[:14], _STAMP).replace(tzinfo=timezone.utc)
+        return datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        return _mail(text)
+
+
+def _mail(text: str) -> datetime:
+    try:
+        return parsedate_to_datetime(text)
+    except (ValueError, TypeError):
+        return datetime.fromtimestamp(0, timezone.utc)  # as where nothing is said

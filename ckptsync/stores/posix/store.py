@@ -1,7 +1,7 @@
 """A store in a directory: a local disk, or NFS.
 
 Writing: a new file under a temporary name in the same directory (`posix.draft`), its bytes, fsync, close, then one step that gives it its
-name (`posix.commit`: rename replaces, link refuses), then fsync of the directory (`posix.ways` has seen to those above).  Killed anywhere,
+name (`posix.publish`: rename replaces, link refuses), then fsync of the directory; those above are durable before.  Killed anywhere,
 there is the old file or the new one, and at most a temporary one, which is never listed.  Recommended reading: sqlite.org/atomiccommit.html;
 tests/campaigns/crash_states.py takes each fsync away and sees what is lost.
 
@@ -22,15 +22,13 @@ from typing import TypeVar
 from ckptsync.errors import Corrupt, Exists, NotFound, StoreError, Transient
 from ckptsync.paths import checked_path
 from ckptsync.stores import beneath
+from ckptsync.stores.beneath import OpenFile, OpenFiles
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, announced, checked_prefix
 from ckptsync.stores.limits import RateLimiter, Unlimited, limit
 from ckptsync.stores.mounts import Mount, mount_of
-from ckptsync.stores.openfiles import OpenFile, OpenFiles
 from ckptsync.stores.oserrors import HINTS, Telling
-from ckptsync.stores.posix.commit import claim, replace, sync_directory
-from ckptsync.stores.posix.draft import Draft, Filled, begun, clear, discard, is_unfinished
-from ckptsync.stores.posix.placing import Placing
-from ckptsync.stores.posix.ways import Ways
+from ckptsync.stores.posix.draft import Draft, Filled, Placing, begun, clear, discard, is_unfinished
+from ckptsync.stores.posix.publish import Ways, claim, replace, sync_directory
 
 T = TypeVar("T")
 TRUSTED_S = 30.0  # after so long an open file is opened by its name again: somebody may have replaced it
@@ -160,14 +158,14 @@ class PosixStore:
             self._ways.after_delete(name.split("/")[:-1])
 
     def drafts(self) -> Iterator[Entry]:
-        """As `stores.sweeping` says."""
+        """As `stores.capabilities` says."""
         with self._told.about(self.root):
             for name, found in beneath.walk(self._root, "", lambda _: False):
                 if is_unfinished(name.rpartition("/")[2]):
                     yield Entry(name, found.st_size, found.st_mtime)
 
     def drop(self, name: str) -> bool:
-        """As `stores.sweeping` says."""
+        """As `stores.capabilities` says."""
         with self._told.about(name):
             return is_unfinished(checked_path(name).rpartition("/")[2]) and discard(self._root, name)
 

@@ -53,7 +53,7 @@ class S3Store:
         yield from found if self._is_aws else sorted(found)  # others list directory by directory
 
     def names_after(self, prefix: str, after: str) -> Iterator[Entry]:
-        """As `stores.slices.Sliced` says."""
+        """As `stores.capabilities.Sliced` says."""
         yield from self._listed(self._prefix + checked_prefix(prefix), **({"StartAfter": self._prefix + after} if after else {}))
 
     def dirs(self, prefix: str, start: str = "") -> list[str]:

@@ -60,7 +60,7 @@ class SftpStore:
         yield from walk(self._files, prefix)
 
     def telling(self, passed: Passed) -> Iterator[Entry]:
-        """As `stores.listed` says."""
+        """As `stores.capabilities` says."""
         self._files.check_root()
         yield from walk(self._files, "", passed=passed)
 
@@ -105,12 +105,12 @@ class SftpStore:
             directory = directory.rpartition("/")[0]
 
     def drafts(self) -> Iterator[Entry]:
-        """As `stores.sweeping` says."""
+        """As `stores.capabilities` says."""
         self._files.check_root()
         yield from (e for e in walk(self._files, "", skips=lambda _: False) if is_unfinished(e.name.rpartition("/")[2]))
 
     def drop(self, name: str) -> bool:
-        """As `stores.sweeping` says: nobody holds a lock here, so that its age has to do."""
+        """As `stores.capabilities` says: nobody holds a lock here, so that its age has to do."""
         if is_unfinished(checked_path(name).rpartition("/")[2]):
             self._files.remove(name)
         return True

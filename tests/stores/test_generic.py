@@ -1,16 +1,22 @@
+"""Stores of fsspec's back ends: the contract, errors, times, and the one step that gives a name."""
+
 from __future__ import annotations
 
+import errno
+import gc
 import logging
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
 
-from ckptsync.errors import ConfigError, Corrupt, Exists, NotFound, StoreError
+from ckptsync.errors import ConfigError, Corrupt, Exists, NotFound, StoreError, Transient
 from ckptsync.stores.contract import About, Chunk, Store, read_all
-from ckptsync.stores.generic.store import NOTE, GenericStore
+from ckptsync.stores.generic.store import NOTE, GenericStore, changed, sorted_error
+from ckptsync.stores.generic.writing import Job, way_of
 from ckptsync.stores.limits import Limits
 from ckptsync.stores.opening import create_store, open_store
 from ckptsync.stores.retry import Persistence, Retrying
@@ -19,6 +25,8 @@ from tests.paced import Counted
 from tests.store_contract import StoreContract, dies_after, names
 
 fsspec = pytest.importorskip("fsspec")
+
+from fsspec.spec import AbstractBufferedFile, AbstractFileSystem  # noqa: E402
 
 
 def remote(url: str) -> Remote:
@@ -259,3 +267,158 @@ def test_where_a_name_cannot_be_given_in_one_step_nothing_is_written(tmp_path: P
     register_implementation("copies", Copies, clobber=True)
     with pytest.raises(StoreError, match="in one step"):
         GenericStore(remote("copies://x")).write("a", [b"x"])
+
+
+class HTTPError(Exception):
+    def __init__(self, status: int) -> None:
+        super().__init__("https://host/x?sig=hunter2")
+        self.status_code = status
+
+
+class TransportError(Exception):
+    pass
+
+
+class ConnectTimeout(TransportError):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "said"),
+    [
+        (FileNotFoundError("x"), NotFound, "not there"),
+        (NotADirectoryError("x"), NotFound, "not there"),
+        (HTTPError(404), NotFound, "not there"),
+        (PermissionError("x"), StoreError, "permission denied"),
+        (HTTPError(403), StoreError, "permission denied"),
+        (HTTPError(401), StoreError, "permission denied"),
+        (HTTPError(507), StoreError, "no room"),
+        (HTTPError(400), StoreError, "HTTP 400"),
+        (HTTPError(429), Transient, "answered 429"),
+        (HTTPError(503), Transient, "answered 503"),
+        (OSError(errno.ENOSPC, "No space left on device"), StoreError, "no space left"),
+        (OSError(errno.ECONNRESET, "Connection reset by peer"), Transient, "reset by peer"),
+        (ConnectionRefusedError(111, "Connection refused"), Transient, "refused"),
+        (TimeoutError(), Transient, "TimeoutError"),
+        (ConnectTimeout("hunter2"), Transient, "ConnectTimeout"),
+        (NotImplementedError(), StoreError, "cannot do that"),
+        (FileExistsError("x"), StoreError, "stands where"),
+        (RuntimeError("hunter2"), StoreError, "RuntimeError"),
+        (KeyError("hunter2"), StoreError, "KeyError"),
+    ],
+)
+def test_each_is_permanent_or_passing_and_repeats_no_message(error: Exception, kind: type[StoreError], said: str) -> None:
+    found = sorted_error("gs://b/x", error)
+    assert type(found) is kind
+    assert str(found).startswith("gs://b/x: ")
+    assert said in str(found)
+    assert "hunter2" not in str(found) + found.hint
+
+
+AT = 1_700_000_000.0  # 2023-11-14 22:13:20 UTC
+
+
+@pytest.mark.parametrize(
+    "info",
+    [
+        {"mtime": AT},
+        {"created": AT},
+        {"mtime": int(AT), "created": 5.0},
+        {"LastModified": datetime.fromtimestamp(AT, timezone.utc)},
+        {"last_modified": datetime.fromtimestamp(AT, timezone(timedelta(hours=3)))},
+        {"modified": datetime(2023, 11, 14, 22, 13, 20)},  # noqa: DTZ001 - some say no zone, and mean UTC
+        {"updated": "2023-11-14T22:13:20Z"},
+        {"updated": "2023-11-14T22:13:20.000Z"},
+        {"LastModified": "Tue, 14 Nov 2023 22:13:20 GMT"},
+        {"modify": "20231114221320"},
+        {"modify": "20231114221320.123"},
+        {"modificationTime": AT * 1000},
+    ],
+)
+def test_a_time_is_found_however_it_is_said(info: dict[str, object]) -> None:
+    assert changed(info) == AT
+
+
+@pytest.mark.parametrize(
+    "info", [{}, {"mtime": None}, {"modified": "yesterday"}, {"modify": "99999999999999"}, {"modify": "\u00b2" * 14}]
+)
+def test_nothing_said_is_the_beginning_of_time(info: dict[str, object]) -> None:
+    assert changed(info) == 0.0
+
+
+class Shelf(AbstractFileSystem):  # type: ignore[misc]  # fsspec says nothing of its types
+    """Publishes on close, as Google's and Azure's do: blocks are kept aside until the last one."""
+
+    cachable = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.files: dict[str, bytes] = {}
+
+    def _open(self, path: str, mode: str, block_size: int = 0, **_: object) -> Upload:
+        return Upload(self, path, mode, block_size=4)
+
+
+class Upload(AbstractBufferedFile):  # type: ignore[misc]
+    def _initiate_upload(self) -> None:
+        self.kept = b""
+
+    def _upload_chunk(self, final: bool = False) -> bool:  # noqa: FBT001, FBT002 - fsspec's own
+        self.kept += self.buffer.getvalue()
+        if final:
+            self.fs.files[self.path] = self.kept
+        return True
+
+
+def pieces(*given: bytes) -> Iterator[memoryview]:
+    yield from (memoryview(one) for one in given)
+
+
+def told(e: Exception) -> StoreError:
+    return sorted_error("gs://b/a", e)
+
+
+def test_an_object_appears_when_its_file_is_closed() -> None:
+    shelf = Shelf()
+    way_of("gs", shelf)(Job(shelf, "b", "b/a", pieces(b"0123", b"456", b""), told, lambda: None, replaces=True))
+    assert shelf.files == {"b/a": b"0123456"}
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_an_object_whose_source_dies_never_appears_also_not_when_its_file_is_collected(count: int) -> None:
+    def dying() -> Iterator[memoryview]:
+        yield from pieces(*[b"0123"] * count)
+        raise RuntimeError("the source is gone")
+
+    shelf = Shelf()
+    with pytest.raises(RuntimeError, match="the source is gone"):
+        way_of("az", shelf)(Job(shelf, "b", "b/a", dying(), told, lambda: None, replaces=True))
+    gc.collect()
+    assert shelf.files == {}
+
+
+def test_an_object_whose_name_is_taken_meanwhile_does_not_appear() -> None:
+    def taken() -> None:
+        raise Exists("b/a: already there")
+
+    shelf = Shelf()
+    with pytest.raises(Exists):
+        way_of("abfs", shelf)(Job(shelf, "b", "b/a", pieces(b"0123456"), told, taken, replaces=False))
+    gc.collect()
+    assert shelf.files == {}
+
+
+def test_a_server_that_refuses_to_move_onto_a_file_still_replaces_it() -> None:
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    class Refuses(MemoryFileSystem):  # type: ignore[misc]
+        def mv(self, path1: str, path2: str, **_: object) -> None:
+            if self.exists(path2):
+                raise OSError("rename refused")
+            super().mv(path1, path2)
+
+    fs = Refuses(global_store=False, skip_instance_cache=True)
+    for content in (b"old", b"new"):
+        way_of("hdfs", fs)(Job(fs, "/s", "/s/a", pieces(content), told, lambda: None, replaces=True))
+    assert fs.cat_file("/s/a") == b"new"
+    assert fs.find("/s") == ["/s/a"]

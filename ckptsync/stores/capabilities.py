@@ -1,4 +1,7 @@
-"""One listing asked for in several pieces at once, where a server gives it page by page and can begin anywhere."""
+"""What only some stores can do: list in slices, tell of what is no file, and find the drafts that killed writers have left.
+
+In a bucket unfinished uploads are the server's, and writers remove those that were given up (`s3.multipart`).
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Protocol, runtime_checkable
 
-from ckptsync.stores.contract import Entry, Store
+from ckptsync.stores.contract import Entry, Store, unwrapped
 
 SLICE = 2000  # names of a piece: two pages of S3
 
@@ -48,3 +51,37 @@ def _piece(store: Sliced, prefix: str, after: str, ends: Collection[str]) -> lis
         if entry.name in ends:
             break
     return found
+
+
+GIVEN_UP = 7 * 24 * 3600.0
+"""s without a byte after which nobody is at work on a draft: as for uploads in a bucket."""
+
+
+@runtime_checkable
+class Sweeping(Protocol):
+    """A store in directories."""
+
+    def drafts(self) -> Iterator[Entry]:
+        """Unfinished writes, in any order; they may be going on.  No link is followed."""
+        ...
+
+    def drop(self, name: str) -> bool:
+        """Remove one, unless its writer is seen to be at work; whether it is gone."""
+        ...
+
+
+def given_up(store: object, now: float) -> Iterator[Entry]:
+    """Those that nobody goes on with.  ``now``: seconds on the store's clock."""
+    inner = _sweeping(store)
+    yield from (e for e in (inner.drafts() if inner else ()) if now - e.mtime > GIVEN_UP)
+
+
+def drop(store: object, name: str) -> bool:
+    """As `Sweeping.drop`."""
+    inner = _sweeping(store)
+    return inner is not None and inner.drop(name)
+
+
+def _sweeping(store: object) -> Sweeping | None:
+    inner = unwrapped(store)
+    return inner if isinstance(inner, Sweeping) else None
