@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from ckptsync.errors import CkptsyncError
 from ckptsync.formats import torch_pickle
-from ckptsync.formats.pickles import Anybodys, loads
+from ckptsync.formats.pickles import AnyClass, loads
 from ckptsync.layouts import dcp_metadata
 from tests.plain_files import MemoryFiles
 
@@ -291,7 +291,7 @@ def outcome(name: str) -> str:
         if MODULE in data[:100] or METADATA in data:
             dcp_metadata.read_metadata(MemoryFiles({".metadata": data}), "")
         else:
-            loads(data, Anybodys(torch_pickle.ALLOWED), torch_pickle.Storages().add)
+            loads(data, AnyClass(torch_pickle.ALLOWED), torch_pickle.Storages().add)
         told = "read"
     except CkptsyncError as e:
         told = f"{type(e).__name__}: {e}"[:100]

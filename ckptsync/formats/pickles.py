@@ -114,7 +114,7 @@ def ordered(_: Name, args: tuple[Any, ...]) -> dict[Any, Any]:
     raise Corrupt(f"pickle: an OrderedDict of {len(args)} values, outside a pickle")
 
 
-class Anybodys(dict[Name, Build]):
+class AnyClass(dict[Name, Build]):
     """Names that are known, and any other for a script's own class: kept as a word, as everything is, and never imported."""
 
     def get(self, name: Name, _: object = None) -> Build:  # no default is wanted: every name is here

@@ -12,7 +12,7 @@ from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import torch_save, torch_zip
-from ckptsync.formats.pickles import Anybodys, Made, brief
+from ckptsync.formats.pickles import AnyClass, Made, brief
 from ckptsync.formats.torch_pickle import ALLOWED, Stored
 from ckptsync.layouts.names import inside
 from ckptsync.layouts.whole_bin import state_tensors
@@ -23,7 +23,7 @@ _END = ".ckpt"
 _STATE = "state_dict"
 _OF_FABRIC = ("model", "module", "model_state_dict")
 _EXTRA = "_extra_state"  # what a module keeps beside its tensors, in a form of its own
-_ALLOWED = Anybodys(ALLOWED)
+_ALLOWED = AnyClass(ALLOWED)
 
 
 def roots(names: Collection[str]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from ckptsync.errors import Corrupt, Incomplete, Unsupported
 from ckptsync.formats import torch_pickle, torch_save
-from ckptsync.formats.pickles import Anybodys, Build, Made, Name, brief, made, with_unknown
+from ckptsync.formats.pickles import AnyClass, Build, Made, Name, brief, made, with_unknown
 from ckptsync.formats.torch_pickle import Stored
 from ckptsync.layouts.names import inside, join
 from ckptsync.layouts.rank_names import MOST as MOST_RANKS
@@ -37,7 +37,7 @@ _ALLOWED: Mapping[Name, Build] = {
     Name("deepspeed.runtime.zero.config", "ZeroStageEnum"): made,
     Name("deepspeed.utils.tensor_fragment", "fragment_address"): made,
 }
-_ANYBODYS = Anybodys({name: build for name, build in _ALLOWED.items() if name not in torch_pickle.REFUSED})
+_ANY_CLASS = AnyClass({name: build for name, build in _ALLOWED.items() if name not in torch_pickle.REFUSED})
 _OF_DEEPSPEED = frozenset(  # `_common_checkpoint_state` of ``deepspeed/runtime/engine.py``, and what its parallel kinds add
     (
         *("module", "buffer_names", "optimizer", "param_shapes", "frozen_param_shapes", "frozen_param_fragments", "shared_params"),
@@ -120,7 +120,7 @@ def _read(files: Files, where: Extent) -> tuple[Any, torch_save.Container]:
         if not (MODEL.fullmatch(base) or MODEL_OF_RANK.fullmatch(base)):
             raise
         try:
-            value, archive = torch_save.load(files, where, _ANYBODYS)
+            value, archive = torch_save.load(files, where, _ANY_CLASS)
         except Corrupt:  # it was refused before it was odd
             raise refused from None
         odd = with_unknown(value) if isinstance(value, dict) else _OF_DEEPSPEED

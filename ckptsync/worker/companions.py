@@ -18,7 +18,7 @@ from typing import Any
 
 from ckptsync.errors import CkptsyncError
 from ckptsync.formats import torch_pickle, torch_save
-from ckptsync.formats.pickles import Anybodys, Made
+from ckptsync.formats.pickles import AnyClass, Made
 from ckptsync.layouts.rank_names import ranks
 from ckptsync.merge.output import NAMES
 from ckptsync.model import Extent, read, read_whole
@@ -169,7 +169,7 @@ def _models(held: Held) -> tuple[str, ...]:
     name, content = held.stat.path, None
     with contextlib.suppress(CkptsyncError):
         if name == _ARGUMENTS:
-            found, _ = torch_save.load(_hold_of(held), Extent(name, 0, held.stat.size), Anybodys(torch_pickle.ALLOWED))
+            found, _ = torch_save.load(_hold_of(held), Extent(name, 0, held.stat.size), AnyClass(torch_pickle.ALLOWED))
             content = found.state if isinstance(found, Made) else found
         else:
             content = parse(read_whole(_hold_of(held), name), name)

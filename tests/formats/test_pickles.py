@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from ckptsync.errors import CkptsyncError, Corrupt, Unsupported
 from ckptsync.formats import pickles
-from ckptsync.formats.pickles import Anybodys, Build, Made, Name, Stated, Unknown, brief, loads, made, with_unknown
+from ckptsync.formats.pickles import AnyClass, Build, Made, Name, Stated, Unknown, brief, loads, made, with_unknown
 from tests import hostile_pickles
 from tests.exhaustive import sampled
 from tests.plain_files import Call, Global, torch_pickle
@@ -253,7 +253,7 @@ def test_names_are_matched_whole() -> None:
 def test_where_anybodys_names_are_words_nothing_is_run_either(tmp_path: Path, protocol: int) -> None:
     canary = tmp_path / "ran"
     odd = [collections.deque([1]), collections.defaultdict(int, {"a": 1}), collections.Counter("ab"), canary]
-    found, _ = loads(pickle.dumps({"weights": Payload(canary), "odd": odd}, protocol), Anybodys())
+    found, _ = loads(pickle.dumps({"weights": Payload(canary), "odd": odd}, protocol), AnyClass())
     assert not canary.exists()
     assert isinstance(found["weights"], Unknown)
     assert (found["weights"].name.name, found["weights"].args) == ("system", (f"touch {canary}",))
@@ -273,10 +273,10 @@ def test_an_object_of_nobodys_class_is_found_however_deep_it_lies() -> None:
 
 def test_a_name_that_is_known_is_never_anybodys() -> None:
     data = torch_pickle([Call(Global("a.b", "C")), Call(Global("a.b", "D"))])
-    known, other = loads(data, Anybodys({Name("a.b", "C"): made}))[0]
+    known, other = loads(data, AnyClass({Name("a.b", "C"): made}))[0]
     assert (type(known), type(other)) == (Made, Unknown)
     with pytest.raises(Corrupt):
-        loads(b"\x80\x02ca\nC\n)RK\x01a.", Anybodys({Name("a", "C"): made}))  # an item for what takes none
+        loads(b"\x80\x02ca\nC\n)RK\x01a.", AnyClass({Name("a", "C"): made}))  # an item for what takes none
 
 
 def test_an_allowed_name_becomes_its_arguments() -> None:
