@@ -8,8 +8,8 @@ from ckptsync.catalogue.summary import Catalogue, Fault, Proven, Summary
 from ckptsync.fleet.alarms import Alarm, Patience, Room
 from ckptsync.fleet.facts import FORMAT, Facts, Train
 from ckptsync.fleet.heartbeat import Heartbeat
+from ckptsync.fleet.nodes import Known, Told
 from ckptsync.fleet.overview import Overview, Seen, overview
-from ckptsync.fleet.told import Known, Told
 from ckptsync.records.state import Status
 from ckptsync.stores.contract import Entry
 

@@ -15,8 +15,7 @@ from ckptsync.cli.arguments import add_config
 from ckptsync.cli.locations import asked_store, configuration
 from ckptsync.daemon.identity import machine
 from ckptsync.errors import CkptsyncError, ConfigError
-from ckptsync.fleet.nodes import nodes
-from ckptsync.fleet.told import told
+from ckptsync.fleet.nodes import nodes, told
 from ckptsync.head.consolidate import HeadOptions
 from ckptsync.head.mending import ground, mend
 from ckptsync.head.repairing import NodeWord, Plan, plan

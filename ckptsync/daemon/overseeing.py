@@ -11,8 +11,8 @@ from ckptsync.config.schema import Config
 from ckptsync.daemon.disks import room
 from ckptsync.daemon.identity import machine
 from ckptsync.fleet.alarms import Patience
+from ckptsync.fleet.nodes import Told, told
 from ckptsync.fleet.overview import Overview, Seen, overview
-from ckptsync.fleet.told import Told, told
 from ckptsync.stores.contract import Store
 
 AT_ONCE = 8  # requests

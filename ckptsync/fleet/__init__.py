@@ -1,7 +1,6 @@
-"""The fleet: what nodes say of themselves, and what is to be seen of all of it.
+"""The fleet: what nodes say of themselves, and what is wrong with them, their checkpoints and their store.
 
-``heartbeat``: a node's word about itself in the store, and how two workers under one id are told apart; ``facts``: what a node is made of;
-``told``: all of both.  ``nodes`` and ``runs`` make of them, and of the catalogue, what `ckptsync status` shows; ``node_alarms`` and ``location_alarms`` say what of
-that is wrong (``scene``: by what they judge; ``alarms``: what an alarm is); ``overview`` is all of it as one value.
-``alerting``: which alarms to tell somebody, and when.
+In reading order: `heartbeat` is a node's regular file in the store, by which two workers under one id are told apart; `facts` is what a node is made of; `nodes`
+reads both of all nodes; `runs` makes runs of the catalogue; `alarms` is what an alarm is and `alarm_rules` which ones hold; `overview` is all of it as one
+value, which `ckptsync status` and /metrics show; `alerting` decides which alarms to tell somebody, and when.
 """

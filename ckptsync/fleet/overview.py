@@ -8,13 +8,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ckptsync.catalogue.summary import Catalogue
+from ckptsync.fleet.alarm_rules import Scene, lacking, of_locations, of_nodes
 from ckptsync.fleet.alarms import SEVERITIES, Alarm, Patience, Room
-from ckptsync.fleet.location_alarms import lacking, of_locations
-from ckptsync.fleet.node_alarms import of_nodes
-from ckptsync.fleet.nodes import Node, nodes
+from ckptsync.fleet.nodes import Node, Told, nodes
 from ckptsync.fleet.runs import Run, runs
-from ckptsync.fleet.scene import Scene
-from ckptsync.fleet.told import Told
 from ckptsync.records.state import STATUSES
 
 FORMAT = 1

@@ -4,8 +4,7 @@ import pytest
 
 from ckptsync.errors import Corrupt
 from ckptsync.fleet.heartbeat import PERIOD
-from ckptsync.fleet.nodes import nodes
-from ckptsync.fleet.told import Known, Told
+from ckptsync.fleet.nodes import Known, Told, nodes
 from ckptsync.stores.contract import Entry
 from tests.scenes import NOW, fact, heart
 

@@ -17,7 +17,7 @@ from tests.scenes import HOUR, NOW, heart, location, shown
 parser = pytest.importorskip("prometheus_client.parser")
 metrics = pytest.importorskip("ckptsync.web.metrics")
 MOST: int = metrics.MOST
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 WELL = Process(
     "n0",
     "1.0",

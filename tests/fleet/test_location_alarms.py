@@ -7,7 +7,7 @@ import pytest
 from ckptsync.catalogue.summary import Fault, Proven, Summary
 from ckptsync.errors import Corrupt
 from ckptsync.fleet.alarms import Room
-from ckptsync.fleet.told import Known
+from ckptsync.fleet.nodes import Known
 from ckptsync.records.names import parse_record_name
 from ckptsync.stores.contract import Entry
 from tests.scenes import DAY, HOUR, NOW, fact, heart, location, raised

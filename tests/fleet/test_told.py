@@ -9,7 +9,7 @@ from ckptsync.daemon.surveying import survey
 from ckptsync.errors import Corrupt
 from ckptsync.fleet import facts
 from ckptsync.fleet.heartbeat import Heartbeat, beat, write
-from ckptsync.fleet.told import told
+from ckptsync.fleet.nodes import told
 from ckptsync.stores.contract import Entry
 from ckptsync.stores.memory import MemoryStore
 
