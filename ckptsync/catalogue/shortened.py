@@ -9,11 +9,11 @@ from dataclasses import replace
 from ckptsync.catalogue.lost import gaps, ranges
 from ckptsync.catalogue.summary import LINES, TOKENIZER, Proven, Summary
 from ckptsync.digest import digest
-from ckptsync.records.fate import fate
 from ckptsync.records.keep import kept
 from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.report import LEVELS, Level, Report
 from ckptsync.records.state import Snapshot, standing
+from ckptsync.records.tombstone import fate
 
 _STEP = re.compile(r"(?<![0-9])([0-9]{1,18})\Z")
 _TOKENIZERS = (TOKENIZER, "vocab.", "spiece.", "sentencepiece.", "tekken.", "processor_config.", "preprocessor_config.")

@@ -11,10 +11,9 @@ from ckptsync.head import tombs
 from ckptsync.head.marking import Step
 from ckptsync.head.removing import Road, take_back
 from ckptsync.records.coding import is_made_anew
-from ckptsync.records.fate import fate
 from ckptsync.records.keep import Keep, kept
 from ckptsync.records.state import Snapshot
-from ckptsync.records.tombstone import Scope
+from ckptsync.records.tombstone import Scope, fate
 from ckptsync.stores.contract import Store
 
 

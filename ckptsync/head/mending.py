@@ -14,12 +14,11 @@ from ckptsync.head.consolidate import HeadOptions, one
 from ckptsync.head.removing import is_whole
 from ckptsync.head.repairing import Ground, NodeWord, Part, Plan
 from ckptsync.head.tombs import Grave
-from ckptsync.records.fate import in_force
 from ckptsync.records.keep import Keep
 from ckptsync.records.names import RecordName, consolidated_prefix, parse_record_name
 from ckptsync.records.saves import Located
 from ckptsync.records.state import Snapshot
-from ckptsync.records.tombstone import Scope
+from ckptsync.records.tombstone import Scope, in_force
 from ckptsync.stores.contract import About, Store
 
 PIECE = 4 << 20

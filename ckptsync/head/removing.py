@@ -23,12 +23,11 @@ from ckptsync.head.clearing import Cleared, Sure, Told, check_alone, clear, forg
 from ckptsync.head.marking import Step, may_go
 from ckptsync.head.retaining import doubtful, is_verified
 from ckptsync.head.tombs import Grave
-from ckptsync.records.fate import fate
 from ckptsync.records.locations import record_names
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.names import OURS, consolidated_prefix, sending_prefix
 from ckptsync.records.state import Snapshot
-from ckptsync.records.tombstone import Scope
+from ckptsync.records.tombstone import Scope, fate
 from ckptsync.stores.contract import Store
 
 PROMPT = 60.0

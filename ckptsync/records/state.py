@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ckptsync.model import Demands
-from ckptsync.records.fate import Fate, fate
 from ckptsync.records.keep import Keep
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.names import consolidated_prefix
 from ckptsync.records.report import LEVELS, Finding, Level, Report, Verdict
 from ckptsync.records.saves import Known, Located, Sibling, demanded, live, locate, save_of, siblings
-from ckptsync.records.tombstone import Tombstone
+from ckptsync.records.tombstone import Fate, Tombstone, fate
 
 Status = Literal["ARRIVING", "COMPLETE", "CONSOLIDATED", "VERIFIED", "DAMAGED", "CONFLICT", "RETIRED"]
 STATUSES: tuple[Status, ...] = ("ARRIVING", "COMPLETE", "CONSOLIDATED", "VERIFIED", "DAMAGED", "CONFLICT", "RETIRED")

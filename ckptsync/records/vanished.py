@@ -10,12 +10,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 
 from ckptsync.errors import Corrupt, NotFound
 from ckptsync.records.coding import Record
-from ckptsync.records.fate import in_force
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.names import RecordName, parse_record_name
 from ckptsync.records.report import Report
-from ckptsync.records.tombstone import Tombstone
+from ckptsync.records.tombstone import Tombstone, in_force
 
 
 class Vanished(Corrupt):

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from ckptsync.decoding import Count, Decoder, FormatNumber, format_number
 from ckptsync.digest import FileDigest, digest
 from ckptsync.errors import Corrupt, Unsupported
-from ckptsync.records.checks import check_files
+from ckptsync.records.coding import check_files
 from ckptsync.records.manifest import FileEntry
 from ckptsync.verify.expected import Expected
 

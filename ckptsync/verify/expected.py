@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ckptsync.digest import FileDigest
-from ckptsync.records.fate import fate
 from ckptsync.records.model_record import ModelRecord, ModelTensor
 from ckptsync.records.names import consolidated_prefix
 from ckptsync.records.report import Finding
 from ckptsync.records.state import Snapshot
+from ckptsync.records.tombstone import fate
 from ckptsync.verify.ranges import Ranges
 
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from ckptsync.errors import ConfigError, Incomplete
 from ckptsync.records import saves
 from ckptsync.records.coding import kind_of
-from ckptsync.records.fate import fate
 from ckptsync.records.join import Join
 from ckptsync.records.keep import Keep, kept
 from ckptsync.records.names import RecordKind
+from ckptsync.records.tombstone import fate
 from ckptsync.stores.contract import Store
 from ckptsync.worker.hold import Hold
 from ckptsync.worker.store_view import RunRecords, read_records

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Literal
 
 from ckptsync.layouts import rank_names
-from ckptsync.records import fate, saves
+from ckptsync.records import saves, tombstone
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.tombstone import Tombstone
 from ckptsync.walk import Stat
@@ -169,7 +169,7 @@ def is_retired(
 def _in_force(stones: Mapping[str, Tombstone]) -> dict[str, Tombstone]:
     locations = {t.location for t in stones.values()}
     by_location = ({name: t for name, t in stones.items() if t.location == location} for location in locations)
-    return {name: t for its in by_location for name, t in fate.in_force(its).items()}
+    return {name: t for its in by_location for name, t in tombstone.in_force(its).items()}
 
 
 def _is_more_of(seen: Iterable[Stat], given_up: Manifest) -> bool:

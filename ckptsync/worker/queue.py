@@ -115,19 +115,19 @@ def _is_overtaken(turn: Turn[T], others: Sequence[Turn[T]]) -> bool:
 
 
 class Carrier(Protocol):
-    """Whoever sends what is decided to be sent.  ``line``: those of one output directory, which wait in order."""
+    """Sends the saves that are posted.  ``line``: the saves of one output directory, which wait in order."""
 
     def withdraw(self, line: object) -> Collection[Job]:
-        """From now on nothing of a line is begun that was posted before; those that are in hand, of every line."""
+        """Begin nothing of a line that was posted before; return the jobs that are being sent, of every line."""
         ...
 
     def post(self, line: object, jobs: Sequence[Job]) -> None:
-        """These are to be sent, in this order."""
+        """Send these, in this order."""
         ...
 
 
 class AtOnce:
-    """Sends all that is posted, one after the other, before `post` returns."""
+    """A carrier that sends all that is posted, one after the other, before `post` returns."""
 
     def __init__(self, threads: int) -> None:
         self._share = whole(threads)
@@ -137,7 +137,7 @@ class AtOnce:
         return ()
 
     def post(self, _: object, jobs: Sequence[Job]) -> None:
-        """As the Protocol says."""
+        """Send them now."""
         for job in jobs:
             job.work(self._share)
 
@@ -153,7 +153,7 @@ class UploadQueue:
         self.wake: Callable[[], None] = lambda: None
 
     def carry(self) -> None:
-        """One save, if one waits that may go here."""
+        """Send one save, if one waits that this queue may take."""
         job = self._queues.take(self._share)
         if job is None:
             return
@@ -174,20 +174,20 @@ class UploadQueues:
         self._in_hand: dict[Share, Job] = {}
 
     def withdraw(self, line: object) -> Collection[Job]:
-        """As the Protocol says."""
+        """See `Carrier.withdraw`."""
         with self._lock:
             if line in self._waiting:
                 self._waiting[line] = ()
             return tuple(self._in_hand.values())
 
     def post(self, line: object, jobs: Sequence[Job]) -> None:
-        """As the Protocol says; a line that is new comes after those that wait."""
+        """See `Carrier.post`; a line that is new comes after those that wait."""
         with self._lock:
             self._waiting[line] = tuple(jobs)
         self._wake()
 
     def retain(self, lines: Collection[object]) -> None:
-        """What waits of other lines is not sent: they have gone."""
+        """Drop what waits of other lines, which have gone."""
         with self._lock:
             self._waiting = {line: jobs for line, jobs in self._waiting.items() if line in lines}
 

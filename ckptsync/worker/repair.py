@@ -15,10 +15,10 @@ from itertools import chain, product
 from ckptsync.errors import CkptsyncError, Corrupt, Incomplete
 from ckptsync.merge.output import is_beside
 from ckptsync.records import coding, saves
-from ckptsync.records.fate import fate
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.names import OURS, RecordName, node_file_name, parse_record_name, records_prefix
 from ckptsync.records.state import Records, proof
+from ckptsync.records.tombstone import fate
 from ckptsync.spool.marks import Took
 from ckptsync.stores import signs
 from ckptsync.stores.contract import About
@@ -54,7 +54,7 @@ class Request:
 def wanted(
     records: Records, node: str, location: str, known: Iterable[saves.Known], has: Callable[[FileEntry], bool] = lambda _: False
 ) -> tuple[Request, ...]:
-    """What the unanswered reports about a location want from ``node``.  Pure.
+    """Return what the unanswered reports about a location want from ``node``.  Pure.
 
     ``known``: all manifests of the checkpoint's name.  ``has``: whether the node has a copy of a file that another has named: pulled, or copied from that node.
     A file is asked for once, however many reports name it: by the newest.
@@ -65,9 +65,8 @@ def wanted(
         return ()
     run = here[0].manifest.run
     located = [at for every in saves.locate(k.manifest for k in here).values() for at in every if node in at.nodes or has(at.entry)]
-    contested = saves.contested(
-        k.manifest for k in here
-    )  # another node's bytes may lie there: who named them stores them elsewhere first
+    # where two nodes name one stored file, the other's bytes may lie there: that node stores them elsewhere first
+    contested = saves.contested(k.manifest for k in here)
     mine = {at.name: at for at in located if at.name not in contested}
     requests: dict[str, Request] = {}
     for report in proof(records.reports, {k.name for k in here}, "").damage:
@@ -88,13 +87,13 @@ def lacks(served: Mapping[tuple[str, str], str], broken: Iterable[str] = ()) -> 
 
 
 def broken_manifests(node: str, broken: Iterable[str]) -> frozenset[str]:
-    """Those of a node."""
+    """Return the names of those that are a node's manifests."""
     parsed = ((name, parse_record_name(name)) for name in broken)
     return frozenset(name for name, p in parsed if p and (p.kind, p.node) == ("manifest", node))
 
 
 def serve(request: Request, holds: Iterable[Hold], to: Destination, added: Added = tuple) -> str:
-    """Send it again; empty, or the reason why it could not be.  Raises StoreError."""
+    """Send a damaged file again; return the reason why this node could not, empty if it did.  Raises StoreError."""
     if request.kind in OF_MEANING and is_stored(to.store, request.name, request.entry, to.passed):
         return "the store has the very bytes that were taken: the file was damaged before"
     candidates = [h.held[request.entry.path] for h in holds if request.entry.path in h.held]
@@ -110,7 +109,7 @@ def _lazily(added: Added) -> Iterator[Held]:
 
 
 def _rewritten(request: Request, held: Held, to: Destination) -> bool:
-    """Only bytes of the digest that the manifest names are ever written under the name."""
+    """Write a file again if its bytes still have the digest that the manifest names; return whether they had."""
     source = Source(held, to.node, request.entry, to.passed)
     try:
         for _ in source:
@@ -122,7 +121,7 @@ def _rewritten(request: Request, held: Held, to: Destination) -> bool:
 
 
 class Repairs:
-    """`plan` and `told` are for one thread; who carries what is planned may be others.
+    """Plans which damaged files are sent again, and remembers what became of each.  `plan` and `told` are for one thread; queues send in others.
 
     ``served``: report and finding of what was served, with the reason where it could not be; kept as long as the report is not answered.
     """

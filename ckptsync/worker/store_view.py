@@ -15,13 +15,12 @@ from ckptsync.errors import CkptsyncError, Corrupt, NotFound, Unsupported
 from ckptsync.model import Demands
 from ckptsync.records import saves
 from ckptsync.records.coding import Record, is_made_anew
-from ckptsync.records.fate import fate
 from ckptsync.records.manifest import Manifest
 from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.names import OURS, RecordName, parse_record_name, sending_prefix
 from ckptsync.records.report import Report
 from ckptsync.records.state import Records, newest_model_record, proof
-from ckptsync.records.tombstone import Tombstone
+from ckptsync.records.tombstone import Tombstone, fate
 from ckptsync.records.vanished import vanished
 from ckptsync.stores.contract import Entry, Store
 from ckptsync.walk import Stat

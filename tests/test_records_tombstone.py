@@ -5,8 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ckptsync.records.fate import Fate, fate, in_force
-from ckptsync.records.tombstone import Scope, Stage, Tombstone
+from ckptsync.records.tombstone import Fate, Scope, Stage, Tombstone, fate, in_force
 
 
 def stone(n: int, stage: Stage = "said", scope: Scope = "location", of: str = "m") -> Tombstone:
