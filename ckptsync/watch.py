@@ -13,8 +13,7 @@ import errno
 import heapq
 import logging
 import os
-import re
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,6 +33,8 @@ from watchdog.observers import Observer
 from watchdog.observers.api import BaseObserver
 from watchdog.observers.polling import PollingObserverVFS
 
+from ckptsync.mounts import chosen, read_table
+
 Mode = Literal["events", "polling", "waiting", "glanced", "none"]
 MOST = 20  # directories that are watched at a time: watchdog has three threads for each, and `systemd/` allows a service 256 tasks
 POLL_S = 10  # often enough to beat a scan a minute; each time costs one stat of every file on a file server
@@ -46,7 +47,6 @@ _BLIND = frozenset(
 _LIMITS = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.ENOMEM})  # of inotify: instances, files, watches, memory
 _FINISHED: list[type[FileSystemEvent]] = [DirCreatedEvent, DirMovedEvent, FileClosedEvent, FileCreatedEvent, FileMovedEvent]
 _POLLED: list[type[FileSystemEvent]] = [*_FINISHED, FileModifiedEvent]
-_OCTAL = re.compile(r"\\([0-7]{3})")
 _IN_CREATE = 0x100
 _libc = ctypes.CDLL(None, use_errno=True)  # watchdog's own way to inotify
 _log = logging.getLogger(__name__)
@@ -56,20 +56,6 @@ _WATCHDOGS = logging.getLogger("watchdog")
 def is_blind(fstype: str) -> bool:
     """Whether inotify may miss changes on a file system of this type."""
     return fstype in _BLIND or fstype.startswith("fuse.")
-
-
-def file_system_type(mountinfo: str, path: str) -> str:
-    """The type of the file system that an absolute path without links is on, as ``/proc/self/mountinfo`` tells; "" if it does not."""
-    best, fstype = "", ""
-    for line in mountinfo.splitlines():
-        left, _, right = line.partition(" - ")
-        fields = left.split(" ")
-        if len(fields) < 5 or not right:
-            continue
-        mounted = _OCTAL.sub(lambda m: chr(int(m[1], 8)), fields[4])
-        if len(mounted) >= len(best) and (path + "/").startswith(mounted.rstrip("/") + "/"):
-            best, fstype = mounted, right.split(" ")[0]  # of several on one another, the last one is seen
-    return fstype
 
 
 Hint = Callable[[str], object]
@@ -106,7 +92,7 @@ class Watch:
 
     def refresh(self) -> None:
         """Watch what has come into being, and again what was replaced.  Cheap where nothing changed; call it before every scan."""
-        mounts, lively = _mountinfo(), _liveliest(self._paths)
+        mounts, lively = read_table(), _liveliest(self._paths)
         for path in self._paths:
             aim = _aim(path, mounts) if path in lively else None
             armed = self._armed.get(path)
@@ -186,14 +172,14 @@ def _changed(path: str) -> int:
     return 0  # not there yet, or not ours to read
 
 
-def _aim(path: str, mounts: str) -> _Aim | None:
+def _aim(path: str, mounts: Sequence[str]) -> _Aim | None:
     """The directory to watch for ``path``: itself, or the nearest one above that exists."""
     try:
         wanted = Path(path).resolve()  # watchdog watches a link itself, not what it points to
         for place in (wanted, *wanted.parents):
             if place.is_dir():
                 found = place.stat()
-                blind = is_blind(file_system_type(mounts, str(place)))
+                blind = is_blind(chosen(mounts, str(place)).kind)
                 return _Aim(str(place), (found.st_dev, found.st_ino), place == wanted, blind)
     except (OSError, RuntimeError) as e:  # no permission, a server that is away, links in a circle: a scan says so, and raises
         _log.warning("not watched path=%s error=%s", path, e)
@@ -243,10 +229,3 @@ def _started(observer: BaseObserver, aim: _Aim, listener: _Listener, events: lis
 def _is_alive(observer: BaseObserver | None) -> bool:
     """Whether watchdog still listens: its threads end where a directory vanishes, and on errors of its own."""
     return observer is not None and observer.is_alive() and all(emitter.is_alive() for emitter in observer.emitters)
-
-
-def _mountinfo() -> str:
-    try:
-        return Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
-    except OSError:
-        return ""  # no Linux: its own events see what there is to see

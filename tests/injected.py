@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ckptsync.errors import CkptsyncError
+from ckptsync.mounts import Mount
 from ckptsync.stores.contract import About, Store, read_all
-from ckptsync.stores.mounts import Mount
 from ckptsync.stores.posix.draft import part_of
 from ckptsync.stores.posix.store import PosixStore
 

@@ -12,7 +12,7 @@ FLOORS: tuple[frozenset[str], ...] = (
     frozenset({"formats"}),
     frozenset({"layouts"}),
     frozenset({"records"}),
-    frozenset({"walk"}),
+    frozenset({"walk", "mounts"}),
     frozenset({"stores", "spool", "scan", "watch"}),
     frozenset({"merge", "catalogue"}),
     frozenset({"worker", "head", "verify", "fleet", "pull"}),
@@ -135,7 +135,7 @@ IMPURE = frozenset(
 IMPURE_OURS = frozenset(
     f"ckptsync.{m}"
     for m in (
-        *("stores.beneath", "stores.mounts", "stores.opening", "stores.writing", "watch"),
+        *("stores.beneath", "mounts", "stores.opening", "stores.writing", "watch"),
         *("stores.posix.store", "stores.posix.publish", "stores.posix.draft"),
         *(
             "stores.sftp.store",

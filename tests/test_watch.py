@@ -14,7 +14,8 @@ import pytest
 from watchdog.observers.polling import PollingObserverVFS
 
 from ckptsync import watch as module
-from ckptsync.watch import Watch, file_system_type, is_blind, watch
+from ckptsync.mounts import chosen
+from ckptsync.watch import Watch, is_blind, watch
 
 ROOT = Path(__file__).parent.parent
 MOUNTS = r"""22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
@@ -85,11 +86,11 @@ def watching(ear: Ear) -> Iterator[Callable[[Path], Watch]]:
     ],
 )
 def test_a_path_is_on_the_innermost_and_latest_mount(path: str, fstype: str) -> None:
-    assert file_system_type(MOUNTS, path) == fstype
+    assert chosen(MOUNTS.splitlines(), path).kind == fstype
 
 
 def test_where_nothing_is_known_of_mounts_events_are_believed() -> None:
-    assert file_system_type("", "/a") == ""
+    assert chosen([], "/a").kind == ""
     assert not is_blind("")
 
 
@@ -193,7 +194,8 @@ def test_a_path_through_a_link_is_watched_where_it_leads(tmp_path: Path, ear: Ea
 def test_where_inotify_is_blind_a_poll_hints(
     tmp_path: Path, ear: Ear, watching: Callable[[Path], Watch], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_mountinfo", lambda: f"1 0 0:1 / {tmp_path} rw - nfs4 server:/ rw\n")
+    (tmp_path / "table").write_text(f"1 0 0:1 / {tmp_path} rw - nfs4 server:/ rw\n")
+    monkeypatch.setattr("ckptsync.mounts.TABLE", str(tmp_path / "table"))
     (tmp_path / "loop").symlink_to("/")
     assert watching(tmp_path).modes() == {str(tmp_path): "polling"}
     assert ear.hears(lambda: (tmp_path / "a").write_bytes(b"x"))

@@ -13,10 +13,10 @@ from pathlib import Path
 from ckptsync import __version__
 from ckptsync.daemon.identity import machine
 from ckptsync.fleet.facts import Facts, Train
+from ckptsync.mounts import mount_of
 from ckptsync.spool import marks
 from ckptsync.spool.marks import Begun
 from ckptsync.walk import OURS
-from ckptsync.watch import file_system_type
 from ckptsync.worker.node import umask
 
 _INOTIFY = Path("/proc/sys/fs/inotify")
@@ -25,7 +25,6 @@ _GPUS = Path("/proc/driver/nvidia")
 
 def survey(node: str, runs: Mapping[str, Path], clock_offset: int | None = None) -> Facts:
     """Now; ``runs``: the output directories by the names of their runs.  ``clock_offset``: see `Facts`; the store alone can tell it."""
-    mounts = _text(Path("/proc/self/mountinfo"))
     return Facts(
         node=node,
         host=socket.gethostname(),
@@ -36,7 +35,7 @@ def survey(node: str, runs: Mapping[str, Path], clock_offset: int | None = None)
         python=platform.python_version(),
         kernel=platform.release(),
         limits=_limits(),
-        file_systems={shown(path): file_system_type(mounts, os.path.realpath(path)) for path in runs.values()},
+        file_systems={shown(path): mount_of(str(path)).kind for path in runs.values()},
         gpus=_gpus(),
         trains={name: train for name, path in runs.items() if (train := _train(path / OURS))},
         clock_offset=clock_offset,

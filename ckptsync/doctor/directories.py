@@ -22,9 +22,9 @@ from typing import Any
 
 from ckptsync.doctor.facts import STORAGE, Finding, fail, warn
 from ckptsync.errors import CkptsyncError
+from ckptsync.mounts import is_mounted, mount_of
 from ckptsync.scan import Found, found, spots
 from ckptsync.spool.folders import link
-from ckptsync.stores.mounts import is_mounted, mount_of
 from ckptsync.units import show_duration, show_size
 from ckptsync.walk import OURS, UnsafeSpool, open_spool, opened_parent
 from ckptsync.watch import is_blind

@@ -23,8 +23,8 @@ from ckptsync.doctor.directories import fixed, foreign_owner, is_directory, newe
 from ckptsync.doctor.facts import STORAGE, Finding, fail, in_order, warn
 from ckptsync.doctor.store import Target, refusal
 from ckptsync.errors import CkptsyncError, ConfigError, Corrupt, StoreError
+from ckptsync.mounts import mount_of
 from ckptsync.stores.contract import Store
-from ckptsync.stores.mounts import mount_of
 from ckptsync.stores.urls import located
 from ckptsync.units import show_duration
 

@@ -214,7 +214,7 @@ def test_a_model_within_another_is_the_one_that_counts_and_other_kinds_are_not_g
 
 def test_how_nfs_is_mounted_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = tmp_path / "mountinfo"
-    monkeypatch.setattr("ckptsync.stores.mounts.TABLE", str(table))
+    monkeypatch.setattr("ckptsync.mounts.TABLE", str(table))
     for options, wanted in (("vers=4.2,hard", []), ("vers=4.2,soft", ["nfs-soft"]), ("hard,actimeo=600", ["late-names"])):
         table.write_text(f"40 22 0:40 / / rw - nfs4 head:/srv rw,{options}\n")
         assert [f.kind for f in directories.check_mount(tmp_path, "n0")] == wanted

@@ -214,7 +214,7 @@ def test_a_checkpoint_is_expected_to_hold_all_where_all_is_trained(tmp_path: Pat
 def test_how_a_stores_own_file_system_is_mounted_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mountinfo").write_text("40 22 0:40 / / rw - nfs4 head:/srv rw,vers=4.2,soft\n")
     (tmp_path / "store").mkdir()
-    monkeypatch.setattr("ckptsync.stores.mounts.TABLE", str(tmp_path / "mountinfo"))
+    monkeypatch.setattr("ckptsync.mounts.TABLE", str(tmp_path / "mountinfo"))
     assert [f.kind for f in look(str(tmp_path / "store")).findings] == ["nfs-soft"]
     assert {f.kind for f in check_output_dirs([tmp_path], "n0")} == {"nfs-soft", "no-events"}
 

@@ -20,12 +20,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from ckptsync.errors import Corrupt, Exists, NotFound, StoreError, Transient
+from ckptsync.mounts import Mount, mount_of
 from ckptsync.paths import checked_path
 from ckptsync.stores import beneath
 from ckptsync.stores.beneath import OpenFile, OpenFiles
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Entry, announced, checked_prefix
 from ckptsync.stores.limits import RateLimiter, Unlimited, limit
-from ckptsync.stores.mounts import Mount, mount_of
 from ckptsync.stores.oserrors import HINTS, Telling
 from ckptsync.stores.posix.draft import Draft, Filled, Placing, begun, clear, discard, is_unfinished
 from ckptsync.stores.posix.publish import Ways, claim, replace, sync_directory

@@ -5,7 +5,6 @@ Recommended reading: nfs(5), "Data and metadata coherence", and proc(5), mountin
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 from collections.abc import Iterable
@@ -33,19 +32,23 @@ class Mount:
     options: tuple[str, ...] = field(default=(), compare=False)
 
 
+def read_table() -> list[str]:
+    """Return the lines of this process's mount table; none where the system has no such table (only Linux has)."""
+    try:
+        return Path(TABLE).read_text(encoding="utf-8", errors="surrogateescape").split("\n")
+    except OSError:
+        return []
+
+
 def mount_of(path: str) -> Mount:
     """The mount that ``path`` is on, whether it is there or not; a local one where the system does not say (only Linux does)."""
-    with contextlib.suppress(OSError), Path(TABLE).open(encoding="utf-8", errors="surrogateescape") as lines:
-        return chosen(lines, os.path.realpath(path))
-    return Mount("")
+    return chosen(read_table(), os.path.realpath(path))
 
 
 def is_mounted(point: str) -> bool:
     """Whether something is mounted on this very directory; a directory bound over another of the same disk is (os.path.ismount does not see it)."""
-    with contextlib.suppress(OSError), Path(TABLE).open(encoding="utf-8", errors="surrogateescape") as lines:
-        points = {_ESCAPED.sub(lambda m: chr(int(m[1], 8)), line.split(" ")[4]) for line in lines if line.count(" ") > 4}
-        return os.path.realpath(point) in points
-    return os.path.ismount(point)
+    points = {_unescaped(line.split(" ")[4]) for line in read_table() if line.count(" ") > 4}
+    return os.path.realpath(point) in points if points else os.path.ismount(point)
 
 
 def chosen(lines: Iterable[str], path: str) -> Mount:
@@ -56,10 +59,14 @@ def chosen(lines: Iterable[str], path: str) -> Mount:
         parts, (kind, _, options) = before.split(" "), [*after.split(), "", "", ""][:3]
         if len(parts) < 6:
             continue
-        point = _ESCAPED.sub(lambda m: chr(int(m[1], 8)), parts[4])
+        point = _unescaped(parts[4])
         if len(point) >= len(best) and f"{path}/".startswith(f"{point.rstrip('/')}/"):
             best, found = point, _mount(kind, f"{parts[5]},{options}".split(","))
     return found
+
+
+def _unescaped(point: str) -> str:
+    return _ESCAPED.sub(lambda m: chr(int(m[1], 8)), point)
 
 
 def _mount(kind: str, options: list[str]) -> Mount:

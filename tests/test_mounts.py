@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.stores.mounts import Mount, chosen, is_mounted, mount_of
+from ckptsync.mounts import Mount, chosen, is_mounted, mount_of
 
 LINES = r"""22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda1 rw
 23 22 0:21 / /proc rw,nosuid - proc proc rw
@@ -70,7 +70,7 @@ def test_what_is_mounted_on_a_directory_itself_counts_and_nothing_above_or_below
     (tmp_path / "table").write_text(
         f"22 1 254:0 / / rw - ext4 /dev/a rw\nnonsense\n23 22 254:0 /x {tmp_path}/a\\040b rw - ext4 /dev/a rw\n"
     )
-    monkeypatch.setattr("ckptsync.stores.mounts.TABLE", str(tmp_path / "table"))
+    monkeypatch.setattr("ckptsync.mounts.TABLE", str(tmp_path / "table"))
     assert is_mounted(str(tmp_path / "a b"))
     assert not is_mounted(str(tmp_path))
     assert not is_mounted(str(tmp_path / "a b/c"))
