@@ -96,6 +96,7 @@ class Bucket:
         try:
             answer: Answer = self.understood(what, lambda: getattr(client, method)(**parameters))
         except ClientError as e:
+            self._has_answered = True
             raise self._learned(e.response, keys, errors.of_answer(what, method, e.response)) from e
         self._has_answered = True
         return answer

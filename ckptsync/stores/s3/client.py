@@ -61,8 +61,8 @@ _SKEWED = "ckptsync-s3v4"
 class Access:
     """A bucket, the prefix of a store in it, and a client to reach it. Threads and forked processes may share it.
 
-    ``prefix`` is "" or ends in a slash. ``root`` is the URL before a key. ``takes_crc``: the options do not switch off
-    the newer checksums. ``signs_payload``: a request's SHA-256 protects its body.
+    ``prefix`` is "" or ends in a slash. ``root`` is the URL before a key. ``takes_crc``: the options do not switch
+    off the newer checksums. ``signs_payload``: a request's SHA-256 protects its body.
     """
 
     def __init__(self, remote: Remote, options: Mapping[str, Any], limits: Limits | None = None) -> None:
@@ -84,7 +84,8 @@ class Access:
                 f"{self.url}: endpoint_url has a user or a password in it, which are no credentials for S3", hint="take them out"
             )
         signs = (config.s3 or {}).get("payload_signing_enabled")
-        self.signs_payload: bool = not self.root.startswith("https:") if signs is None else bool(signs)
+        signs = not self.root.startswith("https:") if signs is None else bool(signs)
+        self.signs_payload: bool = signs and not self._options.get("anon")
         self._ours(self._client)
         self._pid = os.getpid()
 
@@ -96,8 +97,9 @@ class Access:
     def client(self) -> Any:
         """Return the client of this process: a forked child must not share connections with its parent."""
         if self._pid != os.getpid():
-            self._lock, self._pid = threading.Lock(), os.getpid()
+            self._lock = threading.Lock()
             self._client = self._ours(self._made())
+            self._pid = os.getpid()  # last: until then each thread makes a client of its own
         return self._client
 
     def keys(self) -> Any:
