@@ -254,7 +254,7 @@ class _Sender:
     def put_beside(self, planned: Manifest, file: FileEntry) -> FileEntry:
         """Store a file under the node's name; return its entry."""
         name = node_file_name(planned.run, planned.location, planned.node, file.path)
-        if not (file.digest and is_stored(self.to.store, name, file, self.to.passed)):
+        if name not in self.done and not (file.digest and is_stored(self.to.store, name, file, self.to.passed)):
             source = self._source(file)
             self.to.store.write(name, source, source.about)
             self._learn(source, name)
