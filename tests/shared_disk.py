@@ -1,4 +1,4 @@
-"""Storing on the trainer's own file system, where files may share their bytes: run by `tests/test_stores_posix_shared.py`, where one is mounted."""
+"""Storing on the trainer's own file system, where files may share their bytes: run by `tests/stores/test_posix_shared.py`, where one is mounted."""
 
 from __future__ import annotations
 

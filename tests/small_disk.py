@@ -1,4 +1,4 @@
-"""The conformance suite, and what a disk that fills up adds to it: run by `tests/test_stores_posix_full.py`, where such a disk is mounted."""
+"""The conformance suite, and what a disk that fills up adds to it: run by `tests/stores/test_posix_full.py`, where such a disk is mounted."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import pytest
 import ckptsync
 from ckptsync.cli.main import main
 from tests.refusals import refused
-from tests.test_stores_posix_faults import on_a_small_disk
+from tests.stores.test_posix_faults import on_a_small_disk
 
 FSDP = Path(ckptsync.__file__).parent / "demo_data" / "fsdp2"
 NODE = ("--run", "demo", "--node", "n0")
