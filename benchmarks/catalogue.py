@@ -54,7 +54,7 @@ their number, wall seconds say how much else was going on, and CPU seconds what 
 """
 HEAD = """
 import sys, resource, pathlib
-from ckptsync.daemon import heading, service, tick
+from ckptsync.service import head, run
 from ckptsync.catalogue.reading import Cache, read
 from ckptsync.stores.opening import open_store
 cache, store = Cache(), open_store(sys.argv[1])

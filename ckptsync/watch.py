@@ -65,7 +65,7 @@ def watch(paths: Iterable[str], hint: Hint, poll_s: int = POLL_S) -> Watch:
     """Call ``hint`` from another thread with each of ``paths`` below which something may be worth a look; "" means any of them.  It may be called very often.
 
     Paths need not exist yet: the nearest directory above is watched until `Watch.refresh` finds them.  Of more than `MOST` paths those are watched
-    that changed last; who calls glances at the others (`ckptsync.daemon.posts`), and finds them here with the next refresh.
+    that changed last; who calls glances at the others (`ckptsync.service.worker`), and finds them here with the next refresh.
     """
     return Watch(tuple(dict.fromkeys(paths)), hint, poll_s)
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ckptsync import scan
-from ckptsync.daemon.lock import Locks
 from ckptsync.hooks import leaving
+from ckptsync.service.process import Locks
 from ckptsync.spool import marks
 from ckptsync.spool.marks import Commit
 from tests.hooking import Said

@@ -57,7 +57,7 @@ BAD = {
     "the base looking up": ("model", "from ckptsync.formats import dcp"),
     "a sibling role": ("worker.take", "from ckptsync.head import sealing"),
     "a sibling port": ("scan", "import ckptsync.spool"),
-    "sibling rooms above": ("hooks.hf", "from ckptsync.daemon.tick import tick"),
+    "sibling rooms above": ("hooks.hf", "from ckptsync.service.periodic import tick"),
     "a room that is not in the table": ("helpers.strings", ""),
     "a relative import": ("layouts.dcp", "from . import inert"),
     "torch in the core": ("merge.cast", "import torch"),
@@ -82,7 +82,7 @@ BAD = {
     "s3fs in the command line": ("cli.push", "from s3fs import S3FileSystem"),
     "botocore in the configuration": ("config.loading", "import botocore.session"),
     "apscheduler in a role": ("worker.tick", "from apscheduler.schedulers.background import BackgroundScheduler"),
-    "watchdog in the daemon": ("daemon.service", "import watchdog.events"),
+    "watchdog in the daemon": ("service.run", "import watchdog.events"),
     "the file system in a format": ("layouts.dcp", "from pathlib import Path"),
     "a clock in a record": ("records.manifest", "import time"),
     "a clock by datetime": ("records.manifest", "from datetime import datetime\ndatetime.now()"),
@@ -145,7 +145,7 @@ def test_help_imports_nothing_heavy() -> None:
 def test_worker_head_merge_and_verify_import_no_torch() -> None:
     """As many of their modules as there are, but for the verifier's child, which is another process."""
     modules = [
-        f"ckptsync.{dotted(p)}" for p in SOURCES if dotted(p).partition(".")[0] in ("worker", "head", "merge", "verify", "daemon")
+        f"ckptsync.{dotted(p)}" for p in SOURCES if dotted(p).partition(".")[0] in ("worker", "head", "merge", "verify", "service")
     ]
     names = [m for m in modules if m != "ckptsync.verify.child"]
     program = f"import importlib, sys\nfor m in {names!r}: importlib.import_module(m)\nprint(*sys.modules)"

@@ -140,11 +140,12 @@ def test_a_worker_tells_of_itself_alone(tmp_path: Path) -> None:
 SERVICE = """
 import contextlib, sys, time
 from ckptsync.config.loading import read
-from ckptsync.daemon import exposing, service
-from ckptsync.daemon.working import Outcome, Role, Working
+from ckptsync.service import metrics, run
+from ckptsync.service.periodic import Outcome, Periodic
+from ckptsync.service.roles import Roles
 
-exposing.HANGS, exposing.MORE = 1.0, 0.5
-service.STATUS_EVERY = 0.2
+metrics.HANGS, metrics.MORE = 1.0, 0.5
+run.STATUS_EVERY = 0.2
 text = f"node: n0\\nroles: [head]\\nstore: {{url: {sys.argv[1]}}}\\nmetrics: {{listen: '127.0.0.1:{sys.argv[2]}'}}\\nlimits: {{stall: 1ms}}\\n"
 
 def look():
@@ -153,12 +154,13 @@ def look():
 
 @contextlib.contextmanager
 def roles(config, node, store, fatal):
-    page = exposing.Exposing(config, node, lambda: working)
-    working = Working([Role("work", 0.1, look, fatal)], looks=[Role("metrics", 30, page.look, fatal)])
+    working = Roles([Periodic("work", 0.1, look, fatal)])
+    page = metrics.Metrics(config, node, working)
+    working.looks.append(Periodic("metrics", 30, page.look, fatal))
     yield working
     page.close()
 
-sys.exit(service.run(lambda: read(text, "c", {}), roles))
+sys.exit(run.run(lambda: read(text, "c", {}), begin=roles))
 """
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.daemon.lock import Locks
 from ckptsync.errors import CkptsyncError, ConfigError, Incomplete, StoreError
+from ckptsync.service.process import Locks
 from ckptsync.spool import folders
 from ckptsync.spool.folders import children, refusals, remove, renamed, written
 from ckptsync.spool.pins import pins
@@ -258,15 +258,15 @@ _ELSEWHERE = {  # what lies in no spool
     "hooks/hf.py": "folder.mkdir(",  # the output directory
     "hooks/ray_node.py": "directory.mkdir(",
     "hooks/ray_bring.py": "home",
-    "daemon/child.py": "score.",
-    "daemon/alerting.py": "path",  # what is kept in the cache
+    "service/child.py": "score.",
+    "service/alerts.py": "path",  # what is kept in the cache
 }
 
 
 def test_no_other_module_reaches_into_the_spool_by_path() -> None:
     package = Path(folders.__file__).parents[1]
     found = []
-    for path in sorted(path for room in ("spool", "worker", "hooks", "daemon") for path in (package / room).rglob("*.py")):
+    for path in sorted(path for room in ("spool", "worker", "hooks", "service") for path in (package / room).rglob("*.py")):
         name = path.relative_to(package).as_posix()
         for line in path.read_text().splitlines() if path != Path(folders.__file__) else ():
             is_path = _REACHING.search(line) and not re.search(r"dir_fd|\.replace\([\"']", line)

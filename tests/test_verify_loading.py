@@ -13,7 +13,7 @@ from ckptsync.errors import Incomplete, Unsupported
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.tree import LocalFiles
 from ckptsync.verify.loading import HINT, Kind, Limits, Loaded, descriptor, limits, load, loading
-from ckptsync.verify.process import Child
+from ckptsync.verify.process import Loader
 from tests.plain_files import safetensors_file
 
 GOOD = safetensors_file({"a": ("F32", (4,), b"\0" * 16), "b": ("F32", (2,), b"\0\0\x80\x7f\0\0\xc0\x7f")})
@@ -21,24 +21,24 @@ MOST = Limits(memory=1 << 30, cpu=20, wall=20)
 
 
 @pytest.fixture(scope="module")
-def child() -> Iterator[Child]:
+def child() -> Iterator[Loader]:
     with loading() as made:
         yield made
 
 
-def loaded(child: Child, path: Path, data: bytes = GOOD, most: Limits = MOST, kind: Kind = "safetensors") -> Loaded:
+def loaded(child: Loader, path: Path, data: bytes = GOOD, most: Limits = MOST, kind: Kind = "safetensors") -> Loaded:
     path.write_bytes(data)
     with path.open("rb") as file:
         return load(child, file.fileno(), kind, most)
 
 
-def test_a_file_is_loaded_and_what_is_not_finite_counted(child: Child, tmp_path: Path) -> None:
+def test_a_file_is_loaded_and_what_is_not_finite_counted(child: Loader, tmp_path: Path) -> None:
     found = loaded(child, tmp_path / "f")
     assert (found.tensors, found.read, found.nonfinite, found.fault) == (2, 24, (("b", 2),), "")
     assert found.loader.startswith("safetensors ")
 
 
-def test_what_cannot_be_loaded_says_why_and_the_next_one_is_loaded(child: Child, tmp_path: Path) -> None:
+def test_what_cannot_be_loaded_says_why_and_the_next_one_is_loaded(child: Loader, tmp_path: Path) -> None:
     assert "header" in loaded(child, tmp_path / "f", GOOD[:-1]).fault.lower()
     assert loaded(child, tmp_path / "f", b"").fault
     assert loaded(child, tmp_path / "f").tensors == 2
@@ -51,7 +51,7 @@ def test_a_child_without_memory_is_a_fault(tmp_path: Path) -> None:
         assert loaded(child, tmp_path / "f", big, starved).fault
 
 
-def test_what_is_no_file_of_torchs_is_refused_and_no_damage(child: Child, tmp_path: Path) -> None:
+def test_what_is_no_file_of_torchs_is_refused_and_no_damage(child: Loader, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     found = loaded(child, tmp_path / "f", b"hello", kind="torch")
     assert (found.fault, bool(found.refused)) == ("", True)
@@ -87,14 +87,14 @@ def test_what_has_gone_is_incomplete(kind: str, tmp_path: Path) -> None:
         pass
 
 
-def without(path: Path, *missing: str) -> Child:
+def without(path: Path, *missing: str) -> Loader:
     """A child whose interpreter lacks some packages."""
     hide = "; ".join(f"sys.modules[{name!r}] = None" for name in missing)
     path.write_text(
         f'#!/bin/sh\nexec {sys.executable} -c "import sys; {hide}; from ckptsync.verify.child import main; sys.exit(main())"\n'
     )
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return Child("ckptsync.verify.child", HINT, python=str(path))
+    return Loader("ckptsync.verify.child", HINT, python=str(path))
 
 
 def test_without_torch_numpys_loader_is_used_and_said(tmp_path: Path) -> None:

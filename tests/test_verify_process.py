@@ -16,18 +16,18 @@ from ckptsync.errors import CkptsyncError, Unsupported
 from ckptsync.verify import process
 from ckptsync.verify.loading import loading
 from ckptsync.verify.modelling import modelling
-from ckptsync.verify.process import Child, Died
+from ckptsync.verify.process import Died, Loader
 
 REQUEST = {"wall": 20, "cpu": 20, "memory": 1 << 30}
 READ = "head -n 1 <&0 >/dev/null;"
 
 
-def child(path: Path, program: str, told: list[int] | None = None) -> Child:
+def child(path: Path, program: str, told: list[int] | None = None) -> Loader:
     """An interpreter that does something else; its standard input is the socket, which it answers, too."""
     file = path / "python"
     file.write_text(f"#!/bin/sh\n{program}\n")
     file.chmod(file.stat().st_mode | stat.S_IXUSR)
-    return Child("a.module", "install it", (lambda n: None) if told is None else told.append, str(file))
+    return Loader("a.module", "install it", (lambda n: None) if told is None else told.append, str(file))
 
 
 def test_a_request_has_its_answer_and_the_child_stays(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
-from ckptsync.daemon.tick import Tick
+from ckptsync.service.periodic import Periodic
 
 
 def until(condition: Callable[[], object], seconds: float = 5) -> bool:
@@ -20,7 +20,7 @@ def until(condition: Callable[[], object], seconds: float = 5) -> bool:
     return False
 
 
-def most_at_once(running: Callable[[Sequence[Tick]], AbstractContextManager[object]]) -> int:
+def most_at_once(running: Callable[[Sequence[Periodic]], AbstractContextManager[object]]) -> int:
     """How many times at once a slow tick ran, beside a quick one that was not held up."""
     at_once, most, others = [0], [0], list[int]()
     release = threading.Event()
@@ -31,7 +31,7 @@ def most_at_once(running: Callable[[Sequence[Tick]], AbstractContextManager[obje
         release.wait(5)
         at_once[0] -= 1
 
-    with running([Tick("slow", 0.05, slow, print), Tick("quick", 0.05, lambda: others.append(1), print)]):
+    with running([Periodic("slow", 0.05, slow, print), Periodic("quick", 0.05, lambda: others.append(1), print)]):
         assert until(lambda: len(others) > 5)
         release.set()
     return most[0]

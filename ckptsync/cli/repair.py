@@ -13,7 +13,6 @@ from ckptsync.catalogue.summary import Catalogue
 from ckptsync.cli import output
 from ckptsync.cli.arguments import add_config
 from ckptsync.cli.locations import asked_store, configuration
-from ckptsync.daemon.identity import machine
 from ckptsync.errors import CkptsyncError, ConfigError
 from ckptsync.fleet.nodes import nodes, told
 from ckptsync.head.consolidate import HeadOptions
@@ -22,6 +21,7 @@ from ckptsync.head.repairing import NodeWord, Plan, plan
 from ckptsync.merge.plan import Options
 from ckptsync.records.report import LEVELS, Finding, Level, Report
 from ckptsync.records.state import Snapshot, proof, standing
+from ckptsync.spool.marks import boot
 from ckptsync.stores.contract import Store
 from ckptsync.units import show_size
 from ckptsync.verify.expected import expected, sealless, stat
@@ -172,7 +172,7 @@ def _outcome(report: Report) -> str:
 def node_words(store: Store) -> dict[str, NodeWord]:
     """Every worker, by what it last said."""
     said = told(store)
-    known = nodes(said, said.now(machine(), time.time()))
+    known = nodes(said, said.now(boot(), time.time()))
     return {n.node: NodeWord(n.state == "alive", n.lacks) for n in known if "worker" in n.roles}
 
 

@@ -1,4 +1,4 @@
-"""``ckptsync run``: the daemon."""
+"""``ckptsync run``: the service."""
 
 from __future__ import annotations
 
@@ -6,9 +6,7 @@ import argparse
 from pathlib import Path
 
 from ckptsync.config.loading import load
-from ckptsync.daemon.leaving import Never, UntilGone
-from ckptsync.daemon.roles import roles
-from ckptsync.daemon.service import run as serve
+from ckptsync.service.run import run as serve
 
 DETAILS = ""
 
@@ -24,6 +22,5 @@ def add_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Until a signal; ``log.format` says what its log looks like."""
-    parting = Never() if args.until_gone is None else UntilGone(args.until_gone)
-    return serve(lambda: load(Path(args.config)), roles, parting)
+    """Until a signal; ``log.format`` says what its log looks like."""
+    return serve(lambda: load(Path(args.config)), args.until_gone)

@@ -17,10 +17,10 @@ from ckptsync.catalogue.summary import Catalogue
 from ckptsync.cli import locations, output
 from ckptsync.cli.arguments import add_store
 from ckptsync.cli.status_view import WIDE, alarm_lines, lines
-from ckptsync.daemon.overseeing import Overseer, patience
 from ckptsync.errors import CkptsyncError
 from ckptsync.fleet.alarms import Patience
 from ckptsync.fleet.overview import Overview, document
+from ckptsync.service.overview import Overseer, patience
 from ckptsync.stores.contract import Store
 from ckptsync.units import show_duration
 

@@ -1,4 +1,4 @@
-"""Load every tensor of files, in a process that may be killed: ``python -m ckptsync.verify.child``, a socket as its standard input.
+"""Load every tensor of files, in a process that may be killed: ``python -m ckptsync.verify.child``, a socket as its standard input and output.
 
 It sends ``ready <loader>`` once its libraries are imported, a tab, and what it could not shut itself in against; then answers each request with one line of JSON: ``tensors``, ``read``, ``nonfinite``
 (name → count, the first `MOST`), ``more``, or ``fault``, or ``refused``, where what a file has is more than data.  A request is one byte with
@@ -40,6 +40,7 @@ Load = Callable[[Any, str], Iterator[Bytes]]
 
 def main() -> int:
     """Until the socket ends."""
+    os.dup2(2, 1)  # what libraries print is no answer
     lacks = sandbox.enter()
     try:
         import safetensors  # noqa: PLC0415 - its absence is an answer

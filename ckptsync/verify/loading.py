@@ -16,7 +16,7 @@ from ckptsync.stores import beneath
 from ckptsync.stores.opening import directory_of
 from ckptsync.stores.tree import LocalFiles
 from ckptsync.verify.archives import Item
-from ckptsync.verify.process import Child, Died
+from ckptsync.verify.process import Died, Loader
 from ckptsync.verify.reading import Reads, Told, pieces
 
 HINT = "pip install 'ckptsync[load]'"
@@ -53,12 +53,12 @@ def limits(size: int) -> Limits:
     return Limits(memory=1 << 30, cpu=60 + size // (20 << 20), wall=300 + size // (2 << 20))
 
 
-def loading(told: Told = lambda _: None) -> Child:
+def loading(told: Told = lambda _: None) -> Loader:
     """The child, for `load`."""
-    return Child("ckptsync.verify.child", HINT, told)
+    return Loader("ckptsync.verify.child", HINT, told)
 
 
-def load(child: Child, fd: int, kind: Kind, most: Limits, items: Sequence[Item] = ()) -> Loaded:
+def load(child: Loader, fd: int, kind: Kind, most: Limits, items: Sequence[Item] = ()) -> Loaded:
     """Load the file that ``fd`` has open.  Raises Unsupported where safetensors is not installed, CkptsyncError if the child cannot start, or is killed."""
     request = {"kind": kind, "items": items, "memory": most.memory, "cpu": most.cpu, "wall": most.wall}
     try:

@@ -10,7 +10,7 @@ from ckptsync.records.report import Finding, Reading
 from ckptsync.verify import archives
 from ckptsync.verify.archives import ITEMS, TORCH, Item, Items
 from ckptsync.verify.loading import Kind, Loaded, descriptor, limits, load, loading
-from ckptsync.verify.process import Child
+from ckptsync.verify.process import Loader
 from ckptsync.verify.reading import Reads, Told
 from ckptsync.verify.structure import UNLOADED
 
@@ -66,7 +66,7 @@ def _way(part: Part, items: Mapping[str, Items]) -> _Way | None:
     return _Way(note="it is compressed") if its.is_packed else _Way("items", its.items)
 
 
-def _load(child: Child, source: Reads, part: Part, way: _Way) -> Loaded:
+def _load(child: Loader, source: Reads, part: Part, way: _Way) -> Loaded:
     with descriptor(source, part.name, part.size) as fd:
         return load(child, fd, way.kind, limits(part.size), way.items)
 

@@ -12,6 +12,7 @@ holds no values, and transformers says which of the weights it takes; so what it
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import sys
@@ -31,6 +32,7 @@ _REPOSITORY = {"local_files_only": True, "trust_remote_code": False}
 
 def main() -> int:
     """Until the socket ends."""
+    os.dup2(2, 1)  # what libraries print is no answer
     lacks = sandbox.enter()
     try:
         import accelerate  # noqa: F401, PLC0415 - the meta device is chosen with it

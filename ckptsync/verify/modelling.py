@@ -17,7 +17,7 @@ from ckptsync.records.report import LEVELS, Finding, Level, Reading
 from ckptsync.stores.opening import directory_of
 from ckptsync.stores.tree import LocalFiles
 from ckptsync.verify.loading import loading
-from ckptsync.verify.process import Child, Died
+from ckptsync.verify.process import Died, Loader
 from ckptsync.verify.reading import Counted, Told, pieces
 from ckptsync.verify.structure import UNMODELLED
 
@@ -62,9 +62,9 @@ def models(source: Counted, where: Where, name: Name, told: Told = lambda _: Non
     )
 
 
-def modelling(told: Told = lambda _: None) -> Child:
+def modelling(told: Told = lambda _: None) -> Loader:
     """The child, for `models`."""
-    return Child("ckptsync.verify.model_child", HINT, told)
+    return Loader("ckptsync.verify.model_child", HINT, told)
 
 
 def require(level: Level) -> None:

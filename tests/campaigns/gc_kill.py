@@ -27,8 +27,8 @@ from typing import Protocol
 import yaml
 
 from ckptsync.config.loading import load
-from ckptsync.daemon.orders import Brief, Order, encode
 from ckptsync.head.gc import tick
+from ckptsync.service.children import Brief, Order, encode
 from ckptsync.stores.contract import Store
 from ckptsync.stores.opening import create_store
 from tests.campaigns.cluster import CLEAN
@@ -177,7 +177,7 @@ class Campaign:
         command = (
             sys.executable,
             "-m",
-            *(["ckptsync.daemon.child"] if self._who == "head" else ["ckptsync", "gc", "-c", str(config)]),
+            *(["ckptsync.service.child"] if self._who == "head" else ["ckptsync", "gc", "-c", str(config)]),
         )
         words = [*before, *command, *(["--litter"] if self._scene.strays else [])]
         with (

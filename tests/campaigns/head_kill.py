@@ -27,7 +27,6 @@ from pathlib import Path
 
 from ckptsync.catalogue.fresh import fresh
 from ckptsync.config.loading import load
-from ckptsync.daemon.orders import Brief, Order, encode
 from ckptsync.digest import digest
 from ckptsync.errors import NotFound
 from ckptsync.head.consolidate import HeadOptions, one
@@ -35,6 +34,7 @@ from ckptsync.merge.plan import Options
 from ckptsync.records.coding import decode_any
 from ckptsync.records.model_record import ModelRecord
 from ckptsync.records.names import consolidated_prefix, parse_record_name
+from ckptsync.service.children import Brief, Order, encode
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store, open_store
@@ -61,7 +61,7 @@ CALLS = (
 NODES = ("node0", "node1")
 KINDS = {"fsdp2": "hf-fsdp2-2node", "zero3": "hf-zero3-2node"}
 PATIENCE = 300.0  # seconds, on a busy machine, until all is VERIFIED once nobody is killed any more
-CHILD = (sys.executable, "-m", "ckptsync.daemon.child")
+CHILD = (sys.executable, "-m", "ckptsync.service.child")
 ModelRecords = Mapping[str, str]
 
 

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from ckptsync.cli.main import main
-from ckptsync.daemon.identity import heartbeat
 from ckptsync.fleet.alarms import CODES
 from ckptsync.fleet.heartbeat import Disk, Job, beat, farewell
 from ckptsync.head.consolidate import HeadOptions
+from ckptsync.service.process import heartbeat
 from ckptsync.stores.opening import open_store
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.verify.due import Schedule

@@ -13,9 +13,9 @@ import pytest
 
 from ckptsync.catalogue.reading import Cache, read
 from ckptsync.cli.status import LATE, Reading, drawn
-from ckptsync.daemon.overseeing import Overseer
 from ckptsync.errors import StoreError, Transient
 from ckptsync.fleet.alarms import Patience
+from ckptsync.service.overview import Overseer
 from ckptsync.stores.contract import Entry
 from ckptsync.stores.memory import MemoryStore
 from tests.cli_store import make

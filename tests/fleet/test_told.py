@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
-from ckptsync.daemon.identity import heartbeat
-from ckptsync.daemon.surveying import survey
 from ckptsync.errors import Corrupt
 from ckptsync.fleet import facts
 from ckptsync.fleet.heartbeat import Heartbeat, beat, write
 from ckptsync.fleet.nodes import told
+from ckptsync.service.heartbeat import survey
+from ckptsync.service.process import heartbeat
 from ckptsync.stores.contract import Entry
 from ckptsync.stores.memory import MemoryStore
 

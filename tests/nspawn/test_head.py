@@ -38,7 +38,7 @@ def pid(machine: Machine) -> str:
 
 def children(machine: Machine) -> list[str]:
     """Of the head's daemon that do an order of its."""
-    found = machine.run("pgrep", "-P", pid(machine), "-f", "ckptsync.daemon.child", check=False)
+    found = machine.run("pgrep", "-P", pid(machine), "-f", "ckptsync.service.child", check=False)
     return found.split()
 
 
