@@ -7,6 +7,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,8 @@ def _look(args: argparse.Namespace, wait: float, fresh: float) -> Report:
         return report.compare_published(request)
     if args.publish and not request.target:
         raise ConfigError("no store was named", hint="give its URL, a configuration with -c, or set CKPTSYNC_STORE")
+    if wait:
+        request = replace(request, nnodes=_nnodes(args, request.environment))
     return report.examine(request, lambda arrived: _show_waiting(args, arrived))
 
 
@@ -162,7 +165,6 @@ def _request(args: argparse.Namespace, wait: float, fresh: float) -> Request:
         publishes=args.publish,
         compares=args.nodes,
         wait=wait,
-        nnodes=_nnodes(args, environment) if wait else 0,
         fresh=fresh,
     )
 
