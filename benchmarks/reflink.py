@@ -19,7 +19,7 @@ from ckptsync.stores.contract import About
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.walk import walk
 from ckptsync.worker.content import Source
-from ckptsync.worker.hold import Held
+from ckptsync.worker.snapshot import Held
 
 CHUNK = 4 << 20
 

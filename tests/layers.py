@@ -79,30 +79,7 @@ PURE = (
     "config.*",
     "fleet.*",
     *(f"catalogue.{m}" for m in ("fresh", "lost", "shortened", "summary", "units")),
-    *(
-        f"worker.{m}"
-        for m in (
-            "budget",
-            "cut_short",
-            "order_of_writing",
-            "plan",
-            "evenness",
-            "pinning",
-            "saving",
-            "result",
-        )
-    ),
-    *(
-        f"worker.{m}"
-        for m in (
-            "likeness",
-            "observed",
-            "proof",
-            "resting",
-            "selecting",
-            "settle",
-        )
-    ),
+    *(f"worker.{m}" for m in ("plan", "result", "saving", "selecting", "settle", "torn_saves")),
     *(f"head.{m}" for m in ("checked", "deciding", "errands", "marking", "retaining")),
     *(f"verify.{m}" for m in ("bits", "due", "expected", "findings", "naming", "ranges", "structure", "reporting")),
     *(f"verify.{m}" for m in ("archives", "baseline", "checksums", "sampling", "units", "waiting")),

@@ -1,4 +1,4 @@
-"""A worker that does nothing but look, as fast as it can, until it is killed: see `tests/test_worker_looking_killed.py`."""
+"""A worker that does nothing but look, as fast as it can, until it is killed: see `tests/worker/test_scan_killed.py`."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import sys
 from pathlib import Path
 
 from ckptsync.spool.sweeping import sweep
-from ckptsync.worker.looking import Seat, look
 from ckptsync.worker.options import RunDir
+from ckptsync.worker.pinning import Pinner
+from ckptsync.worker.scanner import scan_run
 
 
 def main(out: Path, node: str) -> None:
-    """Look for ever; every look that ends is a line."""
+    """Scan for ever; every look that ends is a line."""
     sweep(out, node)
-    seat = Seat(node, lambda *_: (), lambda *_: False)
+    seat = Pinner(node, lambda *_: False)
     while True:
-        found = look(RunDir("run", out), seat)
+        found = scan_run(RunDir("run", out), seat)
         print(len(found.seen), *(f.text for f in found.failures), flush=True)
 
 

@@ -15,7 +15,7 @@ from ckptsync.stores.contract import read_all
 from ckptsync.stores.posix.store import PosixStore
 from ckptsync.walk import walk
 from ckptsync.worker.content import Source
-from ckptsync.worker.hold import Held
+from ckptsync.worker.snapshot import Held
 from tests.store_contract import names
 
 MOUNTED = os.environ.get("CKPTSYNC_TEST_MOUNTED", "")

@@ -19,8 +19,7 @@ from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.writing import BLOCK
 from ckptsync.walk import walk
 from ckptsync.worker.content import Guarded, Source, Stored, checked, is_stored, stored_chunks
-from ckptsync.worker.hold import Held
-from ckptsync.worker.take import CHUNK, Changed, unread
+from ckptsync.worker.snapshot import CHUNK, Changed, Held, unread
 
 LARGE = bytes(range(256)) * ((CHUNK + 5) // 256 + 1)
 

@@ -12,8 +12,9 @@ import pytest
 from ckptsync.spool.pins import Pin, drop, open_pin, pins
 from ckptsync.walk import walk
 from ckptsync.worker.copying import STILL, Copies
-from ckptsync.worker.looking import Look, Seat, look
 from ckptsync.worker.options import RunDir
+from ckptsync.worker.pinning import Pinner
+from ckptsync.worker.scanner import Scan, scan_run
 
 MEMORY = Path("/dev/shm")
 
@@ -50,11 +51,11 @@ class Looking:
     def __init__(self, out: Path) -> None:
         self.clock, self.out = Clock(), out
         self.copies = Copies(self.clock)
-        self.seat = Seat("n0", lambda *_: (), lambda *_: False, copies=self.copies)
+        self.seat = Pinner("n0", lambda *_: False, copies=self.copies)
 
-    def after(self, seconds: float) -> Look:
+    def after(self, seconds: float) -> Scan:
         self.clock.now += seconds
-        found = look(RunDir("run", self.out), self.seat)
+        found = scan_run(RunDir("run", self.out), self.seat)
         self.copies.wait()
         return found
 

@@ -11,11 +11,10 @@ import ckptsync.worker
 from ckptsync.records.coding import encode, record_name
 from ckptsync.stores.contract import read_all
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.worker.hold import Hold
 from ckptsync.worker.plan import draft
 from ckptsync.worker.push import push_now
 from ckptsync.worker.saving import told
-from ckptsync.worker.take import take
+from ckptsync.worker.snapshot import Hold, take
 from ckptsync.worker.upload import settle, upload
 from tests.test_worker_push import ONE, TWO, kept, lay, manifests
 from tests.test_worker_send import on_the_way

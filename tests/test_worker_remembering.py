@@ -20,10 +20,10 @@ from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
 from ckptsync.verify.location import verify_location
 from ckptsync.verify.reporting import write_report
-from ckptsync.worker.budget import SpoolRule
-from ckptsync.worker.looking import Seat, look
 from ckptsync.worker.options import RunDir
+from ckptsync.worker.pinning import Pinner, SpoolRule
 from ckptsync.worker.remembering import added_here, forget, give_way, kept_of, remember, size
+from ckptsync.worker.scanner import scan_run
 from ckptsync.worker.worker import Worker
 from tests.cli_store import flip
 from tests.heads import consolidate_due
@@ -251,8 +251,8 @@ def test_a_worker_that_is_killed_at_any_moment_keeps_all_of_it_once(tmp_path: Pa
 def test_a_full_spool_lets_go_of_them_before_any_save(tmp_path: Path) -> None:
     sent(tmp_path, MemoryStore())
     lay(tmp_path / "x", {"model.safetensors": b"x" * 100}).rename(tmp_path / "checkpoint-8")
-    seat = Seat("n0", lambda *_: (), lambda *_: False, SpoolRule(budget=1))
-    look(RunDir("run", tmp_path), seat)
+    seat = Pinner("n0", lambda *_: False, SpoolRule(budget=1))
+    scan_run(RunDir("run", tmp_path), seat)
     assert size(tmp_path) == 0
     assert not give_way(tmp_path)
     assert [kept for kept in kept_of(tmp_path, "checkpoint-4") if kept.took.finished], "what was said takes no room"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ckptsync.stores.memory import MemoryStore
+from ckptsync.worker.snapshot import nothing
 from ckptsync.worker.store_view import GRACE, RunRecords, read_records
-from ckptsync.worker.take import nothing
 from ckptsync.worker.upload import announced
 
 

@@ -11,16 +11,18 @@ import pytest
 
 from ckptsync.errors import Incomplete
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.worker.looking import Seat, Seen, look
 from ckptsync.worker.options import RunDir
+from ckptsync.worker.pinning import Pinner
 from ckptsync.worker.saving import Desk, Memory, hardened, known_already, save
+from ckptsync.worker.scanner import scan_run
+from ckptsync.worker.snapshot import Seen
 from ckptsync.worker.store_view import RunRecords, read_records
 from ckptsync.worker.upload import Destination
 from tests.test_worker_push import ONE, kept, lay
 
 
 def seen(out: Path) -> Seen:
-    (one,) = look(RunDir("run", out), Seat("n0", lambda *_: (), lambda *_: False)).seen
+    (one,) = scan_run(RunDir("run", out), Pinner("n0", lambda *_: False)).seen
     return one
 
 

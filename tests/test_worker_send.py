@@ -16,12 +16,10 @@ from ckptsync.records.names import OURS
 from ckptsync.scan import found, spots
 from ckptsync.stores.contract import UNKNOWN, About, Chunk, Store
 from ckptsync.stores.memory import MemoryStore
-from ckptsync.worker.hold import Hold, hold
-from ckptsync.worker.looking import Seen
 from ckptsync.worker.plan import draft
 from ckptsync.worker.saving import told
+from ckptsync.worker.snapshot import Hold, Seen, hold, take
 from ckptsync.worker.store_view import RunRecords, read_records
-from ckptsync.worker.take import take
 from ckptsync.worker.upload import SMALL, Destination, Sent, upload
 from tests.test_worker_push import ONE, kept, lay, manifests
 

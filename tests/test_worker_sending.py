@@ -18,9 +18,9 @@ from ckptsync.worker.options import Order, RunDir, Superseded, WorkerOptions
 from ckptsync.worker.queue import UploadQueues
 from ckptsync.worker.worker import Worker
 from tests.dying import Crash, Dying
-from tests.test_worker_lookout import commit
 from tests.test_worker_push import ONE, kept, lay, manifests
 from tests.test_worker_tick import progress, settle
+from tests.worker.test_scanner import commit
 
 
 def step(out: Path, n: int) -> Path:
@@ -101,6 +101,7 @@ def test_superseded_saves_are_given_up_where_the_operator_says_so_and_it_is_said
     paths = [step(tmp_path, n) for n in (1, 2, 3)]
     w = worker(tmp_path, store, superseded="drop")
     w.tick(0.0)
+    w.tick(0.5)
     shutil.rmtree(paths[0])
     found = progress(w.tick(10.0))
     assert [found[f"checkpoint-{n}.0"].phase for n in (1, 2, 3)] == ["superseded", "superseded", "sent"]

@@ -14,7 +14,7 @@ from ckptsync.stores.contract import Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store
 from ckptsync.worker.push import push_now
-from ckptsync.worker.take import CHUNK
+from ckptsync.worker.snapshot import CHUNK
 from tests import weed
 from tests.test_worker_push import kept, lay, manifests
 

@@ -88,7 +88,8 @@ def test_two_nodes_with_real_shards_make_one_save_in_a_real_store(tmp_path: Path
 def test_rotation_before_it_is_finished_takes_nothing(tmp_path: Path) -> None:
     store = MemoryStore()
     source = lay(tmp_path, ONE)
-    assert progress(worker(tmp_path, store).tick(0.0))["checkpoint-4.0"].phase == "waiting"
+    w = worker(tmp_path, store)
+    assert [progress(w.tick(now))["checkpoint-4.0"].phase for now in (0.0, 0.5)] == ["waiting", "waiting"]
     shutil.rmtree(source)
     assert progress(worker(tmp_path, store).tick(1.0))["checkpoint-4.0"].phase == "sent"
     assert kept(store) == {"checkpoint-4": {"n0": ONE}}
@@ -122,6 +123,7 @@ def test_what_comes_and_goes_during_a_long_send_is_pinned(tmp_path: Path) -> Non
     def save_and_rotate() -> None:
         lay(tmp_path / "next", EIGHT, 50.0).rename(tmp_path / "checkpoint-8")
         w.look(700.0)
+        w.look(700.5)
         shutil.rmtree(tmp_path / "checkpoint-8")
 
     store = Meddling(save_and_rotate)
@@ -138,7 +140,8 @@ def test_a_node_of_shards_follows_a_mate_of_the_same_save_at_once(tmp_path: Path
         lay(tmp_path / node, files, n / 2)
     settle(worker(tmp_path / "a", store, "a"))
     w = worker(tmp_path / "b", store, "b")
-    assert "another node has stored its part" in progress(w.tick(0.0))["checkpoint-4.0"].detail
+    w.tick(0.0)
+    assert "another node has stored its part" in progress(w.tick(1.0))["checkpoint-4.0"].detail
     assert progress(w.tick(10.0))["checkpoint-4.0"].phase == "sent"
     assert kept(store) == {"checkpoint-4": {"a": ONE, "b": shards}}
 
@@ -184,7 +187,10 @@ def test_killed_at_any_moment_and_begun_again_with_nothing_it_is_finished(tmp_pa
         out, store = tmp_path / str(lives), MemoryStore()
         lay(out, ONE)
         try:
-            settle(worker(out, Dying(store, lives)))
+            w = worker(out, Dying(store, lives))
+            w.look(0.0)
+            w.look(0.5)
+            settle(w, 1.0)
         except Crash:
             kept(store)
             if lives % 2:
@@ -342,6 +348,7 @@ def test_stored_pins_give_way_to_the_next_save_and_unstored_ones_never(
     lay(tmp_path / "x", EIGHT, 50.0).rename(tmp_path / "checkpoint-8")
     monkeypatch.setattr(pins, "free_bytes", lambda _: free)
     w.tick(1000.0)
+    w.tick(1000.5)
     shutil.rmtree(tmp_path / "checkpoint-8")
     w.tick(1001.0)
     assert pinned(tmp_path) == left
@@ -399,9 +406,10 @@ def test_without_the_store_it_still_pins_and_later_sends(tmp_path: Path) -> None
     w = worker(tmp_path, store)
     (failure,) = w.tick(0.0).failures
     assert (failure.run, failure.checkpoint, failure.error, failure.hint) == ("run", "", "StoreError", "look at it")
+    w.tick(0.5)
     shutil.rmtree(source)
     store.is_away = False
-    settle(w)
+    settle(w, 1.0)
     assert kept(store) == {"checkpoint-4": {"n0": ONE}}
 
 

@@ -23,8 +23,8 @@ from ckptsync.spool import folders
 from ckptsync.spool.marks import began, boot
 from ckptsync.stores import ending
 from ckptsync.walk import UnsafeSpool
-from ckptsync.worker.lookout import ALONE
 
+ALONE = 10.0  # seconds without a change after which an output directory that somebody was removing is served again
 HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 

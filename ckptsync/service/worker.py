@@ -34,10 +34,10 @@ from ckptsync.stores.contract import Store
 from ckptsync.walk import OURS, UnsafeSpool
 from ckptsync.watch import Watch, watch
 from ckptsync.worker.glance import aims, glance
-from ckptsync.worker.looking import Look
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.queue import UploadQueue, UploadQueues
 from ckptsync.worker.result import Progress, WorkerResult
+from ckptsync.worker.scanner import Scan
 from ckptsync.worker.worker import NOTES, Worker
 
 GLANCE_EVERY = 1.0
@@ -213,7 +213,7 @@ class WorkerRole:
             self._watch.close()
         self._locks.close()
 
-    def _arrange(self, now: float, looks: list[Look]) -> None:
+    def _arrange(self, now: float, looks: list[Scan]) -> None:
         """When to look again, and when to send."""
         due = min((look.due for look in looks if look.due is not None), default=None)
         rest = self._config.worker.scan_every
@@ -231,7 +231,7 @@ class WorkerRole:
         """Whether the kernel tells of every change that no glance sees."""
         return self._watch is not None and set(self._watch.modes().values()) <= {"events"}
 
-    def _seen(self, looks: list[Look]) -> Outcome:
+    def _seen(self, looks: list[Scan]) -> Outcome:
         failures = tuple(failure for look in looks for failure in look.failures)
         lost = self._watch.notes() if self._watch else ()
         notes = tuple(dict.fromkeys((*lost, *self._lost, *(note for look in looks for note in look.notes))))
@@ -317,7 +317,7 @@ class Directory:
     worker: Worker
     aims: tuple[str, ...] = ()
     glimpse: object = ()
-    found: Look = field(default_factory=Look)
+    found: Scan = field(default_factory=Scan)
     at: float = float("-inf")
     moved: float = float("-inf")
     cost: float = 0.0
@@ -335,7 +335,7 @@ class Directory:
         rest = every if self.found.due is None else min(every, self.found.due, (self.at - self.moved) / PATIENCE)
         return now - self.at >= max(UNSETTLED_EVERY, rest) - SLACK
 
-    def told(self, now: float) -> Look:
+    def told(self, now: float) -> Scan:
         """What the last look saw, as of now."""
         due = self.found.due
         return self.found if due is None else replace(self.found, due=max(0.0, due - (now - self.at)))

@@ -91,7 +91,7 @@ class Commit:
 class Took:
     """When a worker saw the pin finished, and when it began to send (ns); 0 or empty where it does not know yet.
 
-    ``stable``: a number for the files that were seen whole and at rest, and for no others (`ckptsync.worker.resting`).  ``read``: of files that were read
+    ``stable``: a number for the files that were seen whole and at rest, and for no others (`ckptsync.worker.settle.is_at_rest`).  ``read``: of files that were read
     and that the store had already (copies of a stored save), path → bytes, mtime (ns) and digest with spaces between them: they need not be read again.
     """
 

@@ -26,7 +26,7 @@ from ckptsync.parsing import parse
 from ckptsync.scan import FINAL, NESTED, Spot
 from ckptsync.spool.marks import begun
 from ckptsync.walk import OURS, walk
-from ckptsync.worker.hold import Held, Hold
+from ckptsync.worker.snapshot import Held, Hold
 
 YOUNG = 2.0  # seconds: whoever writes a configuration or a tokenizer may still be at it
 _MOST = 64 << 20  # bytes of one file

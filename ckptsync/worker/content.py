@@ -18,8 +18,7 @@ from ckptsync.records.manifest import FileEntry
 from ckptsync.stores import ending
 from ckptsync.stores.contract import About, Store
 from ckptsync.stores.writing import chunk_room
-from ckptsync.worker.hold import AGAIN, Held
-from ckptsync.worker.take import CHUNK, Changed, Passed, chunks, nothing, unread
+from ckptsync.worker.snapshot import AGAIN, CHUNK, Changed, Held, Passed, chunks, nothing, unread
 
 _FICLONE = 0x40049409  # linux/fs.h, ioctl_ficlone(2)
 

@@ -13,9 +13,8 @@ from ckptsync.records.keep import Keep, kept
 from ckptsync.records.names import RecordKind
 from ckptsync.records.tombstone import fate
 from ckptsync.stores.contract import Store
-from ckptsync.worker.hold import Hold
+from ckptsync.worker.snapshot import Hold, Passed, nothing
 from ckptsync.worker.store_view import RunRecords, read_records
-from ckptsync.worker.take import Passed, nothing
 from ckptsync.worker.upload import Destination, create_record, settle
 
 

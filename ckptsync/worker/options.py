@@ -39,8 +39,8 @@ class WorkerOptions:
 
     ``order``: which of several finished saves goes first.  ``superseded``: whether one that a newer finished save has overtaken is still sent.
     ``send``, ``include``, ``exclude``: which files (`worker.selecting`).  ``spool_budget``: bytes that pins alone may hold, 0: as the disk allows;
-    ``spool_full``: what gives way then (`worker.budget`).  ``clean``: whether local checkpoints that are VERIFIED in the store are removed, all but
-    the newest ``keep_local`` (`worker.cleaning`).
+    ``spool_full``: what gives way then (`worker.pinning`).  ``clean``: whether local checkpoints that are VERIFIED in the store are removed, all but
+    the newest ``keep_local`` (`worker.cleanup`).
     """
 
     node: str

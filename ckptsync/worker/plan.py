@@ -12,7 +12,7 @@ from ckptsync.records import saves, tombstone
 from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.records.tombstone import Tombstone
 from ckptsync.walk import Stat
-from ckptsync.worker.take import Taken
+from ckptsync.worker.snapshot import Taken
 
 FileKey = tuple[str, int, int]
 """Path, bytes, mtime in ns: a file as it was when it was read."""

@@ -25,15 +25,9 @@ from ckptsync.stores.contract import Store
 from ckptsync.stores.limits import Limits
 from ckptsync.walk import OURS, UnsafeSpool
 from ckptsync.worker import clock, plan, remembering
-from ckptsync.worker.cut_short import TRAINER_STATE
-from ckptsync.worker.evidence import gather
-from ckptsync.worker.hold import hold
-from ckptsync.worker.hooked import read_hooked
-from ckptsync.worker.looking import Seen
 from ckptsync.worker.node import node_id
-from ckptsync.worker.observed import Evidence, Rule, Sighting, Verdict
+from ckptsync.worker.observation import Observation, Surroundings, observe, surroundings
 from ckptsync.worker.options import RunDir, checked_run, local_root, refuse_overlap
-from ckptsync.worker.order_of_writing import Span, is_later, spans_of
 from ckptsync.worker.result import Progress
 from ckptsync.worker.saving import (
     added_to,
@@ -47,9 +41,10 @@ from ckptsync.worker.saving import (
     with_took,
 )
 from ckptsync.worker.selecting import EVERYTHING, Selection, is_of_states
-from ckptsync.worker.settle import judge
+from ckptsync.worker.settle import Rule, Verdict, judge
+from ckptsync.worker.snapshot import Passed, Seen, hold, nothing, take
 from ckptsync.worker.store_view import RunRecords, is_given_up, own, read_records
-from ckptsync.worker.take import Passed, nothing, take
+from ckptsync.worker.torn_saves import TRAINER_STATE
 from ckptsync.worker.upload import Destination, settle, upload
 
 UNCLAIMED = "another node is sending files of this checkpoint, and this store may let two nodes write one name at once: push again when that node is done"
@@ -207,7 +202,7 @@ def push_offer(
 ) -> tuple[Progress, ...]:
     """The same of checkpoints that somebody else has found and named."""
     # measured once, and only where something is sent
-    pusher = _Pusher(store, node, offer, selection, spans(offer), passed, threads, cache(lambda: clock.measure(store, node)))
+    pusher = _Pusher(store, node, offer, selection, around(offer), passed, threads, cache(lambda: clock.measure(store, node)))
     results: list[Progress] = []
     errors: list[CkptsyncError] = []
     every: list[Spot | Seen] = [*offer.spots, *left_behind(offer, node)]
@@ -248,7 +243,7 @@ class _Pusher:
     node: str
     offer: Offer
     selection: Selection
-    beside: Sequence[Span]
+    around: Surroundings
     passed: Passed
     threads: int
     offset: Callable[[], int]
@@ -262,7 +257,7 @@ class _Pusher:
             return e
 
     def _push(self, seen: Seen) -> Progress:
-        evidence, marked = evidence_of(seen, self.offer.root, self.beside)
+        evidence = observe(seen, self.around)
         found = judged(evidence)
         if not found.finished:
             raise Incomplete(f"{seen.spot.path}: {found.reason}", hint="push it when the trainer is done with it")
@@ -273,7 +268,7 @@ class _Pusher:
             return Progress(seen.run, seen.spot.name, 0, "retired", "given up in the store")
         known = self.known.manifests(seen.spot.name)
         going = outgoing(seen, self.selection, lambda hold: sent_first(hold, seen.spot, self.node, known))
-        done = self._send(going, marked or self.offer.save)
+        done = self._send(going, evidence.save or self.offer.save)
         if added := send_late(
             seen, done.location, self._destination(seen), self.selection, self._read().manifests(seen.spot.name), young=0.0
         ):
@@ -356,36 +351,25 @@ def left_behind(offer: Offer, node: str) -> tuple[Seen, ...]:
     return tuple(_of_pin(offer.run, offer.root, p) for p in kept if _outlives(p, there.get(p.checkpoint)))
 
 
-def spans(offer: Offer) -> list[Span]:
-    """When the checkpoints of the same output directory were written, as far as they can be looked at."""
+def around(offer: Offer) -> Surroundings:
+    """Return what lies in the same output directory, as far as it can be looked at."""
     seen: list[Seen] = []
     with contextlib.suppress(CkptsyncError):  # what cannot be looked at proves nothing of the rest, and pushing it tells why
         for spot in scan.spots(offer.root):
             seen.append(Seen(offer.run, spot, hold(scan.found(spot), None, spot.family, spot.name), None))  # noqa: PERF401
-    return spans_of(seen)
+    return replace(
+        surroundings(offer.root, seen, {*(s.name for s in offer.spots), *(p.checkpoint for p in offer.pins)}), awaited=False
+    )
 
 
-def evidence_of(seen: Seen, root: Path, beside: Sequence[Span]) -> tuple[Evidence, str]:
-    """All that a daemon would ask, but for the store; and the id that the hook's marks give the save, where no pin says one.
-
-    Marks speak of pins; what is not pinned is judged as if it were.  Raises Incomplete if files vanish meanwhile.
-    """
-    name = seen.spot.name
-    hooked = read_hooked(root, (name,))
-    pin = seen.pin or Pin(name, 0, "", 0, root / OURS / "pins" / "none", seen.hold.stats)
-    found = gather(seen.hold, seen.spot, later=is_later(seen, beside), mates=False, pin=pin, hooked=hooked)
-    marks = hooked.marks.get(name, ()) if found.hook == "marked" else ()
-    return found, max(marks, key=lambda m: m.at).save if marks else ""
+def judged(seen: Observation) -> Verdict:
+    """Return whether it may be sent at this moment: a user may know more than its files, but not what no waiting makes good."""
+    return judge(seen, 0.0, NOW)
 
 
-def judged(evidence: Evidence) -> Verdict:
-    """Whether it may be sent at this moment: all but what no waiting makes good."""
-    return judge(evidence, Sighting(evidence.files, 0.0), 0.0, NOW)
-
-
-def is_proven(evidence: Evidence) -> bool:
-    """Whether something says that it is finished, so that a daemon, too, would only see to it that nothing moves."""
-    return judge(evidence, Sighting(evidence.files, 0.0), 0.0, _PROVEN).finished
+def is_proven(seen: Observation) -> bool:
+    """Return whether something says that it is finished, so that a daemon, too, would only see to it that nothing moves."""
+    return judge(seen, 0.0, _PROVEN).finished
 
 
 def _is_of(pin: Pin, found: Found) -> bool:

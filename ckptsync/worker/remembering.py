@@ -23,8 +23,8 @@ from ckptsync.spool.folders import children, refusals, remove, renamed
 from ckptsync.spool.marks import Commit, Took, commit_of, took_of, write_mark
 from ckptsync.spool.pins import Pin, pins
 from ckptsync.walk import OURS, Stat, walk
-from ckptsync.worker.hold import Held
 from ckptsync.worker.plan import Read
+from ckptsync.worker.snapshot import Held
 
 _NOTHING = Took()
 _READ = re.compile(r"([0-9]{1,20}) ([0-9]{1,20}) ([0-9a-f]{64})")

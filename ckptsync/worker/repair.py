@@ -23,8 +23,6 @@ from ckptsync.spool.marks import Took
 from ckptsync.stores import signs
 from ckptsync.stores.contract import About
 from ckptsync.worker.content import Source, is_stored
-from ckptsync.worker.hold import Held, Hold
-from ckptsync.worker.looking import Seen
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.plan import Read, draft, part, without_copies
 from ckptsync.worker.queue import Carrier, Job, Name, Share
@@ -32,6 +30,7 @@ from ckptsync.worker.remembering import Kept, added_here
 from ckptsync.worker.result import Failure, Repaired, failure
 from ckptsync.worker.saving import Desk, outgoing, read_whole, told, with_took
 from ckptsync.worker.selecting import EVERYTHING
+from ckptsync.worker.snapshot import Held, Hold, Seen
 from ckptsync.worker.store_view import StoreView
 from ckptsync.worker.upload import Destination
 

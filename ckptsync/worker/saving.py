@@ -19,12 +19,10 @@ from ckptsync.walk import walk
 from ckptsync.worker import plan
 from ckptsync.worker.companions import YOUNG, at_rest, companions, is_of_first
 from ckptsync.worker.content import Source
-from ckptsync.worker.hold import AGAIN, Held, Hold
-from ckptsync.worker.looking import Seen
 from ckptsync.worker.result import Phase, Progress
 from ckptsync.worker.selecting import EVERYTHING, Selection, select
+from ckptsync.worker.snapshot import AGAIN, Changed, Held, Hold, Seen, Taken, take, unchanged, unread
 from ckptsync.worker.store_view import RunRecords, held, standing
-from ckptsync.worker.take import Changed, Taken, take, unchanged, unread
 from ckptsync.worker.together import Together
 from ckptsync.worker.upload import Destination, Sent, in_doubt, settle, upload
 

@@ -25,13 +25,12 @@ from ckptsync.records.vanished import vanished
 from ckptsync.stores.contract import Entry, Store
 from ckptsync.walk import Stat
 from ckptsync.worker import plan
-from ckptsync.worker.likeness import is_like_stored
-from ckptsync.worker.looking import Seen
 from ckptsync.worker.options import RunDir
 from ckptsync.worker.plan import Read
 from ckptsync.worker.remembering import read_before
 from ckptsync.worker.result import Phase
 from ckptsync.worker.selecting import EVERYTHING, Selection, select
+from ckptsync.worker.snapshot import Seen
 from ckptsync.worker.together import Together
 
 R = TypeVar("R", Manifest, ModelRecord, Report, Tombstone)
@@ -252,11 +251,6 @@ class StoreView:
         if not any(m.node != self.node for m in live):
             return False
         return plan.has_mate(seen.hold.stats, self.node, self.offset(), live)
-
-    def is_like_stored(self, seen: Seen) -> bool:
-        """Whether somebody has stored another checkpoint of this run that holds files of the same names."""
-        records = self.of(seen.run).records.values()
-        return is_like_stored(seen, (r for r in records if isinstance(r, Manifest)), self.selection)
 
     def is_begun(self, seen: Seen) -> bool:
         """Whether part of it is in the store already: this node said that it was sending it, or another has sent its part."""

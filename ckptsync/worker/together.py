@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from ckptsync.errors import StoreError, Transient
 from ckptsync.stores import signs
-from ckptsync.worker.take import Passed, nothing
+from ckptsync.worker.snapshot import Passed, nothing
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -22,9 +22,8 @@ from ckptsync.stores.contract import About, Store
 from ckptsync.stores.limits import Limits
 from ckptsync.worker import plan
 from ckptsync.worker.content import Guarded, Source, Stored, is_stored
-from ckptsync.worker.hold import AGAIN, Held, Hold
 from ckptsync.worker.plan import Unsent
-from ckptsync.worker.take import Passed, nothing, unchanged
+from ckptsync.worker.snapshot import AGAIN, Held, Hold, Passed, nothing, unchanged
 from ckptsync.worker.together import Together
 
 ROUNDS = 5  # other nodes write manifests while we send; each may show that the save belongs in another location

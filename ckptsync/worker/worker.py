@@ -14,23 +14,21 @@ from ckptsync.spool import pins as spool
 from ckptsync.spool.sweeping import sweep
 from ckptsync.stores.contract import Store
 from ckptsync.worker import repair
-from ckptsync.worker.budget import SpoolRule, held
+from ckptsync.worker.cleanup import clean_up
 from ckptsync.worker.clock import Clock
-from ckptsync.worker.letting_go import Letting
-from ckptsync.worker.looking import Look, Seat, Seen
-from ckptsync.worker.lookout import Lookout
-from ckptsync.worker.observed import Rule
 from ckptsync.worker.options import RunDir, WorkerOptions, checked_options
+from ckptsync.worker.pinning import Pinner, SpoolRule, held
 from ckptsync.worker.queue import AtOnce, Carrier, Job, Share, Turn, ordered, shares
 from ckptsync.worker.remembering import Kept, kept_of, with_read
 from ckptsync.worker.repair import restore
 from ckptsync.worker.result import ON_THE_WAY, Failure, Phase, Progress, WorkerResult, failure
 from ckptsync.worker.saving import Desk, Memory, begun, known_already, progress, save
+from ckptsync.worker.scanner import Key, Scan, Scanned, Scanner, recorded
 from ckptsync.worker.selecting import chosen
-from ckptsync.worker.settle import is_hopeless
+from ckptsync.worker.settle import Rule
+from ckptsync.worker.snapshot import Seen
 from ckptsync.worker.store_view import RunRecords, StoreView, standing
 from ckptsync.worker.upload import Destination
-from ckptsync.worker.watched import Asked, Key, Watched, recorded
 
 DONE = ("stored", "elsewhere", "retired")
 DOUBTFUL = 10  # times `unmarked`
@@ -40,7 +38,7 @@ DOUBTFUL = 10  # times `unmarked`
 class _Done:
     """What the last plan saw and did itself."""
 
-    watched: Sequence[Watched] = ()
+    watched: Sequence[Scanned] = ()
     gone: list[Progress] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
 
@@ -63,13 +61,11 @@ class Worker:
         self._memory = Memory()
         self._clock = Clock(store, node)
         self._view = StoreView(store, node, chosen(options), lambda: self._clock.last)
-        room = SpoolRule(options.spool_budget, options.spool_full)
-        seat = Seat(node, self._taken, self._view.is_proven, room)
+        pinner = Pinner(node, self._view.is_proven, SpoolRule(options.spool_budget, options.spool_full))
         rule = Rule(options.quiet, options.unmarked, DOUBTFUL * options.unmarked)
-        self._lookout = Lookout(options.runs, seat, rule, Asked(self._view.is_done, self._view.has_mate, self._view.is_like_stored))
+        self._scanner = Scanner(options.runs, pinner, rule, self._view.is_done, self._view.has_mate)
         sender = carrier or AtOnce(options.threads)
-        self._uploads = Uploads(options, self._view, self._lookout, self._clock, self._memory, carrier=sender)
-        self._letting = Letting(options, self._view, self._lookout)
+        self._uploads = Uploads(options, self._view, self._scanner, self._clock, self._memory, carrier=sender)
         self._repairs = repair.Repairs(self._view, sender)
         self._broken: frozenset[str] = frozenset()
         self._unmendable: frozenset[str] = frozenset()
@@ -88,15 +84,15 @@ class Worker:
         """Whether it has nothing to send, nor to say of what it had."""
         return self._uploads.has_gone
 
-    def look(self, now: float) -> Look:
+    def look(self, now: float) -> Scan:
         """Pin what has appeared, and judge it.  ``now`` in seconds on any clock that only grows."""
         self._clock.notice(now)
-        found = self._lookout.look(now)
+        found = self._scanner.scan(now)
         return replace(found, notes=(*found.notes, *self._clock.notes, *self._uploads.notes))
 
     def held(self) -> int:
         """Bytes of files that had no names but our pins' at the last look."""
-        return held([w.seen.pin for w in self._lookout.watched() if w.seen.pin is not None])
+        return held([w.seen.pin for w in self._scanner.saves() if w.seen.pin is not None])
 
     def tick(self, now: float) -> WorkerResult:
         """Look, have sent what is finished, and say what became of it.  Errors are in the result: one checkpoint's never keep another back."""
@@ -106,19 +102,19 @@ class Worker:
     def plan(self, now: float) -> None:
         """Look, and have sent what is finished."""
         found = self.look(now)
-        watched = self._lookout.watched()
+        watched = self._scanner.saves()
         ready, unread = self._read()
         self._uploads.plan(watched, now, {run.name for run in ready})
         for one in watched:
-            if one.found.finished:  # what could not even be tried has to wait for the next tick, too
-                self._lookout.tried(one)
+            if one.verdict.finished:  # what could not even be tried has to wait for the next tick, too
+                self._scanner.mark_tried(one)
         self._forget(watched)
         self._done = _Done(watched, failures=[*found.failures, *unread])
         seen = {run: [w.seen for w in watched if w.seen.run == run.name] for run in ready}
         self._repairs.plan(seen)
         for run in ready:
             here = {s.spot.name for s in seen[run]} | {f.checkpoint for f in found.failures if f.run == run.name}
-            gone, stuck = self._letting.go(run, here)
+            gone, stuck = clean_up(run, here, self._options, self._view, self._scanner)
             self._done.add(gone, stuck)
         self._unmendable = self._unmended()
         told = [*self._uploads.told()[0], *self._done.gone]
@@ -136,7 +132,7 @@ class Worker:
         failures = (*done.failures, *unmended, *wrong)
         lacks = repair.lacks(self._repairs.served, self._unmendable)
         return WorkerResult(
-            self._options.node, tuple(told), tuple(repairs), failures, self._lookout.due(now), since, sent, notes, lacks
+            self._options.node, tuple(told), tuple(repairs), failures, self._scanner.due(now), since, sent, notes, lacks
         )
 
     def _unmended(self) -> frozenset[str]:
@@ -158,10 +154,7 @@ class Worker:
                 wrong.append(failure(run.name, "", e))
         return ready, wrong
 
-    def _taken(self, run: str, checkpoint: str) -> set[int]:
-        return {k for r, name, k in tuple(self._memory.taken) if (r, name) == (run, checkpoint)}
-
-    def _forget(self, watched: Sequence[Watched]) -> None:
+    def _forget(self, watched: Sequence[Scanned]) -> None:
         """In location: others remember meanwhile."""
         here = {w.key for w in watched}
         for run in self._options.runs:
@@ -185,18 +178,18 @@ class Uploads:
     """
 
     def __init__(
-        self, options: WorkerOptions, view: StoreView, lookout: Lookout, clock: Clock, memory: Memory, *, carrier: Carrier
+        self, options: WorkerOptions, view: StoreView, scanner: Scanner, clock: Clock, memory: Memory, *, carrier: Carrier
     ) -> None:
-        self._options, self._view, self._lookout = options, view, lookout
+        self._options, self._view, self._scanner = options, view, scanner
         self._clock, self._memory, self._carrier = clock, memory, carrier
         self._told: dict[Key, Progress] = {}
         self._wrong: dict[Key, Failure] = {}
         self._news: deque[tuple[Key, Progress, Failure | None]] = deque()
         self._planned = 0.0
-        self._going: dict[Key, Watched] = {}
+        self._going: dict[Key, Scanned] = {}
         self.notes: tuple[str, ...] = ()
 
-    def plan(self, watched: Sequence[Watched], now: float, ready: Collection[str]) -> None:
+    def plan(self, watched: Sequence[Scanned], now: float, ready: Collection[str]) -> None:
         """Decide of each of them, and have sent what is due.
 
         ``ready``: runs of which the store's records were read just before; the others have to wait.
@@ -220,7 +213,7 @@ class Uploads:
         self._going |= {one.key: one for one in watched if told[one.key] is None}
         first = [one for one in going.first if one.key not in in_hand]
         for one in first:
-            self._lookout.tried(one)
+            self._scanner.mark_tried(one)
         self._carrier.post(self, [self._job(one, now, told) for one in first])
 
     @property
@@ -251,11 +244,11 @@ class Uploads:
             else:
                 self._told[key] = found or (Progress(*key, "sending", "") if key in in_hand else Progress(*key, "waiting", OTHERS))
 
-    def _job(self, one: Watched, now: float, planned: Collection[Key]) -> Job:
+    def _job(self, one: Scanned, now: float, planned: Collection[Key]) -> Job:
         size = sum(stat.size for stat in one.seen.hold.stats)
         return Job(one.key, one.key[:2], size, partial(self._carry, one, now, planned))
 
-    def _carry(self, one: Watched, now: float, planned: Collection[Key], share: Share) -> None:
+    def _carry(self, one: Scanned, now: float, planned: Collection[Key], share: Share) -> None:
         """Send it, in whatever thread this is."""
         if self._is_overtaken(planned):
             self._news.append((one.key, _progress(one, "waiting", "a newer one goes first"), None))
@@ -266,12 +259,12 @@ class Uploads:
         assert told is not None
         self._news.append((one.key, told, wrong.get(one.key)))
 
-    def _beside(self, one: Watched, _: float) -> Progress | None:
+    def _beside(self, one: Scanned, _: float) -> Progress | None:
         """Of what has the name of one that is in hand, or cannot be asked for: what is known; ``None`` if that is nothing."""
         found = standing(one.seen, self._options.node, self._view.of(one.seen.run), self._view.selection)
         return progress(one.seen, found.phase, found.detail, found.other or found.mine) if found else None
 
-    def _guarded(self, one: Watched, wrong: dict[Key, Failure], work: Callable[[], Progress | None]) -> Progress | None:
+    def _guarded(self, one: Scanned, wrong: dict[Key, Failure], work: Callable[[], Progress | None]) -> Progress | None:
         try:
             return work()
         except Incomplete as e:  # it changed, or others are at it: the next look may find it quiet
@@ -280,7 +273,7 @@ class Uploads:
             wrong[one.key] = failure(one.seen.run, one.seen.spot.name, e)
             return _progress(one, "failed", str(e))
 
-    def _met(self, one: Watched, now: float) -> Progress | None:
+    def _met(self, one: Scanned, now: float) -> Progress | None:
         """Why it need not, or cannot, be sent now; ``None`` if it is to be sent."""
         seen, desk = one.seen, self._desk(one, now, shares(self._options.threads)[-1])
         broken = desk.known.broken_location(seen.spot.name)
@@ -295,18 +288,16 @@ class Uploads:
         if done is not None:
             self._mark(one, done)
             return done
-        if one.evidence is not None and is_hopeless(one.evidence) and seen.pin is not None:
+        if one.is_lost and seen.pin is not None:
             return self._missed(one)
-        found = self._lookout.judged(one, now)
-        return None if found.finished else _progress(one, "waiting", found.reason)
+        return None if one.verdict.finished else _progress(one, "waiting", one.verdict.reason)
 
-    def _send(self, one: Watched, now: float, share: Share) -> Progress:
-        latest = self._lookout.latest(one.key)
-        if latest is None or latest.sighting != one.sighting:
+    def _send(self, one: Scanned, now: float, share: Share) -> Progress:
+        latest = self._scanner.latest(one.key)
+        if latest is None or latest.since != one.since:
             return _progress(one, "waiting", "it changed while others were sent")
-        found = self._lookout.judged_again(latest, now)
-        if not found.finished:
-            return _progress(one, "waiting", found.reason)
+        if not latest.verdict.finished:
+            return _progress(one, "waiting", latest.verdict.reason)
         seen, desk = self._begun(latest), self._desk(latest, now, share)
         sent = save(seen, desk)
         if sent.phase in ("stored", "elsewhere"):
@@ -325,27 +316,27 @@ class Uploads:
     def _kept(self, seen: Seen) -> tuple[Kept, ...]:
         return next((kept_of(run.path, seen.spot.name) for run in self._options.runs if run.name == seen.run), ())
 
-    def _begun(self, one: Watched) -> Seen:
+    def _begun(self, one: Scanned) -> Seen:
         """With what its manifest will say written beside its pin first: whoever writes it again has to say the same."""
         seen = one.seen
         if seen.pin is None:
             return seen
-        took = begun(seen, time.time_ns(), one.save)
+        took = begun(seen, time.time_ns(), one.observation.save if one.observation else "")
         try:
             return seen if took == seen.pin.took else recorded(seen, took)
         except StoreError:  # a full disk: it is sent all the same, and its manifest says less
             return seen
 
-    def _missed(self, one: Watched) -> Progress:
+    def _missed(self, one: Scanned) -> Progress:
         assert one.seen.pin is not None
-        spool.drop(one.seen.pin, self._lookout.lock)
+        spool.drop(one.seen.pin, self._scanner.lock)
         note = f"missed {one.seen.run}/{one.seen.spot.name}: the trainer removed it, or gave it up, before it was known whole"
         self.notes = (*self.notes, note)[-NOTES:]
         return _progress(one, "missed", "given up or removed by the trainer before it was known whole")
 
     def _lost(
-        self, watched: Sequence[Watched], in_hand: Collection[object], ready: Collection[str]
-    ) -> Iterator[tuple[Watched, str]]:
+        self, watched: Sequence[Scanned], in_hand: Collection[object], ready: Collection[str]
+    ) -> Iterator[tuple[Scanned, str]]:
         """What was to be sent, or was being sent, and is not here any more; each once, and how much of it the store has."""
         here = {one.key[:2] for one in watched}
         for key, one in list(self._going.items()):
@@ -366,19 +357,19 @@ class Uploads:
         stored, size = sum(sizes[path] for path in there), sum(sizes.values())
         return f"the store has {len(there)} of {len(sizes)} files, {stored} of {size} bytes, and no manifest of them"
 
-    def _superseded(self, one: Watched) -> Progress:
-        self._lookout.tried(one)
+    def _superseded(self, one: Scanned) -> Progress:
+        self._scanner.mark_tried(one)
         if one.seen.pin is not None and one.seen.hold.gone:
-            spool.drop(one.seen.pin, self._lookout.lock)
+            spool.drop(one.seen.pin, self._scanner.lock)
         return _progress(one, "superseded", "a newer one was there before it was sent")
 
-    def _mark(self, one: Watched, done: Progress) -> None:
+    def _mark(self, one: Scanned, done: Progress) -> None:
         """Tell the hook, which may be waiting for it."""
         if one.seen.pin is not None and done.location and done.phase in ("sent", "stored", "elsewhere"):
             with contextlib.suppress(CkptsyncError):  # the next tick says it again
                 spool.mark_stored(one.seen.pin)
 
-    def _turn(self, one: Watched, *, is_begun: bool) -> Turn[Watched]:
+    def _turn(self, one: Scanned, *, is_begun: bool) -> Turn[Scanned]:
         seen = one.seen
         written = max((s.mtime for s in seen.hold.stats), default=0)
         return Turn(one, seen.run, (one.first, seen.spot.step or 0, seen.k), written, is_begun or self._view.is_begun(seen))
@@ -387,9 +378,9 @@ class Uploads:
         """Whether something was finished meanwhile that goes before the rest."""
         if self._options.order == "oldest":
             return False
-        return any(w.found.finished and w.evidence is not None and w.key not in planned for w in self._lookout.watched())
+        return any(w.verdict.finished and w.key not in planned for w in self._scanner.saves())
 
-    def _desk(self, one: Watched, now: float, share: Share) -> Desk:
+    def _desk(self, one: Scanned, now: float, share: Share) -> Desk:
         run, checkpoint = one.seen.run, one.seen.spot.name
         node, read = self._options.node, self._asking(run)
         to = Destination(
@@ -415,5 +406,5 @@ class Uploads:
         return ask
 
 
-def _progress(one: Watched, phase: Phase, detail: str) -> Progress:
+def _progress(one: Scanned, phase: Phase, detail: str) -> Progress:
     return Progress(one.seen.run, one.seen.spot.name, one.seen.k, phase, detail)

@@ -14,7 +14,7 @@ from ckptsync.records.state import Snapshot
 from ckptsync.scan import FINAL
 from ckptsync.stores.contract import Store, read_all
 from ckptsync.stores.tree import LocalFiles
-from ckptsync.worker.evenness import is_random_state
+from ckptsync.worker.torn_saves import is_random_state
 from tests.campaigns.written import Written, files
 from tests.vector import bits
 

@@ -120,7 +120,7 @@ def test_help_answers_at_once_and_imports_nothing_heavy() -> None:
 
 
 def test_who_sends_or_watches_needs_no_arrays() -> None:
-    code = "import ckptsync.cli.push, ckptsync.worker.tick, sys; print(sorted({'numpy', 'torch'} & set(sys.modules)))"
+    code = "import ckptsync.cli.push, ckptsync.worker.worker, sys; print(sorted({'numpy', 'torch'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 

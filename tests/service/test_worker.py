@@ -39,9 +39,9 @@ from ckptsync.stores.contract import Store
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.stores.opening import create_store, open_store
 from ckptsync.worker import queue
-from ckptsync.worker.looking import Look
 from ckptsync.worker.options import RunDir, WorkerOptions
 from ckptsync.worker.result import Failure, Progress, Repaired, WorkerResult
+from ckptsync.worker.scanner import Scan
 from ckptsync.worker.worker import Worker
 from tests.ticks import until
 
@@ -185,7 +185,7 @@ def test_while_a_checkpoint_is_written_one_looks_again_within_half_a_second_and_
         with watching(tmp_path, "scan_every: 30s") as (found, _):
             found.looking.soon = wishes.append
             found._moved = (now := time.monotonic()) - seconds
-            found._arrange(now, [Look(due=None), Look(due=100.0)])
+            found._arrange(now, [Scan(due=None), Scan(due=100.0)])
             assert found._next == now + wishes[-1]
     assert [round(wish) for wish in wishes[1:]] == [10, 30]
     assert wishes[0] == UNSETTLED_EVERY
@@ -252,7 +252,7 @@ def test_looks_that_cost_much_come_seldom_while_nothing_is_on_its_way_and_as_eve
         ):
             found._look_cost, found._is_idle = cost, is_idle
             found._is_heard = lambda told=heard: told  # type: ignore[method-assign, misc]
-            found._arrange(0.0, [Look(due=None)])
+            found._arrange(0.0, [Scan(due=None)])
             rests.append(round(found._next))
     assert rests == [60, 200, 600, 30, 30]
 
@@ -470,7 +470,7 @@ def test_of_very_many_that_are_still_some_are_glanced_at_in_turn_and_none_is_for
 
 def test_what_was_seen_a_while_ago_is_due_so_much_earlier(tmp_path: Path) -> None:
     (post,) = manned(tmp_path, 1)
-    post.found, post.at = Look(due=10.0), 100.0
+    post.found, post.at = Scan(due=10.0), 100.0
     assert [post.told(now).due for now in (100.0, 104.0, 200.0)] == [10.0, 6.0, 0.0]
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from ckptsync.spool.pins import Pin, pins
 from ckptsync.spool.sweeping import sweep
-from ckptsync.worker.looking import Seat, look
 from ckptsync.worker.options import RunDir
+from ckptsync.worker.pinning import Pinner
+from ckptsync.worker.scanner import scan_run
 from tests.hook_pins import commit
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 STEPS = 30
 FILES = 8
 
@@ -63,7 +64,7 @@ def test_every_save_stays_whole_whoever_is_killed_and_whatever_its_name(tmp_path
             kill(child)
     for node in ("n0", "n1"):
         sweep(tmp_path, node)
-    last = look(RunDir("run", tmp_path), Seat("n2", lambda *_: (), lambda *_: False))
+    last = scan_run(RunDir("run", tmp_path), Pinner("n2", lambda *_: False))
     assert last.failures == ()
     whole = {p.commit.step for p in pins(tmp_path) if p.commit and is_whole(p, p.commit.step)}
     assert whole == set(range(1, STEPS + 1))

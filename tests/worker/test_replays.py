@@ -10,33 +10,31 @@ from pathlib import Path
 import pytest
 
 from ckptsync.scan import found, spots
-from ckptsync.worker.evidence import gather
-from ckptsync.worker.hold import hold
-from ckptsync.worker.observed import Evidence, Rule, Sighting
-from ckptsync.worker.resting import at_rest
-from ckptsync.worker.settle import judge
+from ckptsync.worker.observation import Observation, Surroundings, observe
+from ckptsync.worker.settle import Rule, is_at_rest, judge
+from ckptsync.worker.snapshot import Seen, hold
 from tests.replays import S, Script, Stage, others, trainers, unproven
 
 RULE = Rule(quiet=10, unmarked=60, doubtful=600)
 
 
-def seen(out: Path, *, fresh: bool = False) -> Iterator[Evidence]:
+def seen(out: Path, *, fresh: bool = False) -> Iterator[Observation]:
     for spot in spots(out):
         held = hold(found(spot), None, spot.family, spot.name)
-        yield gather(held, spot, later=False, mates=False, fresh=fresh)
+        yield observe(Seen("run", spot, held, None), Surroundings(), fresh=fresh)
 
 
-def is_finished(evidence: Evidence, after: float) -> bool:
+def is_finished(evidence: Observation, after: float) -> bool:
     """If nothing changes for so long."""
-    return judge(evidence, Sighting(evidence.files, 0.0), after, RULE).finished
+    return judge(evidence, after, RULE).finished
 
 
-def rests(evidence: Evidence) -> bool:
-    """If nothing changes between two looks, and then rotation takes it."""
-    return at_rest(evidence, Sighting(evidence.files, 0.0), 9.9, RULE) > 0
+def rests(evidence: Observation) -> bool:
+    """If nothing changes for some seconds, and then rotation takes it."""
+    return is_at_rest(evidence, 9.9, RULE, judge(evidence, 9.9, RULE))
 
 
-def played(out: Path, script: Script, stage: Stage | None = None) -> list[tuple[str, Evidence]]:
+def played(out: Path, script: Script, stage: Stage | None = None) -> list[tuple[str, Observation]]:
     """What can be known after each call."""
     return [(done, one) for done in (stage or Stage(out)).play(script) for one in seen(out)]
 
@@ -73,7 +71,7 @@ def test_a_clock_that_jumps_during_a_save_that_we_saw_begin_changes_nothing(tmp_
     calls = len(played(tmp_path / "all", script))
     for jump in range(0, calls, max(1, calls // 6)):
         stage = Stage(tmp_path / str(jump))
-        told: list[Evidence] = []
+        told: list[Observation] = []
         for n, _ in enumerate(stage.play(script)):
             stage.now += hours * 3600 * S if n == jump else 0
             told += seen(stage.out, fresh=True)

@@ -7,16 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.model import Demands
-from ckptsync.records.manifest import FileEntry, Manifest
 from ckptsync.scan import Spot
+from ckptsync.spool.marks import Took
+from ckptsync.spool.pins import Pin
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.walk import Stat
-from ckptsync.worker.hold import Held, Hold
-from ckptsync.worker.likeness import is_like_stored, shape
-from ckptsync.worker.looking import Seen
+from ckptsync.worker.observation import fingerprint, is_like_another
 from ckptsync.worker.push import push_now
-from ckptsync.worker.selecting import EVERYTHING, Selection
+from ckptsync.worker.snapshot import Seen, hold
 from tests.test_worker_push import kept
 from tests.test_worker_tick import pinned, progress, worker
 
@@ -115,17 +113,6 @@ def test_what_a_script_removes_meanwhile_can_be_pushed(tmp_path: Path) -> None:
     assert kept(store)["checkpoint-1"]["n0"] == BARE
 
 
-def test_one_that_was_pushed_by_hand_tells_of_all_that_come_after_it(tmp_path: Path) -> None:
-    store = MemoryStore()
-    first = saved(tmp_path / "run", "checkpoint-1")
-    (done,) = push_now(first, store, "n0")
-    assert "taken to be finished on your word" in done.notes[-1]
-    shutil.rmtree(first)
-    saved(tmp_path / "run", "checkpoint-2")
-    w = worker(tmp_path / "run", store)
-    assert [progress(w.tick(now))["checkpoint-2.0"].phase for now in (0.0, 599.0, 600.0)] == ["waiting", "waiting", "sent"]
-
-
 ACCELERATE = {"model.safetensors": EMPTY, "optimizer.bin": b"pickled", "scheduler.bin": b"pickled"}
 
 
@@ -142,20 +129,17 @@ def test_accelerate_s_save_without_the_first_rank_s_random_state_is_like_one_of_
     assert kept(store).keys() == {"checkpoint_0", "checkpoint_1"}
 
 
-def test_a_shape_is_of_names_without_the_step_and_with_every_other_number() -> None:
-    assert shape(["model-4.pt", "step_0004/x", "b"], 4) == shape(["model-16.pt", "step_0016/x", "b"], 16)
-    assert shape(["model-00001-of-00003.safetensors"], 4) != shape(["model-00001-of-00002.safetensors"], 5)
-    assert shape(["a4"], 4) != shape(["a44"], 5)
+def seen(step: int, *names: str, stable: bool = True) -> Seen:
+    name = f"checkpoint-{step}"
+    stats = tuple(Stat(name, 1, 0, 0, 0) for name in names)
+    pin = Pin(name, 0, "n0", 0, Path(), stats, took=Took(stable=fingerprint(stats) if stable else 0))
+    return Seen("run", Spot(name, "trainer", Path()), hold(None, pin, "trainer", name), pin)
 
 
-def manifest(checkpoint: str, *names: str) -> Manifest:
-    files = tuple(FileEntry(name, 1, "d", 1, (), 0) for name in names)
-    return Manifest("run", checkpoint, checkpoint, "n1", 0, files, (), 0, 0, Demands())
-
-
-def test_what_is_stored_under_the_same_name_tells_nothing_and_what_is_not_sent_by_choice_is_not_missed() -> None:
-    held = {name: Held(Stat(name, 1, 0, 0, 0), Path(), is_pinned=False) for name in ("a", "b.log")}
-    one = Seen("run", Spot("checkpoint-2", "trainer", Path()), Hold("checkpoint-2", "trainer", held), None)
-    assert not is_like_stored(one, [manifest("checkpoint-2", "a", "b.log"), manifest("checkpoint-1", "a")], EVERYTHING)
-    assert is_like_stored(one, [manifest("checkpoint-1", "a", "b.log")], EVERYTHING)
-    assert is_like_stored(one, [manifest("checkpoint-1", "a")], Selection(exclude=("*.log",)))
+def test_alike_are_names_without_the_step_and_with_every_other_number() -> None:
+    first = seen(4, "model-4.pt", "step_0004/x", "b")
+    assert is_like_another(first, [seen(16, "model-16.pt", "step_0016/x", "b")])
+    assert not is_like_another(first, [first, seen(16, "model-16.pt", "step_0016/x")])
+    assert not is_like_another(first, [seen(16, "model-16.pt", "step_0016/x", "b", stable=False)])
+    assert not is_like_another(seen(4, "a-00001-of-00003"), [seen(5, "a-00001-of-00002")])
+    assert not is_like_another(seen(4, "a4"), [seen(5, "a44")])

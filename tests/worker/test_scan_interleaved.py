@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from ckptsync.spool.pins import compare, drop, mark_stored, pins
 from ckptsync.spool.sweeping import sweep
-from ckptsync.worker.looking import Seat, Seen, look
 from ckptsync.worker.options import RunDir
+from ckptsync.worker.pinning import Pinner
+from ckptsync.worker.scanner import scan_run
+from ckptsync.worker.snapshot import Seen
 from tests.hook_pins import commit
 
 FILES = ("config.json", "model", "rng_0", "rng_1", "state")
@@ -26,7 +28,7 @@ class World:
 
     def __init__(self, out: Path) -> None:
         self.out, self.source = out, out / "checkpoint-4"
-        self.seat = Seat("n0", lambda *_: (), lambda *_: False)
+        self.pinner = Pinner("n0", lambda *_: False)
         self.saves, self.written = 0, 0
         self.is_committed = True
         self.owed: dict[str, Content] = {}
@@ -78,7 +80,7 @@ class World:
 
     def look(self) -> None:
         before = self.times()
-        found = look(RunDir("run", self.out), self.seat)
+        found = scan_run(RunDir("run", self.out), self.pinner)
         assert found.failures == ()
         assert self.times() == before
         self.seen = found.seen
@@ -86,7 +88,7 @@ class World:
 
     def restart(self) -> None:
         sweep(self.out, "n0")
-        self.seat = Seat("n0", lambda *_: (), lambda *_: False)
+        self.pinner = Pinner("n0", lambda *_: False)
 
     def send(self) -> None:
         """The oldest committed save reaches the store, and its pin goes."""

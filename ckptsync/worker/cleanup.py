@@ -1,7 +1,8 @@
-"""Removing local checkpoints that the store holds, VERIFIED: for nodes on which nobody rotates.
+"""Remove from this node what the store has, VERIFIED: pins that nobody needs, and, if the operator wants it, local checkpoints.
 
-Never the newest, never what the trainer calls its best, never what somebody has open, and nothing of which the store lacks a byte that lies here.
-A checkpoint goes by one rename, so that no trainer sees half of one; if it changed in that moment, it comes back by another.
+Local checkpoints are removed for nodes on which nobody rotates.  Never the newest, never what the trainer calls its best, never what a process has
+open, and nothing of which the store lacks a byte that lies here.  A checkpoint goes by one rename, so that no trainer sees half of one; if it changed in
+that moment, it comes back by another.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import fcntl
 import os
 import signal
 import stat
+import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ckptsync.errors import CkptsyncError, ConfigError, Incomplete
+from ckptsync.errors import CkptsyncError, ConfigError, Incomplete, StoreError
 from ckptsync.model import read_whole
 from ckptsync.parsing import parse
 from ckptsync.records import saves
@@ -24,16 +26,57 @@ from ckptsync.records.manifest import Manifest
 from ckptsync.scan import Spot
 from ckptsync.spool import pins as spool
 from ckptsync.spool.folders import names_in, refusals, remove_in
+from ckptsync.spool.sweeping import tidy
 from ckptsync.walk import OURS, Listing, Stat, is_kept, open_directory, opened_parent, walk
 from ckptsync.worker import plan
-from ckptsync.worker.cut_short import TRAINER_STATE
-from ckptsync.worker.hold import Held, Hold, each_open
-from ckptsync.worker.lookout import Lookout
-from ckptsync.worker.options import RunDir
+from ckptsync.worker.options import RunDir, WorkerOptions
+from ckptsync.worker.remembering import forget, remember
+from ckptsync.worker.result import Failure, Progress, failure
+from ckptsync.worker.scanner import Scanned, Scanner
+from ckptsync.worker.snapshot import Held, Hold, each_open
 from ckptsync.worker.store_view import StoreView, is_safe
-from ckptsync.worker.watched import Watched
+from ckptsync.worker.torn_saves import TRAINER_STATE
 
 _GONE = ".gone-cleaned-"
+
+
+def clean_up(
+    run: RunDir, here: Collection[str], options: WorkerOptions, view: StoreView, scanner: Scanner
+) -> tuple[list[Progress], list[Failure]]:
+    """Remove after each plan what is not needed; return what a user should see of it, and what could not be removed.
+
+    ``here``: checkpoints that the last scan saw, and that it could not look at; with the empty name it saw none.
+    """
+    scanned = [one for one in scanner.saves() if one.seen.run == run.name]
+    gone: list[Progress] = []
+    wrong: list[Failure] = []
+    try:
+        tidy(run.path, time.time())
+        if "" not in here:
+            forget(run.path, {*here, *(one.seen.spot.name for one in scanned)})
+        _drop_pins(run, scanned, options, view, scanner)
+        if options.clean == "verified":
+            for name, found in clean(run, scanned, view, scanner, options.keep_local):
+                if isinstance(found, CkptsyncError):
+                    wrong.append(failure(run.name, name, found))
+                else:
+                    gone.append(Progress(run.name, name, 0, "cleaned", "the store has it, VERIFIED", files=0, size=found))
+    except CkptsyncError as e:
+        wrong.append(failure(run.name, "", e))
+    return gone, wrong
+
+
+def _drop_pins(run: RunDir, scanned: Sequence[Scanned], options: WorkerOptions, view: StoreView, scanner: Scanner) -> None:
+    """Drop pins whose files are VERIFIED in the store, but for the newest ``keep_pins``."""
+    saves_here = [one.seen for one in scanned]
+    there = {s.spot.name for s in saves_here if not s.hold.gone}
+    ours = [(s, s.pin) for s in saves_here if s.pin is not None and s.pin.node == options.node]
+    proven = [pin for s, pin in ours if view.is_proven(run.name, s.spot.name, s.hold.stats)]
+    for pin in proven[: max(0, len(proven) - options.keep_pins)]:
+        if pin.checkpoint in there:
+            with contextlib.suppress(StoreError):  # a full spool: the pin's room is worth more than what would be kept
+                remember(run.path, pin)
+        spool.drop(pin, scanner.lock)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +109,19 @@ def cleanable(there: Iterable[Local], best: Collection[str], keep: int) -> tuple
 
 
 def clean(
-    run: RunDir, watched: Sequence[Watched], view: StoreView, lookout: Lookout, keep: int
+    run: RunDir, scanned: Sequence[Scanned], view: StoreView, scanner: Scanner, keep: int
 ) -> Iterator[tuple[str, int | CkptsyncError]]:
     """Remove them; each name with its bytes when it is gone, or with why it could not go, which keeps no other back.  Raises StoreError."""
     try:
         sweep(run.path)
     except ConfigError as e:
         yield "", e
-    here = {w.seen.spot.name: w for w in watched if w.seen.spot.only is None and not w.seen.hold.gone}
+    here = {w.seen.spot.name: w for w in scanned if w.seen.spot.only is None and not w.seen.hold.gone}
     said = {name for w in here.values() for name in _best(w.seen.hold)}
     best = [name for name, w in here.items() if w.seen.spot.path.name in said]  # a trial's, too, whose name is a longer one
     for name in cleanable([_local(w, view) for w in here.values()], best, keep):
         try:
-            size = _cleaned(run, here[name].seen.spot, view, lookout)
+            size = _cleaned(run, here[name].seen.spot, view, scanner)
         except (ConfigError, Incomplete) as e:  # somebody else's directory, or one that the trainer has just removed
             yield name, e
             continue
@@ -86,7 +129,7 @@ def clean(
             yield name, size
 
 
-def _cleaned(run: RunDir, spot: Spot, view: StoreView, lookout: Lookout) -> int | None:
+def _cleaned(run: RunDir, spot: Spot, view: StoreView, scanner: Scanner) -> int | None:
     """The bytes of what is gone, with its pins; ``None`` if it stays."""
     there = walk(spot.path)
     is_whole = not (there.partial or there.others)
@@ -96,7 +139,7 @@ def _cleaned(run: RunDir, spot: Spot, view: StoreView, lookout: Lookout) -> int 
         return None
     for pin in spool.pins(run.path):
         if (pin.checkpoint, pin.node) == (spot.name, view.node) and view.is_proven(run.name, spot.name, pin.files):
-            spool.drop(pin, lookout.lock)
+            spool.drop(pin, scanner.lock)
     return sum(f.size for f in there.files)
 
 
@@ -118,7 +161,7 @@ def is_open(root: Path, files: Iterable[Stat]) -> bool:
 
 def _is_leased(fd: int) -> bool:
     try:
-        # a write lease is refused while anybody else has the file open; the signal as in worker.evidence
+        # a write lease is refused while anybody else has the file open; the signal as in worker.observation
         fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
         fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
@@ -129,10 +172,10 @@ def _is_leased(fd: int) -> bool:
     return False
 
 
-def _local(one: Watched, view: StoreView) -> Local:
+def _local(one: Scanned, view: StoreView) -> Local:
     seen = one.seen
     newest = max((s.mtime for s in seen.hold.stats), default=0)
-    is_busy = one.evidence is not None or bool(seen.hold.partial)
+    is_busy = one.observation is not None or bool(seen.hold.partial)
     is_verified = not seen.hold.others and _holder(seen.run, seen.spot.name, seen.hold.stats, view) is not None
     return Local(seen.spot.name, (seen.spot.step or 0, newest), is_verified, is_busy)
 

@@ -10,16 +10,23 @@ import pytest
 from ckptsync.scan import Family, Spot
 from ckptsync.spool.marks import Begun
 from ckptsync.walk import Stat
-from ckptsync.worker.cut_short import TRAINER_STATE, awaits_its_end, half_written, is_of_a_rank, two_saves
-from ckptsync.worker.hold import Held, Hold
-from ckptsync.worker.hooked import NOBODY, Hooked
-from ckptsync.worker.looking import Seen
-from ckptsync.worker.observed import Evidence, Rule, Sighting, TrainerState
-from ckptsync.worker.order_of_writing import is_awaited
-from ckptsync.worker.resting import at_rest
-from ckptsync.worker.settle import judge
+from ckptsync.worker.observation import Observation, TrainerState, is_trainer_at_work
+from ckptsync.worker.settle import Rule, is_at_rest, judge
+from ckptsync.worker.snapshot import Held, Hold, Seen
+from ckptsync.worker.torn_saves import (
+    TRAINER_STATE,
+    are_all_ranks_done,
+    awaits_trainer_state,
+    half_written,
+    is_of_a_rank,
+    is_random_state,
+    lacking_file,
+    rank_of,
+    two_saves,
+)
 from tests.replays import Stage, others, trainers, unproven
-from tests.test_worker_replays import played
+from tests.vector import vector
+from tests.worker.test_replays import played
 
 RULE = Rule(quiet=10, unmarked=60, doubtful=600)
 S = 10**9
@@ -38,13 +45,13 @@ def of(told: dict[str, float], size: int = 1) -> tuple[Stat, ...]:
     return tuple(Stat(name, size, int(at * S), n, 0) for n, (name, at) in enumerate(told.items()))
 
 
-def trainer(told: dict[str, float], **more: object) -> Evidence:
+def trainer(told: dict[str, float], **more: object) -> Observation:
     state = TrainerState(4, int(told["trainer_state.json"] * S)) if "trainer_state.json" in told else None
-    return replace(Evidence("trainer", 4, of(told), state=state), **more)  # type: ignore[arg-type]
+    return replace(Observation("trainer", 4, of(told), state=state), **more)  # type: ignore[arg-type]
 
 
-def is_ever_finished(evidence: Evidence) -> bool:
-    return judge(evidence, Sighting(evidence.files, 0.0), 1e9, RULE).finished
+def is_ever_finished(evidence: Observation) -> bool:
+    return judge(evidence, 1e9, RULE).finished
 
 
 def over(*names: str) -> dict[str, float]:
@@ -59,7 +66,7 @@ NAMES = [name for name in trainers() if name != "only the model"]
 def test_what_a_kill_leaves_of_a_first_save_is_never_taken(tmp_path: Path, name: str) -> None:
     """Also where nothing but these files tells who trains."""
     *before, (_, last) = played(tmp_path, trainers()[name])
-    begun = [(done, one) for done, one in before if one.state is None and awaits_its_end(one.files, awaited=True)]
+    begun = [(done, one) for done, one in before if one.state is None and awaits_trainer_state(one.files, awaited=True)]
     taken = [done for done, one in begun for awaited in (True, False) if is_ever_finished(replace(one, awaited=awaited))]
     assert begun
     assert taken == []
@@ -80,35 +87,35 @@ ACCELERATE = ("model.safetensors", "optimizer.bin", "scheduler.bin", "random_sta
 def test_accelerate_s_first_rank_writes_its_random_state_last(family: Family) -> None:
     """In checkpoint_K as ``save_state`` names it, in checkpoint-N as diffusers does."""
     told = {name: 1.0 + n for n, name in enumerate(ACCELERATE)} | {"random_states_1.pkl": 0.5}
-    found = Evidence(family, 4, of(told))
+    found = Observation(family, 4, of(told))
     assert is_ever_finished(found)
     for n in range(1, len(ACCELERATE)):
-        torn = Evidence(family, 4, of(dict.fromkeys((*ACCELERATE[:n], "random_states_1.pkl"), 1.0)))
+        torn = Observation(family, 4, of(dict.fromkeys((*ACCELERATE[:n], "random_states_1.pkl"), 1.0)))
         assert not is_ever_finished(torn), n
         assert is_ever_finished(replace(torn, alike=True)), n
     of_node_1 = dict.fromkeys(("random_states_1.pkl", "scaler.pt", "dl_state_dict.bin"), 1.0)  # all that every rank writes
-    assert is_ever_finished(Evidence(family, 4, of(of_node_1)))
+    assert is_ever_finished(Observation(family, 4, of(of_node_1)))
     assert not is_ever_finished(
-        Evidence(family, 4, of({"unet/diffusion_pytorch_model.safetensors": 1.0, "random_states_1.pkl": 1.0}))
+        Observation(family, 4, of({"unet/diffusion_pytorch_model.safetensors": 1.0, "random_states_1.pkl": 1.0}))
     )
-    assert not is_ever_finished(Evidence(family, 4, of({"optimizer.bin": 1.0})))
+    assert not is_ever_finished(Observation(family, 4, of({"optimizer.bin": 1.0})))
 
 
 def test_a_save_of_accelerate_s_over_an_old_one_that_was_cut_short_is_never_taken() -> None:
     old = {name: 1.0 + n / 10 for n, name in enumerate(ACCELERATE)} | {"random_states_1.pkl": 0.9, "custom_checkpoint_0.pkl": 1.4}
-    assert is_ever_finished(Evidence("accelerate", 4, of(old)))
+    assert is_ever_finished(Observation("accelerate", 4, of(old)))
     for newer in (("random_states_1.pkl", "model.safetensors"), ("model.safetensors", "optimizer.bin")):
         over = old | {name: 30.0 + n for n, name in enumerate(newer)}
-        assert not is_ever_finished(Evidence("accelerate", 4, of(over))), newer
-    assert is_ever_finished(Evidence("accelerate", 4, of(old | {"model.safetensors": 30.0})))  # somebody's `save_model`
-    assert is_ever_finished(Evidence("accelerate", 4, of(old | {"custom_checkpoint_0.pkl": 30.0})))
+        assert not is_ever_finished(Observation("accelerate", 4, of(over))), newer
+    assert is_ever_finished(Observation("accelerate", 4, of(old | {"model.safetensors": 30.0})))  # somebody's `save_model`
+    assert is_ever_finished(Observation("accelerate", 4, of(old | {"custom_checkpoint_0.pkl": 30.0})))
 
 
 def test_accelerate_s_shards_want_the_random_states_of_their_ranks() -> None:
     shards = {"pytorch_model_fsdp_0/__2_0.distcp": 1.0, "optimizer_0/__2_0.distcp": 1.0}
-    assert not is_ever_finished(Evidence("accelerate", 4, of(shards)))
-    assert is_ever_finished(Evidence("accelerate", 4, of(shards | {"random_states_2.pkl": 1.0})))
-    assert is_ever_finished(Evidence("accelerate", 4, of({"model.pt": 1.0, "optimizer.pt": 1.0})))  # of a Ray Train script
+    assert not is_ever_finished(Observation("accelerate", 4, of(shards)))
+    assert is_ever_finished(Observation("accelerate", 4, of(shards | {"random_states_2.pkl": 1.0})))
+    assert is_ever_finished(Observation("accelerate", 4, of({"model.pt": 1.0, "optimizer.pt": 1.0})))  # of a Ray Train script
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -122,7 +129,7 @@ def test_what_a_kill_leaves_of_a_save_over_an_old_one_is_never_taken(tmp_path: P
     assert is_ever_finished(last)
 
 
-def is_whole_but_for_texts(one: Evidence, old: int) -> bool:
+def is_whole_but_for_texts(one: Observation, old: int) -> bool:
     """Whether nothing but whole texts are of the later save: of one training they say what they said before."""
     newer = [f.path for f in one.files if f.mtime > old]
     return (
@@ -148,7 +155,7 @@ def is_whole_but_for_texts(one: Evidence, old: int) -> bool:
 )
 def test_a_save_over_an_old_one_that_was_cut_short_says_which_file_tells(names: tuple[str, ...], why: str) -> None:
     found = trainer(over(*names))
-    verdict = judge(found, Sighting(found.files, 0.0), 1e9, RULE)
+    verdict = judge(found, 1e9, RULE)
     assert not verdict.finished
     assert verdict.reason.startswith(why)
 
@@ -171,7 +178,7 @@ def test_what_people_and_callbacks_do_to_a_finished_checkpoint_only_delays_it() 
     assert is_ever_finished(trainer(over("optimizer.pt"), fresh=True))  # a clock was set while we looked on
 
 
-def soon_over(*names: str) -> Evidence:
+def soon_over(*names: str) -> Observation:
     """The same, begun eight seconds after the old one: a script that is killed is often started again at once."""
     told = A | {"model-00001-of-00002.safetensors": 100.1, "model-00002-of-00002.safetensors": 100.15, "rng_state_1.pth": 100.0}
     return trainer(told | {name: 108.5 + n / 10 for n, name in enumerate(names)})
@@ -188,7 +195,7 @@ def soon_over(*names: str) -> Evidence:
 )
 def test_a_save_over_one_that_had_just_ended_is_told_by_what_no_callback_does(names: tuple[str, ...], why: str) -> None:
     found = soon_over(*names)
-    assert judge(found, Sighting(found.files, 0.0), 1e9, RULE).reason.startswith(why)
+    assert judge(found, 1e9, RULE).reason.startswith(why)
 
 
 def test_what_callbacks_and_late_ranks_do_to_one_that_had_just_ended_is_no_other_save() -> None:
@@ -247,7 +254,7 @@ def test_weights_alone_are_taken_where_another_checkpoint_is_like_them_and_no_tr
     assert not is_ever_finished(trainer(model, alike=True, awaited=True))
     assert not is_ever_finished(trainer({"README.md": 1.0}, alike=True, awaited=True))
     assert not is_ever_finished(trainer(model | {"training_args.bin": 1.2}, alike=True))
-    assert judge(trainer(model, awaited=True), Sighting(of(model), 0.0), 1.0, Rule(0, 0, 0)).finished  # somebody pushes it by hand
+    assert judge(trainer(model, awaited=True), 1.0, Rule(0, 0, 0)).finished  # somebody pushes it by hand
 
 
 def test_a_node_without_rank_0_has_no_end_of_its_own() -> None:
@@ -259,14 +266,14 @@ def test_a_node_without_rank_0_has_no_end_of_its_own() -> None:
 
 def test_a_final_model_whose_training_was_killed_ends_with_the_trainer_s_arguments() -> None:
     told = {"config.json": 1.0, "model.safetensors": 1.1, "tokenizer.json": 1.2, "training_args.bin": 1.3, "README.md": 1.4}
-    model = Evidence("final", None, of(told), hook="killed")
-    assert judge(model, Sighting(model.files, 0.0), 1.0, RULE).finished  # nobody is left who could write to it
+    model = Observation("final", None, of(told), hook="killed")
+    assert judge(model, 1.0, RULE).finished  # nobody is left who could write to it
     assert not is_ever_finished(replace(model, files=of(told | {"model.safetensors": 1.5})))
     rewritten = told | {"model.safetensors": 1.5, "value_head.safetensors": 1.6}  # LLaMA-Factory's reward models
     assert is_ever_finished(replace(model, files=of(rewritten | {"trainer_state.json": 1.8})))
     assert not is_ever_finished(replace(model, files=of(rewritten | {"trainer_state.json": 0.8}))), "an earlier training's"
     short = replace(model, files=of({name: at for name, at in told.items() if name != "training_args.bin"}))
-    assert judge(short, Sighting(short.files, 0.0), 1e9, RULE).reason.startswith("no training_args.bin")
+    assert judge(short, 1e9, RULE).reason.startswith("no training_args.bin")
     assert is_ever_finished(replace(short, hook="marked"))
     assert is_ever_finished(replace(short, hook=""))
 
@@ -274,10 +281,10 @@ def test_a_final_model_whose_training_was_killed_ends_with_the_trainer_s_argumen
 def test_a_final_model_of_which_some_parts_are_of_an_older_one_is_never_taken() -> None:
     parts = [f"model-{n:05}-of-00002.safetensors" for n in (1, 2)]
     told = {"config.json": 1.0, parts[0]: 1.1, parts[1]: 1.2, "training_args.bin": 1.3, "README.md": 1.4}
-    assert is_ever_finished(Evidence("final", None, of(told)))
-    assert not is_ever_finished(Evidence("final", None, of(told | {"config.json": 9.0, parts[0]: 9.1})))
+    assert is_ever_finished(Observation("final", None, of(told)))
+    assert not is_ever_finished(Observation("final", None, of(told | {"config.json": 9.0, parts[0]: 9.1})))
     assert is_ever_finished(
-        Evidence("final", None, of(told | {"config.json": 9.0, parts[0]: 9.1, parts[1]: 9.2}))
+        Observation("final", None, of(told | {"config.json": 9.0, parts[0]: 9.1, parts[1]: 9.2}))
     )  # merged by hand
 
 
@@ -289,8 +296,8 @@ def test_a_text_of_the_trainer_s_own_that_was_emptied_is_half_written() -> None:
 
 def test_what_was_cut_short_is_not_at_rest_either() -> None:
     found = trainer(over("optimizer.pt"), later=True)
-    assert at_rest(found, Sighting(found.files, 0.0), 30.0, RULE) == 0
-    assert at_rest(trainer(A), Sighting(of(A), 0.0), 5.0, RULE) > 0
+    assert not is_at_rest(found, 30.0, RULE, judge(found, 30.0, RULE))
+    assert is_at_rest(trainer(A), 5.0, RULE, judge(trainer(A), 5.0, RULE))
 
 
 def test_a_checkpoint_beside_it_or_the_hook_tells_who_trains(tmp_path: Path) -> None:
@@ -301,6 +308,71 @@ def test_a_checkpoint_beside_it_or_the_hook_tells_who_trains(tmp_path: Path) -> 
         None,
     )
     begun = Begun("t", 0, 1, 1, "host", 1, "1", "boot", 1.0, trainer="transformers 5.23.0")
-    assert is_awaited([seen], NOBODY)
-    assert is_awaited([], Hooked((begun,)))
-    assert not is_awaited([replace(seen, hold=Hold("checkpoint-1", "trainer", {}))], Hooked((replace(begun, trainer="mine 1"),)))
+    assert is_trainer_at_work([seen], ())
+    assert is_trainer_at_work([], [begun])
+    assert not is_trainer_at_work([replace(seen, hold=Hold("checkpoint-1", "trainer", {}))], [replace(begun, trainer="mine 1")])
+
+
+FSDP = (
+    "pytorch_model_fsdp_0/__0_0.distcp",
+    "pytorch_model_fsdp_0/__1_0.distcp",
+    "optimizer_0/__0_0.distcp",
+    "optimizer_0/__1_0.distcp",
+)
+RANDOM = ("rng_state_0.pth", "rng_state_1.pth")
+ZERO = tuple(f"global_step4/zero_pp_rank_{r}_mp_rank_00_{kind}_states.pt" for r in (2, 3) for kind in ("model", "optim"))
+VERL = tuple(f"actor/{kind}_world_size_4_rank_{r}.pt" for r in (0, 1) for kind in ("model", "optim", "extra_state"))
+V1 = (
+    "model/__0_0.distcp",
+    "model/__1_0.distcp",
+    "dataloader/rank_0.pt",
+    "dataloader/rank_1.pt",
+    "rng_state/rank_0.pt",
+    "rng_state/rank_1.pt",
+)
+
+
+@pytest.mark.parametrize(
+    "names", [FSDP + RANDOM, FSDP, ZERO, VERL, V1, ("model.safetensors", "rng_state.pth"), ("rng_state_0.pth",), ()]
+)
+def test_all_of_every_rank_lacks_nothing(names: tuple[str, ...]) -> None:
+    assert lacking_file(names) == ""
+
+
+@pytest.mark.parametrize("names", [FSDP + RANDOM, FSDP, ZERO, VERL, V1])
+def test_each_file_of_the_last_kind_is_missed_where_another_rank_has_one(names: tuple[str, ...]) -> None:
+    last = [n for n in names if is_random_state(n)] or [n for n in names if rank_of(n) is not None]
+    for gone in last:
+        assert lacking_file(n for n in names if n != gone)
+
+
+def test_what_is_missed_is_said() -> None:
+    assert lacking_file((*FSDP, "rng_state_1.pth")) == "the random state of rank 0"
+    assert lacking_file(FSDP[:-1]) == "optimizer_*/__*_*.distcp of rank 1"
+    assert (
+        lacking_file(("model-00001-of-00003.safetensors", "model-00003-of-00003.safetensors")) == "model-00002-of-00003.safetensors"
+    )
+    assert lacking_file(("pytorch_model-00001-of-00002.bin", *RANDOM)) == "pytorch_model-00002-of-00002.bin"
+
+
+def test_a_rank_that_left_its_random_state_had_nothing_else_to_write() -> None:
+    assert lacking_file((*FSDP, *RANDOM, "rng_state_2.pth", "rng_state_3.pth")) == ""  # a replica of a hybrid sharding
+
+
+def test_parts_that_ranks_write_on_their_own_nodes_are_not_missed() -> None:
+    assert lacking_file(("shard-00003-model-00003-of-00004.safetensors",)) == ""
+
+
+def test_every_random_state_is_there_or_it_is_not() -> None:
+    assert are_all_ranks_done(FSDP + RANDOM)
+    assert are_all_ranks_done(("model.safetensors", "random_states_0.pkl"))
+    assert not are_all_ranks_done((*FSDP, "rng_state_1.pth"))
+    assert not are_all_ranks_done(("model.safetensors",))
+
+
+@pytest.mark.parametrize(
+    "name", ["hf-fsdp2-2node", "hf-zero3-2node", "hf-ddp", "verl-fsdp2", "titan", "acc-ranks-fsdp1", "raw-ds-tensor", "lightning"]
+)
+def test_what_real_trainers_write_lacks_nothing_on_any_node(name: str) -> None:
+    for source in vector(name).sources:
+        assert lacking_file(p.relative_to(source).as_posix() for p in source.rglob("*") if p.is_file()) == ""

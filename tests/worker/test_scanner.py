@@ -1,0 +1,305 @@
+"""Scanning again and again: what is due and when, what is remembered, and nothing that asks the store."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ckptsync.spool import pins as spool
+from ckptsync.spool.marks import Commit, write_mark
+from ckptsync.stores.memory import MemoryStore
+from ckptsync.worker.observation import was_at_rest
+from ckptsync.worker.options import RunDir
+from ckptsync.worker.pinning import Pinner
+from ckptsync.worker.scanner import Scanner
+from ckptsync.worker.settle import Rule
+from tests.test_worker_push import ONE, T, lay
+from tests.test_worker_tick import EIGHT, worker
+
+
+def scanner(out: Path, *, done: bool = False) -> Scanner:
+    return Scanner([RunDir("run", out)], Pinner("n0", lambda *_: False), Rule(), lambda _: done)
+
+
+def commit(out: Path, *, trainer: str = "transformers 5.2.0", added: dict[str, bytes] | None = None) -> None:
+    """What the hook leaves of a checkpoint: a pin with its word in it, and nobody's yet."""
+    fresh = out / "_ckptsync" / "pins" / ".new-hook"
+    shutil.copytree(out / "checkpoint-4", fresh / "files", copy_function=os.link)
+    files = {str(p.relative_to(fresh / "files")): p.stat() for p in (fresh / "files").rglob("*") if p.is_file()}
+    stats = {path: (s.st_size, s.st_mtime_ns) for path, s in files.items()}
+    write_mark(fresh / "commit.json", Commit("t", "5a5e", "checkpoint-4", 4, 1, (0,), "h", trainer, 1.0, stats))
+    for name, content in (added or {}).items():
+        (fresh / "added").mkdir(exist_ok=True)
+        (fresh / "added" / name).write_bytes(content)
+    spool.publish(out, "checkpoint-4", fresh)
+
+
+def test_due_counts_down_from_look_to_look_and_stays_nothing_once_it_was_tried(tmp_path: Path) -> None:
+    lay(tmp_path, ONE)
+    its = scanner(tmp_path)
+    assert [its.scan(now).due for now in (100.0, 103.0, 109.0, 110.0)] == [10.0, 7.0, 1.0, 0.0]
+    assert its.due(110.5) == 0.0
+    (one,) = its.saves()
+    assert (one.verdict.finished, one.first) == (True, 100.0)
+    its.mark_tried(one)
+    assert (its.due(111.0), its.scan(112.0).due) == (None, None)
+    lay(tmp_path, {"y": b"more"}, 1.0)
+    assert its.scan(113.0).due == 60.0  # newer than trainer_state.json
+
+
+def test_who_had_to_wait_for_anothers_look_knows_no_earlier_time(tmp_path: Path) -> None:
+    lay(tmp_path, ONE)
+    its = scanner(tmp_path)
+    assert [its.scan(now).due for now in (100.0, 99.0, 109.5)] == [10.0, 10.0, 0.5]
+
+
+def test_what_may_never_be_whole_is_due_ever_more_seldom(tmp_path: Path) -> None:
+    lay(tmp_path, {"model.safetensors": b"torn"})
+    its = scanner(tmp_path)
+    assert [its.scan(now).due for now in (0.0, 50.0, 1000.0)] == [10.0, 10.0, 100.0]
+
+
+def test_what_is_refused_and_does_not_change_is_said_and_what_is_on_its_way_is_not(tmp_path: Path) -> None:
+    lay(tmp_path, {"model.safetensors": b"torn"})
+    its = scanner(tmp_path)
+    told = ("run/checkpoint-4: not taken: model.safetensors does not end as its format does: torn, or still being written",)
+    assert [its.scan(now).notes for now in (0.0, 59.0, 60.0, 1e6)] == [(), (), told, told]
+    lay(tmp_path, {"model.safetensors": b"more"}, 1.0)
+    assert its.scan(1e6 + 1).notes == ()
+    lay(tmp_path, ONE, 2.0)
+    assert [its.scan(1e6 + after).notes for after in (2, 61, 63, 1000)] == [(), (), told, told]
+    shutil.rmtree(tmp_path / "checkpoint-4")
+    assert its.scan(1e6 + 2000).notes == ()  # that is missed, which is said elsewhere
+
+
+def test_what_is_known_to_be_done_is_not_judged_and_never_due(tmp_path: Path) -> None:
+    lay(tmp_path, ONE)
+    its = scanner(tmp_path, done=True)
+    assert [its.scan(now).due for now in (0.0, 1000.0)] == [None, None]
+    assert its.saves()[0].observation is None
+
+
+def test_what_the_hook_committed_is_due_at_once(tmp_path: Path) -> None:
+    lay(tmp_path, ONE)
+    commit(tmp_path)
+    assert scanner(tmp_path).scan(0.0).due == 0.0
+
+
+def test_what_was_seen_at_rest_is_remembered_for_whoever_comes_after_and_for_the_time_after_rotation(tmp_path: Path) -> None:
+    source = lay(tmp_path, ONE)
+    its = scanner(tmp_path)
+    its.scan(0.0)
+    its.scan(0.5)
+    shutil.rmtree(source)
+    (one,) = its.scan(0.6).seen
+    assert was_at_rest(one)
+    assert scanner(tmp_path).scan(0.0).due == 0.0
+
+
+def test_when_it_was_finished_is_said_once(tmp_path: Path) -> None:
+    lay(tmp_path, ONE)
+    its = scanner(tmp_path)
+    its.scan(0.0)
+    assert spool.pins(tmp_path)[0].took.finished == 0
+    its.scan(10.0)
+    finished = spool.pins(tmp_path)[0].took.finished
+    assert finished > T
+    scanner(tmp_path).scan(20.0)
+    assert spool.pins(tmp_path)[0].took.finished == finished
+
+
+def test_the_wait_goes_on_though_a_reflink_has_taken_the_location_of_a_link(tmp_path: Path) -> None:
+    lay(tmp_path, ONE)
+    its = scanner(tmp_path)
+    its.scan(0.0)
+    pinned = tmp_path / "_ckptsync/pins/checkpoint-4.0/files/x"
+    shutil.copy2(pinned, tmp_path / "clone")
+    (tmp_path / "clone").replace(pinned)
+    assert its.scan(9.0).due == pytest.approx(1.0)
+
+
+def test_a_look_asks_no_store(tmp_path: Path) -> None:
+    class Silent(MemoryStore):
+        def __getattribute__(self, name: str) -> object:
+            if name in ("names", "read_into", "size", "write", "create", "delete"):
+                raise AssertionError(name)
+            return super().__getattribute__(name)
+
+    lay(tmp_path, ONE)
+    lay(tmp_path / "x", EIGHT, 50.0).rename(tmp_path / "checkpoint-8")
+    w = worker(tmp_path, Silent())
+    assert [len(w.look(now).seen) for now in (0.0, 10.0, 600.0)] == [2, 2, 2]
+
+
+def test_what_cannot_be_remembered_keeps_nothing_from_being_judged(tmp_path: Path) -> None:
+    lay(tmp_path, ONE)
+    commit(tmp_path)
+    (tmp_path / "_ckptsync/pins/checkpoint-4.0/took.json").mkdir()
+    found = scanner(tmp_path).scan(0.0)
+    assert found.due == 0.0
+    assert [f.checkpoint for f in found.failures] == ["checkpoint-4"]
+
+
+def test_two_runs_are_told_apart(tmp_path: Path) -> None:
+    for name in "ab":
+        lay(tmp_path / name, ONE)
+    its = Scanner([RunDir(n, tmp_path / n) for n in "ab"], Pinner("n0", lambda *_: False), Rule(), lambda s: s.run == "a")
+    its.scan(0.0)
+    assert [(w.key, w.observation is None) for w in its.saves()] == [
+        (("a", "checkpoint-4", 0), True),
+        (("b", "checkpoint-4", 0), False),
+    ]
+    assert its.latest(("b", "checkpoint-4", 0)) == its.saves()[1]
+    assert its.latest(("c", "checkpoint-4", 0)) is None
+    assert replace(its.saves()[0]) == its.saves()[0]
+
+
+def test_what_was_not_all_pinned_when_rotation_came_is_not_thought_whole(tmp_path: Path) -> None:
+    source = lay(tmp_path, ONE)
+    scanner(tmp_path).scan(0.0)
+    (spool.pins(tmp_path)[0].root / "m" / "__0_0.distcp").unlink()  # a full disk, or somebody who tidied up
+    shutil.rmtree(source)
+    its = scanner(tmp_path)
+    assert its.scan(0.0).due != 0.0
+    assert "before it was known whole" in its.saves()[0].verdict.reason
+
+
+def test_pins_that_somebody_removed_are_made_again(tmp_path: Path) -> None:
+    lay(tmp_path, ONE)
+    its = scanner(tmp_path)
+    its.scan(0.0)
+    shutil.rmtree(tmp_path / "_ckptsync")
+    lay(tmp_path, {"y": b"more"})
+    its.scan(1.0)
+    (pin,) = spool.pins(tmp_path)
+    assert {file.path for file in pin.files} == {*ONE, "y"}
+
+
+def test_a_pin_that_rotation_or_another_worker_ends_holds_up_nothing(tmp_path: Path) -> None:
+    lay(tmp_path, ONE)
+    its = scanner(tmp_path)
+    its.scan(0.0)
+    shutil.rmtree(tmp_path / "checkpoint-4")
+    assert its.scan(1.0).notes == ()
+    (pin,) = spool.pins(tmp_path)
+    spool.drop(pin)
+    assert its.scan(2.0).notes == ()
+    lay(tmp_path, ONE)
+    its.scan(3.0)
+    assert len(spool.pins(tmp_path)) == 1
+
+
+def write(out: Path, told: dict[str, bytes], at: float = 0.0) -> None:
+    """Laid there by its trainer: names in a directory change both of its times."""
+    os.utime(lay(out, told, at))
+
+
+def lay_torn(out: Path) -> Path:
+    """One that a resumed training had begun to write over when it was killed."""
+    lay(out, ONE)
+    write(out, {"m/__0_0.distcp": b"another"}, 5000.0)
+    return out / "checkpoint-4"
+
+
+def is_fresh(its: Scanner) -> bool:
+    (one,) = its.saves()
+    return one.observation is not None and one.observation.fresh
+
+
+def test_a_save_that_was_seen_to_begin_is_fresh_until_it_is_written_over(tmp_path: Path) -> None:
+    its, known = scanner(tmp_path), scanner(tmp_path)
+    its.scan(100.0)
+    write(tmp_path, ONE)
+    write(tmp_path, {"trainer_state.json": ONE["trainer_state.json"]}, -3600.0)  # the clock was set back meanwhile
+    its.scan(101.0)
+    os.utime(tmp_path / "checkpoint-4", ns=(T, T))  # nothing has come or gone since
+    assert (its.scan(101.0).due, known.scan(101.0).due) == (10.0, 10.0)
+    assert [one.saves()[0].verdict.left for one in (its, known)] == [10.0, None]
+    assert its.scan(111.0).due == 0.0
+    write(tmp_path, {"m/__0_0.distcp": b"another"}, 100.0)
+    its.scan(112.0)
+    assert its.saves()[0].verdict.left is None
+
+
+def test_a_save_that_had_come_to_its_end_is_fresh_no_more_when_another_writes_over_it_at_once(tmp_path: Path) -> None:
+    its = scanner(tmp_path)
+    its.scan(0.0)
+    write(tmp_path, ONE)
+    assert its.scan(1.0).due == 10.0
+    write(tmp_path, {"late": b""}, 2.0)
+    assert its.scan(2.0).due == 10.0
+    write(tmp_path, {"m/__0_0.distcp": b"another"}, 9.0)
+    its.scan(9.0)
+    (one,) = its.saves()
+    assert "was written over" in one.verdict.reason
+
+
+def test_what_was_done_before_is_fresh_no_more(tmp_path: Path) -> None:
+    done = [True]
+    its = Scanner([RunDir("run", tmp_path)], Pinner("n0", lambda *_: False), Rule(), lambda _: done[0])
+    its.scan(0.0)
+    write(tmp_path, ONE)
+    its.scan(1.0)
+    write(tmp_path, {"trainer_state.json": ONE["trainer_state.json"]}, -3600.0)
+    done[0] = False
+    its.scan(2.0)
+    assert its.saves()[0].verdict.left is None
+
+
+def test_what_was_cut_short_is_fresh_no_more_when_another_save_writes_over_it(tmp_path: Path) -> None:
+    its = scanner(tmp_path)
+    its.scan(0.0)
+    write(tmp_path, {"m/__0_0.distcp": b"half"})
+    told = []
+    for now, wrote in ((1.0, b"half"), (30.0, b"whole"), (100.0, b"other")):
+        write(tmp_path, {"m/__0_0.distcp": wrote}, now)
+        its.scan(now)
+        evidence = its.saves()[0].observation
+        told.append(evidence is not None and evidence.fresh)
+    assert told == [True, True, False]
+
+
+def test_what_comes_with_a_mount_or_in_a_directory_that_was_away_was_not_seen_to_begin(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    for away in (tmp_path / "empty", tmp_path / "away"):
+        its = scanner(out)
+        its.scan(0.0)
+        if away.name == "empty":  # as the location of a mount is before it
+            lay_torn(tmp_path / "disk")
+            out.rename(away)
+            (tmp_path / "disk").rename(out)
+        else:
+            out.rename(away)
+            its.scan(1.0)
+            away.rename(out)
+        its.scan(2.0)
+        assert not is_fresh(its), away.name
+        assert "was written over" in its.saves()[0].verdict.reason
+
+
+def test_a_checkpoint_that_is_moved_in_was_not_seen_to_begin(tmp_path: Path) -> None:
+    torn = lay_torn(tmp_path / "other")
+    os.utime(torn, ns=(T, T))  # a while ago
+    (tmp_path / "out").mkdir()
+    its = scanner(tmp_path / "out")
+    its.scan(0.0)
+    torn.rename(tmp_path / "out" / torn.name)
+    its.scan(1.0)
+    assert not is_fresh(its)
+
+
+def test_what_could_not_be_looked_at_for_once_was_there_before(tmp_path: Path) -> None:
+    its = scanner(tmp_path)
+    its.scan(0.0)
+    torn = lay_torn(tmp_path)
+    deep = torn.joinpath(*["d"] * 40)
+    deep.mkdir(parents=True)
+    assert its.scan(1.0).failures
+    shutil.rmtree(torn / "d")
+    its.scan(2.0)
+    assert not is_fresh(its)
