@@ -20,7 +20,7 @@ def mark_saved(path: str | os.PathLike[str], *, part: Literal["mine", "all"] = "
     part is written: after a barrier, or where that rank alone writes.
 
     Ranks are found by torch's process group, which must be there where there are several (for ``part="mine"``), else in the environment
-    (``RANK``, ``WORLD_SIZE``, Open MPI's, PMI's, Slurm's).  On several nodes the first save of a training is pinned in the call for the second.
+    (``RANK``, ``WORLD_SIZE``, Open MPI's, PMI's, Slurm's).  On several nodes that share no disk the worker judges a training's first save by its files.
 
     ``path``: the checkpoint's own directory, or Lightning's file, under a name that a worker finds (`ckptsync help trainers`): ``checkpoint-N``,
     ``checkpoints/checkpoint_K``, ``global_stepN``, ``step-N``, ``NAME.ckpt``; or the output directory with the final model in it.
@@ -29,6 +29,6 @@ def mark_saved(path: str | os.PathLike[str], *, part: Literal["mine", "all"] = "
     goes wrong is logged (``ckptsync.hook``), and the worker judges the files as ever; with ``strict`` it is raised, as one of `ckptsync.errors`:
     ConfigError (no worker would find it, or the ranks cannot be told), Incomplete (not there, or it changes), StoreError (the disk refuses).
     """
-    from ckptsync.hooks.marking import mark_saved as mark  # noqa: PLC0415  # `import ckptsync` costs nothing
+    from ckptsync.hooks.mark_saved import mark_saved as mark  # noqa: PLC0415  # `import ckptsync` costs nothing
 
     return mark(path, part=part, strict=strict)

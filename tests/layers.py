@@ -26,7 +26,7 @@ BASE = frozenset(
     {"", "collector", "crc", "decoding", "digest", "errors", "model", "parsing", "paths", "units"}
 )  # one room without a folder; "" is ckptsync itself, its version
 DOORS: Mapping[str, tuple[str, ...]] = {
-    "": ("ckptsync.hooks.marking",)
+    "": ("ckptsync.hooks.mark_saved",)
 }  # what the package offers at its top, imported when it is called
 FLOOR = {room: n for n, rooms in enumerate(FLOORS) for room in rooms}
 

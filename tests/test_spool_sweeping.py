@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from ckptsync.spool.marks import Begun, begun_path, write_mark
 from ckptsync.spool.pins import claim, pins
 from ckptsync.spool.sweeping import sweep, tidy
 from tests.hook_pins import pinned
@@ -45,18 +44,6 @@ def test_what_a_killed_node_left_is_swept_and_others_are_let_be_until_they_are_l
     assert len(left(tmp_path)) == 4
     tidy(tmp_path, time.time() + LATER)
     assert left(tmp_path) == ["checkpoint-5.0"]
-
-
-def test_links_that_wait_for_the_next_save_of_a_living_training_wait_as_long_as_it_lives(tmp_path: Path) -> None:
-    process = "0123456789abcdef"
-    (tmp_path / "_ckptsync" / "pins" / f".new-hook-{process}-checkpoint-4" / "files").mkdir(parents=True)
-    introduced = begun_path(tmp_path / "_ckptsync", process)
-    write_mark(introduced, Begun("t", 0, 2, 0, "h", 1, "1", "b", 0.0, process=process))
-    tidy(tmp_path, time.time() + LATER)
-    assert len(left(tmp_path)) == 1
-    introduced.unlink()
-    tidy(tmp_path, time.time() + LATER)
-    assert left(tmp_path) == []
 
 
 def test_what_somebody_still_copies_into_is_let_be(tmp_path: Path) -> None:

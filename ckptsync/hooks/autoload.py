@@ -90,7 +90,7 @@ def _found(but: _Awaiting, name: str, path: Any, target: Any) -> Any:
 
 def _append(trainer: Any) -> None:
     try:
-        from ckptsync.hooks.appended import Appended  # noqa: PLC0415  # it needs transformers
+        from ckptsync.hooks.hf import Appended  # noqa: PLC0415  # it needs transformers
 
         if Appended not in trainer.DEFAULT_CALLBACKS:
             trainer.DEFAULT_CALLBACKS.append(Appended)

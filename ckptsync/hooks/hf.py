@@ -1,10 +1,10 @@
-"""``CkptSyncCallback`` for Hugging Face's Trainer: with it every checkpoint is taken, also where rotation leaves none for long.
+"""``CkptSyncCallback`` for Hugging Face's Trainer: every checkpoint is kept, also where rotation deletes it at once.
 
     from ckptsync.hooks.hf import CkptSyncCallback
     trainer = Trainer(..., callbacks=[CkptSyncCallback()])
 
-Every event is a few system calls on the trainer's own disk.  What goes wrong is logged, and the training goes on without it; the
-worker then judges the checkpoint by its files, as it does without a hook.
+Every event is a few system calls on the trainer's own disk.  Errors are logged, and the training goes on without the hook; the
+worker then judges the checkpoint by its files.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import re
-import time
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from functools import partial
@@ -23,303 +21,322 @@ from typing import Any
 from transformers import TrainerCallback
 
 from ckptsync.errors import ConfigError
-from ckptsync.hooks import added, asked, embedded, leaving
-from ckptsync.hooks.here import Here
-from ckptsync.hooks.leaving import Weights
+from ckptsync.hooks import embedded, ending, model_facts
+from ckptsync.hooks.ending import Weights
+from ckptsync.hooks.hf_saves import TrainerRank, TrainerSaves
 from ckptsync.hooks.pinning import Source
-from ckptsync.hooks.saver import Saver
-from ckptsync.hooks.trials import trial_of
-from ckptsync.spool import folders, marks
+from ckptsync.hooks.saves import HookLog
+from ckptsync.spool import folders
 from ckptsync.walk import OURS
 
 _log = logging.getLogger("ckptsync.hook")
-_AT_WORK = 60.0  # seconds
-_ITS_END = 2.0  # seconds after it nobody waits for an embedded worker: there is no service that begins it again
-_hearing: weakref.WeakSet[CkptSyncCallback] = weakref.WeakSet()
+_WORKER_GONE = 2.0  # seconds after which nobody waits for an embedded worker: no service restarts it
+_callbacks: weakref.WeakSet[CkptSyncCallback] = weakref.WeakSet()  # those that a training has begun with
 
 
 class CkptSyncCallback(TrainerCallback):  # type: ignore[misc]  # transformers need not be installed where this is checked
-    """One for each Trainer.
+    """The callback of one Trainer.
 
     ``wait``: for how long the process may stay, when all else is done, until the store has everything, in seconds or as `10m`; for machines
-    that are torn down at the end of a job.  ``store``: a directory or URL to send to, from a child process; where no worker can be installed.
-    ``run``: its name in that store, if not the output directory's own.
+    that are torn down at the end of a job.  ``store``: a directory or URL to which a child process sends, where no worker
+    can be installed.  ``run``: its name in that store (default: the output directory's).
     """
+
+    announces = False  # whether it logs that it is on
 
     def __init__(self, *, store: str = "", wait: float | str = 0.0, run: str = "") -> None:
         self._store, self._run = store, run
-        self._wait, self._not_waiting = 0.0, ""
+        self._wait, self._wait_error = 0.0, ""
         try:
-            self._wait = asked.seconds("CkptSyncCallback(wait=…)", wait)
+            self._wait = embedded.parse_wait("CkptSyncCallback(wait=…)", wait)
         except ConfigError as e:
             self._refuse_wait(e)
-        self._workers: dict[Path, tuple[embedded.Worker, float] | None] = {}
-        self._ended: dict[Path, str] = {}
-        self._saver: Saver | None = None
+        self._me: TrainerRank | None = None
+        self._saves: TrainerSaves | None = None
         self._forget_end: Callable[[], object] = bool
-        self._before: Weights = frozenset()
+        self._weights: Weights = frozenset()  # of the run's root, as far as they are not this training's
         self._step = 0
         self._former: list[tuple[Path, str]] = []
-        self._said: set[str] = set()
+        self._problem = ""
+        self._hook_log = HookLog()
         self._state: Any = None
 
-    def _refuse_wait(self, why: ConfigError) -> None:
-        """Say now, and once more at the end, that nobody waits for the store."""
-        self._not_waiting = f"{why}; nobody waits for the store at the end, and all else is done"
-        _log.warning("ckptsync: %s", self._not_waiting)
+    def _refuse_wait(self, error: ConfigError) -> None:
+        """Log now, and again at the end, that the process does not wait for the store."""
+        self._wait_error = f"{error}; nobody waits for the store at the end, and all else is done"
+        _log.warning("ckptsync: %s", self._wait_error)
+
+    # --- the Trainer's events
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Say who trains here, and write what sharded checkpoints will lack."""
+        """Introduce this rank, and write what sharded checkpoints will lack."""
         self._state = state
-        _hearing.add(self)
-        for callback in [*_hearing]:
-            callback.keep_model()
-        with self._unharmed("leave the training before"):
-            self._leave_former()
-        with self._unharmed("begin"):
-            self._begin(args, kwargs.get("model"), added.processing_of(kwargs))
+        _callbacks.add(self)
+        for callback in [*_callbacks]:
+            callback.pin_model()
+            if isinstance(callback, Appended) and callback.is_beside(self):
+                callback.give_way()
+        with self._logged("leave the training before"):
+            self._leave_training()
+        with self._logged("begin"):
+            self._begin(args, kwargs.get("model"), model_facts.processing_of(kwargs))
 
     def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Too early for anything but to remember it."""
-        if self._saver is not None:
-            with self._unharmed("mark a save"):
-                self._saver.late()
-            with self._unharmed("remember a save"):
-                self._remember(self._saver, state)
+        """Remember the save: other ranks may still write it."""
+        if self._saves is not None:
+            with self._logged("mark a save"):
+                self._saves.mark_late()
+            with self._logged("remember a save"):
+                self._saves.remember(state)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """The event after ``on_save``."""
+        """Commit: the event after ``on_save``."""
         self._commit(state, control)
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """With gradients accumulated, still the same step."""
+        """Commit: with accumulated gradients this is still the same step."""
         self._commit(state, control)
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """The event after a save at the end of an epoch."""
+        """Commit: the event after a save at the end of an epoch."""
         self._commit(state, control)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """The event after the last save of an epoch, or of the training."""
+        """Commit: the event after the last save of an epoch, or of the training."""
         self._commit(state, control)
 
     def on_log(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """The last event before ``load_best_model_at_end`` deletes; earlier, another callback's ``on_save`` may log."""
+        """Commit at the last event before ``load_best_model_at_end`` deletes; earlier, another callback's ``on_save`` may log."""
         if control.should_training_stop:
             self._commit(state, control)
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Trainer's just-in-time save may just have been made; for any other it is too late to be pinned."""
-        if self._saver is not None:
-            with self._unharmed("mark a save"):
-                self._saver.late()
+        """Commit a just-in-time save; for any other it is too late to be pinned."""
+        if self._saves is not None:
+            with self._logged("mark a save"):
+                self._saves.mark_late()
             if control.should_training_stop:
                 self._commit(state, control)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The same."""
+        """Commit a just-in-time save."""
         self.on_pre_optimizer_step(args, state, control, **kwargs)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """The last checkpoint; the final model may follow."""
-        if self._saver is not None:
+        """Commit the last checkpoint; the final model may follow."""
+        if self._saves is not None:
             self._step = state.global_step
-            with self._unharmed("end"):
-                self._saver.end()
+            with self._logged("end"):
+                self._saves.end()
 
-    def is_beside_another(self, state: Any) -> bool:
-        """Whether another one was told that this training begins: Trainer's state is one object for all its callbacks."""
-        return any(other is not self and other._state is state for other in _hearing)  # noqa: SLF001  # one of our own
-
-    def stand_aside(self) -> None:
-        """The training that begins is another's; the one before may have been this one's."""
-        with self._unharmed("leave the training before"):
-            self._leave_former()
-
-    def leave(self) -> None:
-        """What the end of the interpreter would do."""
-        if self._saver is not None:
-            saver, self._saver = self._saver, None
-            self._forget_end()
-            self._at_exit(saver)
-
-    def keep_model(self) -> None:
-        """Another training begins: what this one has left in the run's root may be written over, and the end of the script be long after."""
-        saver = self._saver
-        if saver is not None and saver.begun.ended and saver.begun.pid == os.getpid():
-            with self._unharmed("pin the last save"):
-                self._pin_last(saver)
-
-    def _remember(self, saver: Saver, state: Any) -> None:
-        if state.is_hyper_param_search and not saver.trial:
-            said = {"global_step": state.global_step, "trial_params": getattr(state, "trial_params", None)}
-            is_state = saver.last == "trainer_state.json"
-            trial = trial_of(saver.here.output_dir, f"checkpoint-{state.global_step}", saver.last, said if is_state else None)
-            if not trial:
-                saver.withdraw()  # then files decide
-                raise FileNotFoundError(f"no trial's checkpoint-{state.global_step} below {saver.here.output_dir}")
-            saver.follow(trial)
-        saver.remember(state.global_step)
-
-    def _commit(self, state: Any, control: Any) -> None:
-        if self._saver is not None:
-            with self._unharmed("commit a save"):
-                if control.should_training_stop:
-                    self._saver.listen(state.global_step)
-                self._saver.commit(state.global_step)
-                self._watch_worker(self._saver)
-
-    def _watch_worker(self, saver: Saver) -> None:
-        """Start the embedded worker of this directory as soon as it is known who is first here, and say if it ended."""
-        folder = saver.here.output_dir
-        if self._store and saver.is_first and folder not in self._workers and not embedded.is_covered(folder):
-            self._workers[folder] = embedded.begin(saver.here, self._store, self._run, saver.begun.pid), time.monotonic()
-            self._ended.pop(folder, None)
-        if heard := self._hear_worker(folder) or self._waits(folder):
-            self._say(saver.here, heard)
-
-    def _hear_worker(self, folder: Path) -> str:
-        """Return how the embedded worker of this directory ended, once and if with an error."""
-        worker, since = self._workers.get(folder) or (None, 0.0)
-        if worker is not None and worker.poll():
-            self._workers[folder] = None
-            if time.monotonic() - since >= _AT_WORK:
-                del self._workers[folder]  # what it could not do would have shown before: it was killed, and another one goes on
-            why = embedded.last_error(folder / OURS) or f"see {embedded.LOG} in {folder / OURS}"
-            self._ended[folder] = f"the embedded worker ended with exit code {worker.returncode}: {why}"
-            return self._ended[folder]
-        return ""
-
-    def _waits(self, folder: Path) -> str:
-        """Return what the embedded worker of this directory waits for before it can send anything."""
-        why = embedded.waits_for(folder / OURS) if self._workers.get(folder) else ""
-        return f"the embedded worker has no store yet: {why}" if why else ""
+    # --- beginning and committing
 
     def _begin(self, args: Any, model: Any, processing: Any) -> None:
-        folder = Path(args.output_dir).absolute()
-        has_state, only_model = bool(args.should_save), bool(getattr(args, "save_only_model", False))
-        trainer = f"transformers {added.version_of('transformers')}"
-        here = Here(folder, args.process_index, args.world_size, has_state, only_model, trainer)
-        folder.mkdir(parents=True, exist_ok=True)
-        folders.make(here.spool)
-        self._before = leaving.weights(folder)
-        facts = added.about_process() | (added.about_model(model) if here.rank == 0 else {})
-        saver = Saver(here, facts, lambda text: self._say(here, text))
-        self._saver = saver
-        self._forget_end = leaving.at_end(partial(self._at_exit, saver))
-        if here.rank == 0:
-            with _quietly():
-                troubles = added.write_added(model, processing, saver.added)
-            for trouble in troubles:
-                self._say(here, trouble)
+        me = TrainerRank(
+            output_dir=Path(args.output_dir).absolute(),
+            rank=args.process_index,
+            world=args.world_size,
+            has_state=bool(args.should_save),
+            only_model=bool(getattr(args, "save_only_model", False)),
+            trainer=f"transformers {model_facts.version_of('transformers')}",
+        )
+        self._me = me
+        me.output_dir.mkdir(parents=True, exist_ok=True)
+        folders.make(me.output_dir / OURS)
+        self._weights = ending.weights(me.output_dir)
+        facts = model_facts.about_process() | (model_facts.about_model(model) if me.rank == 0 else {})
+        self._saves = TrainerSaves(me, facts, partial(self._write_log, me=me))
+        self._forget_end = ending.at_end(partial(self._at_exit, self._saves))
+        if me.rank == 0:
+            with _quiet_transformers():
+                errors = model_facts.write_added(model, processing, self._saves.added)
+            for error in errors:
+                self._write_log(error)
 
-    def _leave_former(self) -> None:
-        """One callback may see several trainings: resumed ones, and tries with smaller batches."""
-        if self._saver is not None:
-            former, self._saver = self._saver, None
+    def _commit(self, state: Any, control: Any) -> None:
+        if self._saves is None:
+            return
+        with self._logged("commit a save"):
+            self._announce(self._saves.me)
+            if control.should_training_stop:
+                self._saves.find_uncalled(state.global_step)
+            self._saves.commit(state.global_step)
+            self._check_worker(self._saves)
+
+    def _announce(self, me: TrainerRank) -> None:
+        if self.announces and me.rank == 0:
+            FromEnvironment.announces = False  # once in a process
+            _log.warning("ckptsync: on: every save of %s is kept until it is stored", me.output_dir)
+
+    def _check_worker(self, saves: TrainerSaves) -> None:
+        """Start the embedded worker of this directory as soon as it is known who is first here, and log its problems."""
+        folder = saves.me.output_dir
+        if self._store and saves.is_first:
+            embedded.keep_running(folder, self._store, self._run)
+        problem = embedded.problem(folder)
+        if problem and problem != self._problem:
+            self._write_log(problem)
+        self._problem = problem
+
+    # --- the end
+
+    def is_beside(self, other: CkptSyncCallback) -> bool:
+        """Return whether both are of one training: the Trainer's state is one object for all its callbacks."""
+        return other is not self and other._state is self._state
+
+    def leave(self) -> None:
+        """Do what is to be done at the interpreter's end."""
+        if self._saves is not None:
+            saves, self._saves = self._saves, None
             self._forget_end()
-            self._former.append((former.here.output_dir, former.begun.train))
+            self._at_exit(saves)
+
+    def pin_model(self) -> None:
+        """Pin the final model now: another training begins, and may write over it; the end of the script may be long after."""
+        saves = self._saves
+        if saves is not None and saves.saves.begun.ended and saves.saves.begun.pid == os.getpid():
+            with self._logged("pin the last save"):
+                self._pin_last(saves)
+
+    def know_weights(self, root: Path, weights: Weights) -> None:
+        """Note that another training has pinned these weights: of several in one directory the last one has written them."""
+        if self._saves is not None and self._saves.me.output_dir == root:
+            self._weights = weights
+
+    def _leave_training(self) -> None:
+        """Leave the training before: one callback may see several, resumed ones, and tries with smaller batches."""
+        if self._saves is not None:
+            former, self._saves = self._saves, None
+            self._forget_end()
+            self._former.append((former.me.output_dir, former.saves.begun.train))
             former.leave()
 
-    def _at_exit(self, saver: Saver) -> None:
-        """When the script is over; a process that it forked is not ours to speak of."""
-        if os.getpid() != saver.begun.pid:
+    def _at_exit(self, saves: TrainerSaves) -> None:
+        """Pin the final model and leave, when the script is over; not in a process that the training forked."""
+        if os.getpid() != saves.saves.begun.pid:
             return
-        with self._unharmed("pin the last save"):
-            if not leaving.has_failed():
-                self._pin_last(saver)
-        with self._unharmed("leave"):
-            saver.leave()
-            if saver.is_first:
-                self._finish(saver)
-        if self._not_waiting and saver.here.rank == 0:
-            self._say_last(saver.here, self._not_waiting)
+        with self._logged("pin the last save"):
+            if not ending.has_failed():
+                self._pin_last(saves)
+        with self._logged("leave"):
+            saves.leave()
+            if saves.is_first:
+                self._finish(saves)
+        if self._wait_error and saves.me.rank == 0:
+            self._write_log(self._wait_error, again=True)
 
-    def _finish(self, saver: Saver) -> None:
-        """Wait for the store, and say what it has not got and why, in every directory that this callback has seen trainings in."""
-        trains = {saver.here.output_dir: {saver.begun.train}}
+    def _pin_last(self, saves: TrainerSaves) -> None:
+        saves.commit(None)
+        root = saves.me.output_dir
+        now = ending.weights(root)
+        if not (saves.saves.begun.ended and saves.is_first) or now == self._weights:
+            return
+        saves.pin_alone(Source("final", root, ending.final_model), self._step)
+        for callback in [*_callbacks]:
+            callback.know_weights(root, now)
+
+    def _finish(self, saves: TrainerSaves) -> None:
+        """Wait for the store, and log what it has not got and why, for each directory of this callback's trainings."""
+        trains = {saves.me.output_dir: {saves.saves.begun.train}}
         for folder, train in self._former:
             trains.setdefault(folder, set()).add(train)
         for folder, named in trains.items():
             if self._wait > 0:
-                if waits := self._waits(folder):
-                    self._say_last(saver.here, waits)
-                self._wait_there(folder, named - {""}, lambda text: self._say(saver.here, text))
-            self._hear_worker(folder)
-            self._sum_up(saver.here, folder, leaving.unstored(folder, named - {""}))
+                self._wait_for_store(folder, named - {""})
+            self._sum_up(folder, ending.unstored(folder, named - {""}))
 
-    def _sum_up(self, here: Here, folder: Path, left: Collection[str]) -> None:
-        why = self._ended.get(folder) or embedded.why_ended(folder) or self._waits(folder)
-        if left and why:
+    def _wait_for_store(self, folder: Path, trains: Collection[str]) -> None:
+        if embedded.is_running(folder) and (problem := embedded.problem(folder)):
+            self._write_log(problem, again=True)
+        ending.wait(
+            folder,
+            trains,
+            self._wait,
+            self._write_log,
+            served=lambda spool: ending.is_served(spool) or embedded.is_running(folder),
+            restart=_WORKER_GONE if embedded.is_started(folder) else ending.RESTART,
+            since=ending.end_began(),
+        )
+
+    def _sum_up(self, folder: Path, left: Collection[str]) -> None:
+        problem = embedded.problem(folder)
+        if left and problem:
             command = embedded.push_command(folder, self._store, self._run)
             names = ", ".join(name.rpartition(".")[0] for name in left)
-            self._say_last(here, f"not stored: {names}: {why}; then send what is left: {command}")
-        elif why:
-            self._say_last(here, why)
+            self._write_log(f"not stored: {names}: {problem}; then send what is left: {command}", again=True)
+        elif problem:
+            self._write_log(problem, again=True)
         elif not left and self._wait > 0:
-            self._say_last(here, f"all is stored that was kept of {folder}{f', in {self._store}' if self._store else ''}")
+            where = f", in {self._store}" if self._store else ""
+            self._write_log(f"all is stored that was kept of {folder}{where}", again=True)
 
-    def _wait_there(self, folder: Path, trains: Collection[str], say: Callable[[str], None]) -> None:
-        worker, _ = self._workers.get(folder) or (None, 0.0)
-
-        def served(spool: Path) -> bool:
-            return leaving.is_served(spool) or (worker is not None and worker.poll() is None)
-
-        patience = _ITS_END if folder in self._workers else leaving.RESTART
-        leaving.wait(folder, trains, self._wait, say, served=served, restart=patience, since=leaving.over())
-
-    def _pin_last(self, saver: Saver) -> None:
-        saver.commit(None)
-        root, before = saver.here.output_dir, self._before
-        now = leaving.weights(root)
-        if not (saver.begun.ended and saver.is_first) or now == before:
-            return
-        saver.pin_alone(Source("final", root, leaving.final_model), self._step)
-        for callback in [*_hearing]:
-            callback.know_model(root, now)
-
-    def know_model(self, root: Path, weights: Weights) -> None:
-        """These are no news any more: of several trainings in one directory the last one has written them."""
-        if self._saver is not None and self._saver.here.output_dir == root:
-            self._before = weights
+    # --- errors
 
     @contextlib.contextmanager
-    def _unharmed(self, what: str) -> Iterator[None]:
-        """Training comes first: no exception of ours reaches it."""
+    def _logged(self, what: str) -> Iterator[None]:
+        """Log an error instead of raising it: training comes first."""
         try:
             yield
-        except Exception as e:  # noqa: BLE001  # whatever it is: a checkpoint is at stake, and not the training
-            self._say(self._saver.here if self._saver else None, f"could not {what}: {type(e).__name__}: {e}")
+        except Exception as e:  # noqa: BLE001  # any error: a checkpoint is at stake, and not the training
+            self._write_log(f"could not {what}: {type(e).__name__}: {e}")
 
-    def _say_last(self, here: Here, text: str) -> None:
-        """Say at the end of the script what was perhaps said before, in a log that is long by now."""
-        self._said.clear()
-        self._say(here, text)
+    def _write_log(self, text: str, *, me: TrainerRank | None = None, again: bool = False) -> None:
+        me = me or self._me
+        if me is None:
+            self._hook_log.write(text, again=again)
+        else:
+            self._hook_log.write(text, me.output_dir / OURS, me.rank, again=again)
 
-    def _say(self, here: Here | None, text: str) -> None:
-        """Each time in the spool's log, where the worker reads it; the first time of its kind in the trainer's, too."""
-        if here is not None:
-            with contextlib.suppress(OSError):  # the spool may be what is wrong
-                marks.say(here.spool, f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} rank {here.rank}: {text}")
-        kind = re.sub(r"[0-9]+", "", text)[:80]
-        if kind not in self._said:
-            self._said.add(kind)
-            _log.warning("ckptsync: %s", text)
+
+class FromEnvironment(CkptSyncCallback):
+    """The callback with the options of the environment, for scripts that pass none; logs once in a process that it is on."""
+
+    announces = True
+
+    def __init__(self) -> None:
+        options = embedded.from_environment(os.environ)
+        super().__init__(store=options.store, wait=options.wait, run=options.run)
+        if options.error:
+            self._refuse_wait(options.error)
+
+
+class Appended(FromEnvironment):
+    """The same, appended to every Trainer by `ckptsync.hooks.autoload`; a `CkptSyncCallback` that the script passes wins.
+
+    The Trainer calls either of the two first.
+    """
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Begin, unless another callback has begun this training."""
+        self._state = state
+        if not any(callback.is_beside(self) for callback in _callbacks):
+            super().on_train_begin(args, state, control, **kwargs)
+            return
+        with self._logged("leave the training before"):
+            self._leave_training()
+
+    def give_way(self) -> None:
+        """Leave this training to another callback, before the first step."""
+        with self._logged("give way"):
+            if self._saves is not None:
+                saves, self._saves = self._saves, None
+                self._forget_end()
+                saves.withdraw()
 
 
 @contextlib.contextmanager
-def _quietly() -> Iterator[None]:
-    """transformers says of each configuration where it was saved, and a training's log is not ours to write in."""
-    its = logging.getLogger("transformers")
-    level = its.level
-    its.setLevel(max(level, logging.WARNING))
+def _quiet_transformers() -> Iterator[None]:
+    """Keep transformers from logging where each configuration was saved."""
+    logger = logging.getLogger("transformers")
+    level = logger.level
+    logger.setLevel(max(level, logging.WARNING))
     try:
         yield
     finally:
-        its.setLevel(level)
+        logger.setLevel(level)
 
 
 def leave() -> None:
-    """For a process that will be killed, as Ray ends its workers, once all its trainings have ended well.  Never raises."""
-    for callback in [*_hearing]:
+    """Do all callbacks' work of the interpreter's end, in a process that Ray will kill after its trainings.  Never raises."""
+    for callback in [*_callbacks]:
         callback.leave()

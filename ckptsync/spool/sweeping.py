@@ -13,13 +13,11 @@ from pathlib import Path
 from ckptsync.errors import CkptsyncError, Incomplete
 from ckptsync.spool import folders
 from ckptsync.spool.folders import children, refusals, remove, written
-from ckptsync.spool.marks import begun_path
 from ckptsync.spool.pins import pins, publish
 from ckptsync.walk import OURS
 
 _ABANDONED_AFTER = 6 * 3600.0  # seconds: no commit, and no copying for one, stands still for so long
 _HALF_DONE = re.compile(r"\.(new|gone)-.+", re.DOTALL)
-_STAGED = re.compile(r"\.new-hook-([0-9a-f]{16})-.+", re.DOTALL)  # `ckptsync.hooks.staging`: until the next save, whenever that is
 _CLAIM = re.compile(r"\.claim-([^@]+)@(.+)\.[0-9]{1,9}", re.DOTALL)
 
 
@@ -43,7 +41,7 @@ def tidy(output_dir: Path, now: float) -> None:
     """The same of everybody else, long after he stopped: at any time.  ``now``: seconds since the epoch.  What cannot be removed stays."""
     for path in children(output_dir / OURS / "pins"):
         claimed = _CLAIM.fullmatch(path.name)
-        if not (claimed or _HALF_DONE.fullmatch(path.name)) or _is_awaited(output_dir, path) or not _is_abandoned(path, now):
+        if not (claimed or _HALF_DONE.fullmatch(path.name)) or not _is_abandoned(path, now):
             continue
         with contextlib.suppress(CkptsyncError), refusals(path):  # another user's, or gone: nothing that waits for it is kept back
             if claimed:
@@ -56,12 +54,6 @@ def _finish_claim(output_dir: Path, path: Path, checkpoint: str, node: str) -> N
     with contextlib.suppress(Incomplete), refusals(path):
         written(path, "owner.json", {"node": node})
         publish(output_dir, checkpoint, path)
-
-
-def _is_awaited(output_dir: Path, path: Path) -> bool:
-    """Whether a process that trains may still make it a pin: its introduction goes when it has."""
-    staged = _STAGED.fullmatch(path.name)
-    return staged is not None and folders.status(begun_path(output_dir / OURS, staged[1])) is not None
 
 
 def _is_abandoned(path: Path, now: float) -> bool:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from ckptsync.cli.main import main
+from tests.hooks.test_autoload import APPENDED, PACKAGES, Environment
 from tests.refusals import refused
 from tests.standing import ROOT, STAND_IN
-from tests.test_hooks_autoload import APPENDED, PACKAGES, Environment
 
 
 @pytest.fixture

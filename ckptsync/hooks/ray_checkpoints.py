@@ -1,0 +1,418 @@
+"""Checkpoints that a Ray Train loop reports: sent to a store, verified there, and downloaded again.
+
+Ray Train 2.60 demands of a ``checkpoint_upload_fn`` a ``Checkpoint`` in the experiment's directory,
+with the same path on every rank (``checkpoint_manager.py``, ``report_handler.py``).  It gets one that
+holds a note of a few hundred bytes, ``<storage_path>/<experiment>/<checkpoint>/ckptsync.json``, with the
+location in the store.  The files do not go through ``storage_path``.  Ray deletes the note as it deletes
+checkpoints (``num_to_keep``); the store has its own retention.
+
+A report returns when this rank's files and its manifest are in the store, and Ray knows the checkpoint
+when every rank has reported.  A rank that is killed before leaves no checkpoint, in Ray or in the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from ckptsync import scan
+from ckptsync.catalogue.fresh import fresh_location, hidden_by
+from ckptsync.config import loading
+from ckptsync.config.loading import from_environment
+from ckptsync.digest import digest
+from ckptsync.errors import ConfigError, Corrupt, Incomplete, StoreError
+from ckptsync.parsing import parse
+from ckptsync.pull.download import Download
+from ckptsync.pull.plan import Plan, plan_checkpoint
+from ckptsync.records.names import CONSOLIDATED, checked_node
+from ckptsync.records.report import Level, Report
+from ckptsync.spool.marks import save_id
+from ckptsync.stores.contract import Store
+from ckptsync.stores.opening import create_store, open_store
+from ckptsync.stores.trees import Access
+from ckptsync.stores.urls import Remote, located
+from ckptsync.verify.findings import DAMAGE
+from ckptsync.verify.reporting import write_report
+from ckptsync.verify.target import Asked, InStore, target, verify
+from ckptsync.walk import Listing, walk
+from ckptsync.worker.node import node_id
+from ckptsync.worker.options import checked_run
+from ckptsync.worker.push import ASSUMED, Offer, push_offer
+from ckptsync.worker.result import Progress
+
+NOTE = "ckptsync.json"
+_log = logging.getLogger("ckptsync.hook")
+_LARGEST_NOTE = 64 * 1024  # bytes
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_LOCATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.~-]{0,199}")  # <checkpoint>~<save> for another save of one name
+_RETRY = 1.0  # seconds
+_WHOLE, _LOCK = ".whole", "lock"
+_SEVERITY = {"ok": 0, "arriving": 1, "damaged": 2}
+_reported: dict[tuple[str, ...], int] = {}  # report → hash of its files' names, sizes and times, in this process
+
+
+# --- the note that Ray keeps
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """``checkpoint`` of ``run`` lies at ``location`` of ``store``, a path or a URL without a password."""
+
+    store: str
+    run: str
+    checkpoint: str
+    location: str
+
+    @property
+    def url(self) -> str:
+        """The location, for messages and commands."""
+        return f"{self.store}/{self.run}/{self.location}"
+
+
+def encode_note(note: Note) -> bytes:
+    """Return the note's file."""
+    return json.dumps({"ckptsync": 1, **asdict(note)}, indent=1).encode() + b"\n"
+
+
+def decode_note(data: bytes, name: str) -> Note:
+    """Return the note in ``data``, the content of file ``name``.  Raises Corrupt."""
+    try:
+        fields = parse(data, name, "a note of a checkpoint in a store")
+        values = [fields[key] for key in ("store", "run", "checkpoint", "location")]
+    except (KeyError, TypeError) as e:
+        raise Corrupt(f"{name}: no note of a checkpoint in a store: {e}") from e
+    is_text = all(isinstance(value, str) and value for value in values)
+    if not is_text or not all(map(_LOCATION.fullmatch, values[2:])):
+        raise Corrupt(f"{name}: no note of a checkpoint in a store")
+    return Note(*values)
+
+
+def write_note(filesystem: Any, folder: str, note: Note) -> None:
+    """Write the note through the pyarrow file system of Ray's storage; each rank writes the same.  Raises OSError."""
+    filesystem.create_dir(folder, recursive=True)
+    with filesystem.open_output_stream(f"{folder}/{NOTE}") as out:
+        out.write(encode_note(note))
+
+
+def read_note(checkpoint: Any) -> Note | None:
+    """Return the note of a ``ray.train.Checkpoint``; ``None`` for one that holds its files itself.  Raises Corrupt, OSError."""
+    path = f"{checkpoint.path}/{NOTE}"
+    try:
+        with checkpoint.filesystem.open_input_stream(path) as stream:
+            return decode_note(stream.read(_LARGEST_NOTE), path)
+    except FileNotFoundError:
+        return None
+
+
+# --- upload
+
+
+@dataclass(frozen=True, slots=True)
+class UploadFn:
+    """A ``checkpoint_upload_fn``: Ray calls it with the local checkpoint and the name that all ranks agreed on.
+
+    Raises ckptsync's errors: the report fails, and with it the worker, as where Ray's own upload fails.
+    """
+
+    store: str
+    run: str = ""
+    patience: float = 600.0
+
+    def __call__(self, checkpoint: Any, name: str) -> Any:
+        """Send this rank's part; return the ``Checkpoint`` that Ray keeps."""
+        from ray import train  # noqa: PLC0415
+
+        context = train.get_context()
+        storage = context.get_storage()
+        run = self.run or context.get_experiment_name().replace("/", "-")  # in a store a run is one directory
+        part = Part(run, name, context.get_world_rank(), self.patience, _attempt())
+        with checkpoint.as_directory() as local:
+            note = send(Path(local).resolve(), self.store, part)  # the user may name a link to the directory
+        folder = storage.build_checkpoint_path_from_name(name)
+        if note is not None:
+            write_note(storage.storage_filesystem, folder, note)
+        return train.Checkpoint(folder, storage.storage_filesystem)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One rank's part of the checkpoint ``name`` of ``run``.
+
+    ``attempt`` is the same on all ranks, and another one each time that Ray starts the worker group again.
+    A rank that is killed leaves the others' parts in the store, and the next attempt may write other
+    bytes under the same name: with one save id for both, nobody could tell which part belongs to which.
+    """
+
+    run: str
+    name: str
+    rank: int
+    patience: float = 600.0
+    attempt: str = ""
+
+
+def _attempt() -> str:
+    """Return the id of the placement group, which Ray makes for each worker group (``worker_group.py``)."""
+    from ray.util import get_current_placement_group  # noqa: PLC0415
+
+    group = get_current_placement_group()
+    return str(group.id.hex()) if group is not None else ""
+
+
+def send(directory: Path, url: str, part: Part) -> Note | None:
+    """Send a rank's directory to the store at ``url``; return the location, or ``None`` if the directory is empty.
+
+    The store sees each rank as a node: each has a directory of its own, and where two ranks have
+    different bytes under one name both are stored.  All parts have one save id, so they belong
+    together.  Raises ConfigError, Incomplete, StoreError.
+    """
+    run = checked_run(part.run)
+    _check_name(part.name)
+    access, location = _access(), located(url)
+    if isinstance(location, Path) and not Path(url.removeprefix("file://")).is_absolute():
+        hint = "give the store's full path"
+        raise ConfigError(f"{url}: a relative path, and Ray's workers have directories of their own", hint=hint)
+    listing = _list(directory)
+    if not (listing.files or listing.partial):
+        return None
+    report = (url, run, part.name, str(part.rank), part.attempt)
+    if _reported.get(report, _fingerprint(listing)) != _fingerprint(listing):
+        # Ray reports the same again after some storage errors; other files would make one save of two
+        hint = "give checkpoint_dir_name= another one for each report, as Ray demands: with the step in it"
+        raise ConfigError(f"{part.name!r}: reported before, with other files", hint=hint)
+    options = access.options_of(location) if isinstance(location, Remote) else {}
+    store = create_store(url, options, access.limits)
+    spot = scan.Spot(part.name, scan.family_of(part.name), directory)
+    offer = Offer(run, directory, (spot,), save=save_id(f"{run}\0{part.attempt}", part.name, 0))
+    progress = _push(offer, store, part, access.limits.threads)
+    _reported[report] = _fingerprint(walk(directory))
+    unsent = [f"{f.path} is not sent: it has a name of unfinished files" for f in listing.partial]
+    for text in (*unsent, *progress.notes):
+        if not text.startswith(ASSUMED):  # a report says that the checkpoint is finished
+            _log.warning("ckptsync: %s: %s", directory, text)
+    where = location.url if isinstance(location, Remote) else str(location)
+    return Note(where, run, part.name, progress.location or part.name)
+
+
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name) or name in (scan.FINAL, *scan.NESTED, CONSOLIDATED):
+        hint = "give checkpoint_dir_name= a name of letters, digits, '.', '_' and '-'"
+        raise ConfigError(f"{name!r}: no name that a store can keep a checkpoint under", hint=hint)
+
+
+def _list(directory: Path) -> Listing:
+    """Return a rank's files.  Raises Incomplete if the directory is gone, ConfigError if it holds nothing but links."""
+    if not directory.is_dir():
+        hint = "with checkpoint_upload_mode=ASYNC it must stay until then: delete_local_checkpoint_after_upload=True deletes it in time"
+        raise Incomplete(f"{directory}: gone before it was sent", hint=hint)
+    listing = walk(directory)
+    if listing.others and not listing.files:
+        raise ConfigError(f"{directory}: {listing.others[0]} is a link, which is not followed, and nothing else is there")
+    return listing
+
+
+def _fingerprint(listing: Listing) -> int:
+    return hash(tuple((f.path, f.size, f.mtime) for f in listing.files))
+
+
+def _push(offer: Offer, store: Store, part: Part, threads: int) -> Progress:
+    """Upload a part, and again while this rank's own writing has not ended, for ``part.patience``."""
+    node = checked_node(f"{node_id()[:80]}.rank-{part.rank}")
+    until = time.monotonic() + part.patience
+    while True:
+        _list(offer.root)
+        try:
+            return push_offer(offer, store, node, threads=threads)[0]
+        except Incomplete:
+            if time.monotonic() >= until:
+                raise
+        time.sleep(_RETRY)
+
+
+# --- verification
+
+
+def validate(checkpoint: Any, level: str | Mapping[str, str] | None = "") -> dict[str, Any]:
+    """Verify a reported checkpoint and return metrics.
+
+    ``ckptsync_verdict`` (ok, arriving, damaged), ``ckptsync_level`` that was reached, ``ckptsync_read`` (bytes) and
+    ``ckptsync_findings`` (at most ten).  ``level`` is stat, digest, parse, load or model (`ckptsync help verify`); default: digest in a store, parse
+    where Ray's storage holds the files.  ``task_config``'s ``fn_kwargs`` can set it, or, up to Ray 2.53,
+    ``validate_config={"level": …}`` of the report.  Damage is no exception: it is logged and in the metrics.
+    Raises what a verification raises.
+    """
+    if not isinstance(level, str):
+        level = (level or {}).get("level", "")
+    if level and level not in get_args(Level):
+        raise ConfigError(f"level {level!r}: not one of {', '.join(get_args(Level))}")
+    note = read_note(checkpoint)
+    if note is not None:
+        where = InStore(_open(note, _access()), note.run, note.location)
+        reports = [_record(where, one.report, one.news) for one in verify(where, _options(level or "digest"))]
+        return metrics(note.url, reports)
+    with checkpoint.as_directory() as local:
+        reports = [one.report for one in verify(target(local, _access()), _options(level or "parse"))]
+        return metrics(checkpoint.path, reports)
+
+
+def _options(level: str) -> Asked:
+    (known,) = (one for one in get_args(Level) if one == level)
+    return Asked(known, time.time())
+
+
+def _record(where: InStore, report: Report, news: Report | None) -> Report:
+    """Write what is new into the store, if this process may."""
+    if news:
+        try:
+            write_report(where.store, news)
+        except StoreError as e:  # a training's key may only upload; the metrics hold the findings
+            _log.warning("ckptsync: the report is not written to the store: %s", e)
+    return report
+
+
+def metrics(name: str, reports: list[Report]) -> dict[str, Any]:
+    """Return the metrics of the worst of these reports, and log the damage."""
+    worst = max(reports, key=lambda r: _SEVERITY[r.verdict])
+    damage = [f"{f.kind}: {f.name}: {f.detail}" for r in reports for f in r.findings if f.kind in DAMAGE]
+    for text in damage[:10]:
+        _log.error("ckptsync: %s: %s", name, text)
+    return {
+        "ckptsync_verdict": worst.verdict,
+        "ckptsync_level": worst.level,
+        "ckptsync_read": sum(r.read for r in reports),
+        "ckptsync_findings": damage[:10],
+    }
+
+
+# --- download
+
+
+@contextlib.contextmanager
+def as_directory(checkpoint: Any) -> Iterator[str]:
+    """Yield a directory with all ranks' parts, as Ray's ``Checkpoint.as_directory`` does; downloads and checks what is in a store.
+
+    The ranks of a node share one directory: the first downloads it, the last removes it.  Raises Incomplete
+    if a file cannot be had, Corrupt, ConfigError, StoreError and OSError.
+    """
+    note = read_note(checkpoint)
+    if note is None:
+        with checkpoint.as_directory() as local:
+            yield local
+        return
+    home = _user_directory() / digest(encode_note(note))[:16]
+    with _locked(home.parent):
+        if not (home / _WHOLE).exists():
+            _download_anew(home, note)
+        used = _open_directory(home)
+        fcntl.flock(used, fcntl.LOCK_SH)  # until this rank needs it no more
+    try:
+        yield str(home / note.checkpoint)
+    finally:
+        with _locked(home.parent):
+            os.close(used)
+            _remove_unused(home)
+
+
+def _user_directory() -> Path:
+    """Return the directory of this user's ranks on this node.  Its content will be unpickled: it must belong to nobody else."""
+    path = Path(tempfile.gettempdir(), f"ckptsync-ray-{os.getuid()}")
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+    info = path.lstat()
+    if not stat.S_ISDIR(info.st_mode) or info.st_uid != os.getuid() or info.st_mode & 0o077:
+        raise ConfigError(f"{path}: another user can write to it", hint="set TMPDIR to a directory of your own on this node")
+    return path
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of all this user's ranks on this node."""
+    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _download_anew(home: Path, note: Note) -> None:
+    for left in home.parent.iterdir():  # by ranks that were killed
+        if left.name != _LOCK:
+            _remove_unused(left)
+    home.mkdir(mode=0o700)
+    try:
+        download(note, home)
+        (home / _WHOLE).touch()
+    except BaseException:
+        shutil.rmtree(home, ignore_errors=True)
+        raise
+
+
+def _remove_unused(home: Path) -> None:
+    with contextlib.suppress(OSError):  # gone, or no directory
+        used = _open_directory(home)
+        try:
+            fcntl.flock(used, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(home, ignore_errors=True)
+        except BlockingIOError:
+            pass  # another rank uses it, and will remove it
+        finally:
+            os.close(used)
+
+
+def _open_directory(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def download(note: Note, home: Path) -> Path:
+    """Download all parts into a directory below ``home``, each file checked against its digest; return the directory."""
+    access = _access()
+    store = _open(note, access)
+    plan = _plan(store, note)
+    done = Download(home, plan).run(store, threads=access.limits.threads)
+    missing = [*plan.missing, *(f"{path}: {error}" for path, error in sorted(done.failed.items()))]
+    if missing:
+        raise Incomplete(
+            f"{note.url}: not all of its files could be downloaded: {'; '.join(missing[:3])}",
+            hint="`ckptsync verify` says what is damaged",
+        )
+    return done.directory
+
+
+def _plan(store: Store, note: Note) -> Plan:
+    """Plan the download of this very location: a newer save of the same name is not what was reported."""
+    found = fresh_location(store, note.run, note.location)
+    for fault in found.faults:
+        if hidden_by([fault]):
+            raise fault.error
+    seen = found.of(note.run, note.location)
+    if seen is None:
+        hint = "retention may have deleted it: `ckptsync ls` shows what the store holds"
+        raise Incomplete(f"{note.url}: no valid manifest of it in the store", hint=hint)
+    if seen.status == "CONFLICT":
+        raise Corrupt(f"{note.url}: its files are not provably of one save: {'; '.join(seen.evidence[:1])}")
+    return plan_checkpoint(seen)
+
+
+def _open(note: Note, access: Access) -> Store:
+    """Open the store that a note names.  Raises ConfigError, StoreError."""
+    location = located(note.store)
+    options = access.options_of(location) if isinstance(location, Remote) else {}
+    return open_store(note.store, options, access.limits)
+
+
+def _access() -> Access:
+    """Return how this process's environment says stores are reached (docs/cli.md).  Raises ConfigError."""
+    options, config = from_environment()
+    return Access(options, loading.limits_of(config))

@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ckptsync.hooks import ray
+from ckptsync.hooks.ray import setup_worker
+
+ROOT = Path(__file__).parent.parent.parent
+SETUP = """
+import sys
+from ckptsync.hooks.ray import setup_worker
+assert not {"ray", "transformers", "torch", "msgspec", "numpy"} & set(sys.modules), sorted(sys.modules)
+before = len(sys.meta_path)
+setup_worker(); setup_worker()
+print(len(sys.meta_path) - before)
+"""
+
+
+def told(code: str) -> str:
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout.strip()
+
+
+def test_a_ray_worker_is_set_up_once_and_imports_nothing_for_it() -> None:
+    assert told(SETUP) == "1"
+
+
+def test_the_callback_is_found_by_its_public_name() -> None:
+    pytest.importorskip("ray.train", reason="Ray Train is not installed")
+    assert ray.CkptSyncRayCallback.__name__ == "CkptSyncRayCallback"
+
+
+def test_no_other_name_is_made_up() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'CkptSync'"):
+        _ = ray.CkptSync
+
+
+def test_a_worker_waits_for_a_trainer_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+    monkeypatch.delitem(sys.modules, "transformers.trainer", raising=False)
+    before = len(sys.meta_path)
+    setup_worker()
+    setup_worker()
+    assert len(sys.meta_path) == before + 1
+
+
+def test_what_is_wrong_in_the_set_up_does_not_reach_ray(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ckptsync.hooks.autoload", None)
+    monkeypatch.delattr("ckptsync.hooks.autoload", raising=False)
+    setup_worker()
+    assert "no hook in this Ray worker" in caplog.text
