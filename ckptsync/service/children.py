@@ -7,6 +7,7 @@ to, when it gets no further (`Bounds.stall`), when it takes too long (`Bounds.de
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import resource
@@ -228,10 +229,8 @@ class _Running:
 
     def _hear(self, child: Child) -> str:
         """Give it its brief and listen until it has said all; why it is to be ended before that."""
-        try:
+        with contextlib.suppress(OSError):  # it is dead already: what it said is heard, and how it died its status says
             child.send(encode(self.brief))
-        except OSError:
-            return ""  # it is dead already: how, its status says
         while not self.is_asked:
             if reason := self.beyond(time.monotonic()):
                 return reason
