@@ -8,12 +8,15 @@ from pathlib import Path
 
 from ckptsync.catalogue.fresh import fresh
 from ckptsync.head.consolidate import HeadOptions
+from ckptsync.records.join import Join
+from ckptsync.records.keep import Keep
 from ckptsync.records.saves import choose_location
 from ckptsync.records.state import Snapshot
+from ckptsync.records.tombstone import Tombstone
 from ckptsync.stores.memory import MemoryStore
 from ckptsync.verify.location import verify_location
 from ckptsync.verify.reporting import write_report
-from tests.filled import DEMO, FIRST, SECOND, flip, manifest_of, read, send, two_nodes
+from tests.filled import DEMO, FIRST, SECOND, flip, manifest_of, put, read, send, two_nodes
 from tests.heads import consolidate_due
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "store-format.md"
@@ -33,7 +36,13 @@ def store() -> MemoryStore:
         snapshot = _verified(made)
     again = DEMO / "zero3/node1/checkpoint-4"
     late = FIRST + 3600 * SECOND
-    send(made, again, "node1", choose_location(manifest_of(again, "node1", at=late), snapshot.manifests), at=late)
+    other = choose_location(manifest_of(again, "node1", at=late), snapshot.manifests)
+    send(made, again, "node1", other, at=late)
+    named = tuple(e.name for e in made.names(f"run/.ckptsync/{other}/") if "/manifest-" in e.name)
+    parts = tuple(known.name for known in snapshot.manifests)
+    put(made, Keep("run", "checkpoint-4", "checkpoint-4", 0, keeps=True, reason="best so far"))
+    put(made, Join("run", "checkpoint-4", "checkpoint-4", 0, parts))
+    put(made, Tombstone("run", "checkpoint-4", other, 0, named, "keep-last: 1", ended={"node1": late}))
     return made
 
 
@@ -49,9 +58,22 @@ def listing(made: MemoryStore) -> str:
 
 def examples(made: MemoryStore) -> Iterator[tuple[str, str]]:
     """One record of each kind, shortened."""
-    for kind in ("manifest-node0", "model-0", "report-2"):
-        name = next(e.name for e in made.names("run/.ckptsync/checkpoint-4/") if f"/{kind}-" in e.name)
-        yield name, json.dumps(_short(json.loads(read(made, name))), indent=1, ensure_ascii=False)
+    for kind in ("manifest-node0", "model-0", "report-2", "keep", "join", "tombstone"):
+        name = next(e.name for e in made.names("run/.ckptsync/") if f"/{kind}-" in e.name)
+        yield name, _indented(_short(json.loads(read(made, name))))
+
+
+def _indented(value: object, depth: int = 1) -> str:
+    """JSON with one line a value; what fits on a line is not broken."""
+    line = json.dumps(value, ensure_ascii=False)
+    if len(line) + depth < 100 and depth > 1:
+        return line
+    opening, closing = ("{", "}") if isinstance(value, dict) else ("[", "]")
+    items = value.items() if isinstance(value, dict) else [("", v) for v in value] if isinstance(value, list) else ()
+    if not items:
+        return line
+    lines = [f"{' ' * depth}{json.dumps(key) + ': ' if key else ''}{_indented(v, depth + 1)}" for key, v in items]
+    return "\n".join([opening, ",\n".join(lines), f"{' ' * (depth - 1)}{closing}"])
 
 
 def _short(value: object) -> object:
@@ -65,7 +87,7 @@ def _short(value: object) -> object:
 
 def block(made: MemoryStore) -> str:
     parts = [f"```\n{listing(made)}\n```"]
-    parts += [f"`{name}`, lists cut after their first item:\n\n```json\n{text}\n```" for name, text in examples(made)]
+    parts += [f"`{name}`:\n\n```json\n{text}\n```" for name, text in examples(made)]
     return "\n\n".join(parts)
 
 
