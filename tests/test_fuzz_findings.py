@@ -48,7 +48,7 @@ def _hostile(case: Case, home: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("what", "status", "said"),
+    ("what", "word", "said"),
     [
         ("fine", "fine", ""),
         ("refused", "refused 10", ""),

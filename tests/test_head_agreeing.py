@@ -207,7 +207,7 @@ def test_what_a_head_before_agreements_model_records_meanwhile_is_never_removed(
     whole = MemoryStore()
     two_nodes(whole)
     one(whole, *LOCATION, HeadOptions(Options("fp16")))
-    made = [e.name for e in whole.names("run/") if "/consolidated/" in e.name or "/model record-" in e.name]
+    made = [e.name for e in whole.names("run/") if "/consolidated/" in e.name or "/model-" in e.name]
 
     class Sealed(Proven):
         def create(self, name: str, chunks: Iterable[Chunk], about: About = UNKNOWN) -> None:

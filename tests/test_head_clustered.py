@@ -72,7 +72,7 @@ def consolidated(arrived: Path, tmp_path: Path, where: type[Clustered] | None, a
 def test_the_model_and_its_model_record_are_those_of_one_process(arrived: Path, tmp_path: Path) -> None:
     found = consolidated(arrived, tmp_path, Here)
     assert found == consolidated(arrived, tmp_path, None)
-    (model_record,) = (json.loads(data) for name, data in found.items() if "/model record-" in name)
+    (model_record,) = (json.loads(data) for name, data in found.items() if "/model-0-" in name)
     assert len(model_record["files"]) > 3
     assert all(t["digest"] for t in model_record["tensors"])
 
@@ -83,7 +83,7 @@ def test_bytes_that_no_node_has_sent_are_not_believed_by_a_task_either(arrived: 
     flip(store / "fsdp2" / SHARD)
     with pytest.raises(Corrupt, match="not those that its node sent"):
         one(create_store(str(store)), "fsdp2", "checkpoint-4", HeadOptions(OPTIONS, engine=Here("", str(store))))
-    assert not [name for name in models(store) if "/model record-" in name]
+    assert not [name for name in models(store) if "/model-" in name]
 
 
 def test_a_task_reads_no_byte_that_it_does_not_check(arrived: Path, tmp_path: Path) -> None:

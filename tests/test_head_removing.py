@@ -135,7 +135,7 @@ def test_a_model_without_its_model_record_is_half_removed_where_the_shards_had_g
     remove(store, replace(STEP, scope="shards"), Road(Cache()))
     for stage in ("said", "begun"):
         mark(store, stage)
-    (model_record,) = [e.name for e in store.names("run/.ckptsync/checkpoint-1/") if "/model record-" in e.name]
+    (model_record,) = [e.name for e in store.names("run/.ckptsync/checkpoint-1/") if "/model-" in e.name]
     store.delete("run/consolidated/checkpoint-1/model.safetensors")
     store.delete(model_record)
     store.write("run/.ckptsync/checkpoint-1/sending/n9", [b"sending\n"])

@@ -246,7 +246,7 @@ def test_a_damaged_shard_mends_nothing() -> None:
     assert MODEL not in contents(store)
 
 
-@pytest.mark.parametrize("status", ["CONFLICT", "RETIRED"])
+@pytest.mark.parametrize("word", ["CONFLICT", "RETIRED"])
 def test_a_final_model_that_is_in_doubt_or_given_up_lends_no_configuration(word: str) -> None:
     store = MemoryStore()
     two_nodes(store)

@@ -36,7 +36,7 @@ def test_a_directory_is_read_by_its_headers_alone() -> None:
 def test_an_adapter_is_no_base_and_nothing_is_none() -> None:
     with pytest.raises(Unsupported, match="an adapter, a model is wanted"):
         read(MemoryFiles({"adapter_model.safetensors": safetensors_file({"w": ("U8", (1,), b"x")}), "adapter_config.json": b"{}"}))
-    with pytest.raises(Unsupported, match="no layout"):
+    with pytest.raises(Unsupported, match="no known checkpoint"):
         read(MemoryFiles({"config.json": b"{}"}))
 
 

@@ -72,7 +72,7 @@ def test_what_does_not_parse_is_damage(tmp_path: Path) -> None:
 
 
 def test_what_no_layout_knows_is_unsupported(tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match="no layout"):
+    with pytest.raises(Unsupported, match="no known checkpoint"):
         verified(tmp_path, {"notes.txt": b"x"})
 
 

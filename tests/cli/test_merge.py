@@ -92,7 +92,7 @@ def test_code_in_a_checkpoint_is_left_out_and_said_and_code_that_is_named_is_tak
         ([FSDP[1], "{out}"], 3, "pytorch_model_fsdp_0/.metadata: not there"),
         ([*FSDP, "{out}", "--source", "zero"], 5, "source 'zero'"),
         ([str(DATA / "base"), "{out}"], 5, "no known checkpoint among these"),
-        (["s3://", "{out}"], 2, "names no location"),
+        (["s3://", "{out}"], 2, "names no place"),
         (["{out}/absent", "{out}"], 2, "no such directory"),
         ([*FSDP, "{out}", "--jobs", "0"], 2, "--jobs: 0: at least one is wanted"),
         ([*FSDP, "{out}", "--max-shard-size", "big"], 2, "--max-shard-size: 'big' is not a size"),

@@ -134,7 +134,7 @@ def test_the_copy_of_a_unit_has_no_paths_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "text"),
+    ("word", "text"),
     [("/data/out", "/data/out"), ("/my data", '"/my data"'), ("/100%", "/100%%"), ('/a"b\\c', '"/a\\"b\\\\c"'), ("", '""')],
 )
 def test_a_path_is_one_word_of_a_unit(word: str, text: str) -> None:

@@ -221,7 +221,7 @@ def test_without_damage_the_first_error_is_the_commands(model: Path, tmp_path: P
     out, err = capsys.readouterr()
     assert "incomplete" in out
     assert err.count("ckptsync: error: ") == 2
-    assert f"error: {tmp_path / 'empty'}: no layout" in err
+    assert f"error: {tmp_path / 'empty'}: no known checkpoint" in err
 
 
 def test_what_was_not_verified_is_no_baseline(tmp_path: Path) -> None:
