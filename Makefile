@@ -115,7 +115,7 @@ scenarios: $(VENV)/.installed-test
 	$(PYTEST) tests/scenarios
 
 exhaustive: $(VENV)/.installed-test
-	CKPTSYNC_TEST_ALL=1 $(PYTEST) $$(grep -lE 'tests.exhaustive|hypothesis' tests/test_*.py)
+	CKPTSYNC_TEST_ALL=1 $(PYTEST) $$(grep -rlE 'tests.exhaustive|hypothesis' tests --include='test_*.py')
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
