@@ -78,7 +78,8 @@ def test_every_rank_of_torchrun_has_the_hook(environment: Environment, tmp_path:
     (tmp_path / "train.py").write_text(APPENDED)
     words = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "train.py"))
     done = environment.ran(*words, CKPTSYNC_AUTOLOAD="1")
-    assert done.stdout.splitlines() == ["Flow Appended"] * 2, done.stderr
+    said = done.stdout  # of two processes at once: one may write between the words of the other
+    assert (said.count("Flow"), said.count("Appended")) == (2, 2), done.stderr
 
 
 INSTALL = "from ckptsync.hooks.autoload import install; install(); install()"
