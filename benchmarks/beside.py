@@ -68,10 +68,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path, default=Path("build/bench/beside.json"))
     args = parser.parse_args()
     found = []
-    with tempfile.TemporaryDirectory(dir=args.work) as location:
+    with tempfile.TemporaryDirectory(dir=args.work) as place:
         for kind, threads in itertools.product(args.stores, args.threads):
             with tempfile.TemporaryDirectory(prefix="ckptsync-beside-") as home:
-                found.append(measured(args, kind, threads, Path(home), Path(location)))
+                found.append(measured(args, kind, threads, Path(home), Path(place)))
             print(*[*table(found)][-1:], flush=True)
     args.json.parent.mkdir(parents=True, exist_ok=True)
     args.json.write_text(json.dumps([asdict(one) for one in found], indent=1))
@@ -180,9 +180,7 @@ def _sending(args: argparse.Namespace, kind: str, home: Path, served: Path) -> I
     worker = {"runs": [{"path": str(home / "out" / "*")}], "quiet": "1s"}
     limits = {"bandwidth": f"{args.cap}MB/s"}
     config.write_text(
-        json.dumps(
-            {"node": "beside", "roles": ["worker"], "store": _location(kind, home, served), "worker": worker, "limits": limits}
-        )
+        json.dumps({"node": "beside", "roles": ["worker"], "store": _place(kind, home, served), "worker": worker, "limits": limits})
     )
     command = ["nice", "-n", "10", sys.executable, "-m", "ckptsync", "run", "-c", str(config)]
     with _process(command, home / "worker.log", {**os.environ, "PYTHONPATH": str(HERE)}) as process:
@@ -194,7 +192,7 @@ def _sending(args: argparse.Namespace, kind: str, home: Path, served: Path) -> I
         yield process
 
 
-def _location(kind: str, home: Path, served: Path) -> dict[str, Any]:
+def _place(kind: str, home: Path, served: Path) -> dict[str, Any]:
     if kind == "posix":
         return {"url": str(home / "store")}
     from tests.weed import weed  # noqa: PLC0415  it wants botocore

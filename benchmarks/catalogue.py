@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks import locations
+from benchmarks import places
 from benchmarks.machine import described
 from ckptsync.digest import digest
 from ckptsync.model import Demands
@@ -126,9 +126,9 @@ def _store(kind: str, folder: Path) -> Iterator[tuple[str, dict[str, str], int]]
     if kind == "path":
         yield str(folder / "store"), {}, 0
         return
-    with locations.s3(folder) as new:
-        location = new()
-        yield location.below("store"), dict(location.environment), location.pid
+    with places.s3(folder) as new:
+        place = new()
+        yield place.below("store"), dict(place.environment), place.pid
 
 
 def fill(store: Store, runs: int, checkpoints: int) -> None:

@@ -1,7 +1,7 @@
 """What lies between a small save's settling and its first byte in S3: ``python -m benchmarks.first_byte [--large 1GiB]``.
 
 A proxy before the server sees each request when it begins.  The worker runs as its command does, without a limit of bandwidth, and sends a checkpoint of
-``--large`` bytes meanwhile (0: none); small saves are finished by a hook's word, one after the other.  Said of each: seconds from that word to the first
+``--large`` bytes meanwhile (0: none); small saves are settled by a hook's word, one after the other.  Said of each: seconds from that word to the first
 request that carries a file of it, and the requests about its run in between, with their times.  The proxy takes CPU, too: waits beside a large save are an upper bound.
 """
 
@@ -20,9 +20,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from benchmarks.locations import Location, s3
-
 from benchmarks.idle import HERE, LONGEST, _hooked, _until, _write
+from benchmarks.places import Place, s3
 from ckptsync.units import parse_size
 from tests.fault_proxy import HttpProxy
 from tests.faults import Request
@@ -44,19 +43,19 @@ def main() -> None:
     print(f"median {statistics.median(waits):.2f} s, longest {max(waits):.2f} s")
 
 
-def rounds(folder: Path, location: Location, large: int, count: int) -> Iterator[tuple[int, float, list[Asked]]]:
-    """Of each small save: its step, when it was finished, and all that was asked by the time it was stored."""
+def rounds(folder: Path, place: Place, large: int, count: int) -> Iterator[tuple[int, float, list[Asked]]]:
+    """Of each small save: its step, when it was settled, and all that was asked by the time it was stored."""
     said: list[Asked] = []
 
     def hear(request: Request) -> None:
         said.append((time.time(), request.kind, unquote(request.target)))
 
-    split = urlsplit(location.environment["AWS_ENDPOINT_URL"])
+    split = urlsplit(place.environment["AWS_ENDPOINT_URL"])
     out = folder / "out" / "run"
     out.mkdir(parents=True)
     with (
         contextlib.closing(HttpProxy((str(split.hostname), int(split.port or 80)), hear)) as proxy,
-        _worker(folder, location, proxy.port),
+        _worker(folder, place, proxy.port),
     ):
         _save(out, 1, said)
         if large:
@@ -73,31 +72,31 @@ def rounds(folder: Path, location: Location, large: int, count: int) -> Iterator
             yield step, _save(out, step, said), list(said)
 
 
-def told(step: int, finished: float, said: list[Asked]) -> float:
+def told(step: int, settled: float, said: list[Asked]) -> float:
     """Print it; the seconds."""
-    mine = [one for one in said if one[0] >= finished and ("/run/" in one[2] or "prefix=run" in one[2].replace("%2F", "/"))]
+    mine = [one for one in said if one[0] >= settled and ("/run/" in one[2] or "prefix=run" in one[2].replace("%2F", "/"))]
     first = next(at for at, kind, target in mine if kind == "PutObject" and f"/run/checkpoint-{step}/" in target)
-    before = ", ".join(f"{kind} {at - finished:.2f}" for at, kind, _ in mine if at < first)
-    print(f"{first - finished:.2f} s: {before}", flush=True)
-    return first - finished
+    before = ", ".join(f"{kind} {at - settled:.2f}" for at, kind, _ in mine if at < first)
+    print(f"{first - settled:.2f} s: {before}", flush=True)
+    return first - settled
 
 
 def _save(out: Path, step: int, said: list[Asked]) -> float:
-    finished = _hooked(out / f"checkpoint-{step}", step)
+    settled = _hooked(out / f"checkpoint-{step}", step)
     _until(lambda: any(f"checkpoint-{step}/manifest-" in target for _, _, target in said), LONGEST)
-    return finished
+    return settled
 
 
 @contextlib.contextmanager
-def _worker(folder: Path, location: Location, port: int) -> Iterator[None]:
+def _worker(folder: Path, place: Place, port: int) -> Iterator[None]:
     config = {
         "node": "n0",
-        "store": {"url": location.url, "options": {"endpoint_url": f"http://127.0.0.1:{port}"}},
+        "store": {"url": place.url, "options": {"endpoint_url": f"http://127.0.0.1:{port}"}},
         "worker": {"runs": [f"{folder}/out/*"], "quiet": "1s"},
     }
     (folder / "c.yaml").write_text(json.dumps(config))
     command = [sys.executable, "-m", "ckptsync", "run", "-c", str(folder / "c.yaml")]
-    environment = {**os.environ, **location.environment}
+    environment = {**os.environ, **place.environment}
     with (folder / "log").open("wb") as log, subprocess.Popen(command, stderr=log, cwd=HERE, env=environment) as child:
         try:
             yield

@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def table(found: Iterable[Hooked]) -> Iterator[str]:
-    """One row for each number of files and location of the spool."""
+    """One row for each number of files and place of the spool."""
     yield "| spool | files | on_save: median ms | longest | commit: median ms | longest |"
     yield "|---|--:|--:|--:|--:|--:|"
     for one in found:

@@ -1,4 +1,4 @@
-"""The programs that move files, each as a command line for a directory here and a location there."""
+"""The programs that move files, each as a command line for a directory here and a place there."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.locations import Location
-
+from benchmarks.places import Place
 from benchmarks.tools import is_installed
 
 RUN, CHECKPOINT = "run", "checkpoint-1"
 HERE = f"{RUN}/{CHECKPOINT}"
-Command = Callable[[Path, Location], list[str]]
+Command = Callable[[Path, Place], list[str]]
 
 
 @dataclass(frozen=True)
 class Mover:
-    """``up`` sends the files of a directory, to below `HERE` in the location; ``down`` brings them back into a directory that is not there yet.
+    """``up`` sends the files of a directory, to below `HERE` in the place; ``down`` brings them back into a directory that is not there yet.
 
     ``program`` has to be on the path, or in Python's own directory; ``module`` installed.
     """
@@ -46,8 +45,8 @@ def _carry(how: str, direction: str, directory: Path, url: str) -> list[str]:
     return [sys.executable, "-m", "benchmarks.carry", how, direction, str(directory), url]
 
 
-def _pushed(directory: Path, location: Location) -> list[str]:
-    return [sys.executable, "-m", "ckptsync", "push", str(directory), location.url, "--run", RUN, "--node", "bench"]
+def _pushed(directory: Path, place: Place) -> list[str]:
+    return [sys.executable, "-m", "ckptsync", "push", str(directory), place.url, "--run", RUN, "--node", "bench"]
 
 
 CKPTSYNC = Mover("ckptsync", _pushed, lambda d, p: _carry("fetch", "down", d, p.url))
@@ -96,15 +95,15 @@ OVER_S3 = (CKPTSYNC, STORE, S5CMD, RCLONE, BOTO3, S3FS)
 OVER_SFTP = (CKPTSYNC, STORE, SFTP, RSYNC)
 
 
-def _rclone(location: Location) -> str:
-    return f"S:{location.below(HERE).removeprefix('s3://')}"
+def _rclone(place: Place) -> str:
+    return f"S:{place.below(HERE).removeprefix('s3://')}"
 
 
 def _sh(line: str) -> list[str]:
     return ["sh", "-c", line]
 
 
-def _ssh_host(location: Location, path: str = "/") -> str:
+def _ssh_host(place: Place, path: str = "/") -> str:
     """``-F config user@host:/directory`` for sftp; without the path ``user@host``, for rsync, which is given the configuration by -e."""
-    host = location.url.removeprefix("sftp://").partition("/")[0].rpartition(":")[0]
-    return f"{' '.join(location.ssh[1:])} {host}:{location.files}" if path else host
+    host = place.url.removeprefix("sftp://").partition("/")[0].rpartition(":")[0]
+    return f"{' '.join(place.ssh[1:])} {host}:{place.files}" if path else host

@@ -24,7 +24,7 @@ Digests = Mapping[str, str]
 
 
 @dataclass(frozen=True)
-class Location:
+class Place:
     """Somewhere to put files.
 
     ``environment`` has what clients need, ``ssh`` is the command of those that take one; ``files`` is the directory behind it, where there is one.
@@ -74,10 +74,10 @@ def s3(folder: Path) -> Iterator[Any]:
             "RCLONE_CONFIG_S_ENDPOINT": told["endpoint_url"],
         }
 
-        def fresh() -> Location:
-            location = Location(f"s3://bench-{secrets.token_hex(6)}", told["pid"], shared)
-            client(location).create_bucket(Bucket=location.url.rpartition("/")[2])
-            return location
+        def fresh() -> Place:
+            place = Place(f"s3://bench-{secrets.token_hex(6)}", told["pid"], shared)
+            client(place).create_bucket(Bucket=place.url.rpartition("/")[2])
+            return place
 
         try:
             yield fresh
@@ -100,23 +100,23 @@ def sftp(folder: Path) -> Iterator[Any]:
 
         environment = {"CKPTSYNC_STORAGE_OPTIONS": json.dumps(dict(server.options))}
 
-        def fresh() -> Location:
+        def fresh() -> Place:
             files = folder / f"served-{secrets.token_hex(6)}"
             files.mkdir()
             assert server._process  # noqa: SLF001
-            return Location(server.url(files), server._process.pid, environment, files, ("ssh", "-F", str(config)))  # noqa: SLF001
+            return Place(server.url(files), server._process.pid, environment, files, ("ssh", "-F", str(config)))  # noqa: SLF001
 
         yield fresh
     finally:
         server.close()
 
 
-def client(location: Location) -> Any:
+def client(place: Place) -> Any:
     """Of the library that the peers use, too; nothing of ours."""
     import botocore.session
     from botocore.config import Config
 
-    told = location.environment
+    told = place.environment
     return botocore.session.get_session().create_client(
         "s3",
         endpoint_url=told["AWS_ENDPOINT_URL"],
@@ -140,8 +140,8 @@ def _digest(path: Path) -> str:
     return found.hexdigest()
 
 
-def _digests_of_bucket(location: Location) -> Digests:
-    s3, bucket = client(location), location.url.rpartition("/")[2]
+def _digests_of_bucket(place: Place) -> Digests:
+    s3, bucket = client(place), place.url.rpartition("/")[2]
     pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket)
     names = [entry["Key"] for page in pages for entry in page.get("Contents", ())]
 

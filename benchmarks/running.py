@@ -10,11 +10,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
-from benchmarks.locations import Digests, Location
-
 from benchmarks.contest import Contest
 from benchmarks.measure import Failed, Run, measure, seconds_of
 from benchmarks.movers import Mover
+from benchmarks.places import Digests, Place
 
 MOST_SECONDS = 1800.0
 
@@ -53,11 +52,11 @@ def held(contest: Contest, movers: Sequence[Mover], road: Road, wanted: Digests,
     return contest
 
 
-def measured(command: list[str], location: Location, log: Path) -> Run:
+def measured(command: list[str], place: Place, log: Path) -> Run:
     """With the server's seconds of CPU in ``server``."""
-    before = seconds_of(location.pid)
-    run = measure(command, log, MOST_SECONDS, {**_ordinary(), **location.environment})
-    return Run(**{**asdict(run), "server": seconds_of(location.pid) - before})
+    before = seconds_of(place.pid)
+    run = measure(command, log, MOST_SECONDS, {**_ordinary(), **place.environment})
+    return Run(**{**asdict(run), "server": seconds_of(place.pid) - before})
 
 
 def _ordinary() -> dict[str, str]:

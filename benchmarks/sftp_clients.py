@@ -38,8 +38,8 @@ def ours(at: dict[str, Any], threads: int = 4) -> tuple[Move, Move]:
     from ckptsync.stores.sftp.store import SftpStore
     from ckptsync.stores.urls import located
 
-    location: Any = located(at["url"])
-    store = SftpStore(location, at["options"], Limits(threads=threads))
+    place: Any = located(at["url"])
+    store = SftpStore(place, at["options"], Limits(threads=threads))
     size = Path(at["file"]).stat().st_size
 
     def up() -> None:

@@ -53,7 +53,8 @@ def fill(store: Store, size: int) -> list[str]:
 
 
 def verified(store: Store) -> None:
-    (report,) = verify(InStore(store, "run", "checkpoint-1"), Asked("digest"))
+    (found,) = verify(InStore(store, "run", "checkpoint-1"), Asked("digest"))
+    report = found.report
     if report.verdict != "ok":
         raise SystemExit(f"it is {report.verdict}: {report.findings}")
 

@@ -227,7 +227,7 @@ def seen_by(agreement: Agreement, snapshot: Snapshot) -> Snapshot:
 
 
 def check_holds(store: Store, agreement: Agreement, snapshot: Snapshot) -> None:
-    """Raise Incomplete if another has taken its location, as it may where a name cannot be created exclusively, or after a long sleep."""
+    """Raise Incomplete if another agreement has replaced it, as it may where a name cannot be created exclusively, or after a long sleep."""
     if _last(store, snapshot) != agreement.n or read_all(store, agreement.name, _DECODER.limit) != agreement.encoded():
         raise Incomplete(f"{agreement.name}: overtaken by another head", hint="nothing was consolidated; the next look follows it")
 
@@ -264,7 +264,7 @@ def _last(store: Store, snapshot: Snapshot) -> int | None:
 
 
 def _read(store: Store, snapshot: Snapshot, n: int) -> Agreement | None:
-    """``None`` of one that cannot be read: the next number takes its location."""
+    """``None`` of one that cannot be read: the next number replaces it."""
     name = f"{records_prefix(snapshot.run, snapshot.location)}agreement-{n}.json"
     try:
         data = read_all(store, name, _DECODER.limit)

@@ -101,7 +101,7 @@ def decode_any(name: RecordName, data: bytes) -> Record:
 
 
 def is_made_anew(name: RecordName | None, error: CkptsyncError) -> bool:
-    """Whether a record that cannot be read keeps nobody from its location: a damaged model record or report follows from the rest, and is written again; a damaged word to keep keeps; a damaged join joins nothing."""
+    """Whether a record that cannot be read does not hide its location: a damaged model record or report follows from the rest, and is written again; a damaged word to keep keeps; a damaged join joins nothing."""
     return isinstance(error, Corrupt) and name is not None and name.kind in ("model", "report", "keep", "join")
 
 

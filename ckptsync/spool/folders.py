@@ -1,6 +1,6 @@
 """Every access to what lies in a spool: by descriptors of directories that `ckptsync.walk.open_directory` has examined, never through a link.
 
-A path here names a location in a spool (``<output_dir>/_ckptsync/…``) and is opened step by step for each call, so that nobody can change what it means in
+A path here is relative to a spool (``<output_dir>/_ckptsync/…``) and is opened step by step for each call, so that nobody can change what it means in
 between, and everything may be deleted at any moment.  Directories are made with mode 0700, whatever the umask.  Files are made under names of chance, new and
 no links, and renamed to their own.  A file that is not a regular one of this user's is no file.
 

@@ -155,7 +155,7 @@ class Worker:
         return ready, wrong
 
     def _forget(self, watched: Sequence[Scanned]) -> None:
-        """In location: others remember meanwhile."""
+        """Forget what is remembered of saves that are gone; the mappings stay the same objects, since queues write to them meanwhile."""
         here = {w.key for w in watched}
         for run in self._options.runs:
             read = self._view.of(run.name).read
